@@ -1,0 +1,8 @@
+"""Federated semi-supervised learning in JAX: a cohort of clients trained as lanes of one compiled program."""
+
+from fedjax_ssl.config import base_config
+from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.experiment import train
+from fedjax_ssl.method import State
+
+__all__ = ["State", "TrainingError", "UserError", "base_config", "train"]

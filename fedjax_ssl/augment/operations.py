@@ -1,0 +1,274 @@
+"""RandAugment's image operations, computed the way Pillow computes them, for a whole batch at once.
+
+Every image of a batch applies an operation of its own. A `lax.switch` under `vmap` would compute every
+branch for every image, so `apply_operation` is one fused program instead, in which each image passes
+through the same four stages and a stage is the identity for an image whose operation is another one:
+
+  stage        operations
+  ----------   --------------------------------------------------------------------
+  resample     rotate, shear x/y, translate x/y: one affine nearest-neighbour gather
+  look up      auto-contrast, equalize, invert, posterize, solarize, solarize-add:
+               one table of 256 grey levels per image and channel
+  blend        brightness, colour, contrast, sharpness: d + factor (x - d) with a
+               degenerate image d (black, its grey image, its mean, its smoothed image)
+  cut out      a filled square
+
+Between two operations an image is made of whole grey levels, as in Pillow, which is why the arithmetic
+here is done on integers wherever Pillow's is. Images are int32 [B, C, H, W] in this module: with the
+channels last, XLA's inner loops on a CPU would be three elements long.
+
+Source of the semantics: Pillow's ImageOps, ImageEnhance, ImageFilter.SMOOTH, Image.transform (AFFINE,
+NEAREST) and Image.rotate.
+"""
+
+import enum
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_LEVELS = 256
+# Image.transform computes source coordinates in fixed point with 16 fractional bits.
+_FRACTION_BITS = 16
+
+
+class Operation(enum.IntEnum):
+    """The operations and the unit of their strength."""
+
+    IDENTITY = 0
+    ROTATE = 1  # degrees, counter-clockwise
+    SHEAR_X = 2  # columns per row
+    SHEAR_Y = 3  # rows per column
+    TRANSLATE_X = 4  # pixels, to the left
+    TRANSLATE_Y = 5  # pixels, upwards
+    AUTO_CONTRAST = 6  # no strength
+    EQUALIZE = 7  # no strength
+    INVERT = 8  # no strength
+    POSTERIZE = 9  # bits kept, 0 to 8, rounded down
+    SOLARIZE = 10  # levels at or above it are inverted, 0 to 256
+    SOLARIZE_ADD = 11  # levels added before solarizing at 128
+    BRIGHTNESS = 12  # factor, 1 is the identity
+    COLOR = 13  # factor, 1 is the identity
+    CONTRAST = 14  # factor, 1 is the identity
+    SHARPNESS = 15  # factor, 1 is the identity
+    CUTOUT = 16  # side of the square in pixels
+
+
+def to_planes(images: jax.Array) -> jax.Array:
+    """Brings a batch of images into the layout of this module.
+
+    Args:
+      images: uint8 [B, H, W, C], grey levels.
+
+    Returns:
+      int32 [B, C, H, W], grey levels.
+    """
+    return jnp.transpose(images, (0, 3, 1, 2)).astype(jnp.int32)
+
+
+def from_planes(planes: jax.Array) -> jax.Array:
+    """Undoes `to_planes`.
+
+    Args:
+      planes: int32 [B, C, H, W], grey levels from 0 to 255.
+
+    Returns:
+      uint8 [B, H, W, C], grey levels.
+    """
+    return jnp.transpose(planes.astype(jnp.uint8), (0, 2, 3, 1))
+
+
+def apply_operation(
+    planes: jax.Array, operation: jax.Array, strength: jax.Array, centre: jax.Array, fill: tuple[int, int, int]
+) -> jax.Array:
+    """Applies to each image its own operation.
+
+    Args:
+      planes: int32 [B, C, H, W], grey levels, C is 1 or 3.
+      operation: int32 [B], values of `Operation`.
+      strength: float32 [B], in the unit of the operation.
+      centre: float32 [B, 2], where a cutout lies: the position of its centre (x, y) as a share of the
+        width and height, in [0, 1). Only cutout reads it.
+      fill: the red, green and blue levels that fill a cutout.
+
+    Returns:
+      int32 [B, C, H, W], grey levels from 0 to 255.
+    """
+    planes = _resample(planes, operation, strength)
+    grey = _luma(planes)
+    # The tables and the degenerate images of one image never meet: each image uses one of the two.
+    table = _level_table(planes, operation, strength)
+    looked_up = _look_up(planes, table)
+    blended = _blend(planes, grey, operation, strength)
+    is_blend = (operation >= Operation.BRIGHTNESS) & (operation <= Operation.SHARPNESS)
+    planes = jnp.where(is_blend[:, None, None, None], blended, looked_up)
+    return cutout(planes, jnp.where(operation == Operation.CUTOUT, strength, -1.0), centre, fill)
+
+
+def cutout(planes: jax.Array, size: jax.Array, centre: jax.Array, fill: tuple[int, int, int]) -> jax.Array:
+    """Fills one square of each image.
+
+    As in the public RandAugments the square is not clipped symmetrically and, because Pillow draws the
+    last row and column of a rectangle as well, covers size + 1 pixels a side away from the borders.
+
+    Args:
+      planes: int32 [B, C, H, W], grey levels.
+      size: float32 [B], the side of the square in pixels; nothing is filled where it is negative.
+      centre: float32 [B, 2], the centre (x, y) as a share of the width and height, in [0, 1).
+      fill: the red, green and blue levels; an image with one channel takes their luma.
+
+    Returns:
+      int32 [B, C, H, W], grey levels.
+
+    Source: Cutout (DeVries and Taylor, 2017) as drawn by FixMatch's and USB's RandAugment.
+    """
+    _, channels, height, width = planes.shape
+    inside_x = _covered(centre[:, 0], size, width)
+    inside_y = _covered(centre[:, 1], size, height)
+    inside = inside_y[:, None, :, None] & inside_x[:, None, None, :] & (size >= 0)[:, None, None, None]
+    levels = np.asarray(fill, np.int32)
+    if channels == 1:
+        levels = np.asarray(_luma_of(*fill), np.int32)[None]
+    return jnp.where(inside, levels[:, None, None], planes)
+
+
+def _covered(centre: jax.Array, size: jax.Array, length: int) -> jax.Array:
+    """Which positions along one axis a square covers: bool [B, length]."""
+    first = jnp.floor(jnp.maximum(centre * length - size / 2, 0))
+    last = jnp.floor(jnp.minimum(first + size, length))
+    position = jnp.arange(length)
+    return (position >= first[:, None]) & (position <= last[:, None])
+
+
+def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> jax.Array:
+    """Samples each image at affinely transformed positions, nearest neighbour, black outside."""
+    batch, channels, height, width = planes.shape
+    x_step, x_row, x_start, y_step, y_row, y_start = _affine_matrix(operation, strength, height, width)
+
+    def fixed(value):
+        return jnp.floor(value * 2**_FRACTION_BITS + 0.5).astype(jnp.int32)[:, None, None]
+
+    row = jnp.arange(height)[:, None]
+    column = jnp.arange(width)[None, :]
+    # A pixel is sampled at its centre, half a step from its corner.
+    x = fixed(x_start + (x_step + x_row) / 2) + fixed(x_step) * column + fixed(x_row) * row
+    y = fixed(y_start + (y_step + y_row) / 2) + fixed(y_step) * column + fixed(y_row) * row
+    x, y = x >> _FRACTION_BITS, y >> _FRACTION_BITS
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    source = jnp.where(inside, y * width + x, 0).reshape(batch, 1, height * width)
+    flat = planes.reshape(batch, channels, height * width)
+    sampled = jnp.take_along_axis(flat, source, axis=2, mode="promise_in_bounds")
+    return jnp.where(inside[:, None], sampled.reshape(planes.shape), 0)
+
+
+def _affine_matrix(
+    operation: jax.Array, strength: jax.Array, height: int, width: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The six coefficients [B] of Image.transform: x' = a x + b y + c, y' = d x + e y + f."""
+    angle = jnp.where(operation == Operation.ROTATE, jnp.deg2rad(strength), 0)
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    x_row = jnp.where(operation == Operation.SHEAR_X, strength, -sine)
+    y_step = jnp.where(operation == Operation.SHEAR_Y, strength, sine)
+    centre_x, centre_y = width / 2, height / 2
+    # A rotation keeps the centre of the image where it is; a shear starts at the upper left corner.
+    x_start = centre_x - cosine * centre_x + sine * centre_y
+    y_start = centre_y - sine * centre_x - cosine * centre_y
+    x_start = jnp.where(operation == Operation.TRANSLATE_X, strength, x_start)
+    y_start = jnp.where(operation == Operation.TRANSLATE_Y, strength, y_start)
+    return cosine, x_row, x_start, y_step, cosine, y_start
+
+
+def _level_table(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> jax.Array:
+    """The table of new grey levels of each image and channel: int32 [B, C, 256]."""
+    batch, channels, height, width = planes.shape
+    levels = planes.reshape(batch, channels, height * width)
+    level = jnp.arange(_LEVELS)
+    lowest, highest = jnp.min(levels, axis=2, keepdims=True), jnp.max(levels, axis=2, keepdims=True)
+
+    # Half a unit is added to integer numerators below, so that a float division rounds down like the
+    # integer division it stands for (which does not vectorise).
+    stretched = jnp.floor(((level - lowest) * 255 + 0.5) / jnp.maximum(highest - lowest, 1))
+    stretched = jnp.where(highest > lowest, stretched.astype(jnp.int32), level)
+
+    # ImageOps.equalize: the number of pixels below a level, in steps of (pixels - pixels of the highest
+    # level) // 255, starting with half a step; the identity where that step is zero.
+    at_highest = jnp.sum(levels == highest, axis=2, keepdims=True)
+    step = (height * width - at_highest) // 255
+    equalized = jnp.floor((step // 2 + _pixels_below(levels) + 0.5) / jnp.maximum(step, 1))
+    equalized = jnp.where(step > 0, equalized.astype(jnp.int32), level)
+
+    strength = strength[:, None, None]
+    dropped_bits = 8 - jnp.clip(strength.astype(jnp.int32), 0, 8)
+    added = jnp.clip(level + strength, 0, 255).astype(jnp.int32)
+    choices = {
+        Operation.AUTO_CONTRAST: stretched,
+        Operation.EQUALIZE: equalized,
+        Operation.INVERT: 255 - level,
+        Operation.POSTERIZE: (level >> dropped_bits) << dropped_bits,
+        Operation.SOLARIZE: jnp.where(level < strength, level, 255 - level),
+        Operation.SOLARIZE_ADD: jnp.where(added < 128, added, 255 - added),
+    }
+    table = jnp.broadcast_to(level, (batch, channels, _LEVELS))
+    for choice, new_levels in choices.items():
+        table = jnp.where((operation == choice)[:, None, None], new_levels, table)
+    return jnp.clip(table, 0, 255)
+
+
+def _pixels_below(levels: jax.Array) -> jax.Array:
+    """Counts, for each of the 256 levels, the pixels of a lower level: [B, C, P] to float32 [B, C, 256].
+
+    A level is 16 h + l. The joint count of "h is i" and "l is less than j" for i < 16, j <= 16 is a small
+    matrix product, in which j = 16 counts a whole block of levels; scatters are slow on CPUs and GPUs.
+    """
+    batch, channels, _ = levels.shape
+    digit = jnp.arange(17)
+    high = ((levels >> 4)[..., None] == digit[:16]).astype(jnp.float32)
+    low = ((levels & 15)[..., None] < digit).astype(jnp.float32)
+    counts = jnp.einsum("bcph,bcpl->bchl", high, low)
+    blocks_below = jnp.einsum("bch,ih->bci", counts[..., 16], np.tri(16, k=-1, dtype=np.float32))
+    return (blocks_below[..., None] + counts[..., :16]).reshape(batch, channels, _LEVELS)
+
+
+def _look_up(planes: jax.Array, table: jax.Array) -> jax.Array:
+    """Replaces every level by the table's: [B, C, H, W] and [B, C, 256] to [B, C, H, W]."""
+    batch, channels, height, width = planes.shape
+    flat = planes.reshape(batch, channels, height * width)
+    return jnp.take_along_axis(table, flat, axis=2, mode="promise_in_bounds").reshape(planes.shape)
+
+
+def _blend(planes: jax.Array, grey: jax.Array, operation: jax.Array, strength: jax.Array) -> jax.Array:
+    """Image.blend of a degenerate image with the image itself, rounded towards zero and clipped."""
+    operation = operation[:, None, None, None]
+    pixels = planes.shape[2] * planes.shape[3]
+    # int(mean + 0.5), in integers.
+    mean = (2 * jnp.sum(grey, axis=(1, 2, 3), keepdims=True) + pixels) // (2 * pixels)
+    degenerate = jnp.where(operation == Operation.CONTRAST, mean, 0)
+    degenerate = jnp.where(operation == Operation.COLOR, grey, degenerate)
+    degenerate = jnp.where(operation == Operation.SHARPNESS, _smooth(planes), degenerate)
+    blended = degenerate + strength[:, None, None, None] * (planes - degenerate)
+    return jnp.clip(blended, 0, 255).astype(jnp.int32)
+
+
+def _smooth(planes: jax.Array) -> jax.Array:
+    """ImageFilter.SMOOTH: the 3x3 mean in which the centre counts five times; the border stays."""
+    height, width = planes.shape[2:]
+    if min(height, width) < 3:
+        return planes
+    rows = planes[:, :, :-2] + planes[:, :, 1:-1] + planes[:, :, 2:]
+    box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    total = box + 4 * planes[:, :, 1:-1, 1:-1]
+    # The weights sum to 13, and a multiple of 1/13 is never half way between two integers.
+    inner = jnp.floor((total + 6.5) / 13).astype(jnp.int32)
+    return planes.at[:, :, 1:-1, 1:-1].set(inner)
+
+
+def _luma(planes: jax.Array) -> jax.Array:
+    """Image.convert("L"): [B, C, H, W] to [B, 1, H, W]."""
+    if planes.shape[1] == 1:
+        return planes
+    return _luma_of(planes[:, 0:1], planes[:, 1:2], planes[:, 2:3])
+
+
+def _luma_of(red, green, blue):
+    """ITU-R 601-2 luma in fixed point with 16 fractional bits, rounded, as Pillow computes it."""
+    return (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16

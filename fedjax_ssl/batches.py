@@ -1,0 +1,40 @@
+"""Large plain batches: running a function over many rows in chunks that fit a memory bound."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def map_batches(function: Callable, rows: Any, batch_size: int) -> Any:
+    """`function` over the leading axis of `rows`, at most `batch_size` rows at a time.
+
+    Args:
+        function: a pytree with leaves [B, ...] to a pytree with leaves [B, ...], each row on its own.
+        rows: leaves [n, ...]. Pass indices rather than images: each chunk then gathers its own.
+        batch_size: B at the most.
+
+    Returns:
+        The function's result with leaves [n, ...].
+    """
+    count = len(jax.tree.leaves(rows)[0])
+    num_chunks = -(-count // batch_size)
+    chunk = -(-count // num_chunks)  # even chunks: as little padding as can be
+
+    def to_chunks(leaf):
+        padded = jnp.pad(leaf, [(0, num_chunks * chunk - count)] + [(0, 0)] * (leaf.ndim - 1), mode="edge")
+        return padded.reshape(num_chunks, chunk, *leaf.shape[1:])
+
+    results = jax.lax.map(function, jax.tree.map(to_chunks, rows))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], results)
+
+
+def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The places of batch number `batch` in a list of `count` entries.
+
+    Returns:
+        positions int32 [batch_size], beyond the end in a short last batch; and bool [batch_size], which are there.
+    """
+    positions = batch * batch_size + jnp.arange(batch_size)
+    return positions, positions < count

@@ -1,0 +1,95 @@
+"""Checkpoints of a run's state with Orbax: whole or not there, never half-written."""
+
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from fedjax_ssl.errors import UserError
+
+
+class Checkpoints:
+    """The checkpoints of one run, by round.
+
+    Orbax writes into a temporary folder and renames it when all is on disk, so whatever moment the process is
+    killed at, the newest folder with a round's number is complete.
+    """
+
+    def __init__(self, folder: pathlib.Path, keep: int = 2):
+        """Opens the folder without writing to it.
+
+        Args:
+            folder: need not exist yet.
+            keep: older checkpoints than the newest so many are deleted, after a newer one is complete.
+        """
+        self._folder = folder.absolute()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=False, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        self._folder_exists = self._folder.exists()
+        self._options = options
+        self._manager = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            self._manager = ocp.CheckpointManager(self._folder, options=self._options)
+        return self._manager
+
+    def latest_round(self) -> int | None:
+        """The round of the newest checkpoint, None where there is none."""
+        return self._open().latest_step() if self._folder.exists() else None
+
+    def save(self, round_number: int, state: Any) -> None:
+        """Writes a checkpoint and waits until it is complete."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if round_number not in self._open().all_steps():
+            self._open().save(round_number, args=ocp.args.StandardSave(_to_dict(state)), force=True)
+            self._open().wait_until_finished()
+
+    def restore(self, like: Any) -> Any:
+        """The newest checkpoint.
+
+        Args:
+            like: a pytree of the state's structure, with arrays or shapes for leaves.
+
+        Raises:
+            UserError: the checkpoint is of another structure, or of other shapes.
+        """
+        step = self._open().latest_step()
+        try:
+            saved = self._open().item_metadata(step)
+            _compare(saved, _to_dict(like))
+            found = self._open().restore(step, args=ocp.args.StandardRestore(_to_dict(like)))
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"the checkpoint {self._folder / str(step)} does not fit this configuration: {reason}"
+            ) from error
+        return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(found))
+
+    def close(self) -> None:
+        """Releases the folder."""
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+
+def _to_dict(state: Any) -> dict[str, Any]:
+    """A flat dict from each leaf's path to the leaf: NamedTuples and empty entries keep their place by name."""
+    leaves, _ = jax.tree.flatten_with_path(state)
+    # Zero-padded numbers keep the order of the leaves whatever order a dict is sorted in.
+    return {f"{number:05d}{jax.tree_util.keystr(path)}": leaf for number, (path, leaf) in enumerate(leaves)}
+
+
+def _compare(saved: Any, wanted: dict[str, Any]) -> None:
+    """Raises ValueError with the first leaf in which a checkpoint differs from what is wanted."""
+    saved = dict(saved)
+    for name in sorted(saved.keys() | wanted.keys()):
+        if name not in saved or name not in wanted:
+            where = "only in the checkpoint" if name in saved else "not in the checkpoint"
+            raise ValueError(f"{name[5:]} is {where}")
+        if tuple(saved[name].shape) != tuple(wanted[name].shape):
+            raise ValueError(
+                f"{name[5:]} has shape {tuple(saved[name].shape)}, not {tuple(wanted[name].shape)}"
+            )

@@ -1,0 +1,110 @@
+"""From the words of a command line to a configuration, with one clear line for each mistake."""
+
+import difflib
+import importlib.util
+import pathlib
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from fedjax_ssl.config import flatten
+from fedjax_ssl.errors import UserError
+
+OVERRIDE = "--config."
+
+
+def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
+    """The configuration of a file, with overrides.
+
+    Args:
+        config_file: path of a Python file with `get_config(arguments='')`, and after a colon its arguments.
+        overrides: words like '--config.seed=1', or '--config.seed' and '1'.
+
+    Raises:
+        UserError: there is no such file or field, or a value is of the wrong type.
+    """
+    config = load_config_file(config_file)
+    for word in overrides:
+        if word.startswith(OVERRIDE):
+            _check_field(config, word.removeprefix(OVERRIDE).partition("=")[0])
+    parsed = flags.FlagValues()
+    holder = config_flags.DEFINE_config_dict("config", config, flag_values=parsed, sys_argv=["", *overrides])
+    try:
+        left_over = parsed(["", *overrides])[1:]
+    except (flags.Error, TypeError, ValueError) as error:
+        raise UserError(_type_message(config, overrides, error)) from error
+    if left_over:
+        raise UserError(f"cannot make sense of {left_over[0]!r}")
+    return holder.value
+
+
+def load_config_file(config_file: str) -> ConfigDict:
+    """What `get_config` of a Python file returns; the part behind a colon is its argument."""
+    path, colon, arguments = config_file.partition(":")
+    if not pathlib.Path(path).is_file():
+        raise UserError(f"there is no config file {path}")
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    if spec is None:
+        raise UserError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"{path} has no function get_config")
+    return module.get_config(*([arguments] if colon else []))
+
+
+def _check_field(config: ConfigDict, field: str) -> None:
+    fields = flatten(config)
+    if field in fields:
+        return
+    sections = {name.rpartition(".")[0] for name in fields}
+    if field in sections:
+        raise UserError(f"config.{field} is a section; name one of its fields, as in config.{field}.FIELD")
+    # The nearest by the whole name, else by the last part, which is what people remember.
+    nearest = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
+    if not nearest:
+        by_last = {name.rpartition(".")[2]: name for name in fields}
+        nearest = [
+            by_last[n] for n in difflib.get_close_matches(field.rpartition(".")[2], by_last, n=1, cutoff=0)
+        ]
+    raise UserError(f"unknown field config.{field}; the nearest is config.{nearest[0]}")
+
+
+def _type_message(config: ConfigDict, overrides: list[str], error: Exception) -> str:
+    """Finds the override that does not parse, by its field's type."""
+    fields = flatten(config)
+    for position, word in enumerate(overrides):
+        if not word.startswith(OVERRIDE):
+            continue
+        field, equals, value = word.removeprefix(OVERRIDE).partition("=")
+        value = value if equals else "".join(overrides[position + 1 : position + 2])
+        kind = config_type(config, field)
+        try:
+            if kind is bool and value.lower() not in (
+                "true",
+                "false",
+                "t",
+                "f",
+                "1",
+                "0",
+                "yes",
+                "no",
+                "y",
+                "n",
+            ):
+                raise ValueError
+            if kind in (int, float):
+                kind(value)
+        except ValueError:
+            return (
+                f"config.{field} takes a value of type {kind.__name__} (now {fields[field]!r}), not {value!r}"
+            )
+    return " ".join(str(error).split())
+
+
+def config_type(config: ConfigDict, field: str) -> type:
+    """The type of a field, also where its value is None."""
+    section, _, name = field.rpartition(".")
+    for part in filter(None, section.split(".")):
+        config = config[part]
+    return config.get_type(name)

@@ -1,0 +1,190 @@
+"""The configuration: every field with its default, what it means, and which values make sense."""
+
+from ml_collections import ConfigDict, config_dict
+
+from fedjax_ssl.aggregation import WEIGHTS
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.methods import DEFAULTS, METHODS
+from fedjax_ssl.schedule import SCHEDULES
+
+# Fields that change no result beyond rounding: they may differ when a run is taken up again.
+CHANGES_NO_RESULT = ("checkpoint_every", "lanes", "rounds_per_dispatch")
+
+
+def base_config() -> ConfigDict:
+    """All fields with their defaults, locked: FedAnchor as its paper runs it on CIFAR-10, IID or not by `data`."""
+    config = ConfigDict()
+    config.method = "fedanchor"  # one of fedjax_ssl.methods.METHODS
+    config.seed = 0  # partition, initialisation, cohorts, everything random
+    config.num_rounds = 500
+    config.num_clients = 100
+    config.clients_per_round = 10
+    config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
+    config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
+    config.checkpoint_every = 10  # rounds
+    # Performance only; None takes the measured default of the backend.
+    config.lanes = config_dict.placeholder(int)  # clients trained side by side
+    config.rounds_per_dispatch = config_dict.placeholder(
+        int
+    )  # rounds between two looks at progress and signals
+
+    config.data = ConfigDict()
+    config.data.source = "cifar10"  # 'digits', 'npz', or a TensorFlow Datasets name
+    config.data.path = ""  # of the npz: x_train, y_train, x_test, y_test
+    config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
+    config.data.flip = False  # for an npz: whether a mirrored image is still one of its class
+    config.data.num_anchors = 500  # S, labelled images at the server, taken away from the clients
+    config.data.anchors = "balanced"  # S / C of each class, or 'random'
+    config.data.partition = "lda"  # how the rest is divided; see fedjax_ssl/data/partition_schemes.py
+    config.data.alpha = 0.1  # of the Dirichlet partitions: lower is more heterogeneous
+    config.data.classes_per_client = 2  # of the 'shards' partition
+    config.data.examples_per_client = 0  # at most so many for each client; 0: all
+    config.data.partition_file = ""  # take this saved partition instead
+
+    config.model = ConfigDict()
+    config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2'
+    config.model.anchor_dim = 128  # width of the anchor head; 0: no such head
+    config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
+    config.model.statistics = "server"  # of 'static': whose images they are from: 'server', 'cohort' or 'all'
+    config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
+
+    config.augment = ConfigDict()
+    config.augment.padding = 4  # pixels of reflection around the image before the random crop
+    config.augment.flavour = "semifl"  # of RandAugment; see fedjax_ssl/augment/randaugment.py
+    config.augment.num_ops = 2  # n
+    config.augment.magnitude = 10  # m
+
+    config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
+
+    config.server = _sgd_section(learning_rate=0.03, epochs=1, batch_size=10)
+    config.server.augmentation = "strong"  # of the labelled images in cross-entropy: 'strong' or 'weak'
+    config.server.pretrain_epochs = 5  # on the anchors, before the first round
+    config.server.pretrain_learning_rate = 0.05
+
+    config.aggregation = ConfigDict()
+    config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
+
+    for method, defaults in DEFAULTS.items():
+        config[method] = defaults()
+    return config.lock()
+
+
+def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDict:
+    section = ConfigDict()
+    section.epochs = epochs  # a round
+    section.batch_size = batch_size
+    section.learning_rate = learning_rate
+    section.momentum = 0.9
+    section.nesterov = False
+    section.weight_decay = 5e-4
+    section.clip_norm = 0.0  # global gradient norm; 0: no clipping
+    return section
+
+
+def validate(config: ConfigDict) -> None:
+    """Looks at the fields that can be wrong whatever the data are; the parts look at theirs when they are built.
+
+    Raises:
+        UserError: one line that names the field, its value and what it may be.
+    """
+    for field, known in {
+        "method": METHODS,
+        "schedule": SCHEDULES,
+        "server.augmentation": ("strong", "weak"),
+        "aggregation.weights": WEIGHTS,
+    }.items():
+        if _get(config, field) not in known:
+            raise UserError(f"{field} is {_get(config, field)!r}; known: {', '.join(known)}")
+    for field, least in {
+        "num_rounds": 1,
+        "num_clients": 1,
+        "clients_per_round": 1,
+        "eval_batch_size": 1,
+        "checkpoint_every": 1,
+        "lanes": 1,
+        "rounds_per_dispatch": 1,
+        "data.num_anchors": 1,
+        "data.examples_per_client": 0,
+        "model.anchor_dim": 0,
+        "augment.padding": 0,
+        "augment.num_ops": 0,
+        "augment.magnitude": 0,
+        "client.epochs": 1,
+        "client.batch_size": 1,
+        "server.epochs": 0,
+        "server.batch_size": 1,
+        "server.pretrain_epochs": 0,
+        "seed": 0,
+    }.items():
+        value = _get(config, field)
+        if value is not None and value < least:
+            raise UserError(f"{field} must be at least {least}, not {value}")
+    for field in (
+        "client.learning_rate",
+        "server.learning_rate",
+        "server.pretrain_learning_rate",
+        "data.alpha",
+    ):
+        if not _get(config, field) > 0:
+            raise UserError(f"{field} must be above 0, not {_get(config, field)}")
+    if config.clients_per_round > config.num_clients:
+        raise UserError(
+            f"clients_per_round is {config.clients_per_round}, but the federation has num_clients = "
+            f"{config.num_clients}"
+        )
+
+
+def differences(old: dict, new: dict) -> dict[str, tuple]:
+    """The fields in which two configurations (as nested dicts) differ: name -> (old value, new value)."""
+    flat_old, flat_new = flatten(old), flatten(new)
+    missing = "(no such field)"
+    pairs = {
+        name: (flat_old.get(name, missing), flat_new.get(name, missing)) for name in {**flat_old, **flat_new}
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def flatten(nested: dict, prefix: str = "") -> dict:
+    """A nested dict as one level, with dotted names."""
+    flat = {}
+    for name, value in nested.items():
+        if isinstance(value, dict | ConfigDict):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def parse_arguments(arguments: str, known: dict[str, type]) -> dict:
+    """The part of `--config=FILE:ARGUMENTS` behind the colon: bare names and name=value pairs.
+
+    Args:
+        arguments: for instance 'wrn28_2,anchors=500,alpha=0.1'.
+        known: name -> type of the value; a bare name gives True and has type bool.
+
+    Returns:
+        name -> value, of the names that were given.
+
+    Raises:
+        UserError: for an unknown name, or a value that is not of its type.
+    """
+    found = {}
+    for argument in filter(None, arguments.split(",")):
+        name, equals, text = argument.partition("=")
+        if name not in known:
+            raise UserError(f"unknown config argument {name!r}; known: {', '.join(known)}")
+        try:
+            found[name] = known[name](text) if equals else True
+        except ValueError:
+            raise UserError(
+                f"config argument {name} takes a value of type {known[name].__name__}, not {text!r}"
+            ) from None
+        if (known[name] is bool) == bool(equals):
+            raise UserError(f"config argument {name} {'takes no' if equals else 'needs a'} value")
+    return found
+
+
+def _get(config: ConfigDict, dotted: str):
+    for name in dotted.split("."):
+        config = config[name]
+    return config

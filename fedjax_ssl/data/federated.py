@@ -1,0 +1,79 @@
+"""The data of a federation as device arrays: images stored once, and who owns them as tables of rows."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data.partition import Partition
+from fedjax_ssl.data.sources import Dataset
+
+
+class FederatedData(NamedTuple):
+    """Everything a method may see, on the device for the whole run.
+
+    Per-example state of a method is a flat [N] array, whoever owns the example.
+
+    Attributes:
+      images: uint8 [N, H, W, C], every training image once.
+      visible_labels: int32 [N], the anchors' labels, -1 wherever a label is hidden.
+      client_index: int32 [K, n_max], rows of `images` of each client, padded with 0 beyond `client_size`.
+      client_size: int32 [K], number of examples of each client, possibly 0.
+      anchor_index: int32 [S], rows of `images` that the server holds.
+      test_images: uint8 [T, H, W, C].
+      test_labels: int32 [T].
+      seed: int32 [], the run's seed; data and not a constant, so that another seed compiles nothing anew.
+    """
+
+    images: jax.Array
+    visible_labels: jax.Array
+    client_index: jax.Array
+    client_size: jax.Array
+    anchor_index: jax.Array
+    test_images: jax.Array
+    test_labels: jax.Array
+    seed: jax.Array
+
+
+def federate(
+    dataset: Dataset, partition: Partition, seed: int, max_client_size: int | None = None
+) -> tuple[FederatedData, jax.Array]:
+    """Puts a partitioned data set on the device, the hidden labels apart.
+
+    The labels of the clients' examples are not part of `FederatedData`: methods never see them. Only a scorer
+    outside the method holds them, to measure how many pseudo-labels are right; permuting them must not change
+    one bit of a trained model.
+
+    Args:
+      dataset: the data set, on the host.
+      partition: the owners of its training examples.
+      seed: the run's seed.
+      max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
+        the size of the largest client.
+
+    Returns:
+      The federation's data, and the hidden labels: int32 [N], the true label of every training example.
+
+    Raises:
+      ValueError: a client has more examples than `max_client_size`.
+    """
+    sizes = np.array([len(rows) for rows in partition.client_rows], np.int32)
+    width = max(1, int(sizes.max()) if max_client_size is None else max_client_size)
+    if sizes.max() > width:
+        raise ValueError(f"max_client_size={max_client_size}, but a client has {sizes.max()} examples")
+    client_index = np.zeros((len(sizes), width), np.int32)
+    client_index[np.arange(width) < sizes[:, np.newaxis]] = np.concatenate(partition.client_rows)
+    visible_labels = np.full(len(dataset.y_train), -1, np.int32)
+    visible_labels[partition.anchor_index] = dataset.y_train[partition.anchor_index]
+    data = FederatedData(
+        images=jnp.asarray(dataset.x_train, jnp.uint8),
+        visible_labels=jnp.asarray(visible_labels),
+        client_index=jnp.asarray(client_index),
+        client_size=jnp.asarray(sizes),
+        anchor_index=jnp.asarray(partition.anchor_index, jnp.int32),
+        test_images=jnp.asarray(dataset.x_test, jnp.uint8),
+        test_labels=jnp.asarray(dataset.y_test, jnp.int32),
+        seed=jnp.asarray(seed, jnp.int32),
+    )
+    return data, jnp.asarray(dataset.y_train, jnp.int32)

@@ -1,0 +1,147 @@
+"""A data set of the user's own in one npz file, checked before anything is built on it."""
+
+import pathlib
+import zipfile
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.errors import UserError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+class Arrays(NamedTuple):
+    """The images and labels of a data set, checked.
+
+    Attributes:
+      x_train: uint8 [N, H, W, C], training images.
+      y_train: int32 [N], their labels, 0 .. num_classes - 1.
+      x_test: uint8 [T, H, W, C], test images.
+      y_test: int32 [T], their labels.
+      num_classes: number of classes.
+    """
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int
+
+
+def load_npz(path: str) -> Arrays:
+    """Loads a data set from an npz file.
+
+    Args:
+      path: the file. It holds x_train and x_test, uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, and
+        y_train and y_test, integers [N] of 0 .. num_classes - 1 in which every class occurs at least once.
+
+    Returns:
+      The arrays, the images with their channel axis, and the number of classes.
+
+    Raises:
+      UserError: the file is missing or no npz, a key is missing, or an array is not as described above.
+    """
+    raw = read_arrays(path, KEYS, field="data.path")
+    x_train = _check_images(path, "x_train", raw["x_train"])
+    x_test = _check_images(path, "x_test", raw["x_test"])
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise UserError(
+            f"{path}: images of x_train have shape {x_train.shape[1:]}, those of x_test {x_test.shape[1:]}; "
+            "bring both to one height, width and number of channels"
+        )
+    y_train = _check_labels(path, "y_train", raw["y_train"], "x_train", len(x_train))
+    y_test = _check_labels(path, "y_test", raw["y_test"], "x_test", len(x_test))
+    classes = np.union1d(y_train, y_test)
+    expected = np.arange(len(classes))
+    if not np.array_equal(classes, expected):
+        missing = int(expected[classes != expected][0])
+        raise UserError(
+            f"{path}: labels must be 0 to C - 1; the largest is {int(classes[-1])}, but no example has "
+            f"label {missing}; renumber the classes from 0 without gaps"
+        )
+    if len(classes) < 2:
+        raise UserError(f"{path}: every label is 0; a classifier needs examples of at least 2 classes")
+    return Arrays(x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32), len(classes))
+
+
+def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.ndarray]:
+    """Reads the named arrays of an npz file, without unpickling anything.
+
+    Args:
+      path: the file.
+      keys: names of the arrays.
+      field: the configuration field that gives the path, for messages.
+
+    Returns:
+      The arrays by name.
+
+    Raises:
+      UserError: the file is missing, is not an npz, lacks a key, or an array cannot be read.
+    """
+    if not path:
+        raise UserError(f"{field} is empty; give the npz file to be used: --config.{field}=FILE")
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+        problem = "is a folder, not a file" if file.is_dir() else "does not exist"
+        raise UserError(f"{field}={path} {problem}; give an npz file with the arrays {', '.join(keys)}")
+    try:
+        archive = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{field}={path} is not an npz file ({_first_line(error)}); write it with np.savez") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
+        raise UserError(f"{field}={path} holds one array and is not an npz file; write it with np.savez")
+    with archive:
+        missing = [key for key in keys if key not in archive.files]
+        if missing:
+            raise UserError(
+                f"{field}={path} has no {', '.join(missing)}; it must hold {', '.join(keys)} and holds "
+                f"{', '.join(archive.files) or 'nothing'}"
+            )
+        arrays = {}
+        for key in keys:
+            try:
+                arrays[key] = archive[key]
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                raise UserError(
+                    f"{field}={path}: {key} cannot be read ({_first_line(error)}); write the file anew with "
+                    "np.savez, numbers only"
+                ) from error
+    return arrays
+
+
+def _check_images(path: str, key: str, images: np.ndarray) -> np.ndarray:
+    """Returns the images as [N, H, W, C], or raises a UserError that says what they should be."""
+    if images.dtype != np.uint8:
+        raise UserError(f"{path}: {key} is {images.dtype}; images must be uint8, 0 to 255")
+    if images.ndim not in (3, 4):
+        raise UserError(f"{path}: {key} has shape {images.shape}; images must be [N, H, W] or [N, H, W, C]")
+    if images.ndim == 4 and images.shape[3] not in (1, 3):
+        raise UserError(f"{path}: {key} has shape {images.shape}, {images.shape[3]} channels; the last axis is 1 or 3")
+    if images.size == 0:
+        raise UserError(f"{path}: {key} is empty, its shape is {images.shape}; give at least one image")
+    if images.ndim == 3:
+        images = images[..., np.newaxis]
+    return np.ascontiguousarray(images)
+
+
+def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, num_images: int) -> np.ndarray:
+    """Returns the labels, or raises a UserError that says what they should be."""
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{path}: {key} is {labels.dtype}; labels must be integers, 0 to C - 1")
+    if labels.ndim != 1:
+        raise UserError(f"{path}: {key} has shape {labels.shape}; labels must be [N], one integer an image")
+    if len(labels) != num_images:
+        raise UserError(
+            f"{path}: {images_key} has {num_images} images but {key} {len(labels)} labels; give one an image"
+        )
+    if labels.min() < 0:
+        row = int(np.argmin(labels))
+        raise UserError(f"{path}: {key}[{row}] is {int(labels[row])}; labels must be 0 to C - 1")
+    return labels
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of an error's message, for a message of one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

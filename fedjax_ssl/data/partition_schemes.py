@@ -1,0 +1,265 @@
+"""The ways in which published work splits a training set over clients: one function each, and their registry.
+
+Each function takes the labels of the examples to be split and returns, per client, positions in that array.
+The classes are those that occur in the labels, however many there are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.errors import UserError
+
+# SemiFL's and RSCFed's lower bound on a client's examples, and a bound on the draws that look for one.
+MIN_EXAMPLES = 10
+MAX_DRAWS = 1000
+
+Shares = list[np.ndarray]
+PartitionFn = Callable[[np.ndarray, int, Any, np.random.Generator], Shares]
+
+
+def iid(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
+    """Splits at random into equal shares of floor(n / num_clients); the remainder is left out.
+
+    Args:
+      labels: int [n], labels of the examples to be split.
+      num_clients: number of clients K.
+      config: the `data` section; `examples_per_client` lowers the size of every share (0 = no bound).
+      rng: source of randomness.
+
+    Returns:
+      K arrays of positions in `labels`.
+    """
+    size = _equal_size(len(labels), num_clients, config)
+    return list(rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size))
+
+
+def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
+    """Latent Dirichlet allocation with equal shares: each client has its own class distribution, Dir(alpha).
+
+    A client draws a class from its distribution, then an example of that class without replacement, until it
+    has floor(n / num_clients) examples. A class that has run out is dropped from the distribution and the
+    rest renormalised.
+
+    Args:
+      labels: int [n], labels of the examples to be split.
+      num_clients: number of clients K.
+      config: the `data` section: `alpha`; `examples_per_client` lowers the size of every share (0 = no
+        bound), so that the class draws follow Dir(alpha) of the smaller set.
+      rng: source of randomness.
+
+    Returns:
+      K arrays of positions in `labels`.
+
+    Raises:
+      UserError: alpha is not positive.
+
+    Source: Hsu et al., arXiv 1909.06335, 2019; Reddi et al., Adaptive Federated Optimization, ICLR 2021.
+    """
+    alpha = _check_alpha(config)
+    size = _equal_size(len(labels), num_clients, config)
+    rows = _rows_by_class(labels, rng)
+    stock = np.array([len(class_rows) for class_rows in rows])  # [C], examples that are left
+    shares = []
+    for _ in range(num_clients):
+        taken = _draw_class_counts(stock, size, alpha, rng)
+        # Each class was shuffled once: successive slices are draws without replacement.
+        shares.append(
+            np.concatenate(
+                [rows[c][stock[c] - taken[c] : stock[c]] for c in np.flatnonzero(taken)] or [np.zeros(0, int)]
+            )
+        )
+        stock -= taken
+    return shares
+
+
+def _draw_class_counts(stock: np.ndarray, size: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """Draws how many examples of each class one client takes, [C], at most `stock` [C] and `size` in total.
+
+    Draws of a class that has run out are rejected and drawn again, which is the same as renormalising the
+    distribution at the moment the class runs out, draw by draw.
+    """
+    proportions = rng.dirichlet(np.full(len(stock), alpha))
+    taken = np.zeros_like(stock)
+    while taken.sum() < size:
+        left = taken < stock
+        proportions = np.where(left, proportions, 0)
+        if proportions.sum() < 1e-200:
+            # A small alpha puts all of its mass, to the last representable bit, on classes that have run out.
+            # A Dirichlet distribution restricted to some of its classes and renormalised is Dirichlet again,
+            # independent of the mass outside.
+            proportions[left] = rng.dirichlet(np.full(left.sum(), alpha))
+        counts = rng.multinomial(size - taken.sum(), proportions / proportions.sum())
+        taken += np.minimum(counts, stock - taken)
+    return taken
+
+
+def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
+    """Splits each class over the clients in proportions ~ Dir(alpha), with a capacity cut and a least size.
+
+    Class by class: a client that already holds n / num_clients examples or more takes part no longer, and the
+    proportions of the others are renormalised. The whole is drawn again until every client has at least
+    `MIN_EXAMPLES`. Every example goes to exactly one client.
+
+    Args:
+      labels: int [n], labels of the examples to be split.
+      num_clients: number of clients K.
+      config: the `data` section: `alpha`.
+      rng: source of randomness.
+
+    Returns:
+      K arrays of positions in `labels`.
+
+    Raises:
+      UserError: alpha is not positive, or no draw gave every client enough examples.
+
+    Source: Diao et al., SemiFL, NeurIPS 2022; Liang et al., RSCFed, CVPR 2022.
+    """
+    alpha = _check_alpha(config)
+    if len(labels) < MIN_EXAMPLES * num_clients:
+        raise UserError(
+            f"data.partition='dirichlet_clients' gives every client at least {MIN_EXAMPLES} examples, but "
+            f"{len(labels)} examples for {num_clients} clients are fewer; lower num_clients or use 'lda'"
+        )
+    rows = _rows_by_class(labels, rng)
+    for _ in range(MAX_DRAWS):
+        held = np.zeros(num_clients, int)  # [K]
+        counts = []  # per class, how many examples each client gets, [K]
+        for class_rows in rows:
+            is_open = held < len(labels) / num_clients
+            proportions = np.where(is_open, rng.dirichlet(np.full(num_clients, alpha)), 0)
+            if proportions.sum() < 1e-200:  # All mass on clients that are full; see _draw_class_counts.
+                proportions[is_open] = rng.dirichlet(np.full(is_open.sum(), alpha))
+            counts.append(_round_to_counts(proportions, len(class_rows), rng))
+            held += counts[-1]
+        if held.min() >= MIN_EXAMPLES:
+            return _deal(rows, counts)
+    raise UserError(
+        f"data.partition='dirichlet_clients': none of {MAX_DRAWS} draws with data.alpha={alpha:g} gave each "
+        f"of the {num_clients} clients {MIN_EXAMPLES} examples; raise data.alpha or lower num_clients"
+    )
+
+
+def dirichlet_classes(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
+    """Splits each class over the clients in proportion to what each client's own Dir(alpha) gives that class.
+
+    Client k draws p_k ~ Dir(alpha) over the classes and gets the part p_k[c] / sum_j p_j[c] of class c. Every
+    example goes to exactly one client; sizes differ, and a client may be left without any.
+
+    Args:
+      labels: int [n], labels of the examples to be split.
+      num_clients: number of clients K.
+      config: the `data` section: `alpha`.
+      rng: source of randomness.
+
+    Returns:
+      K arrays of positions in `labels`, possibly empty.
+
+    Raises:
+      UserError: alpha is not positive.
+
+    Source: Cho et al., FedLabel, ICCV 2023.
+    """
+    alpha = _check_alpha(config)
+    rows = _rows_by_class(labels, rng)
+    proportions = rng.dirichlet(np.full(len(rows), alpha), size=num_clients)  # [K, C]
+    counts = []
+    for c, class_rows in enumerate(rows):
+        column = proportions[:, c]
+        if column.sum() < 1e-200:
+            # With a very small alpha every client's mass may lie on other classes: one client gets it all,
+            # which is what the proportions tend to as alpha goes to 0.
+            column = np.arange(num_clients) == rng.integers(num_clients)
+        counts.append(_round_to_counts(column, len(class_rows), rng))
+    return _deal(rows, counts)
+
+
+def shards(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
+    """Cuts each class into shards and deals every client `classes_per_client` of them.
+
+    Of num_clients * classes_per_client shards each class is cut into its equal part (to within one where they
+    do not divide). The shards are dealt at random, so that a client may hold a class twice and never holds
+    more than classes_per_client different ones. Every example goes to exactly one client.
+
+    Args:
+      labels: int [n], labels of the examples to be split.
+      num_clients: number of clients K.
+      config: the `data` section: `classes_per_client`.
+      rng: source of randomness.
+
+    Returns:
+      K arrays of positions in `labels`.
+
+    Raises:
+      UserError: there are fewer shards than classes, or more shards of a class than examples.
+
+    Source: Diao et al., SemiFL, NeurIPS 2022; Yang et al., FedIL, 2023.
+    """
+    per_client = config.classes_per_client
+    rows = _rows_by_class(labels, rng)
+    num_shards = num_clients * per_client
+    if per_client < 1 or num_shards < len(rows):
+        raise UserError(
+            f"data.classes_per_client={per_client} with {num_clients} clients makes {max(num_shards, 0)} "
+            f"shards for {len(rows)} classes; it must be at least {-(-len(rows) // num_clients)}"
+        )
+    shards_per_class = np.full(len(rows), num_shards // len(rows))
+    shards_per_class[rng.permutation(len(rows))[: num_shards % len(rows)]] += 1
+    pieces = []
+    for class_rows, count in zip(rows, shards_per_class):
+        if count > len(class_rows):
+            raise UserError(
+                f"data.classes_per_client={per_client} with {num_clients} clients cuts each class into "
+                f"{count} shards, but class {labels[class_rows[0]]} has {len(class_rows)} examples; lower one"
+            )
+        pieces += np.array_split(class_rows, count)
+    dealt = rng.permutation(num_shards).reshape(num_clients, per_client)
+    return [np.concatenate([pieces[shard] for shard in hand]) for hand in dealt]
+
+
+PARTITIONS: dict[str, PartitionFn] = {
+    "iid": iid,
+    "lda": lda,
+    "dirichlet_clients": dirichlet_clients,
+    "dirichlet_classes": dirichlet_classes,
+    "shards": shards,
+}
+
+
+def _check_alpha(config: Any) -> float:
+    """Returns the concentration of the Dirichlet distribution, or raises a UserError."""
+    if not 0 < config.alpha < float("inf"):
+        raise UserError(f"data.alpha={config.alpha:g} must be a finite number above 0")
+    return float(config.alpha)
+
+
+def _equal_size(num_examples: int, num_clients: int, config: Any) -> int:
+    """The size of every client's share where all are equal."""
+    size = num_examples // num_clients
+    return min(size, config.examples_per_client) if config.examples_per_client else size
+
+
+def _rows_by_class(labels: np.ndarray, rng: np.random.Generator) -> Shares:
+    """Positions of each class that occurs, in ascending order of classes, each shuffled."""
+    order = np.argsort(labels, kind="stable")
+    starts = np.unique(labels[order], return_index=True)[1]
+    return [rng.permutation(rows) for rows in np.split(order, starts[1:])]
+
+
+def _round_to_counts(proportions: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+    """Rounds proportions [K] to counts [K] that sum to `total`, each within one of its exact value."""
+    # The clients' order is drawn anew, or the same clients would gain from rounding in every class.
+    order = rng.permutation(len(proportions))
+    cumulative = np.cumsum(proportions[order])
+    # Dividing by the last sum makes it exactly 1: no rounding hands an example to a client of proportion 0.
+    bounds = (total * (cumulative / cumulative[-1])).astype(int)
+    counts = np.empty(len(proportions), int)
+    counts[order] = np.diff(bounds, prepend=0)
+    return counts
+
+
+def _deal(rows: Shares, counts: list[np.ndarray]) -> Shares:
+    """From the rows of each class, and how many of them each client gets [K], to one array per client."""
+    splits = [np.split(class_rows, np.cumsum(sizes)[:-1]) for class_rows, sizes in zip(rows, counts)]
+    return [np.concatenate(pieces) for pieces in zip(*splits)]

@@ -1,0 +1,135 @@
+"""Data sources: where the images and labels of a run come from, as host NumPy arrays.
+
+Three kinds of source give the same `Dataset`: scikit-learn's embedded handwritten digits, an npz file of the
+user's own, and the published data sets of TensorFlow Datasets. Normalisation constants, and whether a
+horizontal flip makes sense, belong to the data set and travel with it.
+"""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.data import npz, tfds
+from fedjax_ssl.errors import UserError
+
+
+class Dataset(NamedTuple):
+    """A data set for image classification, on the host.
+
+    Attributes:
+      name: name of the data set.
+      x_train: uint8 [N, H, W, C], training images, C = 1 or 3.
+      y_train: int32 [N], their labels, 0 .. num_classes - 1.
+      x_test: uint8 [T, H, W, C], test images.
+      y_test: int32 [T], their labels.
+      num_classes: number of classes.
+      mean: per channel, in units of [0, 1] pixel values.
+      std: per channel, in the same units, never 0.
+      flip: whether an image flipped horizontally is still an image of its class.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: bool
+
+
+class _Facts(NamedTuple):
+    """What belongs to a published data set beside its images."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: bool
+
+
+# The constants of CIFAR and SVHN are those of SemiFL (Diao et al., NeurIPS 2022); its std of CIFAR-10 is, as
+# almost everywhere, the mean of the images' own deviations and not the deviation over all pixels. Those of
+# MNIST and EMNIST are the customary ones, over all pixels of the training images.
+_PUBLISHED = {
+    "cifar10": _Facts((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), flip=True),
+    "cifar100": _Facts((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), flip=True),
+    "svhn_cropped": _Facts((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), flip=False),
+    "mnist": _Facts((0.1307,), (0.3081,), flip=False),
+    "emnist/byclass": _Facts((0.1736,), (0.3317,), flip=False),
+}
+
+SOURCES = ("digits", "npz", *_PUBLISHED)
+
+
+def load_dataset(config: Any) -> Dataset:
+    """Loads the data set that a configuration names.
+
+    Args:
+      config: the `data` section. Read are `source` (one of `SOURCES`); for an npz `path` and `flip`; for a
+        published data set `tfds_dir`, the folder of TensorFlow Datasets ('' = its default).
+
+    Returns:
+      The data set.
+
+    Raises:
+      UserError: the source is unknown, the file is missing or malformed, or a published data set is neither
+        on the disk nor within reach of the network.
+    """
+    if config.source == "digits":
+        return _load_digits()
+    if config.source == "npz":
+        arrays = npz.load_npz(config.path)
+        mean, std = channel_statistics(arrays.x_train)
+        return Dataset(pathlib.Path(config.path).stem, *arrays, mean, std, flip=bool(config.flip))
+    if config.source in _PUBLISHED:
+        facts = _PUBLISHED[config.source]
+        return Dataset(config.source, *tfds.load_tfds(config.source, config.tfds_dir), *facts)
+    raise UserError(f"unknown data.source {config.source!r}; known sources: {', '.join(SOURCES)}")
+
+
+def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Computes the mean and the standard deviation of each channel over all pixels of all images.
+
+    Args:
+      images: uint8 [N, H, W, C].
+
+    Returns:
+      Mean and standard deviation, C values each, in units of [0, 1] pixel values. A constant channel has
+      nothing to be scaled by: its standard deviation is given as 1.
+    """
+    channels = images.shape[-1]
+    total = np.zeros(channels, np.int64)
+    total_of_squares = np.zeros(channels, np.int64)
+    # Integer sums are exact, so that the constants do not depend on the order of the images; chunks keep
+    # the wider copies small.
+    for start in range(0, len(images), 1024):
+        pixels = images[start : start + 1024].reshape(-1, channels).astype(np.int64)
+        total += pixels.sum(axis=0)
+        total_of_squares += (pixels**2).sum(axis=0)
+    count = images.size // channels
+    # count^2 times the variance, in Python's integers: no cancellation and no overflow.
+    spread = [count * int(square) - int(one) ** 2 for one, square in zip(total, total_of_squares)]
+    mean = tuple(int(one) / count / 255 for one in total)
+    std = tuple(value**0.5 / count / 255 if value > 0 else 1.0 for value in spread)
+    return mean, std
+
+
+def _load_digits() -> Dataset:
+    """Loads scikit-learn's embedded handwritten digits, split once and for all into 1437 and 360 images.
+
+    Sorted by class (keeping the order within a class), every fifth example is for the test: stratified to
+    within one example a class, and the same for every seed and version of NumPy.
+
+    Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Repository, 1998.
+    """
+    from sklearn import datasets  # Takes a second; only this source needs it.
+
+    digits = datasets.load_digits()
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]  # [1797, 8, 8, 1]
+    labels = digits.target.astype(np.int32)
+    is_test = np.zeros(len(labels), bool)
+    is_test[np.argsort(labels, kind="stable")[::5]] = True
+    x_train = images[~is_test]
+    mean, std = channel_statistics(x_train)
+    return Dataset("digits", x_train, labels[~is_test], images[is_test], labels[is_test], 10, mean, std, flip=False)

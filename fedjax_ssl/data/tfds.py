@@ -1,0 +1,228 @@
+"""The published data sets, through TensorFlow Datasets (TFDS) but without TensorFlow.
+
+TFDS can read data that it has prepared in its array_record format without TensorFlow. Preparing them, it
+needs TensorFlow for three things that have little to do with it: to open local files, to join paths and to
+encode PNG images. Those are lent to it here, so that a data set is downloaded, verified, prepared and kept
+where and how TFDS itself would, and a folder that was prepared once is shared by everything that uses TFDS.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+import threading
+import time
+import types
+import urllib.parse
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from fedjax_ssl.data.npz import Arrays
+from fedjax_ssl.errors import UserError
+
+_FILE_FORMAT = "array_record"
+# EMNIST's images are stored mirrored and rotated by 90 degrees, that is, transposed.
+_TRANSPOSED = ("emnist/byclass",)
+_NPZ_WAY = "bring the data as a file: --config.data.source=npz --config.data.path=FILE"
+# Seconds that the hosts of a data set have together to answer. Left to itself, TFDS tries for minutes.
+_ANSWER_WITHIN = 8.0
+
+
+def load_tfds(name: str, data_dir: str = "") -> Arrays:
+    """Loads a data set of TFDS, downloading and preparing it where that has not been done.
+
+    The first time, SVHN also downloads its "extra" split (1.3 GB), of which nothing is used here.
+
+    Args:
+      name: name of the data set, with its configuration where it has several: 'cifar10', 'emnist/byclass'.
+      data_dir: the folder of TFDS ('' = the environment variable TFDS_DATA_DIR, else TFDS's default).
+
+    Returns:
+      Images [N, H, W, C] and labels of the train and test splits, and the number of classes. The examples are
+      in their official order where TFDS knows it (CIFAR, SVHN), else in the order of TFDS, fixed as well.
+
+    Raises:
+      UserError: the data are neither prepared nor within reach, the download is damaged, or what is in the
+        folder cannot be read.
+    """
+    with _quiet():
+        api = _import_tfds()
+        try:
+            builder = api.builder(name, data_dir=os.path.expanduser(data_dir) or None, file_format=_FILE_FORMAT)
+            if not builder.data_path.exists():
+                _check_reachable(name, builder.url_infos or (), _ANSWER_WITHIN)
+                _prepare(name, builder, api)
+            x_train, y_train = _read_split(builder, "train", name in _TRANSPOSED)
+            x_test, y_test = _read_split(builder, "test", name in _TRANSPOSED)
+        except UserError:
+            raise
+        except Exception as error:  # The errors of TFDS and of what it is built on have no common base.
+            raise UserError(
+                f"data.source={name} cannot be read from {data_dir or 'the default folder of TFDS'} "
+                f"({_first_line(error)}); remove it there, set another data.tfds_dir, or {_NPZ_WAY}"
+            ) from error
+    return Arrays(x_train, y_train, x_test, y_test, builder.info.features["label"].num_classes)
+
+
+def _import_tfds() -> types.ModuleType:
+    """Imports TFDS, which takes a second and so waits until it is needed."""
+    try:
+        return importlib.import_module("tensorflow_datasets")
+    except ImportError as error:
+        raise UserError(f"TensorFlow Datasets cannot be imported ({_first_line(error)}); {_NPZ_WAY}") from error
+
+
+def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
+    """Raises a UserError unless every host of a data set answers for one of its files, within so many seconds.
+
+    Args:
+      name: name of the data set, for the message.
+      urls: all files of the data set.
+      within: seconds for all hosts together, name resolution included.
+    """
+    import requests  # What TFDS downloads with: the same proxies and certificates.
+
+    problems = {}
+
+    def ask(host: str, url: str) -> None:
+        try:
+            with requests.get(url, stream=True, timeout=within) as response:  # Headers only.
+                if response.ok:
+                    del problems[host]
+                else:
+                    problems[host] = f"HTTP status {response.status_code}"
+        except (requests.RequestException, OSError) as error:
+            problems[host] = type(error).__name__
+
+    files = {urllib.parse.urlsplit(url).netloc: url for url in urls}
+    problems.update(dict.fromkeys(files, f"no answer within {within:g} seconds"))
+    # Daemon threads can be left behind: no time-out of a request covers the resolution of a name.
+    threads = [threading.Thread(target=ask, args=file, daemon=True) for file in files.items()]
+    deadline = time.monotonic() + within
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for host, problem in list(problems.items()):
+        raise UserError(
+            f"data.source={name} must be downloaded, but {host} cannot be reached ({problem}); connect to the "
+            f"network, set data.tfds_dir to a folder where TFDS has prepared it, or {_NPZ_WAY}"
+        )
+
+
+def _prepare(name: str, builder: Any, api: types.ModuleType) -> None:
+    """Downloads a data set and writes it in the array_record format.
+
+    TFDS verifies checksums, and works in a temporary folder that takes its final name once it is complete, so
+    that an interrupted preparation simply starts again.
+    """
+    generate_examples = builder._generate_examples
+
+    def generate_encoded_examples(*args, **kwargs):
+        # TFDS stores an image that comes as a file as it is; an array it would encode with TensorFlow.
+        for key, example in generate_examples(*args, **kwargs):
+            yield key, {**example, "image": _png_file(example["image"])}
+
+    builder._generate_examples = generate_encoded_examples
+    try:
+        with _without_tensorflow():
+            builder.download_and_prepare(
+                download_config=api.download.DownloadConfig(try_download_gcs=False), file_format=_FILE_FORMAT
+            )
+    except Exception as error:  # Network, disk, checksums, archives: again no common base.
+        raise UserError(
+            f"data.source={name} could not be downloaded and prepared ({type(error).__name__}: "
+            f"{_first_line(error)}); start it again, or {_NPZ_WAY}"
+        ) from error
+
+
+def _png_file(image: np.ndarray) -> io.BytesIO:
+    """Encodes one image, uint8 [H, W, C] with C = 1 or 3, as a PNG file in memory."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "png")
+    file.seek(0)
+    return file
+
+
+def _read_split(builder: Any, split: str, transpose: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Reads all images [N, H, W, C] and labels [N] of one split into memory."""
+    source = builder.as_data_source(split, file_format=_FILE_FORMAT)
+    images = np.empty((len(source), *builder.info.features["image"].shape), np.uint8)
+    labels = np.empty(len(source), np.int32)
+    names = []
+    for row, example in enumerate(source):
+        images[row] = example["image"]
+        labels[row] = example["label"]
+        if "id" in example:
+            names.append(example["id"])
+    if names:  # TFDS shuffles what it writes; these names number the examples in their official order.
+        order = np.argsort(np.array(names))
+        images, labels = images[order], labels[order]
+    if transpose:
+        images = np.ascontiguousarray(images.swapaxes(1, 2))
+    return images, labels
+
+
+class _NeverRaised(Exception):
+    """Stands for the errors of TensorFlow that TFDS names in its except clauses."""
+
+
+class _Errors:
+    """tf.errors, of which none is ever raised."""
+
+    def __getattr__(self, name: str) -> type[Exception]:
+        return _NeverRaised
+
+
+# What TFDS calls in TensorFlow while it downloads, unpacks and shuffles, for local files.
+_STAND_IN = types.SimpleNamespace(
+    compat=types.SimpleNamespace(as_text=os.fsdecode),
+    errors=_Errors(),
+    io=types.SimpleNamespace(gfile=types.SimpleNamespace(GFile=open, exists=os.path.exists, remove=os.remove)),
+)
+
+
+@contextlib.contextmanager
+def _without_tensorflow() -> Iterator[None]:
+    """Lends TFDS the few functions on local files for which it would import TensorFlow."""
+    # Modules that TFDS itself would import only after the loan.
+    importlib.import_module("tensorflow_datasets.core.download.extractor")
+    importlib.import_module("tensorflow_datasets.core.shuffle")
+    lazy = importlib.import_module("tensorflow_datasets.core.utils.lazy_imports_utils").tensorflow
+    borrowers = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("tensorflow_datasets.") and vars(module).get("tf") is lazy
+    ]
+    for module in borrowers:
+        module.tf = _STAND_IN
+    try:
+        yield
+    finally:
+        for module in borrowers:
+            module.tf = lazy
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what TFDS prints and warns about off the screen, except for its progress bars."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of an error's message that says anything, for a message of one line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

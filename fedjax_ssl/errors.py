@@ -1,0 +1,16 @@
+"""The two errors a user can meet: what was asked for is wrong, or the training went wrong."""
+
+
+class UserError(ValueError):
+    """What the user asked for cannot be done: a bad field, missing data, a workdir of another run.
+
+    The message is one line that says what is wrong and, where there is one, the way out. The command
+    line prints it and exits with status 2; nothing has been written by then.
+    """
+
+
+class TrainingError(RuntimeError):
+    """The training itself failed: the global state is not finite, or every upload of a round was dropped.
+
+    The command line prints the message and exits with status 3; the last good checkpoint is kept.
+    """

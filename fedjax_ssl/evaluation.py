@@ -1,0 +1,66 @@
+"""Measuring a round from outside the method: test accuracy, and pseudo-labels against the hidden truth."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.batches import map_batches
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.losses import cross_entropy
+from fedjax_ssl.method import Report, State
+from fedjax_ssl.network import Network
+
+
+def evaluate(network: Network, state: State, data: FederatedData, batch_size: int) -> dict[str, jax.Array]:
+    """Accuracy and mean cross-entropy of the classification head on the test set, without augmentation."""
+
+    def logits(images):
+        return network.predict(state.params, state.batch_stats, images).logits
+
+    found = map_batches(logits, data.test_images, batch_size)
+    everything = jnp.ones(len(data.test_labels), bool)
+    return {
+        "test_accuracy": jnp.mean(jnp.argmax(found, axis=-1) == data.test_labels),
+        "test_loss": cross_entropy(found, data.test_labels, everything),
+    }
+
+
+def score_pseudo_labels(
+    report: Report, rows: jax.Array, sizes: jax.Array, hidden_labels: jax.Array
+) -> dict[str, jax.Array]:
+    """How many of a cohort's pseudo-labels are right.
+
+    Args:
+        report: leaves [M, n_max].
+        rows: int32 [M, n_max], the examples that the report speaks of.
+        sizes: int32 [M]; positions beyond are padding.
+        hidden_labels: int32 [N], the truth.
+
+    Returns:
+        `pseudo_label_accuracy` of the labels that the method uses, `pseudo_label_accuracy_<rule>` of each rule,
+        `qualified_accuracy` of those that a client trains on (NaN where there are none), and
+        `qualified_per_client`, their mean number over the cohort.
+    """
+    there = jnp.arange(rows.shape[1]) < sizes[:, None]
+    truth = hidden_labels[rows]
+
+    def accuracy(labels: jax.Array, counted: jax.Array) -> jax.Array:
+        return jnp.sum((labels == truth) & counted) / jnp.sum(counted)
+
+    used = next(iter(report.pseudo_labels.values()))
+    return {
+        "pseudo_label_accuracy": accuracy(used, there),
+        **{
+            f"pseudo_label_accuracy_{rule}": accuracy(labels, there)
+            for rule, labels in report.pseudo_labels.items()
+        },
+        "qualified_accuracy": accuracy(used, report.qualified),
+        "qualified_per_client": jnp.mean(jnp.sum(report.qualified, axis=1)),
+        "qualified_share": jnp.sum(report.qualified) / jnp.maximum(jnp.sum(sizes), 1),
+    }
+
+
+def tree_bytes(tree: Any) -> int:
+    """Bytes of a pytree's leaves (arrays or shapes): what a network would carry."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

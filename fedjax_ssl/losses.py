@@ -1,0 +1,98 @@
+"""The losses of the papers, each a pure function of a (possibly padded) batch."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean cross-entropy over the examples that count.
+
+    Args:
+        logits: float32 [B, C].
+        labels: int32 [B]; rows outside the mask may hold anything.
+        mask: bool [B].
+
+    Returns:
+        float32 []; 0 where nothing counts.
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(mask, labels, 0))
+    return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def mixup_cross_entropy(
+    logits: jax.Array, labels: jax.Array, partner_labels: jax.Array, mixing: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """lambda l(f(x_mix), y) + (1 - lambda) l(f(x_mix), y'): the mix loss, FedAnchor eq. 9 (SemiFL eq. 7).
+
+    Args:
+        logits: float32 [B, C] of the mixed images.
+        labels, partner_labels: int32 [B], of the two images in each mixture.
+        mixing: float32 [], the lambda of the batch.
+        mask: bool [B].
+    """
+    return mixing * cross_entropy(logits, labels, mask) + (1 - mixing) * cross_entropy(
+        logits, partner_labels, mask
+    )
+
+
+def unit_vectors(vectors: jax.Array) -> jax.Array:
+    """Each row over its length, in float32; a zero row stays zero, with a zero gradient."""
+    squared = jnp.sum(jnp.square(vectors.astype(jnp.float32)), axis=-1, keepdims=True)
+    positive = squared > 0
+    return jnp.where(positive, vectors / jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
+
+
+def label_contrastive_loss(
+    embeddings: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    num_classes: int,
+    temperature: float,
+    negatives: str = "batch",
+    self_pairs: bool = False,
+) -> jax.Array:
+    """The label contrastive loss of FedAnchor, eq. 1 and 2, on one batch of anchors.
+
+        l(c) = -log( sum_{y(i) = y(j) = c} exp(s_ij / tau) / sum_{y(i) != y(j)} exp(s_ij / tau) )
+        L_c  = 1/C sum_c l(c),     s_ij the cosine similarity of z_i and z_j
+
+    A class with no pair in the batch is left out of the sum (its l(c) would be log 0), and so is every
+    class when the batch holds one class only. The value is not bounded below: it can be negative.
+
+    Args:
+        embeddings: float32 [B, D], the anchor head's outputs z.
+        labels: int32 [B].
+        mask: bool [B]; False marks padding.
+        num_classes: C.
+        temperature: tau.
+        negatives: which pairs the denominator takes: 'batch', every pair of unequal labels in the batch (as
+            printed), or 'class', those whose first example is of class c.
+        self_pairs: whether the numerator counts i = j. The equation as printed does not forbid it; a self pair
+            has similarity 1 whatever the network does, so it only dampens the gradient.
+
+    Returns:
+        float32 [].
+    """
+    z = unit_vectors(embeddings)
+    # Similarities are at most 1: taking 1 / tau off keeps exp within range, and the quotient does not see it.
+    weights = jnp.exp((jnp.matmul(z, z.T, precision="highest") - 1.0) / temperature)
+    both = mask[:, None] & mask[None, :]
+    same = labels[:, None] == labels[None, :]
+    positive = both & same if self_pairs else both & same & ~jnp.eye(len(labels), dtype=bool)
+    negative = both & ~same
+    one_hot = jax.nn.one_hot(labels, num_classes)
+
+    def sum_by_class(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Over the pairs whose first example is of each class: sum of the weights, and whether there is any."""
+        sums = jnp.matmul(jnp.sum(jnp.where(pairs, weights, 0.0), axis=1), one_hot, precision="highest")
+        return sums, jnp.any(pairs, axis=1) @ one_hot > 0
+
+    numerator, has_positive = sum_by_class(positive)
+    denominator, has_negative = sum_by_class(negative)
+    if negatives == "batch":
+        denominator, has_negative = jnp.sum(denominator), jnp.any(has_negative)
+    counted = has_positive & has_negative
+    # A class that is left out gets a harmless stand-in, so that no gradient is infinity times zero.
+    losses = jnp.log(jnp.where(counted, denominator, 1.0)) - jnp.log(jnp.where(counted, numerator, 1.0))
+    return jnp.sum(losses) / num_classes

@@ -1,0 +1,295 @@
+"""FedAnchor: Enhancing Federated Semi-Supervised Learning with Label Contrastive Loss for Unlabeled Clients.
+
+Qiu et al., 2024 (arXiv 2402.10191). What differs from FedAvg:
+  1. the model has a second head, the anchor head, and the server shapes its space with a label contrastive loss;
+  2. clients label their own images by cosine similarity to the server's labelled anchors in that space, and train
+     on those whose score exceeds a threshold;
+  3. after each aggregation the server trains on its anchors: one epoch on each head.
+
+The paper leaves the temperature, the batch sizes, clipping, normalisation and more unsaid; each such choice is a
+field below or in the shared sections, and docs/results.md shows the measurements behind its default.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl import sgd
+from fedjax_ssl.aggregation import client_weights, weighted_mean
+from fedjax_ssl.batches import map_batches
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.fix_mix import fix_mix_phase, mix_images
+from fedjax_ssl.losses import cross_entropy, label_contrastive_loss, mixup_cross_entropy
+from fedjax_ssl.method import Method, Problem, Report, State
+from fedjax_ssl.pseudo_labels import (
+    AnchorEmbeddings,
+    all_pairs_scores,
+    class_anchors,
+    class_mean_scores,
+    qualify,
+)
+from fedjax_ssl.schedule import learning_rate_at
+from fedjax_ssl.server import train_epochs
+from fedjax_ssl.statistics import make_statistics
+
+CLASSIFICATION = ("backbone", "classifier")  # the parts that cross-entropy trains, and that clients upload
+ANCHOR_HEAD = ("anchor_head",)
+
+
+def defaults() -> ConfigDict:
+    """The section `config.fedanchor`."""
+    section = ConfigDict()
+    # Pseudo-labels (section 4.2).
+    section.threshold = 0.6  # t of eq. 5: a label counts when its score is above it (appendix C)
+    section.travels = "class_means"  # C vectors go down; 'all_pairs': all S, as in the paper. The scores are the same
+    section.ensemble_views = 0  # section 4.5: n > 0 averages the scores of n weakly augmented views; 0: the raw image
+    # Local training (section 4.3, appendix B).
+    section.mixup_alpha = 0.75  # a of eq. 8
+    section.client_mixup = True  # Table 3's variants: with and without the mix loss at the clients
+    section.mix_weight = 1.0  # b of eq. 10
+    section.mix_order = "mix_then_augment"  # eq. 8 and 9; 'augment_then_mix' is SemiFL's order
+    # Server training (sections 4.1, 4.4 and 4.5). The paper gives none of the fields below the first three.
+    section.server_mixup = False  # True: FedAnchor (mix)
+    section.contrastive = True  # False: Table 3's "w/o contr loss"
+    section.contrastive_epochs = 1
+    section.contrastive_trains = "anchor_head"  # or 'model': the backbone too
+    section.contrastive_batch_size = 250
+    section.contrastive_augmentation = "none"  # or 'weak', 'strong'
+    section.contrastive_learning_rate = 0.03
+    section.temperature = 0.5  # tau of eq. 1
+    section.negatives = "batch"  # eq. 1 as printed; 'class': pairs of the class only
+    section.self_pairs = False  # whether eq. 1's numerator counts i = j
+    section.pretrain_contrastive = True  # whether pre-training has contrastive epochs too
+    return section
+
+
+class Broadcast(NamedTuple):
+    """What travels down to each client.
+
+    Attributes:
+        params, batch_stats: the global model, both heads.
+        anchors: `ClassAnchors`, or `AnchorEmbeddings` of every anchor.
+        learning_rate: float32 [], of this round's local training.
+    """
+
+    params: Any
+    batch_stats: Any
+    anchors: Any
+    learning_rate: jax.Array
+
+
+def fedanchor(problem: Problem) -> Method:
+    """Algorithm 1 as a Method."""
+    config, network, num_classes = problem.config, problem.network, problem.num_classes
+    options = config.fedanchor
+    _check(config)
+
+    # --- Server: w_t and the anchors' latent representations go down (section 4.2). -------------------------------
+
+    def broadcast(state: State, data) -> Broadcast:
+        rows = data.anchor_index
+        outputs = network.predict_rows(
+            state.params, state.batch_stats, data.images, rows, config.eval_batch_size
+        )
+        anchors = AnchorEmbeddings(outputs.embeddings, data.visible_labels[rows])
+        if options.travels == "class_means":
+            anchors = class_anchors(anchors, num_classes)
+        rate = learning_rate_at(config, config.client.learning_rate, state.round)
+        return Broadcast(state.params, state.batch_stats, anchors, rate)
+
+    # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
+
+    def scores(received: Broadcast, images):
+        """Eq. 3 for each image [B], beside the classification head's probabilities: two float32 [B, C]."""
+        outputs = network.predict(received.params, received.batch_stats, images)
+        if options.travels == "class_means":
+            by_anchors = class_mean_scores(outputs.embeddings, received.anchors)
+        else:
+            by_anchors = all_pairs_scores(outputs.embeddings, received.anchors, num_classes)
+        return by_anchors, jax.nn.softmax(outputs.logits)
+
+    def label(received: Broadcast, data, rows, keys) -> Report:
+        by_anchors, probabilities = label_scores(
+            problem, lambda images: scores(received, images), data.images, rows, keys, options.ensemble_views
+        )
+        labels, qualified = qualify(by_anchors, options.threshold)  # eq. 4, eq. 5
+        by_classifier = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
+        return Report({"anchor_head": labels, "classification_head": by_classifier}, qualified)
+
+    local_training = fix_mix_phase(  # eq. 5 to 10
+        problem,
+        label,
+        mixup_alpha=options.mixup_alpha if options.client_mixup else 0.0,
+        mix_weight=options.mix_weight,
+        mix_order=options.mix_order,
+        parts=CLASSIFICATION,
+    )
+
+    # --- Server: w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1). A client with an empty fix set sent nothing. -----
+
+    def aggregate(state: State, received) -> State:
+        weights = client_weights(
+            config.aggregation.weights, received.sizes, received.num_qualified, received.accepted
+        )
+        uploads = received.uploads
+        params = weighted_mean(uploads.params, weights, sgd.select(state.params, CLASSIFICATION))
+        statistics = weighted_mean(
+            uploads.batch_stats, weights, state.batch_stats if uploads.batch_stats else ()
+        )
+        return state._replace(params={**state.params, **params}, batch_stats=statistics or state.batch_stats)
+
+    # --- Server: one epoch on the classification head, one on the anchor head (section 4.4). -----------------------
+
+    def classification_loss(data):
+        def loss_fn(params, batch_stats, rows, mask, key):
+            images, labels = data.images[rows], data.visible_labels[rows]
+            if not options.server_mixup:
+                augment = {"strong": problem.strong, "weak": problem.weak}[config.server.augmentation]
+                (outputs,), batch_stats = network.train(params, batch_stats, (augment(key, images),), mask)
+                loss = cross_entropy(outputs.logits, labels, mask)
+            else:  # FedAnchor (mix), section 4.5: each anchor with another one of its batch
+                partner_key, mix_key = jax.random.split(key)
+                partner = jax.random.permutation(partner_key, jnp.arange(len(rows)))
+                partner = jnp.where(mask[partner], partner, jnp.arange(len(rows)))
+                mixture, mixing = mix_images(
+                    problem, mix_key, images, images[partner], options.mixup_alpha, options.mix_order
+                )
+                (outputs,), batch_stats = network.train(params, batch_stats, (mixture,), mask)
+                loss = mixup_cross_entropy(outputs.logits, labels, labels[partner], mixing, mask)
+            return loss, (batch_stats, {"server_loss": loss})
+
+        return loss_fn
+
+    def contrastive_loss(data):
+        augment = {"none": lambda _, images: images, "weak": problem.weak, "strong": problem.strong}
+
+        def loss_fn(params, batch_stats, rows, mask, key):
+            views = (augment[options.contrastive_augmentation](key, data.images[rows]),)
+            (outputs,), batch_stats = network.train(params, batch_stats, views, mask)
+            loss = label_contrastive_loss(  # eq. 1, eq. 2
+                outputs.embeddings,
+                data.visible_labels[rows],
+                mask,
+                num_classes,
+                options.temperature,
+                options.negatives,
+                options.self_pairs,
+            )
+            return loss, (batch_stats, {"contrastive_loss": loss})
+
+        return loss_fn
+
+    def train_on_anchors(state: State, data, key, rates, epochs, contrastive_epochs):
+        """`epochs` of cross-entropy, then `contrastive_epochs` of the label contrastive loss."""
+        keys = jax.random.split(key)
+        params, batch_stats, metrics = train_epochs(
+            classification_loss(data),
+            sgd.make_optimizer(config.server, rates[0]),
+            state.params,
+            state.batch_stats,
+            data.anchor_index,
+            parts=CLASSIFICATION,
+            epochs=epochs,
+            batch_size=config.server.batch_size,
+            key=keys[0],
+        )
+        if contrastive_epochs:
+            params, batch_stats, more = train_epochs(
+                contrastive_loss(data),
+                sgd.make_optimizer(config.server, rates[1]),
+                params,
+                batch_stats,
+                data.anchor_index,
+                parts=ANCHOR_HEAD
+                if options.contrastive_trains == "anchor_head"
+                else ("backbone", *ANCHOR_HEAD),
+                epochs=contrastive_epochs,
+                batch_size=options.contrastive_batch_size,
+                key=keys[1],
+            )
+            metrics = {**metrics, **more}
+        return state._replace(params=params, batch_stats=batch_stats), metrics
+
+    def server_after(state: State, data, key):
+        rates = [
+            learning_rate_at(config, rate, state.round)
+            for rate in (config.server.learning_rate, options.contrastive_learning_rate)
+        ]
+        contrastive_epochs = options.contrastive_epochs if options.contrastive else 0
+        return train_on_anchors(state, data, key, rates, config.server.epochs, contrastive_epochs)
+
+    statistics = make_statistics(network, config.model.statistics)
+
+    def init(data, key) -> State:
+        """Fresh weights, pre-trained on the anchors (appendix C)."""
+        init_key, train_key = jax.random.split(key)
+        state = State(jnp.int32(0), *network.init(init_key))
+        if config.server.pretrain_epochs:
+            rates = (config.server.pretrain_learning_rate,) * 2
+            epochs = config.server.pretrain_epochs
+            contrastive_epochs = epochs if options.contrastive and options.pretrain_contrastive else 0
+            state, _ = train_on_anchors(state, data, train_key, rates, epochs, contrastive_epochs)
+        return state
+
+    return Method(
+        init=init,
+        broadcast=broadcast,
+        phases=(local_training,),
+        aggregate=aggregate,
+        server_after=server_after,
+        statistics=statistics,
+    )
+
+
+def label_scores(problem: Problem, scores, images, rows, keys, num_views: int):
+    """Scores of every example of a cohort, as one large batch with shared weights.
+
+    Args:
+        problem: the run.
+        scores: images [B, H, W, C] -> a pytree with leaves [B, ...].
+        images: uint8 [N, H, W, C].
+        rows: int32 [M, n_max].
+        keys: [M], of the clients; a client's views do not depend on who else is in the cohort.
+        num_views: 0 for the raw images, else the mean over so many weakly augmented views (section 4.5).
+
+    Returns:
+        The scores, leaves [M, n_max, ...].
+    """
+    num_jobs, n_max = rows.shape
+    flat_rows = rows.reshape(-1)
+
+    def of_batch(example):
+        batch = images[flat_rows[example]]
+        if num_views == 0:
+            return scores(batch)
+        client_keys = keys[example // n_max]
+        example_keys = jax.vmap(jax.random.fold_in)(client_keys, example % n_max)
+        total = None
+        for view in range(num_views):
+            view_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(example_keys, view)
+            weak = jax.vmap(lambda key, image: problem.weak(key, image[None])[0])(view_keys, batch)
+            found = scores(weak)
+            total = found if total is None else jax.tree.map(jnp.add, total, found)
+        return jax.tree.map(lambda leaf: leaf / num_views, total)
+
+    found = map_batches(of_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
+    return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), found)
+
+
+def _check(config) -> None:
+    options = config.fedanchor
+    known = {
+        "travels": ("class_means", "all_pairs"),
+        "contrastive_trains": ("anchor_head", "model"),
+        "contrastive_augmentation": ("none", "weak", "strong"),
+        "negatives": ("batch", "class"),
+    }
+    for field, values in known.items():
+        if options[field] not in values:
+            raise UserError(f"fedanchor.{field} is {options[field]!r}; known: {', '.join(values)}")
+    if config.model.anchor_dim < 1:
+        raise UserError("fedanchor needs an anchor head: model.anchor_dim must be at least 1")
+    if options.temperature <= 0:
+        raise UserError(f"fedanchor.temperature must be above 0, not {options.temperature}")

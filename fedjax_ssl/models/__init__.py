@@ -1,0 +1,55 @@
+"""Models: a backbone chosen by name, with a classifier and an anchor head on top.
+
+To add a backbone, enter its factory: `BACKBONES["mine"] = MyBackbone`, a callable that takes the keywords
+`normalisation` (policy name) and `dtype` and gives a module from (images, train, mask, num_views) to
+features [B, D].
+"""
+
+import functools
+
+import jax.numpy as jnp
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.models.cnn import SmallCNN
+from fedjax_ssl.models.double_head import DoubleHead, Outputs
+from fedjax_ssl.models.normalisation import POLICIES, Normalisation
+from fedjax_ssl.models.resnet import ResNet18
+from fedjax_ssl.models.wide_resnet import WideResNet
+
+__all__ = ["BACKBONES", "POLICIES", "DoubleHead", "Normalisation", "Outputs", "build_model"]
+
+BACKBONES = {
+    "cnn": SmallCNN,
+    "resnet18": ResNet18,
+    "wrn28_2": functools.partial(WideResNet, depth=28, width=2),
+}
+
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def build_model(config, num_classes):
+    """Builds the model that a configuration names.
+
+    Args:
+      config: the `model` section: `name` (a key of `BACKBONES`), `normalisation` (one of `POLICIES`),
+        `anchor_dim` (0: no anchor head) and `dtype` ('float32' or 'bfloat16', of the computation; parameters
+        are float32).
+      num_classes: number of classes.
+
+    Returns:
+      A `DoubleHead` module.
+
+    Raises:
+      UserError: a name is unknown; the message lists the known ones.
+    """
+    for field, value, known in (
+        ("name", config.name, BACKBONES),
+        ("normalisation", config.normalisation, POLICIES),
+        ("dtype", config.dtype, _DTYPES),
+    ):
+        if value not in known:
+            raise UserError(f"unknown model.{field} {value!r}; known: {', '.join(sorted(known))}")
+    if config.anchor_dim < 0:
+        raise UserError(f"model.anchor_dim must be 0 (no anchor head) or more, not {config.anchor_dim}")
+    backbone = BACKBONES[config.name](normalisation=config.normalisation, dtype=_DTYPES[config.dtype])
+    return DoubleHead(backbone=backbone, num_classes=num_classes, anchor_dim=config.anchor_dim)

@@ -1,0 +1,186 @@
+"""Convolution and pooling, with the implementation chosen per backend in one place.
+
+XLA's CPU backend runs the forward convolution through a fast library, but the backward convolutions that
+automatic differentiation makes take a naive path as soon as they stand inside a loop (scan, while, fori):
+one to two orders of magnitude slower than the forward pass. Training loops live inside such loops here, so
+on CPU the convolution brings its own backward pass, written in forward convolutions and matrix products
+only. The same holds for `reduce_window`, hence pooling by reshape.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ssl.errors import UserError
+
+_DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+# Kaiming normal over the fan-out: standard deviation sqrt(2 / (kernel_h * kernel_w * out)), not truncated.
+convolution_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+def conv2d(x, kernel, stride=1, implementation=None):
+    """Two-dimensional convolution (cross-correlation) with symmetric padding and no bias.
+
+    Each side is padded by (kernel size - 1) / 2, as `padding=1` for 3x3 in PyTorch, also where the stride is
+    2 (XLA's "SAME" would pad one side only), so a side of n becomes ceil(n / stride).
+
+    Args:
+      x: [N, H, W, in] activations.
+      kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`.
+      stride: 1 or 2, for both sides.
+      implementation: 'lax' (XLA's convolution and its automatic gradient) or 'custom_backward' (see the
+        module's docstring). None chooses 'custom_backward' on CPU and 'lax' elsewhere.
+
+    Returns:
+      [N, ceil(H / stride), ceil(W / stride), out].
+
+    Raises:
+      UserError: the implementation is unknown.
+    """
+    if implementation is None:
+        implementation = "custom_backward" if jax.default_backend() == "cpu" else "lax"
+    if implementation not in ("lax", "custom_backward"):
+        raise UserError(f"unknown convolution {implementation!r}; known: 'custom_backward', 'lax'")
+    if implementation == "lax":
+        return _forward(x, kernel, stride)
+    if kernel.shape[:2] == (1, 1):
+        return jnp.matmul(x[:, ::stride, ::stride], kernel[0, 0])
+    return _conv2d_custom_backward(x, kernel, stride)
+
+
+def _forward(x, kernel, stride):
+    padding = [((size - 1) // 2, (size - 1) // 2) for size in kernel.shape[:2]]
+    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=_DIMENSIONS)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _conv2d_custom_backward(x, kernel, stride):
+    return _forward(x, kernel, stride)
+
+
+def _conv2d_forward(x, kernel, stride):
+    return _forward(x, kernel, stride), (x, kernel)
+
+
+def _conv2d_backward(stride, residuals, gradient):
+    x, kernel = residuals
+    return (
+        _input_gradient(gradient, kernel, stride, x.shape[1:3]),
+        _kernel_gradient(x, gradient, stride, kernel.shape[:2]),
+    )
+
+
+_conv2d_custom_backward.defvjp(_conv2d_forward, _conv2d_backward)
+
+
+def _input_gradient(gradient, kernel, stride, size):
+    """Gradient with respect to the input, by forward convolutions of stride 1 only.
+
+    Input position i = stride * o + a - p meets output position o through tap a (p is the padding). The
+    positions i = stride * t + r of one remainder r therefore see only the taps a = r + p (mod stride), at
+    the outputs o = t + (r + p - a) / stride: a small convolution of the gradient for each pair of
+    remainders, whose results are interleaved. Stride 1 is the case of one remainder: the flipped, transposed
+    kernel. (The textbook form for stride 2, a convolution of the gradient with zeros inserted, does four
+    times the arithmetic.)
+    """
+
+    def taps(remainder, length):
+        """The kernel positions that reach one remainder, in the order of their outputs, and the padding."""
+        first = (remainder + (length - 1) // 2) % stride
+        positions = list(range(first, length, stride))[::-1]
+        offsets = [(remainder + (length - 1) // 2 - a) // stride for a in positions]
+        return positions, (-offsets[0], offsets[-1])
+
+    transposed = kernel.transpose(0, 1, 3, 2)
+    rows = []
+    for row in range(stride):
+        row_taps, row_padding = taps(row, kernel.shape[0])
+        columns = []
+        for column in range(stride):
+            column_taps, column_padding = taps(column, kernel.shape[1])
+            part = transposed[row_taps[0] :: -stride, column_taps[0] :: -stride]
+            columns.append(
+                lax.conv_general_dilated(
+                    gradient, part, (1, 1), (row_padding, column_padding), dimension_numbers=_DIMENSIONS
+                )
+            )
+        rows.append(jnp.stack(columns, axis=3))  # [N, Ho, Wo, stride, in]
+    if stride == 1:
+        return columns[0]
+    batch, height, width, channels = columns[0].shape
+    interleaved = jnp.stack(rows, axis=2).reshape(batch, stride * height, stride * width, channels)
+    return interleaved[:, : size[0], : size[1]]
+
+
+def _kernel_gradient(x, gradient, stride, kernel_size):
+    """Gradient with respect to the kernel: one matrix product for each row of taps.
+
+    The shifted slices of the padded input that meet the taps of one kernel row are joined along the channels
+    and contracted with the gradient over examples and positions.
+    """
+    kernel_height, kernel_width = kernel_size
+    batch, height, width, features = gradient.shape
+    channels = x.shape[-1]
+    vertical, horizontal = (kernel_height - 1) // 2, (kernel_width - 1) // 2
+    padded = jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
+    flat_gradient = gradient.reshape(batch * height * width, features)
+    rows = []
+    for a in range(kernel_height):
+        slices = [
+            padded[:, a : a + (height - 1) * stride + 1 : stride, b : b + (width - 1) * stride + 1 : stride]
+            for b in range(kernel_width)
+        ]
+        patches = jnp.concatenate(slices, axis=-1).reshape(batch * height * width, kernel_width * channels)
+        rows.append(
+            lax.dot_general(
+                patches, flat_gradient, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+            )
+        )
+    stacked = jnp.stack(rows).reshape(kernel_height, kernel_width, channels, features)
+    return stacked.astype(gradient.dtype)
+
+
+class Conv(nn.Module):
+    """Convolution without bias; parameter `kernel` [kernel_h, kernel_w, in, out], float32.
+
+    Attributes:
+      features: output channels.
+      kernel_size: (height, width), odd.
+      strides: 1 or 2.
+      dtype: dtype of the computation and of the output.
+    """
+
+    features: int
+    kernel_size: tuple[int, int] = (3, 3)
+    strides: int = 1
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (*self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", convolution_init, shape, jnp.float32)
+        return conv2d(x.astype(self.dtype), kernel.astype(self.dtype), self.strides)
+
+
+def max_pool2d(x):
+    """Largest value of each 2x2 window; an odd last row or column is dropped.
+
+    Args:
+      x: [N, H, W, C].
+
+    Returns:
+      [N, H // 2, W // 2, C].
+    """
+    batch, height, width, channels = x.shape
+    height, width = height // 2, width // 2
+    windows = x[:, : 2 * height, : 2 * width].reshape(batch, height, 2, width, 2, channels)
+    return windows.max(axis=(2, 4))
+
+
+def global_average_pool(x):
+    """Mean over all positions: [N, H, W, C] to [N, C], accumulated in float32."""
+    return x.astype(jnp.float32).mean(axis=(1, 2)).astype(x.dtype)

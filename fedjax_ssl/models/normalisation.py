@@ -1,0 +1,168 @@
+"""Normalisation of activations under three named policies.
+
+Federated results move by tens of points with the treatment of batch normalisation, so it is a named choice:
+
+* 'static': batch statistics in training, none kept by an ordinary step. Evaluation uses statistics that a
+  separate pass over data computes on demand (SemiFL's static batch normalisation, Diao et al., NeurIPS 2022;
+  from HeteroFL, Diao et al., ICLR 2021).
+* 'running': running averages kept in training and used in evaluation (Ioffe and Szegedy, ICML 2015;
+  conventions of PyTorch).
+* 'group': group normalisation (Wu and He, ECCV 2018): statistics of each example alone, nothing kept.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ssl.errors import UserError
+
+POLICIES = ("static", "running", "group")
+EPSILON = 1e-5
+MOMENTUM = 0.1  # new average = 0.9 * old + 0.1 * batch
+
+
+class Normalisation(nn.Module):
+    """Normalises the last axis under one policy, then scales and shifts.
+
+    Parameters `scale` (1) and `bias` (0), each [C]. Under 'static' and 'running' the collection
+    'batch_stats' holds `mean` (0) and `var` (1), each [C]. A training pass needs that collection only where
+    it is mutable; an evaluation pass always reads it. What a training pass with a mutable collection writes:
+
+    * 'static': the mean and the unbiased variance of this very batch, whatever stood there before, so that a
+      statistics pass may average them over batches. Several views count as several batches: their plain mean.
+    * 'running': 0.9 * old + 0.1 * batch, with the unbiased variance, view by view.
+
+    A view without a single valid example changes neither.
+
+    Attributes:
+      policy: 'static', 'running' or 'group'.
+    """
+
+    policy: str = "static"
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None, num_views=1):
+        """Normalises.
+
+        Args:
+          x: [V*B, ..., C] activations, view-major.
+          train: whether batch statistics are used (they are not under 'group').
+          mask: bool or float [V*B], 0 for padding rows, which take no part in any statistic; None: all are
+            valid.
+          num_views: V, the number of views with separate statistics.
+
+        Returns:
+          An array of the shape and dtype of `x`; statistics are computed in float32.
+
+        Raises:
+          UserError: the policy is unknown.
+        """
+        if self.policy not in POLICIES:
+            raise UserError(f"unknown normalisation {self.policy!r}; known: {', '.join(POLICIES)}")
+        channels = x.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (channels,), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (channels,), jnp.float32)
+        if self.policy == "group":
+            return group_normalise(x, scale, bias)
+
+        keeps = self.is_mutable_collection("batch_stats")
+        if keeps or not train:
+            mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), jnp.float32)
+            var = self.variable("batch_stats", "var", jnp.ones, (channels,), jnp.float32)
+        if not train:
+            multiplier = scale * lax.rsqrt(var.value + EPSILON)
+            return ((x - mean.value) * multiplier + bias).astype(x.dtype)
+
+        y, batch_mean, batch_var, count = batch_normalise(x, scale, bias, mask, num_views)
+        if keeps and not self.is_initializing():
+            unbiased = batch_var * (count / jnp.maximum(count - 1, 1))[:, None]
+            if self.policy == "static":
+                mean.value = _mean_over_views(batch_mean, count, mean.value)
+                var.value = _mean_over_views(unbiased, count, var.value)
+            else:
+                mean.value = _running_average(mean.value, batch_mean, count)
+                var.value = _running_average(var.value, unbiased, count)
+        return y
+
+
+def batch_normalise(x, scale, bias, mask=None, num_views=1):
+    """Normalises by the mean and the biased variance over the valid examples and positions of each view.
+
+    Args:
+      x: [V*B, ..., C] activations, view-major.
+      scale: [C].
+      bias: [C].
+      mask: bool or float [V*B], or None.
+      num_views: V.
+
+    Returns:
+      The normalised activations [V*B, ..., C] in the dtype of `x`, and per view the mean [V, C], the biased
+      variance [V, C] and the number of values they were taken over [V], in float32.
+
+    Source: Ioffe and Szegedy, ICML 2015, algorithm 1.
+    """
+    channels = x.shape[-1]
+    values = x.astype(jnp.float32).reshape(num_views, x.shape[0] // num_views, -1, channels)
+    if mask is None:
+        weights = None
+        count = jnp.full((num_views,), values.shape[1] * values.shape[2], jnp.float32)
+    else:
+        weights = mask.astype(jnp.float32).reshape(num_views, -1, 1, 1)
+        count = weights.sum(axis=(1, 2, 3)) * values.shape[2]
+    # max(count, 1): a view of padding only gives zeros instead of NaN.
+    divisor = jnp.maximum(count, 1)[:, None]
+
+    def moment(y):
+        return (y if weights is None else y * weights).sum(axis=(1, 2)) / divisor
+
+    mean = moment(values)
+    centred = values - mean[:, None, None]
+    var = moment(jnp.square(centred))
+    y = centred * (scale * lax.rsqrt(var + EPSILON))[:, None, None] + bias
+    return y.reshape(x.shape).astype(x.dtype), mean, var, count
+
+
+def group_normalise(x, scale, bias):
+    """Normalises each example by the mean and the biased variance of each group of channels.
+
+    The number of groups is the largest divisor of the channels that is at most 32 and leaves two or more
+    channels a group (32 from 64 channels on, 16 for 32, 8 for 16; a single channel is one group).
+
+    Args:
+      x: [N, ..., C].
+      scale: [C].
+      bias: [C].
+
+    Returns:
+      An array of the shape and dtype of `x`.
+
+    Source: Wu and He, ECCV 2018, equations 1, 2 and 7.
+    """
+    channels = x.shape[-1]
+    groups = number_of_groups(channels)
+    values = x.astype(jnp.float32).reshape(x.shape[0], -1, groups, channels // groups)
+    centred = values - values.mean(axis=(1, 3), keepdims=True)
+    var = jnp.square(centred).mean(axis=(1, 3), keepdims=True)
+    y = (centred * lax.rsqrt(var + EPSILON)).reshape(x.shape)
+    return (y * scale + bias).astype(x.dtype)
+
+
+def number_of_groups(channels):
+    """The largest divisor of `channels` that is at most 32 and leaves two or more channels a group."""
+    limit = max(1, min(32, channels // 2))
+    return next(groups for groups in range(limit, 0, -1) if channels % groups == 0)
+
+
+def _running_average(average, batch, count):
+    """Moves the average [C] towards each view's value [V, C] in turn, skipping views without examples."""
+    for view in range(batch.shape[0]):
+        moved = (1 - MOMENTUM) * average + MOMENTUM * batch[view]
+        average = jnp.where(count[view] > 0, moved, average)
+    return average
+
+
+def _mean_over_views(batch, count, otherwise):
+    """Plain mean [C] of [V, C] over the views that hold a valid example; `otherwise` where none does."""
+    valid = (count > 0).astype(jnp.float32)
+    mean = (batch * valid[:, None]).sum(axis=0) / jnp.maximum(valid.sum(), 1)
+    return jnp.where(valid.sum() > 0, mean, otherwise)

@@ -1,0 +1,71 @@
+"""Wide residual networks for small images."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_ssl.models.layers import Conv, global_average_pool
+from fedjax_ssl.models.normalisation import Normalisation
+
+
+class PreActivationBlock(nn.Module):
+    """Normalisation, ReLU, 3x3 convolution, twice, added to the shortcut.
+
+    Where the widths differ the shortcut is a 1x1 convolution of the first normalised and rectified
+    activations, the identity of the block's input elsewhere.
+    """
+
+    features: int
+    strides: int = 1
+    normalisation: str = "static"
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, train, mask, num_views):
+        def normalise(y, name):
+            return Normalisation(self.normalisation, name=name)(y, train, mask, num_views)
+
+        y = nn.relu(normalise(x, "norm0"))
+        if x.shape[-1] != self.features:
+            x = Conv(self.features, (1, 1), self.strides, dtype=self.dtype, name="shortcut_conv")(y)
+        y = Conv(self.features, strides=self.strides, dtype=self.dtype, name="conv0")(y)
+        y = nn.relu(normalise(y, "norm1"))
+        return x + Conv(self.features, dtype=self.dtype, name="conv1")(y)
+
+
+class WideResNet(nn.Module):
+    """Wide residual network of depth 6n + 4 and width k; 28 and 2 by default.
+
+    A 3x3 convolution to 16 channels; three stages of n pre-activation blocks with 16k, 32k and 64k channels,
+    the last two starting with stride 2; normalisation, ReLU and global average pooling to 64k features. No
+    dropout. WRN-28-2 with a classifier for 10 classes: 1,467,610 parameters.
+
+    Source: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016.
+
+    Attributes:
+      depth: number of convolutions, 6n + 4.
+      width: k.
+      normalisation: policy of `Normalisation`.
+      dtype: dtype of the computation.
+    """
+
+    depth: int = 28
+    width: int = 2
+    normalisation: str = "static"
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None, num_views=1):
+        """Maps images [V*B, H, W, C] to features [V*B, 64k]; arguments as in `DoubleHead`."""
+        x = Conv(16, dtype=self.dtype, name="stem_conv")(images)
+        for stage, features in enumerate((16, 32, 64)):
+            for block in range((self.depth - 4) // 6):
+                strides = 2 if stage > 0 and block == 0 else 1
+                x = PreActivationBlock(
+                    features * self.width,
+                    strides,
+                    self.normalisation,
+                    self.dtype,
+                    name=f"stage{stage}_block{block}",
+                )(x, train, mask, num_views)
+        x = nn.relu(Normalisation(self.normalisation, name="final_norm")(x, train, mask, num_views))
+        return global_average_pool(x)

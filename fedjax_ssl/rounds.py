@@ -1,0 +1,147 @@
+"""A round: the stages of a federation, in order, as one pure function; and many rounds as one dispatch."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.aggregation import all_finite
+from fedjax_ssl.clients import Cohort, train_cohort
+from fedjax_ssl.evaluation import evaluate, score_pseudo_labels
+from fedjax_ssl.method import Method, Problem, Received, State
+
+Metrics = dict[str, jax.Array]
+
+
+def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> Callable:
+    """One round of a method.
+
+    Args:
+        problem: the run.
+        method: what is particular to it.
+        lanes: how many clients train side by side.
+        debug: train the clients in a plain Python loop (call the round without jit then).
+
+    Returns:
+        round_fn(state, data, hidden_labels) -> (state, metrics). Only the scoring reads `hidden_labels`.
+    """
+    config = problem.config
+
+    def round_fn(state: State, data, hidden_labels) -> tuple[State, Metrics]:
+        select_key, before_key, client_key, after_key = jax.random.split(round_key(data.seed, state.round), 4)
+
+        # Select a cohort.
+        num_clients = len(data.client_size)
+        clients = jax.random.choice(select_key, num_clients, (config.clients_per_round,), replace=False)
+        own_states = jax.tree.map(lambda leaf: leaf[clients], state.clients)
+
+        # The server trains, and broadcasts.
+        state, before = method.server_before(state, data, before_key)
+        broadcast = method.broadcast(state, data)
+
+        # The clients label, train and upload.
+        result = train_cohort(
+            method.phases, broadcast, data, Cohort(clients, own_states, client_key), lanes, debug
+        )
+        finished, report = result.finished, result.reports[0]
+
+        # Aggregate what arrived. An upload that is not finite is dropped, and counted.
+        accepted = result.took_part & all_finite(finished.upload, batch_ndim=1)
+        sizes = data.client_size[clients]
+        received = Received(finished.upload, accepted, sizes, jnp.sum(report.qualified, axis=1))
+        state = method.aggregate(state, received)
+        state = state._replace(clients=_write_back(state.clients, finished.state, clients, accepted))
+
+        # The server trains on the new model; normalisation statistics are brought up to date.
+        state, after = method.server_after(state, data, after_key)
+        state = method.statistics(state, data, clients)
+        state = state._replace(round=state.round + 1)
+
+        metrics = {
+            "round": state.round,
+            **evaluate(problem.network, state, data, config.eval_batch_size),
+            **score_pseudo_labels(report, data.client_index[clients], sizes, hidden_labels),
+            **_means(finished.metrics, accepted),
+            **before,
+            **after,
+            "uploads": jnp.sum(result.took_part),
+            "dropped_uploads": jnp.sum(result.took_part & ~accepted),
+            "local_steps": jnp.sum(result.num_steps),
+        }
+        return state, metrics
+
+    return round_fn
+
+
+class Dispatch(NamedTuple):
+    """What several rounds in one dispatch give.
+
+    Attributes:
+        state: after the last round that ran.
+        metrics: leaves [capacity]; the first `rounds_done` entries are filled.
+        rounds_done: int32 [].
+        healthy: bool [], whether the last round left a state to go on from.
+    """
+
+    state: State
+    metrics: Metrics
+    rounds_done: jax.Array
+    healthy: jax.Array
+
+
+def make_dispatch(round_fn: Callable, capacity: int) -> Callable:
+    """Up to `capacity` rounds as one program; how many is traced, so that any number runs without compiling.
+
+    Args:
+        round_fn: a round.
+        capacity: size of the buffer of metrics.
+
+    Returns:
+        dispatch(state, data, hidden_labels, num_rounds) -> Dispatch. It ends early when a round leaves a state that
+        is not finite, or when every upload of a round was dropped.
+    """
+
+    def dispatch(state, data, hidden_labels, num_rounds) -> Dispatch:
+        shapes = jax.eval_shape(round_fn, state, data, hidden_labels)[1]
+        buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity,), leaf.dtype), shapes)
+
+        def body(so_far: Dispatch) -> Dispatch:
+            state, metrics = round_fn(so_far.state, data, hidden_labels)
+            buffer = jax.tree.map(
+                lambda all_, one: all_.at[so_far.rounds_done].set(one), so_far.metrics, metrics
+            )
+            all_dropped = (metrics["dropped_uploads"] > 0) & (
+                metrics["dropped_uploads"] == metrics["uploads"]
+            )
+            healthy = all_finite((state.params, state.batch_stats)) & ~all_dropped
+            return Dispatch(state, buffer, so_far.rounds_done + 1, healthy)
+
+        def goes_on(so_far: Dispatch) -> jax.Array:
+            return (so_far.rounds_done < num_rounds) & so_far.healthy
+
+        return jax.lax.while_loop(goes_on, body, Dispatch(state, buffer, jnp.int32(0), jnp.bool_(True)))
+
+    return dispatch
+
+
+def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
+    """The key of a round: nothing random is carried from round to round."""
+    return jax.random.fold_in(jax.random.key(seed), round_number + 1)
+
+
+def init_key(seed: jax.Array) -> jax.Array:
+    """The key of the initialisation and the pre-training, before the first round."""
+    return jax.random.fold_in(jax.random.key(seed), 0)
+
+
+def _write_back(all_states: Any, new_states: Any, clients: jax.Array, accepted: jax.Array) -> Any:
+    """The cohort's own states, back to their places; a client whose upload was dropped keeps its old one."""
+    place = jnp.where(accepted, clients, jnp.iinfo(jnp.int32).max)
+    return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), all_states, new_states)
+
+
+def _means(metrics: Metrics, accepted: jax.Array) -> Metrics:
+    """The cohort's mean of each metric over the accepted uploads; NaN where there are none."""
+    count = jnp.sum(accepted)
+    return {name: jnp.sum(jnp.where(accepted, values, 0.0)) / count for name, values in metrics.items()}

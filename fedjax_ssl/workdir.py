@@ -1,0 +1,148 @@
+"""A run's folder: its configuration, partition, metrics and summary. Files are replaced whole, or appended to."""
+
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from fedjax_ssl.config import CHANGES_NO_RESULT, differences
+from fedjax_ssl.errors import UserError
+
+CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
+PARTITION, CHECKPOINTS = "partition.npz", "checkpoints"
+
+
+def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
+    """Makes and returns the first of parent/name-001, parent/name-002, ... that is not there yet."""
+    number = 1
+    while True:
+        workdir = parent / f"{name}-{number:03d}"
+        try:
+            workdir.mkdir(parents=True)
+            return workdir
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise UserError(f"cannot make the folder {workdir}: {error.strerror}") from error
+
+
+class Workdir:
+    """The folder of one run. Nothing is written before `begin`."""
+
+    def __init__(self, path: str | os.PathLike, config: dict[str, Any]):
+        """Looks whether this configuration may run in this folder.
+
+        Args:
+            path: need not exist.
+            config: the complete configuration, as nested dicts.
+
+        Raises:
+            UserError: the folder holds a run of another configuration, or something that is no run.
+        """
+        self.path = pathlib.Path(path)
+        self.config = config
+        self._files: dict[str, Any] = {}
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"the workdir {self.path} is not a folder")
+        self.is_begun = (self.path / CONFIG).exists()
+        if self.is_begun:
+            self._check_same_run()
+        else:
+            ours = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if (self.path / name).exists()]
+            if ours:
+                raise UserError(
+                    f"the workdir {self.path} holds {ours[0]} but no {CONFIG}; choose another workdir"
+                )
+
+    def _check_same_run(self) -> None:
+        try:
+            old = json.loads((self.path / CONFIG).read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {self.path / CONFIG}: {error}") from error
+        found = differences(old, self.config)
+        refused = {name: pair for name, pair in found.items() if name not in CHANGES_NO_RESULT}
+        grown = refused.get("num_rounds")
+        if grown and grown[0] <= grown[1] and self.config["schedule"] == "constant":
+            del refused["num_rounds"]
+        if refused:
+            listed = "; ".join(f"{name}: {old!r} there, {new!r} here" for name, (old, new) in refused.items())
+            raise UserError(f"the workdir {self.path} holds a run of another configuration ({listed})")
+
+    def begin(self, round_number: int) -> None:
+        """Writes the configuration, and cuts the records back to `round_number`, where the run goes on.
+
+        Raises:
+            UserError: the folder cannot be written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock()
+            replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
+            for name in (METRICS, TIMINGS):
+                kept = [line for line in read_lines(self.path / name) if line["round"] <= round_number]
+                replace_file(self.path / name, "".join(map(_to_line, kept)))
+                self._files[name] = (self.path / name).open("a")
+        except OSError as error:
+            raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
+
+    def _lock(self) -> None:
+        """Two processes must not train in one folder; the lock goes with the process, however it ends."""
+        try:
+            import fcntl
+        except ImportError:  # not on this system
+            return
+        self._files["lock"] = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._files["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is training in the workdir {self.path}") from None
+
+    def append(self, name: str, lines: list[dict[str, Any]]) -> None:
+        """Appends lines to METRICS or TIMINGS, through to the operating system."""
+        self._files[name].write("".join(map(_to_line, lines)))
+        self._files[name].flush()
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """The lines of METRICS or TIMINGS."""
+        return read_lines(self.path / name)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Replaces the summary."""
+        replace_file(self.path / SUMMARY, json.dumps(_finite(summary), indent=2) + "\n")
+
+    def close(self) -> None:
+        """Closes the files, and lets go of the folder."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def replace_file(path: pathlib.Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a .jsonl file; a last line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _to_line(record: dict[str, Any]) -> str:
+    return json.dumps(_finite(record)) + "\n"
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: what could not be measured is null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+    }

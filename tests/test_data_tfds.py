@@ -1,0 +1,330 @@
+"""TensorFlow Datasets without TensorFlow: archives in the original formats, served on this machine.
+
+Download, verification, unpacking, preparation and reading run for real, on tiny data sets.
+"""
+
+import gzip
+import hashlib
+import http.server
+import io
+import socket
+import struct
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import scipy.io
+from ml_collections import config_dict
+
+from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data.tfds import _STAND_IN, _check_reachable, _quiet
+from fedjax_ssl.errors import UserError
+
+TRAIN, TEST = 40, 10
+
+
+def data_config(source, folder):
+    return config_dict.ConfigDict({"source": source, "path": "", "tfds_dir": str(folder), "flip": False})
+
+
+def random_images(rng, count, size, channels):
+    return rng.integers(0, 256, (count, size, size, channels), np.uint8)
+
+
+def cifar_bytes(images, *label_columns):
+    rows = [np.stack(label_columns, axis=1).astype(np.uint8), images.transpose(0, 3, 1, 2).reshape(len(images), -1)]
+    return np.concatenate(rows, axis=1).tobytes()
+
+
+def tar_gz(members):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def idx_images(images):
+    return gzip.compress(struct.pack(">IIII", 2051, len(images), 28, 28) + images.tobytes())
+
+
+def idx_labels(labels):
+    return gzip.compress(struct.pack(">II", 2049, len(labels)) + labels.astype(np.uint8).tobytes())
+
+
+class Site:
+    """A web server on this machine that holds a few files and counts what is asked of it."""
+
+    def __init__(self):
+        self.files = {}
+        self.requests = 0
+        site = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                site.requests += 1
+                content = site.files.get(self.path.rsplit("/", 1)[-1])
+                self.send_response(404 if content is None else 200)
+                self.send_header("Content-Length", str(len(content or b"")))
+                self.end_headers()
+                self.wfile.write(content or b"")
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def checksums(self):
+        """What TFDS has on record for the files, as TFDS has it."""
+        from tensorflow_datasets.core.download.checksums import UrlInfo
+
+        return {
+            self.url + name: UrlInfo(len(content), hashlib.sha256(content).hexdigest(), name)
+            for name, content in self.files.items()
+        }
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def site(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    site = Site()
+    yield site
+    site.close()
+
+
+def builder_class(name):
+    with _quiet():
+        import tensorflow_datasets as tfds
+
+        return tfds.builder_cls(name)
+
+
+def serve_cifar(name, site, monkeypatch):
+    rng = np.random.default_rng(0)
+    builder = builder_class(name)
+    train, test = random_images(rng, TRAIN, 32, 3), random_images(rng, TEST, 32, 3)
+    classes = 10 if name == "cifar10" else 100
+    y_train, y_test = rng.integers(0, classes, TRAIN), rng.integers(0, classes, TEST)
+    archive = "cifar.tar.gz"
+    if name == "cifar10":
+        members = {"batches.meta.txt": "\n".join("abcdefghij").encode()}
+        for part in range(5):
+            rows = slice(part * TRAIN // 5, (part + 1) * TRAIN // 5)
+            members[f"data_batch_{part + 1}.bin"] = cifar_bytes(train[rows], y_train[rows])
+        members["test_batch.bin"] = cifar_bytes(test, y_test)
+        prefix = "cifar-10-batches-bin/"
+    else:
+        members = {
+            "coarse_label_names.txt": "\n".join(f"coarse{i}" for i in range(20)).encode(),
+            "fine_label_names.txt": "\n".join(f"fine{i}" for i in range(100)).encode(),
+            "train.bin": cifar_bytes(train, y_train // 5, y_train),
+            "test.bin": cifar_bytes(test, y_test // 5, y_test),
+        }
+        prefix = "cifar-100-binary/"
+    site.files[archive] = tar_gz({prefix + member: content for member, content in members.items()})
+    facts = builder._cifar_info.fget
+    monkeypatch.setattr(builder, "_cifar_info", property(lambda self: facts(self)._replace(url=site.url + archive)))
+    monkeypatch.setattr(builder, "url_infos", site.checksums())
+    return train, y_train, test, y_test
+
+
+def serve_mnist(name, site, monkeypatch):
+    from tensorflow_datasets.image_classification import mnist
+
+    rng = np.random.default_rng(0)
+    builder = builder_class(name)
+    train, test = random_images(rng, TRAIN, 28, 1), random_images(rng, TEST, 28, 1)
+    y_train, y_test = rng.integers(0, 10, TRAIN), rng.integers(0, 10, TEST)
+    if name == "mnist":
+        site.files["train-images-idx3-ubyte.gz"] = idx_images(train)
+        site.files["train-labels-idx1-ubyte.gz"] = idx_labels(y_train)
+        site.files["t10k-images-idx3-ubyte.gz"] = idx_images(test)
+        site.files["t10k-labels-idx1-ubyte.gz"] = idx_labels(y_test)
+        monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", TRAIN)
+        monkeypatch.setattr(mnist, "_TEST_EXAMPLES", TEST)
+        monkeypatch.setattr(builder, "URL", site.url)
+    else:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            # As published: each image transposed.
+            prefix = "gzip/emnist-byclass-"
+            archive.writestr(prefix + "train-images-idx3-ubyte.gz", idx_images(train.swapaxes(1, 2).copy()))
+            archive.writestr(prefix + "train-labels-idx1-ubyte.gz", idx_labels(y_train))
+            archive.writestr(prefix + "test-images-idx3-ubyte.gz", idx_images(test.swapaxes(1, 2).copy()))
+            archive.writestr(prefix + "test-labels-idx1-ubyte.gz", idx_labels(y_test))
+        site.files["gzip.zip"] = file.getvalue()
+        by_class = next(config for config in builder.BUILDER_CONFIGS if config.name == "byclass")
+        monkeypatch.setattr(by_class, "train_examples", TRAIN)
+        monkeypatch.setattr(by_class, "test_examples", TEST)
+        monkeypatch.setattr(builder, "URL", site.url + "gzip.zip")
+    monkeypatch.setattr(builder, "url_infos", site.checksums())
+    return train, y_train, test, y_test
+
+
+def serve_svhn(name, site, monkeypatch):
+    from tensorflow_datasets.core import shuffle
+
+    rng = np.random.default_rng(0)
+    builder = builder_class(name)
+    sets = {}
+    for split, count in ("train", TRAIN), ("test", TEST), ("extra", 5):
+        images, labels = random_images(rng, count, 32, 3), rng.integers(0, 10, count)
+        sets[split] = images, labels
+        file = io.BytesIO()
+        # As published: the images last to vary, and 10 for the digit 0.
+        mat = {"X": images.transpose(1, 2, 3, 0), "y": np.where(labels == 0, 10, labels)[:, np.newaxis]}
+        scipy.io.savemat(file, mat)
+        site.files[f"{split}_32x32.mat"] = file.getvalue()
+    monkeypatch.setattr(sys.modules[builder.__module__], "URL", site.url)
+    monkeypatch.setattr(builder, "url_infos", site.checksums())
+    # The real set is larger than what TFDS shuffles in memory: it goes through files.
+    monkeypatch.setattr(shuffle, "MAX_MEM_BUFFER_SIZE", 10_000)
+    return *sets["train"], *sets["test"]
+
+
+SERVE = {
+    "cifar10": serve_cifar,
+    "cifar100": serve_cifar,
+    "mnist": serve_mnist,
+    "emnist/byclass": serve_mnist,
+    "svhn_cropped": serve_svhn,
+}
+
+
+def rows_as_set(images, labels):
+    return {(image.tobytes(), int(label)) for image, label in zip(images, labels)}
+
+
+@pytest.mark.parametrize("name", SERVE)
+def test_download_prepare_and_read_without_tensorflow(name, site, tmp_path, monkeypatch, capsys):
+    x_train, y_train, x_test, y_test = SERVE[name](name, site, monkeypatch)
+    first = load_dataset(data_config(name, tmp_path))
+    assert first.x_train.dtype == first.x_test.dtype == np.uint8
+    assert first.y_train.dtype == first.y_test.dtype == np.int32
+    if name in ("mnist", "emnist/byclass"):  # TFDS does not record their official order.
+        assert rows_as_set(first.x_train, first.y_train) == rows_as_set(x_train, y_train)
+        assert rows_as_set(first.x_test, first.y_test) == rows_as_set(x_test, y_test)
+        assert len(first.x_train) == TRAIN and len(first.x_test) == TEST
+    else:
+        np.testing.assert_array_equal(first.x_train, x_train)
+        np.testing.assert_array_equal(first.y_train, y_train)
+        np.testing.assert_array_equal(first.x_test, x_test)
+        np.testing.assert_array_equal(first.y_test, y_test)
+    assert first.num_classes == {"cifar100": 100, "emnist/byclass": 62}.get(name, 10)
+    assert first.flip == name.startswith("cifar")
+    assert len(first.mean) == len(first.std) == first.x_train.shape[-1]
+    assert "tensorflow" not in sys.modules
+    assert capsys.readouterr().out == ""
+
+    # What is prepared is read again with the server down, in the same order.
+    site.close()
+    second = load_dataset(data_config(name, tmp_path))
+    for one, other in zip(first, second):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_nothing_is_left_lent_to_tfds(site, tmp_path, monkeypatch):
+    serve_mnist("mnist", site, monkeypatch)
+    load_dataset(data_config("mnist", tmp_path))
+    lent = [name for name, module in list(sys.modules.items()) if vars(module).get("tf") is _STAND_IN]
+    assert lent == []
+
+
+def expect_line(error, *parts):
+    message = str(error.value)
+    assert "\n" not in message
+    assert "--config.data.source=npz --config.data.path=FILE" in message
+    for part in parts:
+        assert part in message
+
+
+def test_a_damaged_download_is_refused_and_can_be_repeated(site, tmp_path, monkeypatch):
+    serve_cifar("cifar10", site, monkeypatch)
+    intact = site.files["cifar.tar.gz"]
+    site.files["cifar.tar.gz"] = intact[: len(intact) // 2]
+    with pytest.raises(UserError) as error:
+        load_dataset(data_config("cifar10", tmp_path))
+    expect_line(error, "cifar10", "NonMatchingChecksumError")
+    site.files["cifar.tar.gz"] = intact
+    assert len(load_dataset(data_config("cifar10", tmp_path)).x_train) == TRAIN
+
+
+def test_prepared_files_that_are_damaged_are_refused(site, tmp_path, monkeypatch):
+    serve_cifar("cifar10", site, monkeypatch)
+    load_dataset(data_config("cifar10", tmp_path))
+    (record,) = tmp_path.glob("cifar10/*/*train.array_record*")
+    record.write_bytes(record.read_bytes()[:100])
+    with pytest.raises(UserError) as error:
+        load_dataset(data_config("cifar10", tmp_path))
+    expect_line(error, "cifar10", str(tmp_path))
+
+
+def test_data_prepared_in_another_format_are_refused(site, tmp_path, monkeypatch):
+    serve_mnist("mnist", site, monkeypatch)
+    load_dataset(data_config("mnist", tmp_path))
+    (info,) = tmp_path.glob("mnist/*/dataset_info.json")
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    with pytest.raises(UserError) as error:
+        load_dataset(data_config("mnist", tmp_path))
+    expect_line(error, "mnist", str(tmp_path))
+
+
+def test_a_file_that_is_gone_from_its_host_is_named(site, tmp_path, monkeypatch):
+    serve_cifar("cifar10", site, monkeypatch)
+    site.files.clear()
+    with pytest.raises(UserError) as error:
+        load_dataset(data_config("cifar10", tmp_path))
+    expect_line(error, "cifar10", "127.0.0.1", "404")
+
+
+def test_a_closed_port_fails_within_15_seconds(site, tmp_path, monkeypatch):
+    serve_cifar("cifar10", site, monkeypatch)
+    site.close()
+    start = time.monotonic()
+    with pytest.raises(UserError) as error:
+        load_dataset(data_config("cifar10", tmp_path))
+    assert time.monotonic() - start < 15
+    expect_line(error, "cifar10", "127.0.0.1", "ConnectionError")
+    assert not list(tmp_path.glob("cifar10/*"))
+
+
+def test_a_host_that_accepts_and_stays_silent_fails_in_time(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        with pytest.raises(UserError) as error:
+            _check_reachable("cifar10", [f"http://127.0.0.1:{silent.getsockname()[1]}/file"], within=1.0)
+        assert time.monotonic() - start < 3
+    expect_line(error, "cifar10", "127.0.0.1")
+
+
+def test_name_resolution_that_hangs_fails_in_time(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(5))
+    start = time.monotonic()
+    with pytest.raises(UserError) as error:
+        _check_reachable("cifar10", ["http://host.invalid/a", "http://other.invalid/b"], within=1.0)
+    assert time.monotonic() - start < 3
+    expect_line(error, "host.invalid", "no answer within 1 seconds")
+
+
+def test_one_host_of_two_that_is_away_is_named(site):
+    site.files["a"] = b"content"
+    _check_reachable("set", [site.url + "a"], within=5.0)  # Raises nothing.
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(UserError) as error:
+        _check_reachable("set", [site.url + "a", f"http://127.0.0.1:{port}/b"], within=5.0)
+    expect_line(error, f"127.0.0.1:{port}")
