@@ -1,14 +1,16 @@
 """FedAnchor on scikit-learn's handwritten digits (1,797 real 8x8 images, no download): the quickstart.
 
-python launch.py
+    python launch.py
 
-20 clients of 66 images each, non-IID (Dir 0.1), 50 labelled anchors at the server, 5 clients a round.
+20 clients of 69 images each, non-IID (Dir 0.1), 50 labelled anchors at the server, 5 clients a round.
+Arguments: the variants of fedjax_ssl/methods/fedanchor.py; anchors=, alpha=.
 """
 
-from fedjax_ssl.config import base_config
+from fedjax_ssl.config import apply_arguments, base_config
+from fedjax_ssl.methods.fedanchor import VARIANTS
 
 
-def get_config():
+def get_config(arguments=""):
     config = base_config()
     config.num_rounds = 40
     config.num_clients = 20
@@ -17,4 +19,4 @@ def get_config():
     config.data.num_anchors = 50
     config.model.name = "cnn"
     config.augment.padding = 1
-    return config
+    return apply_arguments(config, arguments, {"anchors": "data.num_anchors", "alpha": "data.alpha"}, VARIANTS)

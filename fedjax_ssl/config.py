@@ -155,33 +155,37 @@ def flatten(nested: dict, prefix: str = "") -> dict:
     return flat
 
 
-def parse_arguments(arguments: str, known: dict[str, type]) -> dict:
-    """The part of `--config=FILE:ARGUMENTS` behind the colon: bare names and name=value pairs.
+def apply_arguments(
+    config: ConfigDict, arguments: str, fields: dict[str, str], variants: dict[str, dict]
+) -> ConfigDict:
+    """Applies the part of `--config=FILE:ARGUMENTS` behind the colon, for instance 'wrn28_2,anchors=500,alpha=0.1'.
 
     Args:
-        arguments: for instance 'wrn28_2,anchors=500,alpha=0.1'.
-        known: name -> type of the value; a bare name gives True and has type bool.
+        config: is changed.
+        arguments: names of variants, and name=value pairs, with commas between them.
+        fields: name in a pair -> the field that it sets.
+        variants: bare name -> the fields that it sets, with their values.
 
     Returns:
-        name -> value, of the names that were given.
+        The configuration.
 
     Raises:
-        UserError: for an unknown name, or a value that is not of its type.
+        UserError: for an unknown name, or a value that is not of the field's type.
     """
-    found = {}
     for argument in filter(None, arguments.split(",")):
         name, equals, text = argument.partition("=")
-        if name not in known:
-            raise UserError(f"unknown config argument {name!r}; known: {', '.join(known)}")
-        try:
-            found[name] = known[name](text) if equals else True
-        except ValueError:
-            raise UserError(
-                f"config argument {name} takes a value of type {known[name].__name__}, not {text!r}"
-            ) from None
-        if (known[name] is bool) == bool(equals):
-            raise UserError(f"config argument {name} {'takes no' if equals else 'needs a'} value")
-    return found
+        if equals and name in fields:
+            kind = type(_get(config, fields[name]))
+            try:
+                config.update_from_flattened_dict({fields[name]: kind(text)})
+            except ValueError:
+                raise UserError(f"config argument {name} takes a value of type {kind.__name__}, not {text!r}") from None
+        elif not equals and name in variants:
+            config.update_from_flattened_dict(variants[name])
+        else:
+            known = [*variants, *(f"{field}=..." for field in fields)]
+            raise UserError(f"unknown config argument {argument!r}; known: {', '.join(known)}")
+    return config
 
 
 def _get(config: ConfigDict, dotted: str):

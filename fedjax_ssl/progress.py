@@ -37,7 +37,7 @@ class RoundProgress:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def update(self, metrics: dict[str, Any]) -> None:
         """Shows a round's figures."""
@@ -50,11 +50,14 @@ class RoundProgress:
 
 
 def describe(metrics: dict[str, Any]) -> str:
-    """The figures of a round in one line."""
-    parts = [f"test accuracy {100 * metrics['test_accuracy']:.2f} %"]
-    rules = [name for name in metrics if name.startswith("pseudo_label_accuracy_")]
-    for name in rules:
-        rule = name.removeprefix("pseudo_label_accuracy_").replace("_", " ")
-        parts.append(f"labels by {rule} {100 * metrics[name]:.1f} %")
-    parts.append(f"qualified {metrics['qualified_per_client']:.1f} a client")
-    return ", ".join(parts)
+    """The figures of a round in a few words: the labels' accuracies are rule by rule, the one in use first."""
+    prefix = "pseudo_label_accuracy_"
+    labels = ", ".join(
+        f"{name.removeprefix(prefix).replace('_', ' ')} {100 * value:.1f} %"
+        for name, value in metrics.items()
+        if name.startswith(prefix)
+    )
+    return (
+        f"test {100 * metrics['test_accuracy']:.2f} %  labels: {labels}  "
+        f"qualified {metrics['qualified_per_client']:.1f}"
+    )

@@ -1,0 +1,21 @@
+"""Image augmentation on the device, inside the compiled training step."""
+
+from fedjax_ssl.augment.flavours import FLAVOURS, Flavour, PoolEntry, get_flavour
+from fedjax_ssl.augment.mixup import mix, sample_lambda
+from fedjax_ssl.augment.operations import Operation
+from fedjax_ssl.augment.randaugment import rand_augment, strong_augment
+from fedjax_ssl.augment.weak import flip_and_crop, weak_augment
+
+__all__ = [
+    "FLAVOURS",
+    "Flavour",
+    "Operation",
+    "PoolEntry",
+    "flip_and_crop",
+    "get_flavour",
+    "mix",
+    "rand_augment",
+    "sample_lambda",
+    "strong_augment",
+    "weak_augment",
+]

@@ -108,7 +108,9 @@ def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    for host, problem in list(problems.items()):
+    failed = list(problems.items())  # A copy: a thread that is left behind may still answer.
+    if failed:
+        host, problem = failed[0]
         raise UserError(
             f"data.source={name} must be downloaded, but {host} cannot be reached ({problem}); connect to the "
             f"network, set data.tfds_dir to a folder where TFDS has prepared it, or {_NPZ_WAY}"

@@ -38,6 +38,18 @@ CLASSIFICATION = ("backbone", "classifier")  # the parts that cross-entropy trai
 ANCHOR_HEAD = ("anchor_head",)
 
 
+# The systems of the paper's tables that differ from FedAnchor in a field or two: name -> fields.
+VARIANTS = {
+    "mix": {"fedanchor.server_mixup": True},  # Tables 1 and 2, "FedAnchor (mix)"
+    "no_mixup": {"fedanchor.client_mixup": False},  # Table 3
+    "server_mixup": {"fedanchor.client_mixup": False, "fedanchor.server_mixup": True},  # Table 3
+    "no_contrastive": {"fedanchor.contrastive": False},  # Table 3, "w/o contr loss"
+    "ensemble": {"fedanchor.ensemble_views": 4},  # section 4.5
+    "all_pairs": {"fedanchor.travels": "all_pairs"},  # what travels in the paper
+    "anchors_only": {"fedanchor.threshold": 2.0},  # no cosine reaches it: only the server trains. The lower bound
+}
+
+
 def defaults() -> ConfigDict:
     """The section `config.fedanchor`."""
     section = ConfigDict()

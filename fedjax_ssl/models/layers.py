@@ -117,31 +117,57 @@ def _input_gradient(gradient, kernel, stride, size):
 
 
 def _kernel_gradient(x, gradient, stride, kernel_size):
-    """Gradient with respect to the kernel: one matrix product for each row of taps.
+    """Gradient with respect to the kernel, by matrix products that sum over examples and positions.
 
-    The shifted slices of the padded input that meet the taps of one kernel row are joined along the channels
-    and contracted with the gradient over examples and positions.
+    Tap (a, b) is the sum over positions (i, j) of x[i + a, j + b] gradient[i, j], with x padded.
     """
-    kernel_height, kernel_width = kernel_size
-    batch, height, width, features = gradient.shape
-    channels = x.shape[-1]
-    vertical, horizontal = (kernel_height - 1) // 2, (kernel_width - 1) // 2
+    vertical, horizontal = (kernel_size[0] - 1) // 2, (kernel_size[1] - 1) // 2
     padded = jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
-    flat_gradient = gradient.reshape(batch * height * width, features)
-    rows = []
+    # One product wastes (kernel_h - 1) of its rows on padding, and pays for joined copies of the gradient,
+    # so it is the faster form for large images and for more than a handful of input channels only.
+    joined = stride == 1 and gradient.shape[1] >= 8 and x.shape[-1] >= 8
+    form = _kernel_gradient_joined if joined else _kernel_gradient_by_rows
+    return form(padded, gradient, stride, kernel_size).astype(gradient.dtype)
+
+
+def _kernel_gradient_joined(padded, gradient, stride, kernel_size):
+    """All taps in one matrix product, for stride 1.
+
+    The horizontal shifts are joined along the channels of the input, the vertical ones along those of the
+    gradient: summing over i' = i + a instead of i turns tap (a, b) into x[i', j + b] gradient[i' - a, j].
+    """
+    del stride
+    kernel_height, kernel_width = kernel_size
+    height, width, features = gradient.shape[1:]
+    channels = padded.shape[-1]
+    inputs = jnp.concatenate([padded[:, :, b : b + width] for b in range(kernel_width)], axis=-1)
+    margin = kernel_height - 1
+    outputs = jnp.pad(gradient, ((0, 0), (margin, margin), (0, 0), (0, 0)))
+    outputs = jnp.concatenate(
+        [outputs[:, margin - a : 2 * margin - a + height] for a in range(kernel_height)], axis=-1
+    )
+    product = _contract_positions(inputs, outputs)
+    product = product.reshape(kernel_width, channels, kernel_height, features)
+    return product.transpose(2, 0, 1, 3)
+
+
+def _kernel_gradient_by_rows(padded, gradient, stride, kernel_size):
+    """One matrix product for each row of taps, whose shifted inputs are joined along the channels."""
+    kernel_height, kernel_width = kernel_size
+    height, width, features = gradient.shape[1:]
+    rows_end, columns_end = (height - 1) * stride + 1, (width - 1) * stride + 1
+    products = []
     for a in range(kernel_height):
-        slices = [
-            padded[:, a : a + (height - 1) * stride + 1 : stride, b : b + (width - 1) * stride + 1 : stride]
-            for b in range(kernel_width)
-        ]
-        patches = jnp.concatenate(slices, axis=-1).reshape(batch * height * width, kernel_width * channels)
-        rows.append(
-            lax.dot_general(
-                patches, flat_gradient, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-            )
-        )
-    stacked = jnp.stack(rows).reshape(kernel_height, kernel_width, channels, features)
-    return stacked.astype(gradient.dtype)
+        rows = padded[:, a : a + rows_end : stride]
+        inputs = [rows[:, :, b : b + columns_end : stride] for b in range(kernel_width)]
+        products.append(_contract_positions(jnp.concatenate(inputs, axis=-1), gradient))
+    return jnp.stack(products).reshape(kernel_height, kernel_width, padded.shape[-1], features)
+
+
+def _contract_positions(a, b):
+    """Sum over examples and positions of a [N, H, W, I] times b [N, H, W, J]: [I, J], float32."""
+    a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 class Conv(nn.Module):

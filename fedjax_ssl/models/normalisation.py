@@ -11,6 +11,7 @@ Federated results move by tens of points with the treatment of batch normalisati
 """
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -102,24 +103,69 @@ def batch_normalise(x, scale, bias, mask=None, num_views=1):
     Source: Ioffe and Szegedy, ICML 2015, algorithm 1.
     """
     channels = x.shape[-1]
-    values = x.astype(jnp.float32).reshape(num_views, x.shape[0] // num_views, -1, channels)
-    if mask is None:
-        weights = None
-        count = jnp.full((num_views,), values.shape[1] * values.shape[2], jnp.float32)
-    else:
-        weights = mask.astype(jnp.float32).reshape(num_views, -1, 1, 1)
-        count = weights.sum(axis=(1, 2, 3)) * values.shape[2]
-    # max(count, 1): a view of padding only gives zeros instead of NaN.
-    divisor = jnp.maximum(count, 1)[:, None]
+    values = x.reshape(num_views, x.shape[0] // num_views, -1, channels)
+    weights = None if mask is None else mask.astype(jnp.float32).reshape(num_views, -1, 1, 1)
+    y, mean, var = _normalise_views(values, scale, bias, weights)
+    return y.reshape(x.shape), mean, var, _count(values, weights)
 
-    def moment(y):
-        return (y if weights is None else y * weights).sum(axis=(1, 2)) / divisor
 
-    mean = moment(values)
-    centred = values - mean[:, None, None]
-    var = moment(jnp.square(centred))
-    y = centred * (scale * lax.rsqrt(var + EPSILON))[:, None, None] + bias
-    return y.reshape(x.shape).astype(x.dtype), mean, var, count
+@jax.custom_vjp
+def _normalise_views(values, scale, bias, weights):
+    return _normalise_views_forward(values, scale, bias, weights)[0]
+
+
+def _normalise_views_forward(values, scale, bias, weights):
+    x = values.astype(jnp.float32)
+    mean = _weighted_mean(x, weights)
+    centred = x - mean[:, None, None]
+    var = _weighted_mean(jnp.square(centred), weights)
+    inverse_deviation = lax.rsqrt(var + EPSILON)
+    y = centred * (scale * inverse_deviation)[:, None, None] + bias
+    return (y.astype(values.dtype), mean, var), (values, scale, weights, mean, inverse_deviation)
+
+
+def _normalise_views_backward(residuals, cotangents):
+    """The closed form of the gradient: about half the passes over memory of the automatic one.
+
+    Mean and variance are statistics for later use, not differentiated.
+    """
+    values, scale, weights, mean, inverse_deviation = residuals
+    gradient = cotangents[0].astype(jnp.float32)
+    normalised = (values.astype(jnp.float32) - mean[:, None, None]) * inverse_deviation[:, None, None]
+    bias_gradient = gradient.sum(axis=(1, 2))  # [V, C]
+    scale_gradient = (gradient * normalised).sum(axis=(1, 2))
+    # What moves through the mean and through the variance reaches the valid examples only.
+    divisor = jnp.maximum(_count(values, weights), 1)[:, None]
+    through_mean = (bias_gradient / divisor)[:, None, None]
+    through_var = normalised * (scale_gradient / divisor)[:, None, None]
+    through = through_mean + through_var
+    if weights is not None:
+        through = through * weights
+    x_gradient = (gradient - through) * (scale * inverse_deviation)[:, None, None]
+    weights_gradient = None if weights is None else jnp.zeros_like(weights)
+    return (
+        x_gradient.astype(values.dtype),
+        scale_gradient.sum(axis=0),
+        bias_gradient.sum(axis=0),
+        weights_gradient,
+    )
+
+
+_normalise_views.defvjp(_normalise_views_forward, _normalise_views_backward)
+
+
+def _count(values, weights):
+    """Number of values behind each statistic, float32 [V]."""
+    if weights is None:
+        return jnp.full(values.shape[:1], values.shape[1] * values.shape[2], jnp.float32)
+    return weights.sum(axis=(1, 2, 3)) * values.shape[2]
+
+
+def _weighted_mean(x, weights):
+    """Mean [V, C] of x [V, B, S, C] over the valid examples and positions; zeros for a view without any."""
+    # max(count, 1): zeros instead of NaN.
+    divisor = jnp.maximum(_count(x, weights), 1)[:, None]
+    return (x if weights is None else x * weights).sum(axis=(1, 2)) / divisor
 
 
 def group_normalise(x, scale, bias):

@@ -1,0 +1,17 @@
+# Two commands: make quickstart, make test. Both work on a fresh clone with Python 3.11 or newer and a package index.
+PYTHON ?= python3
+
+.PHONY: quickstart test
+quickstart: .venv/installed
+	.venv/bin/python launch.py
+
+test: .venv/installed
+	.venv/bin/ruff check .
+	.venv/bin/python -m pytest
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet --editable '.[test]'
+	touch $@

@@ -1,0 +1,30 @@
+"""FedAnchor on CIFAR-100, the paper's experiment (arXiv 2402.10191, Tables 1 and 2).
+
+    python launch.py --config=configs/fedanchor_cifar100.py
+    python launch.py --config=configs/fedanchor_cifar100.py:wrn28_2,anchors=2500,iid
+
+100 clients of 400 images, Dir 0.1, 10,000 labelled anchors at the server, 10 clients a round, 500 rounds.
+Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, and the variants of fedjax_ssl/methods/fedanchor.py.
+
+The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
+                     anchors 2500             10000
+    ResNet-18  0.1   43.50 / 46.39            59.96 / 61.01
+               IID   50.79 / 51.34            62.02 / 63.99
+    WRN-28-2   0.1   40.89 / 42.25            52.85 / 55.26
+               IID   44.98 / 46.79            53.56 / 56.40
+"""
+
+from fedjax_ssl.config import apply_arguments, base_config
+from fedjax_ssl.methods.fedanchor import VARIANTS
+
+FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha"}
+BACKBONES = {"resnet18": {"model.name": "resnet18"}, "wrn28_2": {"model.name": "wrn28_2"}}
+IID = {"iid": {"data.alpha": 1000.0}}  # the paper's IID
+
+
+def get_config(arguments=""):
+    config = base_config()
+    config.data.source = "cifar100"
+    config.data.num_anchors = 10000
+    config.fedanchor.contrastive_batch_size = 1000  # 100 classes: smaller batches hold too few pairs of one class
+    return apply_arguments(config, arguments, FIELDS, {**BACKBONES, **IID, **VARIANTS})

@@ -1,0 +1,168 @@
+"""RandAugment (Cubuk et al., 2020) on the device, in the flavours of the published systems."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.augment import operations
+from fedjax_ssl.augment.flavours import Flavour, PoolEntry, get_flavour
+from fedjax_ssl.augment.operations import Operation
+from fedjax_ssl.augment.weak import weak_augment
+from fedjax_ssl.errors import UserError
+
+
+class Draws(NamedTuple):
+    """What is drawn for one batch: S operations and a final cutout for each image."""
+
+    operation: jax.Array  # int32 [S, B], values of Operation; the identity where none is applied
+    strength: jax.Array  # float32 [S, B], in the unit of the operation
+    centre: jax.Array  # float32 [S, B, 2], of a cutout among the operations, as a share of the sides
+    cutout_size: jax.Array  # float32 [B], side of the final cutout in pixels, negative for none
+    cutout_centre: jax.Array  # float32 [B, 2], as a share of the sides
+
+
+def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, magnitude: int) -> jax.Array:
+    """Applies to every image its own random operations, one after the other.
+
+    Args:
+      key: a JAX random key.
+      images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
+      flavour: 'semifl', 'usb', 'fixmatch' or 'fedlabel', see `flavours`.
+      num_ops: operations drawn for each image, with replacement; each is applied with the flavour's
+        probability.
+      magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb ignores it.
+
+    Returns:
+      uint8 [B, H, W, C], grey levels.
+
+    Raises:
+      UserError: there is no such flavour, the images are not uint8 with one or three channels, num_ops is
+        negative or the magnitude is out of range.
+
+    Source: RandAugment (Cubuk et al., 2020); the flavours' sources stand in `flavours`.
+    """
+    chosen = get_flavour(flavour)
+    if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
+        raise UserError(
+            f"RandAugment needs uint8 images with 1 or 3 channels, got {images.dtype} {images.shape}"
+        )
+    if num_ops < 0:
+        raise UserError(f"RandAugment's number of operations must be at least 0, got {num_ops}")
+    if not 0 <= magnitude <= chosen.max_magnitude:
+        raise UserError(
+            f"the magnitude of RandAugment flavour {flavour!r} goes from 0 to {chosen.max_magnitude}, "
+            f"got {magnitude}"
+        )
+    draws = draw_operations(key, chosen, images.shape, num_ops, magnitude)
+    return apply_draws(images, draws, chosen.fill)
+
+
+def strong_augment(
+    key: jax.Array, images: jax.Array, flip: bool, padding: int, flavour: str, num_ops: int, magnitude: int
+) -> jax.Array:
+    """Strong augmentation: a weak augmentation with a draw of its own, and RandAugment.
+
+    Which of the two comes first is a property of the flavour.
+
+    Args:
+      key: a JAX random key.
+      images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
+      flip: whether images may be mirrored, see `weak.weak_augment`.
+      padding: pixels of reflect padding, see `weak.weak_augment`.
+      flavour: 'semifl', 'usb', 'fixmatch' or 'fedlabel', see `flavours`.
+      num_ops: operations drawn for each image, with replacement.
+      magnitude: see `rand_augment`.
+
+    Returns:
+      uint8 [B, H, W, C], grey levels.
+
+    Raises:
+      UserError: see `rand_augment`.
+    """
+    weak_key, rand_key = jax.random.split(key)
+    if get_flavour(flavour).geometry_first:
+        images = weak_augment(weak_key, images, flip, padding)
+        return rand_augment(rand_key, images, flavour, num_ops, magnitude)
+    images = rand_augment(rand_key, images, flavour, num_ops, magnitude)
+    return weak_augment(weak_key, images, flip, padding)
+
+
+def draw_operations(
+    key: jax.Array, flavour: Flavour, shape: tuple[int, int, int, int], num_ops: int, magnitude: int
+) -> Draws:
+    """Draws everything that is random in one call of `rand_augment`.
+
+    Args:
+      key: a JAX random key.
+      flavour: which operations, strengths and probabilities.
+      shape: (B, H, W, C) of the images.
+      num_ops: operations for each image.
+      magnitude: from 0 to the flavour's maximum.
+
+    Returns:
+      The draws, for each image its own.
+    """
+    batch, height, width, channels = shape
+    pool = [entry for entry in flavour.pool if channels == 3 or not entry.colour_only]
+    operation_key, cutout_key = jax.random.split(key)
+    which, applied, sign, level, x, y = jax.random.uniform(operation_key, (6, num_ops, batch))
+
+    # Rounding can take the product of the largest float below one up to the end of the range.
+    index = jnp.minimum((which * len(pool)).astype(jnp.int32), len(pool) - 1)
+    table = np.array([_strength_range(entry, height, width) for entry in pool], np.float32)
+    low, high = jnp.asarray(table[:, 0])[index], jnp.asarray(table[:, 1])[index]
+    strength = low + (high - low) * _fraction(flavour, magnitude, level)
+    # The margin keeps products such as 0.3 * 10 / 10 * 40, whole in theory, from falling below it.
+    whole = jnp.asarray([entry.whole for entry in pool])[index]
+    strength = jnp.where(whole, jnp.floor(strength + 1e-4), strength)
+    strength = jnp.maximum(strength, jnp.asarray([entry.least for entry in pool])[index])
+    signed = jnp.asarray([entry.signed for entry in pool])[index]
+    strength = jnp.where(signed & (sign < 0.5), -strength, strength)
+    operation = jnp.asarray([int(entry.operation) for entry in pool], jnp.int32)[index]
+    operation = jnp.where(applied < flavour.probability, operation, int(Operation.IDENTITY))
+
+    size, cutout_x, cutout_y = jax.random.uniform(cutout_key, (3, batch))
+    if flavour.cutout is None:
+        cutout_size = jnp.full(batch, -1.0)
+    else:
+        smallest, largest = flavour.cutout
+        cutout_size = (smallest + (largest - smallest) * size) * min(height, width)
+    cutout_centre = jnp.stack([cutout_x, cutout_y], axis=-1)
+    return Draws(operation, strength, jnp.stack([x, y], axis=-1), cutout_size, cutout_centre)
+
+
+def apply_draws(images: jax.Array, draws: Draws, fill: tuple[int, int, int]) -> jax.Array:
+    """Applies drawn operations, in their order, and the final cutout.
+
+    Args:
+      images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
+      draws: the operations of each image.
+      fill: red, green and blue level of a cutout.
+
+    Returns:
+      uint8 [B, H, W, C], grey levels.
+    """
+    planes = operations.to_planes(images)
+    for operation, strength, centre in zip(draws.operation, draws.strength, draws.centre):
+        planes = operations.apply_operation(planes, operation, strength, centre, fill)
+    planes = operations.cutout(planes, draws.cutout_size, draws.cutout_centre, fill)
+    return operations.from_planes(planes)
+
+
+def _strength_range(entry: PoolEntry, height: int, width: int) -> tuple[float, float]:
+    """The range of an entry's strength, in the unit of its operation."""
+    if not entry.of_side:
+        return entry.low, entry.high
+    side = height if entry.operation == Operation.TRANSLATE_Y else width
+    return entry.low * side, entry.high * side
+
+
+def _fraction(flavour: Flavour, magnitude: int, level: jax.Array) -> jax.Array:
+    """Where in its range a strength lies, from a uniform draw `level`: in [0, 1]."""
+    if flavour.magnitude == "uniform":
+        return level
+    if flavour.magnitude == "up_to":
+        return jnp.minimum(jnp.floor(level * magnitude) + 1, magnitude) / flavour.max_magnitude
+    return jnp.full_like(level, magnitude / flavour.max_magnitude)

@@ -1,0 +1,62 @@
+"""Weak augmentation: a random horizontal flip and a random crop from reflect padding."""
+
+import jax
+import jax.numpy as jnp
+
+
+def weak_augment(key: jax.Array, images: jax.Array, flip: bool, padding: int = 4) -> jax.Array:
+    """Flips and shifts every image by its own random draw.
+
+    Args:
+      key: a JAX random key.
+      images: [B, H, W, C], any dtype.
+      flip: whether an image is mirrored, left to right, with probability 1/2; digits are not.
+      padding: pixels of reflection on every side from which the crop is taken; at most one less than the
+        shorter side of the images.
+
+    Returns:
+      [B, H, W, C] in the dtype of the images.
+
+    Source: the standard augmentation of CIFAR as FixMatch (Sohn et al., 2020) and SemiFL use it.
+    """
+    batch, height, width, _ = images.shape
+    padding = _usable_padding(padding, height, width)
+    flip_key, offset_key = jax.random.split(key)
+    offsets = jax.random.randint(offset_key, (batch, 2), 0, 2 * padding + 1)
+    flipped = jax.random.bernoulli(flip_key, shape=(batch,)) if flip else jnp.zeros(batch, bool)
+    return flip_and_crop(images, flipped, offsets, padding)
+
+
+def flip_and_crop(images: jax.Array, flipped: jax.Array, offsets: jax.Array, padding: int) -> jax.Array:
+    """Mirrors some of the images, pads all by reflection and crops each to its size again.
+
+    Args:
+      images: [B, H, W, C], any dtype.
+      flipped: bool [B], which images are mirrored, left to right.
+      offsets: int32 [B, 2], first row and column of the crop in the padded image, from 0 to 2 * padding;
+        (padding, padding) leaves the image where it is.
+      padding: pixels of reflection on every side (the border itself is not repeated); at most one less
+        than the shorter side of the images.
+
+    Returns:
+      [B, H, W, C] in the dtype of the images.
+    """
+    batch, height, width, channels = images.shape
+    padding = _usable_padding(padding, height, width)
+    row = _reflect(jnp.arange(height) + offsets[:, :1] - padding, height)
+    column = _reflect(jnp.arange(width) + offsets[:, 1:] - padding, width)
+    column = jnp.where(flipped[:, None], width - 1 - column, column)
+    # One gather of whole pixels; no padded copy is made.
+    source = (row[:, :, None] * width + column[:, None, :]).reshape(batch, height * width, 1)
+    pixels = images.reshape(batch, height * width, channels)
+    return jnp.take_along_axis(pixels, source, axis=1, mode="promise_in_bounds").reshape(images.shape)
+
+
+def _usable_padding(padding: int, height: int, width: int) -> int:
+    """An image can be reflected by at most one pixel less than its side."""
+    return min(padding, height - 1, width - 1)
+
+
+def _reflect(position: jax.Array, length: int) -> jax.Array:
+    """Where a position up to length - 1 pixels outside an axis lies after reflection at its ends."""
+    return length - 1 - jnp.abs(length - 1 - jnp.abs(position))

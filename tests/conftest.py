@@ -1,0 +1,72 @@
+"""What the tests share: one cache of compiled programs, one tiny federation, one finished run."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # launch.py
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Programs compiled once serve all tests and the processes they start; the user's own cache stays untouched."""
+    import jax
+
+    folder = str(tmp_path_factory.mktemp("xla"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    jax.config.update("jax_compilation_cache_dir", folder)
+
+
+@pytest.fixture(scope="session")
+def root():
+    return ROOT
+
+
+def make_tiny_config(**overrides):
+    """FedAnchor on 8x8 digits with a few clients: a round takes well under a second."""
+    from fedjax_ssl import base_config
+
+    config = base_config()
+    config.num_rounds = 4
+    config.num_clients = 8
+    config.clients_per_round = 4
+    config.checkpoint_every = 2
+    config.data.source = "digits"
+    config.data.num_anchors = 40
+    config.data.examples_per_client = 33
+    config.model.name = "cnn"
+    config.augment.padding = 1
+    config.augment.num_ops = 1
+    config.client.epochs = 2
+    config.server.pretrain_epochs = 2
+    config.fedanchor.threshold = 0.5
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+@pytest.fixture
+def tiny_config():
+    return make_tiny_config()
+
+
+@pytest.fixture(scope="session")
+def tiny_experiment():
+    """A built experiment and its state before the first round; tests must not donate the state."""
+    import jax
+
+    from fedjax_ssl.experiment import build_experiment, initialise
+
+    experiment = build_experiment(make_tiny_config())
+    return experiment, jax.jit(lambda data: initialise(experiment, data))(experiment.data)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """(workdir, state) of a run that nobody interrupted."""
+    from fedjax_ssl import train
+
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    return workdir, train(make_tiny_config(), workdir)

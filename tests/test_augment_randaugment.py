@@ -1,0 +1,164 @@
+"""RandAugment: what is drawn, for whom, and that the drawing works inside compiled loops and lanes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.augment import FLAVOURS, Operation, get_flavour, rand_augment, strong_augment, weak_augment
+from fedjax_ssl.augment.randaugment import draw_operations
+from fedjax_ssl.errors import UserError
+
+IMAGES = np.random.default_rng(0).integers(1, 256, (6, 32, 32, 3)).astype(np.uint8)
+
+
+@functools.cache
+def draw(flavour, magnitude, shape=(20000, 32, 32, 3)):
+    """Two operations for each of many images."""
+    draws = draw_operations(jax.random.key(3), get_flavour(flavour), shape, 2, magnitude)
+    return jax.tree.map(np.asarray, draws)
+
+
+def strengths_of(flavour, magnitude, operation):
+    draws = draw(flavour, magnitude)
+    return draws.strength[draws.operation == operation]
+
+
+@pytest.mark.parametrize("flavour", sorted(FLAVOURS))
+def test_every_operation_of_the_pool_is_drawn_equally_often(flavour):
+    chosen = FLAVOURS[flavour]
+    operations = draw(flavour, 10).operation
+    assert set(np.unique(operations)) <= {entry.operation for entry in chosen.pool} | {Operation.IDENTITY}
+    for entry in chosen.pool:
+        if entry.operation != Operation.IDENTITY:
+            expected = chosen.probability / len(chosen.pool)
+            deviation = np.sqrt(expected * (1 - expected) / operations.size)
+            assert abs(np.mean(operations == entry.operation) - expected) < 5 * deviation
+
+
+def test_pool_sizes_and_colour_only_operations():
+    assert {name: len(flavour.pool) for name, flavour in FLAVOURS.items()} == {
+        "semifl": 15,
+        "usb": 14,
+        "fixmatch": 14,
+        "fedlabel": 16,
+    }
+    assert (draw("fedlabel", 10).operation == Operation.CUTOUT).any()
+    assert not (draw("fedlabel", 10, (20000, 28, 28, 1)).operation == Operation.CUTOUT).any()
+
+
+def test_semifl_is_always_at_its_maximum():
+    assert set(strengths_of("semifl", 10, Operation.TRANSLATE_X)) == {-100.0, 100.0}
+    assert set(strengths_of("semifl", 10, Operation.POSTERIZE)) == {4.0}
+    assert set(strengths_of("semifl", 10, Operation.SOLARIZE)) == {0.0}
+    assert set(strengths_of("semifl", 10, Operation.CUTOUT)) == {40.0}
+    np.testing.assert_allclose(np.unique(strengths_of("semifl", 10, Operation.BRIGHTNESS)), [1.9], rtol=1e-6)
+    np.testing.assert_allclose(np.unique(strengths_of("semifl", 5, Operation.ROTATE)), [-15, 15], rtol=1e-6)
+    assert (draw("semifl", 10).cutout_size < 0).all()
+
+
+def test_fixmatch_draws_a_magnitude_up_to_m():
+    levels = (strengths_of("fixmatch", 10, Operation.BRIGHTNESS) - 0.05) / 0.09
+    np.testing.assert_allclose(np.unique(np.round(levels, 3)), np.arange(1, 11))
+    np.testing.assert_allclose(np.unique(strengths_of("fixmatch", 4, Operation.ROTATE)), np.arange(-12, 13, 3)[
+        np.arange(-12, 13, 3) != 0
+    ])
+    # int(0.3 * m / 10 * 32): whole pixels, and none at magnitude 1.
+    assert set(np.abs(strengths_of("fixmatch", 4, Operation.TRANSLATE_Y))) == {0.0, 1.0, 2.0, 3.0}
+    assert set(strengths_of("fixmatch", 10, Operation.POSTERIZE)) == {4.0, 5.0, 6.0, 7.0, 8.0}
+    assert (draw("fixmatch", 10).cutout_size == 16).all()
+
+
+def test_usb_draws_uniform_magnitudes_and_cutouts():
+    rotations = strengths_of("usb", 5, Operation.ROTATE)
+    sizes = draw("usb", 5).cutout_size
+    translations = strengths_of("usb", 5, Operation.TRANSLATE_X)
+    for values, low, high in [(rotations, -30, 30), (sizes, 0, 16), (translations, -9.6, 9.6)]:
+        assert low <= values.min() < low + (high - low) / 100
+        assert high - (high - low) / 100 < values.max() <= high
+        assert abs(values.mean() - (low + high) / 2) < 5 * (high - low) / np.sqrt(12 * values.size)
+    assert set(strengths_of("usb", 5, Operation.POSTERIZE)) == {4.0, 5.0, 6.0, 7.0}
+
+
+def test_fedlabel_takes_its_magnitude_out_of_thirty():
+    def unique(operation):
+        return np.unique(strengths_of("fedlabel", 10, operation))
+
+    np.testing.assert_allclose(unique(Operation.COLOR), [0.7], rtol=1e-6)
+    np.testing.assert_allclose(unique(Operation.SHEAR_X), [-0.1, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(unique(Operation.SOLARIZE), [256 / 3], rtol=1e-6)
+    np.testing.assert_allclose(unique(Operation.POSTERIZE), [1.0])
+    np.testing.assert_allclose(np.unique(strengths_of("fedlabel", 1, Operation.POSTERIZE)), [1.0])
+
+
+@functools.cache
+def compiled(flavour, num_ops=2):
+    return jax.jit(lambda key, images: rand_augment(key, images, flavour, num_ops, 10))
+
+
+def test_every_image_draws_its_own_and_a_key_decides():
+    same = jnp.asarray(np.repeat(IMAGES[:1], 6, axis=0))
+    first = np.asarray(compiled("usb")(jax.random.key(0), same))
+    assert first.dtype == np.uint8 and first.shape == same.shape
+    assert len({image.tobytes() for image in first}) == 6
+    np.testing.assert_array_equal(first, compiled("usb")(jax.random.key(0), same))
+    assert (first != np.asarray(compiled("usb")(jax.random.key(1), same))).any()
+
+
+def test_lanes_and_loops_equal_single_calls():
+    """Under vmap over lanes, inside a while loop, as in the training step."""
+
+    def step(key, images):
+        return strong_augment(key, images, True, 4, "semifl", 2, 10)
+
+    keys = jax.random.split(jax.random.key(5), 6).reshape(3, 2)
+    lanes = jnp.asarray(IMAGES).reshape(3, 2, 32, 32, 3)
+
+    @jax.jit
+    def looped(keys, lanes):
+        return jax.lax.fori_loop(0, 2, lambda i, images: jax.vmap(step)(keys[:, i], images), lanes)
+
+    single = jax.jit(step)
+    expected = [single(keys[lane, 1], single(keys[lane, 0], lanes[lane])) for lane in range(3)]
+    np.testing.assert_array_equal(looped(keys, lanes), np.stack(expected))
+
+
+@pytest.mark.parametrize(("flavour", "weak_first"), [("semifl", True), ("usb", False)])
+def test_strong_augmentation_is_both_in_the_order_of_the_flavour(flavour, weak_first):
+    key, images = jax.random.key(2), jnp.asarray(IMAGES)
+    weak_key, rand_key = jax.random.split(key)
+    weak = functools.partial(weak_augment, weak_key, flip=True, padding=4)
+    rand = functools.partial(compiled(flavour), rand_key)
+    orders = [np.asarray(rand(weak(images))), np.asarray(weak(images=rand(images)))]
+    assert (orders[0] != orders[1]).any()
+    strong = strong_augment(key, images, True, 4, flavour, 2, 10)
+    np.testing.assert_array_equal(strong, orders[0 if weak_first else 1])
+
+
+def test_without_operations_only_the_final_cutout_is_left():
+    augmented = np.asarray(rand_augment(jax.random.key(0), jnp.asarray(IMAGES), "fixmatch", 0, 10))
+    changed = (augmented != IMAGES).any(axis=-1)
+    assert changed.any(axis=(1, 2)).all()
+    assert (augmented[changed] == 127).all()
+    # Pillow's rectangles include their last row and column: up to 17 by 17 pixels.
+    assert changed.sum(axis=(1, 2)).max() <= 17 * 17
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((IMAGES, "autoaugment", 2, 10), "fedlabel, fixmatch, semifl, usb"),
+        ((IMAGES, "semifl", 2, 11), "from 0 to 10"),
+        ((IMAGES, "fedlabel", 1, 31), "from 0 to 30"),
+        ((IMAGES, "semifl", -1, 10), "at least 0"),
+        ((IMAGES.astype(np.float32), "semifl", 2, 10), "uint8"),
+        ((IMAGES[..., :2], "semifl", 2, 10), "1 or 3 channels"),
+    ],
+)
+def test_bad_requests_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        rand_augment(jax.random.key(0), *arguments)
+    with pytest.raises(UserError, match=message):
+        strong_augment(jax.random.key(0), arguments[0], True, 4, *arguments[1:])

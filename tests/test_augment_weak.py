@@ -1,0 +1,81 @@
+"""Weak augmentation against NumPy, and who is flipped and shifted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.augment import flip_and_crop, weak_augment
+
+
+def reference(images, flipped, offsets, padding):
+    """Flip, pad by reflection, crop, one image after the other."""
+    _, height, width, _ = images.shape
+    results = []
+    for image, mirror, (top, left) in zip(images, flipped, offsets):
+        image = image[:, ::-1] if mirror else image
+        padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)), mode="reflect")
+        results.append(padded[top : top + height, left : left + width])
+    return np.stack(results)
+
+
+@pytest.mark.parametrize(
+    ("shape", "padding", "dtype"),
+    [((2, 8, 8, 1), 4, np.uint8), ((2, 32, 32, 3), 4, np.float32), ((2, 5, 7, 3), 4, np.uint8)],
+)
+def test_flip_and_crop_equals_numpy(shape, padding, dtype):
+    """Every offset, with and without a flip."""
+    draws = [
+        (mirror, top, left)
+        for mirror in (False, True)
+        for top in range(2 * padding + 1)
+        for left in range(2 * padding + 1)
+    ]
+    flipped, offsets = np.array([d[0] for d in draws]), np.array([d[1:] for d in draws])
+    images = np.random.default_rng(0).integers(0, 256, (len(draws), *shape[1:])).astype(dtype)
+    ours = flip_and_crop(jnp.asarray(images), jnp.asarray(flipped), jnp.asarray(offsets), padding)
+    assert ours.dtype == dtype
+    np.testing.assert_array_equal(ours, reference(images, flipped, offsets, padding))
+
+
+def recover_draws(augmented, image, padding, may_flip):
+    """Which (flip, top, left) made each augmented image out of one image without symmetries."""
+    candidates = {}
+    for flipped in (False, True) if may_flip else (False,):
+        for top in range(2 * padding + 1):
+            for left in range(2 * padding + 1):
+                made = reference(image[None], [flipped], [(top, left)], padding)
+                candidates[made.tobytes()] = (flipped, top, left)
+    return np.array([candidates[one.tobytes()] for one in augmented])
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_flips_and_offsets_are_uniform_and_each_image_has_its_own(flip):
+    image = np.random.default_rng(1).integers(0, 256, (8, 8, 1)).astype(np.uint8)
+    batch = jnp.asarray(np.repeat(image[None], 3000, axis=0))
+    augmented = np.asarray(weak_augment(jax.random.key(0), batch, flip, padding=2))
+    draws = recover_draws(augmented, image, 2, may_flip=flip)
+    if flip:
+        assert abs(draws[:, 0].mean() - 0.5) < 5 * 0.5 / np.sqrt(3000)
+    for axis in (1, 2):
+        shares = np.bincount(draws[:, axis], minlength=5) / 3000
+        assert np.abs(shares - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / 3000)
+    assert abs(np.corrcoef(draws[:, 1], draws[:, 2])[0, 1]) < 5 / np.sqrt(3000)
+
+
+def test_padding_is_limited_by_the_image():
+    image = np.arange(3 * 4, dtype=np.uint8).reshape(3, 4, 1)
+    batch = jnp.asarray(np.repeat(image[None], 200, axis=0))
+    augmented = np.asarray(weak_augment(jax.random.key(0), batch, True, padding=4))
+    assert len(np.unique(recover_draws(augmented, image, 2, may_flip=True), axis=0)) > 10
+    np.testing.assert_array_equal(weak_augment(jax.random.key(0), batch, False, padding=0), batch)
+
+
+def test_lanes_equal_single_calls_and_a_key_decides():
+    images = jnp.asarray(np.random.default_rng(2).integers(0, 256, (3, 4, 8, 8, 3)), jnp.uint8)
+    keys = jax.random.split(jax.random.key(7), 3)
+    lanes = jax.jit(jax.vmap(lambda key, batch: weak_augment(key, batch, True)))(keys, images)
+    single = np.stack([weak_augment(key, batch, True) for key, batch in zip(keys, images)])
+    np.testing.assert_array_equal(lanes, single)
+    other = np.asarray(weak_augment(keys[1], images[0], True))
+    assert (other != single[0]).any()

@@ -1,0 +1,121 @@
+"""The command line: overrides, and one clear line for each mistake, before anything is written."""
+
+import re
+
+import launch
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError, base_config
+from fedjax_ssl.command_line import load_config_file, parse_config
+from fedjax_ssl.config import apply_arguments, validate
+
+QUICKSTART = str(launch.QUICKSTART)
+
+
+def test_overrides():
+    config = parse_config(
+        QUICKSTART, ["--config.seed=3", "--config.client.learning_rate=0.1", "--config.fedanchor.contrastive=false"]
+    )
+    assert (config.seed, config.client.learning_rate, config.fedanchor.contrastive) == (3, 0.1, False)
+    assert parse_config(QUICKSTART, ["--config.lanes=2"]).lanes == 2
+
+
+@pytest.mark.parametrize(
+    "word, line",
+    [
+        ("--config.sede=1", "unknown field config.sede; the nearest is config.seed"),
+        ("--config.learning_rate=1", r"unknown field config.learning_rate; the nearest is config\.\w+\.learning_rate"),
+        ("--config.fedanchor.treshold=1", "the nearest is config.fedanchor.threshold"),
+        ("--config.client=1", "config.client is a section"),
+        ("--config.seed=one", "config.seed takes a value of type int .*'one'"),
+        ("--config.data.alpha=low", "config.data.alpha takes a value of type float .*'low'"),
+        ("--config.fedanchor.contrastive=maybe", "contrastive takes a value of type bool .*'maybe'"),
+        ("--config.lanes=many", "config.lanes takes a value of type int .*'many'"),
+        ("--config=nowhere.py", "there is no config file nowhere.py"),
+        ("--wrokdir=x", "wrokdir"),
+        ("sweep", "cannot make sense of 'sweep'"),
+        ("--config.method=fedmagic", "method is 'fedmagic'; known: .*fedanchor"),
+        ("--config.model.name=vgg", "'vgg'; known: .*cnn.*resnet18.*wrn28_2"),
+        ("--config.model.normalisation=none", "'none'; known: .*static"),
+        ("--config.model.dtype=float16", "'float16'; known: .*bfloat16"),
+        ("--config.model.statistics=moon", "'moon'; known: .*server"),
+        ("--config.data.source=imagenet", "imagenet.*cifar10.*digits"),
+        ("--config.data.partition=pie", "pie.*lda"),
+        ("--config.data.anchors=rusty", "rusty.*balanced"),
+        ("--config.data.alpha=0", "data.alpha must be above 0"),
+        ("--config.data.num_anchors=5000", "num_anchors=5000"),
+        ("--config.data.num_anchors=1790", "num_anchors"),
+        ("--config.num_clients=100000", "num_clients"),
+        ("--config.clients_per_round=21", "clients_per_round is 21, .* num_clients = 20"),
+        ("--config.client.batch_size=0", "client.batch_size must be at least 1, not 0"),
+        ("--config.server.batch_size=-3", "server.batch_size must be at least 1"),
+        ("--config.num_rounds=0", "num_rounds must be at least 1"),
+        ("--config.lanes=0", "lanes must be at least 1"),
+        ("--config.client.learning_rate=0", "learning_rate must be above 0"),
+        ("--config.schedule=linear", "'linear'; known: constant, cosine"),
+        ("--config.aggregation.weights=gold", "'gold'; known: size"),
+        ("--config.augment.flavour=vanilla", "vanilla.*semifl"),
+        ("--config.fedanchor.temperature=-1", "temperature must be above 0"),
+        ("--config.data.source=npz", "npz"),
+        ("--config.data.partition_file=nowhere.npz", "nowhere.npz"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(word, line, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    workdir = tmp_path / "run"
+    config = [] if word.startswith("--config=") else [f"--config={QUICKSTART}"]
+    assert launch.main([*config, f"--workdir={workdir}", word]) == 2
+    errors = capfd.readouterr().err.strip()
+    assert re.search(line, errors), errors
+    assert errors.startswith("error: ") and "\n" not in errors
+    assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+def test_a_path_that_is_no_npz(capfd, tmp_path):
+    path = tmp_path / "images.npz"
+    np.savez(path, x_train=np.zeros((3, 8, 8), np.uint8), y_train=np.zeros(3, int))
+    words = ["--config.data.source=npz", f"--config.data.path={path}", f"--workdir={tmp_path / 'run'}"]
+    assert launch.main(words) == 2
+    assert "x_test" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_that_cannot_be(capfd, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert launch.main([f"--workdir={tmp_path / 'file'}"]) == 2
+    assert "is not a folder" in capfd.readouterr().err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.jsonl").write_text("somebody's\n")
+    assert launch.main([f"--workdir={tmp_path / 'other'}"]) == 2
+    assert "metrics.jsonl" in capfd.readouterr().err
+    assert (tmp_path / "other" / "metrics.jsonl").read_text() == "somebody's\n"
+
+
+def test_help(capsys):
+    assert launch.main(["--help"]) == 0
+    assert "--workdir" in capsys.readouterr().out
+
+
+def test_config_arguments():
+    fields, variants = {"anchors": "data.num_anchors", "alpha": "data.alpha"}, {"cnn": {"model.name": "cnn"}}
+    config = apply_arguments(base_config(), "cnn,anchors=250,alpha=1", fields, variants)
+    assert (config.model.name, config.data.num_anchors, config.data.alpha) == ("cnn", 250, 1.0)
+    assert apply_arguments(base_config(), "", fields, variants).to_dict() == base_config().to_dict()
+    for text, line in {"anchor=5": "known: cnn, anchors=..., alpha=...", "anchors=many": "int", "alpha": "known",
+                       "cnn=1": "known"}.items():  # fmt: skip
+        with pytest.raises(UserError, match=line):
+            apply_arguments(base_config(), text, fields, variants)
+
+
+@pytest.mark.parametrize("path", sorted(launch.QUICKSTART.parent.glob("*.py")), ids=lambda path: path.stem)
+def test_every_config_is_valid_and_says_how_to_run_it(path):
+    validate(load_config_file(str(path)))
+    source = path.read_text()
+    assert f"python launch.py --config=configs/{path.name}" in source or path == launch.QUICKSTART
+
+
+def test_the_papers_variants():
+    config = load_config_file(str(launch.QUICKSTART.parent / "fedanchor_cifar10.py") + ":wrn28_2,anchors=250,alpha=0.5,mix")
+    assert (config.model.name, config.data.num_anchors, config.data.alpha) == ("wrn28_2", 250, 0.5)
+    assert config.fedanchor.server_mixup and config.fedanchor.client_mixup

@@ -1,0 +1,71 @@
+"""The federation's device arrays: what is visible, what is padded, what is kept apart."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import Dataset, Partition, federate
+
+
+def small_federation():
+    rng = np.random.default_rng(0)
+    dataset = Dataset(
+        "small",
+        rng.integers(0, 256, (12, 4, 4, 1), np.uint8),
+        (np.arange(12) % 3).astype(np.int32),
+        rng.integers(0, 256, (5, 4, 4, 1), np.uint8),
+        (np.arange(5) % 3).astype(np.int32),
+        num_classes=3,
+        mean=(0.5,),
+        std=(0.5,),
+        flip=False,
+    )
+    rows = [np.array(rows, np.int32) for rows in ([7, 2, 9], [], [4], [0, 11])]
+    return dataset, Partition(np.array([5, 1, 3], np.int32), rows)
+
+
+def test_arrays():
+    dataset, partition = small_federation()
+    data, hidden = federate(dataset, partition, seed=7)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((data, hidden)))
+    np.testing.assert_array_equal(data.images, dataset.x_train)
+    np.testing.assert_array_equal(data.test_images, dataset.x_test)
+    np.testing.assert_array_equal(data.test_labels, dataset.y_test)
+    np.testing.assert_array_equal(data.client_index, [[7, 2, 9], [0, 0, 0], [4, 0, 0], [0, 11, 0]])
+    np.testing.assert_array_equal(data.client_size, [3, 0, 1, 2])
+    np.testing.assert_array_equal(data.anchor_index, [5, 1, 3])
+    np.testing.assert_array_equal(hidden, dataset.y_train)
+    assert data.images.dtype == data.test_images.dtype == jnp.uint8
+    integers = data._replace(images=hidden, test_images=hidden)
+    assert {leaf.dtype for leaf in integers} == {jnp.dtype("int32")}
+    assert data.seed.shape == () and int(data.seed) == 7
+
+
+def test_only_anchors_labels_are_visible():
+    dataset, partition = small_federation()
+    data, _ = federate(dataset, partition, seed=0)
+    expected = np.full(12, -1)
+    expected[[5, 1, 3]] = dataset.y_train[[5, 1, 3]]
+    np.testing.assert_array_equal(data.visible_labels, expected)
+
+
+def test_permuting_hidden_labels_changes_nothing_that_a_method_sees():
+    dataset, partition = small_federation()
+    permuted = dataset.y_train.copy()
+    hidden_rows = np.setdiff1d(np.arange(12), partition.anchor_index)
+    permuted[hidden_rows] = (permuted[hidden_rows] + 1) % 3
+    data, hidden = federate(dataset, partition, seed=0)
+    other_data, other_hidden = federate(dataset._replace(y_train=permuted), partition, seed=0)
+    for one, other in zip(data, other_data):
+        np.testing.assert_array_equal(one, other)
+    assert (hidden != other_hidden).sum() == 9
+
+
+def test_width_can_be_shared_between_seeds():
+    dataset, partition = small_federation()
+    data, _ = federate(dataset, partition, seed=0, max_client_size=5)
+    assert data.client_index.shape == (4, 5)
+    np.testing.assert_array_equal(data.client_index[0], [7, 2, 9, 0, 0])
+    with pytest.raises(ValueError, match="3 examples"):
+        federate(dataset, partition, seed=0, max_client_size=2)

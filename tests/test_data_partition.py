@@ -1,0 +1,320 @@
+"""Partitions: what each scheme promises, on synthetic labels of CIFAR's size and with other numbers of classes."""
+
+import time
+
+import numpy as np
+import pytest
+from ml_collections import config_dict
+
+from fedjax_ssl.data import PARTITIONS, load_partition, make_partition, save_partition
+from fedjax_ssl.data.partition import draw_anchors
+from fedjax_ssl.data.partition_schemes import dirichlet_classes
+from fedjax_ssl.errors import UserError
+
+
+def data_config(**fields):
+    config = {
+        "partition": "lda",
+        "alpha": 0.1,
+        "classes_per_client": 2,
+        "num_anchors": 250,
+        "anchors": "balanced",
+        "examples_per_client": 0,
+        "partition_file": "",
+    }
+    return config_dict.ConfigDict(config | fields)
+
+
+def labels_of(num_classes=10, num_examples=50_000):
+    return np.random.default_rng(5).permutation(np.arange(num_examples) % num_classes)
+
+
+LABELS = labels_of()
+
+
+def sizes_of(partition):
+    return np.array([len(rows) for rows in partition.client_rows])
+
+
+def class_counts(partition, labels, num_classes):
+    """[K, C], examples of each class that each client holds."""
+    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in partition.client_rows])
+
+
+def assert_no_row_twice(partition, num_examples):
+    rows = np.concatenate([partition.anchor_index, *partition.client_rows])
+    assert rows.dtype == np.int32 and rows.min() >= 0 and rows.max() < num_examples
+    assert len(np.unique(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("num_classes", [2, 10, 100])
+def test_every_scheme_with_any_number_of_classes(name, num_classes):
+    labels = labels_of(num_classes, 20_000)
+    config = data_config(partition=name, num_anchors=2 * num_classes, alpha=0.5)
+    partition = make_partition(labels, num_classes, config, 50, seed=1)
+    assert_no_row_twice(partition, len(labels))
+    assert len(partition.client_rows) == 50
+    np.testing.assert_array_equal(np.bincount(labels[partition.anchor_index], minlength=num_classes), 2)
+    left = len(labels) - len(partition.anchor_index)
+    if name in ("iid", "lda"):
+        assert set(sizes_of(partition)) == {left // 50}
+    else:  # Every example that is no anchor belongs to exactly one client.
+        assert sizes_of(partition).sum() == left
+    counts = class_counts(partition, labels, num_classes)
+    assert (counts.sum(axis=0) > 0).all()  # Every class was dealt, not the first ten only.
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_deterministic_per_seed_and_different_between_seeds(name):
+    def rows(seed):
+        partition = make_partition(LABELS, 10, data_config(partition=name, alpha=0.5), 100, seed)
+        return [partition.anchor_index, *partition.client_rows]
+
+    first, again, other = rows(3), rows(3), rows(4)
+    assert all(np.array_equal(one, two) for one, two in zip(first, again))
+    assert not any(np.array_equal(one, two) for one, two in zip(first, other))
+
+
+def test_anchors_do_not_depend_on_the_scheme():
+    drawn = [make_partition(LABELS, 10, data_config(partition=name, alpha=1.0), 100, 0) for name in PARTITIONS]
+    for partition in drawn:
+        np.testing.assert_array_equal(partition.anchor_index, drawn[0].anchor_index)
+
+
+@pytest.mark.parametrize(("num_anchors", "size"), [(250, 497), (500, 495), (5000, 450)])
+@pytest.mark.parametrize("name", ["iid", "lda"])
+def test_fedanchor_client_sizes(name, num_anchors, size):
+    partition = make_partition(LABELS, 10, data_config(partition=name, num_anchors=num_anchors), 100, 0)
+    assert sizes_of(partition).tolist() == [size] * 100
+    assert len(partition.anchor_index) == num_anchors
+
+
+def largest_share(alpha, **fields):
+    partition = make_partition(LABELS, 10, data_config(alpha=alpha, **fields), 100, 0)
+    counts = class_counts(partition, LABELS, 10)
+    return (counts.max(axis=1) / counts.sum(axis=1)).mean()
+
+
+def test_lda_concentration_follows_alpha():
+    # The mean over clients of the share of a client's largest class, against draws of Dir(alpha) themselves.
+    # Shares of 200 leave most examples undealt, so that no class runs out and narrows the choice.
+    rng = np.random.default_rng(0)
+    for alpha, tolerance in (0.1, 0.06), (1.0, 0.03):
+        expected = rng.dirichlet(np.full(10, alpha), 10_000).max(axis=1).mean()
+        assert abs(largest_share(alpha, examples_per_client=200) - expected) < tolerance, alpha
+    # Dealt to the end, as published: concentrated and near uniform.
+    assert largest_share(0.1) > 0.6 and largest_share(1000.0) < 0.15
+
+
+def test_lda_with_small_shares_still_follows_dirichlet():
+    # 500 of 49,750 examples are dealt: no class runs out, so the counts of a client are Dirichlet-multinomial,
+    # with a second moment that is known: E[n_c (n_c - 1)] = n (n - 1) (alpha + 1) alpha / (A (A + 1)), A = 10 alpha.
+    config = data_config(alpha=0.5, examples_per_client=20)
+    pairs = []
+    for seed in range(20):
+        partition = make_partition(LABELS, 10, config, 100, seed)
+        assert sizes_of(partition).tolist() == [20] * 100
+        counts = class_counts(partition, LABELS, 10)
+        pairs.append((counts * (counts - 1)).sum(axis=1))
+    pairs = np.concatenate(pairs)
+    expected = 10 * 20 * 19 * (1.5 * 0.5) / (5.0 * 6.0)
+    assert abs(pairs.mean() - expected) < 4 * pairs.std() / np.sqrt(len(pairs))
+
+
+def test_lda_goes_on_when_classes_run_out():
+    # All examples are dealt and alpha is so small that most clients' mass lies on classes that have run out.
+    for alpha in (1e-6, 1e-3, 0.1):
+        config = data_config(alpha=alpha, num_anchors=0)
+        partition = make_partition(LABELS, 10, config, 100, 0)
+        assert sizes_of(partition).tolist() == [500] * 100
+        assert_no_row_twice(partition, 50_000)
+
+
+def test_ten_thousand_clients_are_fast():
+    start = time.monotonic()
+    for name in PARTITIONS:
+        if name != "dirichlet_clients":  # Which promises 10 examples each and must refuse.
+            partition = make_partition(LABELS, 10, data_config(partition=name), 10_000, 0)
+            assert len(partition.client_rows) == 10_000
+            assert_no_row_twice(partition, 50_000)
+    assert time.monotonic() - start < 15
+
+
+def test_dirichlet_clients_capacity_and_least_size():
+    for alpha in (0.1, 0.3, 10.0):
+        partition = make_partition(LABELS, 10, data_config(partition="dirichlet_clients", alpha=alpha), 100, 0)
+        counts = class_counts(partition, LABELS, 10)
+        assert counts.sum(axis=1).min() >= 10
+        # Classes are dealt in order: a client that had reached n / K before a class has none of it.
+        held = np.cumsum(counts, axis=1)[:, :-1]
+        is_full = held >= 49_750 / 100
+        assert is_full.any() and (counts[:, 1:][is_full] == 0).all()
+
+
+def test_dirichlet_clients_follow_alpha():
+    spread = {}
+    for alpha in (0.3, 1000.0):
+        partition = make_partition(LABELS, 10, data_config(partition="dirichlet_clients", alpha=alpha), 100, 0)
+        spread[alpha] = sizes_of(partition).std()
+    assert spread[0.3] > 100 and spread[1000.0] < 20
+
+
+def test_dirichlet_classes_normalises_columns():
+    labels = np.sort(labels_of(5, 10_000))
+
+    class Recorder:
+        """A generator that keeps the proportions that it draws."""
+
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def dirichlet(self, alpha, size):
+            self.proportions = self.rng.dirichlet(alpha, size)
+            return self.proportions
+
+        def __getattr__(self, name):
+            return getattr(self.rng, name)
+
+    recorder = Recorder()
+    shares = dirichlet_classes(labels, 30, data_config(alpha=0.1), recorder)
+    counts = np.stack([np.bincount(labels[rows], minlength=5) for rows in shares])
+    p = recorder.proportions
+    assert p.shape == (30, 5)
+    assert np.abs(counts - 2000 * p / p.sum(axis=0)).max() <= 1
+    np.testing.assert_array_equal(counts.sum(axis=0), 2000)
+
+
+def test_dirichlet_classes_may_leave_clients_empty():
+    config = data_config(partition="dirichlet_classes", alpha=0.01, num_anchors=0)
+    partition = make_partition(labels_of(10, 300), 10, config, 200, 0)
+    assert sizes_of(partition).min() == 0 and sizes_of(partition).sum() == 300
+
+
+def test_shards_classes_per_client():
+    for per_client, num_classes in (2, 10), (3, 10), (1, 100), (20, 100):
+        labels = labels_of(num_classes)
+        config = data_config(partition="shards", classes_per_client=per_client, num_anchors=0)
+        partition = make_partition(labels, num_classes, config, 100, 0)
+        classes = (class_counts(partition, labels, num_classes) > 0).sum(axis=1)
+        assert classes.max() == per_client and classes.min() >= 1
+        assert np.ptp(sizes_of(partition)) <= 0.6 * sizes_of(partition).mean()
+
+
+def test_examples_per_client_is_a_limit_on_each_share():
+    whole = make_partition(LABELS, 10, data_config(partition="dirichlet_clients", alpha=0.3), 100, 0)
+    config = data_config(partition="dirichlet_clients", alpha=0.3, examples_per_client=100)
+    limited = make_partition(LABELS, 10, config, 100, 0)
+    np.testing.assert_array_equal(sizes_of(limited), np.minimum(sizes_of(whole), 100))
+    for few, all_rows in zip(limited.client_rows, whole.client_rows):
+        assert set(few) <= set(all_rows)
+
+
+def test_random_anchors():
+    rng = np.random.default_rng(0)
+    rows = draw_anchors(LABELS, 1003, 10, rng, balanced=False)
+    counts = np.bincount(LABELS[rows])
+    assert len(np.unique(rows)) == 1003 and np.ptp(counts) > 1
+    config = data_config(anchors="random", num_anchors=77)
+    assert len(make_partition(LABELS, 10, config, 10, 0).anchor_index) == 77
+
+
+def test_rows_are_in_random_order_even_of_sorted_labels():
+    labels = np.sort(LABELS)
+    partition = make_partition(labels, 10, data_config(num_anchors=500, alpha=1000.0), 100, 0)
+    for rows in (partition.anchor_index, partition.client_rows[0]):
+        # In sorted order consecutive labels would differ 9 times; in random order nine times in ten.
+        assert (np.diff(labels[rows]) != 0).mean() > 0.8
+
+
+BAD_FIELDS = {
+    "unknown partition": ({"partition": "noniid"}, 100, ["'noniid'", *PARTITIONS]),
+    "unknown anchors": ({"anchors": "best"}, 100, ["'best'", "balanced", "random"]),
+    "alpha 0": ({"alpha": 0.0}, 100, ["data.alpha=0"]),
+    "alpha below 0": ({"alpha": -1.0, "partition": "dirichlet_clients"}, 100, ["data.alpha=-1"]),
+    "alpha not a number": ({"alpha": float("nan"), "partition": "dirichlet_classes"}, 100, ["data.alpha=nan"]),
+    "not divisible": ({"num_anchors": 255}, 100, ["num_anchors=255", "250 or 260"]),
+    "fewer than classes": ({"num_anchors": 5}, 100, ["num_anchors=5", "10 would do"]),
+    "too many anchors": ({"num_anchors": 60_000}, 100, ["60000", "50000"]),
+    "negative anchors": ({"num_anchors": -10}, 100, ["num_anchors=-10"]),
+    "too many clients": ({}, 49_751, ["num_clients=49751", "49750 examples"]),
+    "no clients": ({}, 0, ["num_clients=0"]),
+    "negative limit": ({"examples_per_client": -1}, 100, ["examples_per_client=-1"]),
+    "no shards": ({"partition": "shards", "classes_per_client": 0}, 100, ["classes_per_client=0"]),
+    "too few shards": ({"partition": "shards", "classes_per_client": 1}, 4, ["at least 3"]),
+    "too many shards": ({"partition": "shards", "classes_per_client": 9_000}, 100, ["class 0", "4975"]),
+    "fewer than 10 each": ({"partition": "dirichlet_clients"}, 10_000, ["at least 10 examples"]),
+    "no draw will do": ({"partition": "dirichlet_clients", "alpha": 1e-3}, 100, ["1000 draws", "0.001"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FIELDS)
+def test_impossible_fields(case):
+    fields, num_clients, parts = BAD_FIELDS[case]
+    expect_line(parts, LABELS, 10, data_config(**fields), num_clients)
+
+
+def expect_line(parts, labels, num_classes, config, num_clients):
+    with pytest.raises(UserError) as error:
+        make_partition(labels, num_classes, config, num_clients, 0)
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_more_anchors_than_a_class_has_names_the_class():
+    labels = np.concatenate([np.zeros(100, int), np.full(3, 1), np.full(100, 2)])
+    config = data_config(num_anchors=12)
+    expect_line(["class 1 has 3", "4 examples of each class"], labels, 3, config, 10)
+    config.num_anchors = 9
+    assert len(make_partition(labels, 3, config, 10, 0).anchor_index) == 9
+
+
+def test_partition_file_round_trip_and_use(tmp_path):
+    config = data_config(partition="dirichlet_classes", alpha=0.01, num_anchors=10)
+    labels = labels_of(10, 400)
+    partition = make_partition(labels, 10, config, 200, 3)
+    assert sizes_of(partition).min() == 0  # Empty clients survive.
+    path = tmp_path / "partition.npz"
+    save_partition(path, partition)
+    assert [file.name for file in tmp_path.iterdir()] == ["partition.npz"]
+    config.partition_file = str(path)
+    for loaded in load_partition(path, 400, 200), make_partition(labels, 10, config, 200, seed=99):
+        np.testing.assert_array_equal(loaded.anchor_index, partition.anchor_index)
+        assert loaded.anchor_index.dtype == np.int32
+        assert all(map(np.array_equal, loaded.client_rows, partition.client_rows))
+        assert len(loaded.client_rows) == 200 and loaded.client_rows[0].dtype == np.int32
+
+
+GOOD_FILE = {"anchor_index": [0, 1], "client_index": [2, 3, 4, 5], "client_size": [3, 1]}
+BAD_FILES = {
+    "missing array": ({"client_size": None}, ["no client_size"]),
+    "floats": ({"client_index": [2.0, 3, 4, 5]}, ["client_index is float64"]),
+    "two axes": ({"client_index": [[2, 3], [4, 5]]}, ["client_index", "(2, 2)"]),
+    "number of clients": ({"client_size": [2, 1, 1]}, ["3 clients", "num_clients=2"]),
+    "number of anchors": ({"anchor_index": [0]}, ["1 anchors", "num_anchors=2"]),
+    "sizes do not add up": ({"client_size": [3, 2]}, ["4 rows", "not 5"]),
+    "negative size": ({"client_size": [5, -1]}, ["client_size"]),
+    "row outside": ({"client_index": [2, 3, 4, 6]}, ["row 6", "6 examples"]),
+    "negative row": ({"anchor_index": [0, -1]}, ["row -1"]),
+    "anchor at a client": ({"client_index": [2, 3, 4, 1]}, ["row 1 more than once"]),
+    "row at two clients": ({"client_index": [2, 3, 4, 3]}, ["row 3 more than once"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_partition_file_that_does_not_fit(tmp_path, case):
+    changes, parts = BAD_FILES[case]
+    path = tmp_path / "partition.npz"
+    config = data_config(num_anchors=2, partition_file=str(path))
+    labels = np.arange(6) % 2
+    np.savez(path, **GOOD_FILE)
+    make_partition(labels, 2, config, 2, 0)  # Without the change it fits.
+    np.savez(path, **{key: value for key, value in (GOOD_FILE | changes).items() if value is not None})
+    expect_line([*parts, str(path)], labels, 2, config, 2)
+
+
+def test_partition_file_that_is_missing(tmp_path):
+    path = tmp_path / "absent.npz"
+    expect_line([str(path), "does not exist"], LABELS, 10, data_config(partition_file=str(path)), 100)

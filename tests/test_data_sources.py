@@ -1,0 +1,171 @@
+"""Data sources: the embedded digits, npz files and their errors one by one."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from ml_collections import config_dict
+
+from fedjax_ssl.data import SOURCES, load_dataset
+from fedjax_ssl.data.sources import channel_statistics
+from fedjax_ssl.errors import UserError
+
+
+def data_config(source="npz", path="", flip=False):
+    return config_dict.ConfigDict({"source": source, "path": str(path), "tfds_dir": "", "flip": flip})
+
+
+def small_arrays(height=5, width=6, channels=(3,), num_train=9, num_test=4):
+    rng = np.random.default_rng(0)
+    return {
+        "x_train": rng.integers(0, 256, (num_train, height, width, *channels), np.uint8),
+        "y_train": np.arange(num_train) % 3,
+        "x_test": rng.integers(0, 256, (num_test, height, width, *channels), np.uint8),
+        "y_test": np.arange(num_test) % 3,
+    }
+
+
+def write(folder, **changes):
+    """Writes the small npz with some arrays replaced, or left out where None."""
+    arrays = {key: value for key, value in (small_arrays() | changes).items() if value is not None}
+    path = folder / "data.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_digits():
+    digits = load_dataset(data_config("digits"))
+    assert digits.x_train.shape == (1437, 8, 8, 1) and digits.x_test.shape == (360, 8, 8, 1)
+    assert digits.x_train.dtype == np.uint8 and digits.y_train.dtype == digits.y_test.dtype == np.int32
+    assert digits.num_classes == 10 and digits.name == "digits" and not digits.flip
+    # 0 .. 16 became 0 .. 255, all values distinct.
+    values = np.unique(digits.x_train)
+    assert len(values) == 17 and values[0] == 0 and values[-1] == 255
+    # Stratified to within one example of a fifth of every class.
+    total = np.bincount(digits.y_train) + np.bincount(digits.y_test)
+    assert np.abs(np.bincount(digits.y_test) - total / 5).max() < 1
+    # A split: the multiset of all images is that of scikit-learn.
+    from sklearn.datasets import load_digits
+
+    original = load_digits()
+    ours = np.concatenate([digits.x_train, digits.x_test]).reshape(1797, 64).astype(float) / 255 * 16
+    labels = np.concatenate([digits.y_train, digits.y_test])
+    key = lambda images, labels: sorted(map(tuple, np.column_stack([np.round(images), labels]).astype(int)))  # noqa: E731
+    assert key(ours, labels) == key(original.data, original.target)
+
+
+def test_digits_statistics_normalise_the_training_images():
+    digits = load_dataset(data_config("digits"))
+    normalised = (digits.x_train / 255 - digits.mean) / digits.std
+    assert abs(normalised.mean()) < 1e-12 and abs(normalised.std() - 1) < 1e-12
+
+
+def test_statistics_of_a_constant_channel_divide_by_one():
+    images = np.random.default_rng(0).integers(0, 256, (3000, 4, 4, 3), np.uint8)
+    images[..., 1] = 77
+    mean, std = channel_statistics(images)
+    np.testing.assert_allclose(mean, (images / 255).mean((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(np.array(std)[[0, 2]], (images / 255).std((0, 1, 2))[[0, 2]], rtol=1e-12)
+    assert std[1] == 1.0
+
+
+@pytest.mark.parametrize("channels", [(), (1,), (3,)])
+@pytest.mark.parametrize("label_dtype", [np.uint8, np.int64])
+def test_npz_round_trip(tmp_path, channels, label_dtype):
+    arrays = small_arrays(channels=channels)
+    arrays = {key: v.astype(label_dtype) if key[0] == "y" else v for key, v in arrays.items()}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    dataset = load_dataset(data_config(path=tmp_path / "mine.npz", flip=True))
+    count = channels[0] if channels else 1
+    assert dataset.x_train.shape == (9, 5, 6, count) and dataset.x_test.shape == (4, 5, 6, count)
+    np.testing.assert_array_equal(dataset.x_train.reshape(arrays["x_train"].shape), arrays["x_train"])
+    np.testing.assert_array_equal(dataset.y_test, arrays["y_test"])
+    assert dataset.y_train.dtype == dataset.y_test.dtype == np.int32
+    assert dataset.num_classes == 3 and dataset.flip is True and dataset.name == "mine"
+    assert len(dataset.mean) == len(dataset.std) == count
+    assert load_dataset(data_config(path=tmp_path / "mine.npz")).flip is False
+
+
+def test_npz_classes_may_be_missing_from_one_of_the_splits(tmp_path):
+    only_in_test = write(tmp_path, y_test=np.array([3, 0, 1, 2]))
+    assert load_dataset(data_config(path=only_in_test)).num_classes == 4
+    only_in_train = write(tmp_path, y_test=np.zeros(4, int))
+    assert load_dataset(data_config(path=only_in_train)).num_classes == 3
+
+
+ZEROS = np.zeros
+BAD_ARRAYS = {
+    "missing key": ({"y_test": None}, ["no y_test"]),
+    "missing keys": ({"x_train": None, "y_train": None}, ["no x_train, y_train", "holds x_test, y_test"]),
+    "float images": ({"x_train": ZEROS((9, 5, 6, 3), np.float32)}, ["x_train is float32", "uint8"]),
+    "flat images": ({"x_test": ZEROS((4, 90), np.uint8)}, ["x_test has shape (4, 90)", "[N, H, W, C]"]),
+    "channels": ({"x_train": ZEROS((9, 5, 6, 4), np.uint8)}, ["(9, 5, 6, 4)", "4 channels", "1 or 3"]),
+    "shapes differ": ({"x_test": ZEROS((4, 6, 6, 3), np.uint8)}, ["(5, 6, 3)", "(6, 6, 3)"]),
+    "lengths differ": ({"y_train": ZEROS(8, int)}, ["x_train has 9 images", "y_train 8 labels"]),
+    "empty": ({"x_test": ZEROS((0, 5, 6, 3), np.uint8), "y_test": ZEROS(0, int)}, ["x_test is empty"]),
+    "no pixels": ({"x_train": ZEROS((9, 0, 6, 3), np.uint8)}, ["x_train is empty", "(9, 0, 6, 3)"]),
+    "float labels": ({"y_train": ZEROS(9)}, ["y_train is float64", "integers"]),
+    "one-hot labels": ({"y_test": ZEROS((4, 3), int)}, ["y_test has shape (4, 3)"]),
+    "negative label": ({"y_train": np.array([0, 1, 2, -5, 0, 1, 2, 0, 1])}, ["y_train[3] is -5"]),
+    "label out of range": ({"y_test": np.array([0, 1, 2, 99])}, ["largest is 99", "label 3"]),
+    "labels from 1": ({"y_train": np.arange(9) % 3 + 1, "y_test": np.arange(4) % 3 + 1}, ["label 0"]),
+    "one class": ({"y_train": ZEROS(9, int), "y_test": ZEROS(4, int)}, ["2 classes"]),
+    "pickled objects": ({"y_train": np.array([{}] * 9, dtype=object)}, ["y_train cannot be read"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARRAYS)
+def test_npz_with_bad_arrays(tmp_path, case):
+    changes, parts = BAD_ARRAYS[case]
+    expect_line(write(tmp_path, **changes), parts)
+
+
+def expect_line(path, parts, source="npz"):
+    with pytest.raises(UserError) as error:
+        load_dataset(data_config(source, path))
+    message = str(error.value)
+    assert "\n" not in message and str(path) in message
+    for part in parts:
+        assert part in message
+
+
+def test_npz_file_that_is_none(tmp_path):
+    expect_line("", ["data.path is empty", "--config.data.path=FILE"])
+    expect_line(tmp_path / "absent.npz", ["does not exist"])
+    expect_line(tmp_path, ["is a folder"])
+    text = tmp_path / "text.npz"
+    text.write_text("not an archive\nat all")
+    expect_line(text, ["is not an npz file", "np.savez"])
+    (tmp_path / "nothing.npz").touch()
+    expect_line(tmp_path / "nothing.npz", ["is not an npz file"])
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    expect_line(tmp_path / "one.npy", ["one array"])
+
+
+def test_npz_that_is_cut_or_damaged(tmp_path):
+    path = write(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    expect_line(path, ["is not an npz file"])
+    position = content.index(small_arrays()["x_train"].tobytes())
+    path.write_bytes(content[:position] + bytes([content[position] ^ 255]) + content[position + 1 :])
+    expect_line(path, ["x_train cannot be read"])
+
+
+def test_unknown_source_lists_the_known_ones():
+    with pytest.raises(UserError) as error:
+        load_dataset(data_config("cifar"))
+    assert "'cifar'" in str(error.value) and "\n" not in str(error.value)
+    for source in SOURCES:
+        assert source in str(error.value)
+
+
+def test_real_mnist():
+    folder = os.environ.get("FEDJAX_SSL_DATA")
+    if not folder:
+        pytest.skip("FEDJAX_SSL_DATA is not set to a folder with mnist.npz")
+    mnist = load_dataset(data_config(path=pathlib.Path(folder) / "mnist.npz"))
+    assert mnist.x_train.shape == (60000, 28, 28, 1) and mnist.x_test.shape == (10000, 28, 28, 1)
+    assert mnist.num_classes == 10 and mnist.y_train[:5].tolist() == [5, 0, 4, 1, 9]
+    np.testing.assert_allclose([*mnist.mean, *mnist.std], [0.1307, 0.3081], atol=5e-5)

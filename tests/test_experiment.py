@@ -1,0 +1,235 @@
+"""A run and its folder: what is written, and that whatever stops a run loses nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import chex
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT, make_tiny_config
+
+from fedjax_ssl import TrainingError, UserError, train
+from fedjax_ssl.checkpoints import Checkpoints
+from fedjax_ssl.experiment import build_experiment, initialise
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def newest_state(workdir, config):
+    experiment = build_experiment(config)
+    like = jax.eval_shape(lambda data: initialise(experiment, data), experiment.data)
+    return Checkpoints(workdir / "checkpoints").restore(like)
+
+
+def test_what_a_run_leaves_behind(finished_run):
+    workdir, state = finished_run
+    config = json.loads((workdir / "config.json").read_text())
+    assert config == make_tiny_config().to_dict()
+    lines = lines_of(workdir / "metrics.jsonl")
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    timings = lines_of(workdir / "timings.jsonl")
+    assert [line["round"] for line in timings if "seconds" in line] == [1, 2, 3, 4]
+    summary = json.loads((workdir / "summary.json").read_text())
+    accuracies = [line["test_accuracy"] for line in lines]
+    assert summary["test_accuracy"] == accuracies[-1]
+    assert summary["best_test_accuracy"] == max(accuracies)
+    assert summary["best_round"] == 1 + accuracies.index(max(accuracies))
+    assert summary["seconds"] > 0 and summary["compile_seconds"] > 0
+    assert summary["bytes_down"] == sum(line["bytes_down"] for line in lines) > summary["bytes_up"] > 0
+    assert summary["versions"]["jax"] == jax.__version__ and summary["backend"] == jax.default_backend()
+    chex.assert_trees_all_equal(newest_state(workdir, make_tiny_config()), jax.device_get(state))
+
+
+def test_saved_partition_is_the_one_that_trained(finished_run):
+    workdir, _ = finished_run
+    mine = build_experiment(make_tiny_config())
+    saved = build_experiment(make_tiny_config(**{"data.partition_file": str(workdir / "partition.npz")}))
+    chex.assert_trees_all_equal(mine.data, saved.data)
+    other = build_experiment(make_tiny_config(seed=1))
+    assert np.any(np.asarray(other.data.anchor_index) != np.asarray(mine.data.anchor_index))
+
+
+def test_a_finished_run_is_left_as_it_is(finished_run):
+    workdir, state = finished_run
+    before = (workdir / "metrics.jsonl").read_bytes()
+    again = train(make_tiny_config(), workdir)
+    chex.assert_trees_all_equal(again, state)
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts launch.py on the tiny configuration in a process of its own."""
+    config = tmp_path / "tiny.py"
+    config.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "from conftest import make_tiny_config\n"
+        "def get_config(): return make_tiny_config()\n"
+    )
+    started = []
+
+    def start(workdir, *words):
+        command = [sys.executable, str(ROOT / "launch.py"), f"--config={config}", f"--workdir={workdir}", *words]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.002)
+
+
+def has_rounds(workdir, count):
+    path = workdir / "metrics.jsonl"
+    return path.exists() and path.read_text().count("\n") >= count
+
+
+def test_killed_at_any_moment_and_started_again_equals_uninterrupted(finished_run, start, tmp_path):
+    """SIGKILL in the middle of things: after a round's line, inside a checkpoint, and before the first one."""
+    reference, state = finished_run
+    workdir = tmp_path / "run"
+    every_round = ("--config.checkpoint_every=1", "--config.rounds_per_dispatch=1")
+    folder = workdir / "checkpoints"
+
+    def writing_a_checkpoint():
+        return folder.exists() and any("tmp" in entry.name for entry in folder.iterdir())
+
+    for moment in (lambda: (workdir / "config.json").exists(), writing_a_checkpoint, lambda: has_rounds(workdir, 2)):
+        process = start(workdir, *every_round)
+        wait_for(moment, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (workdir / "summary.json").exists()
+    process = start(workdir, *every_round)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert (workdir / "metrics.jsonl").read_bytes() == (reference / "metrics.jsonl").read_bytes()
+    chex.assert_trees_all_equal(newest_state(workdir, make_tiny_config()), jax.device_get(state))
+    assert [line["round"] for line in lines_of(workdir / "timings.jsonl") if "seconds" in line] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, status):
+    workdir = tmp_path / "run"
+    words = ("--config.num_rounds=100000", "--config.checkpoint_every=100000")
+    process = start(workdir, *words)
+    wait_for(lambda: has_rounds(workdir, 3), process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    done = lines_of(workdir / "metrics.jsonl")[-1]["round"]
+    assert Checkpoints(workdir / "checkpoints").latest_round() == done >= 3
+    process = start(workdir, *words)
+    wait_for(lambda: has_rounds(workdir, done + 1), process)
+    assert [line["round"] for line in lines_of(workdir / "metrics.jsonl")[: done + 1]] == list(range(1, done + 2))
+
+
+def test_more_rounds_go_on_where_the_run_ended(tmp_path):
+    short, whole = tmp_path / "short", tmp_path / "whole"
+    train(make_tiny_config(num_rounds=1), short)
+    state = train(make_tiny_config(num_rounds=3), short)
+    expected = train(make_tiny_config(num_rounds=3), whole)
+    chex.assert_trees_all_equal(state, expected)
+    assert (short / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert json.loads((short / "config.json").read_text())["num_rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        ({"client.learning_rate": 0.5}, "client.learning_rate: 0.03 there, 0.5 here"),
+        ({"num_rounds": 3}, "num_rounds: 4 there, 3 here"),
+        ({"num_rounds": 9, "schedule": "cosine"}, "num_rounds"),
+    ],
+)
+def test_another_configuration_is_refused_and_nothing_changes(finished_run, overrides, words):
+    workdir, _ = finished_run
+    before = {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
+    with pytest.raises(UserError, match="another configuration") as caught:
+        train(make_tiny_config(**overrides), workdir)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert before == {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
+
+
+def test_fields_that_change_no_result_may_differ(finished_run):
+    workdir, state = finished_run
+    again = train(make_tiny_config(checkpoint_every=3, lanes=2, rounds_per_dispatch=7), workdir)
+    chex.assert_trees_all_equal(again, state)
+    train(make_tiny_config(), workdir)  # back to what the other tests expect
+
+
+def test_a_checkpoint_of_another_model_is_refused(finished_run, tmp_path):
+    workdir, _ = finished_run
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(workdir, copy)
+    config = make_tiny_config(**{"model.anchor_dim": 16})
+    (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if somebody had edited it
+    with pytest.raises(UserError, match=r"anchor_head.*shape") as caught:
+        train(config, copy)
+    assert "\n" not in str(caught.value)
+    assert (copy / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
+
+
+def test_a_state_that_is_not_finite_stops_the_run(tmp_path):
+    workdir = tmp_path / "run"
+    config = make_tiny_config(**{"server.learning_rate": 1e30, "checkpoint_every": 1})
+    with pytest.raises(TrainingError, match=r"round 1: .*not finite.*server_loss"):
+        train(config, workdir)
+    assert Checkpoints(workdir / "checkpoints").latest_round() == 0  # the last good one
+    assert len(lines_of(workdir / "metrics.jsonl")) == 1
+
+
+def test_a_round_in_which_every_upload_was_dropped_stops_the_run(tmp_path):
+    with pytest.raises(TrainingError, match="none of the 4 uploads is finite"):
+        train(make_tiny_config(**{"client.learning_rate": 1e30}), tmp_path / "run")
+
+
+def test_two_processes_do_not_share_a_folder(start, tmp_path):
+    workdir = tmp_path / "run"
+    first = start(workdir, "--config.num_rounds=100000")
+    wait_for(lambda: has_rounds(workdir, 1), first)
+    second = start(workdir, "--config.num_rounds=100000")
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 2 and "another process" in errors
+
+
+def test_nothing_compiles_after_the_first_round(tmp_path):
+    """Not for the last, shorter dispatch, nor after going on at a round that is no multiple of anything."""
+    from jax._src import test_util
+
+    config = make_tiny_config(num_rounds=3, rounds_per_dispatch=2)
+    train(config, tmp_path / "run")
+    compiled = []
+    import fedjax_ssl.experiment as module
+
+    run_rounds = module._run_rounds
+
+    def counting(*arguments):
+        with test_util.count_jit_compilation_cache_miss() as count:
+            state = run_rounds(*arguments)
+        compiled.append(count())
+        return state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_run_rounds", counting)
+        train(make_tiny_config(num_rounds=8, rounds_per_dispatch=2), tmp_path / "run")
+    assert compiled == [0]

@@ -1,0 +1,244 @@
+"""FedAnchor's round: its contract as a method, and each step against plain NumPy."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import make_tiny_config
+
+from fedjax_ssl import UserError
+from fedjax_ssl.experiment import build_experiment, bytes_per_client, initialise
+from fedjax_ssl.rounds import make_dispatch, make_round
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tiny_experiment):
+    """The compiled round, and what two rounds from the first state give."""
+    experiment, state = tiny_experiment
+    round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
+    history = []
+    for _ in range(2):
+        state, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
+        history.append(metrics)
+    return round_fn, state, history
+
+
+def test_every_figure_of_a_round_is_there_and_finite(two_rounds):
+    _, state, history = two_rounds
+    expected = {
+        "test_accuracy", "test_loss", "pseudo_label_accuracy", "pseudo_label_accuracy_anchor_head",
+        "pseudo_label_accuracy_classification_head", "qualified_accuracy", "qualified_per_client", "client_loss",
+        "fix_loss", "mix_loss", "server_loss", "contrastive_loss", "uploads", "dropped_uploads",
+    }  # fmt: skip
+    for metrics in history:
+        assert expected <= metrics.keys()
+        assert all(np.isfinite(value) for value in metrics.values()), metrics
+    chex.assert_tree_all_finite(state)
+    assert int(state.round) == 2
+
+
+def test_rounds_are_deterministic_and_blind_to_hidden_labels(tiny_experiment, two_rounds):
+    experiment, state = tiny_experiment
+    round_fn, expected, history = two_rounds
+    permuted = jax.random.permutation(jax.random.key(0), experiment.hidden_labels)
+    for _ in range(2):
+        state, metrics = round_fn(state, experiment.data, permuted)
+    chex.assert_trees_all_equal(state, expected)  # not one bit differs
+    assert metrics["pseudo_label_accuracy"] != history[-1]["pseudo_label_accuracy"]  # but the scorer sees it
+
+
+def test_clients_cannot_see_a_label(tiny_experiment):
+    data = tiny_experiment[0].data
+    visible = np.flatnonzero(np.asarray(data.visible_labels) >= 0)
+    np.testing.assert_array_equal(np.sort(data.anchor_index), visible)
+
+
+def test_dispatch_of_several_rounds_equals_round_by_round(tiny_experiment, two_rounds):
+    experiment, state = tiny_experiment
+    round_fn, expected, history = two_rounds
+    dispatch = jax.jit(make_dispatch(make_round(experiment.problem, experiment.method, lanes=1), capacity=5))
+    result = dispatch(state, experiment.data, experiment.hidden_labels, jnp.int32(2))
+    assert int(result.rounds_done) == 2 and bool(result.healthy)
+    chex.assert_trees_all_close(result.state, expected, atol=1e-5)
+    for name, values in result.metrics.items():
+        np.testing.assert_allclose(values[:2], [metrics[name] for metrics in history], rtol=1e-3, atol=1e-4)
+        assert np.all(np.asarray(values[2:]) == 0)
+
+
+def test_labels_are_the_equations(tiny_experiment):
+    """Eq. 3 to 5 for a whole cohort, from the network's plain outputs."""
+    experiment, state = tiny_experiment
+    data, network = experiment.data, experiment.problem.network
+    broadcast = experiment.method.broadcast(state, data)
+    clients = jnp.array([1, 4])
+    from fedjax_ssl.clients import Cohort
+
+    jobs = experiment.method.phases[0].prepare(broadcast, data, Cohort(clients, (), jax.random.key(0)), None)
+    embed = functools.partial(network.predict, state.params, state.batch_stats)
+    unit = lambda z: np.asarray(z) / np.linalg.norm(z, axis=1, keepdims=True)  # noqa: E731
+    anchors = unit(embed(data.images[data.anchor_index]).embeddings)
+    anchor_labels = np.asarray(data.visible_labels)[np.asarray(data.anchor_index)]
+    for job, client in enumerate(clients):
+        size = int(data.client_size[client])
+        outputs = embed(data.images[data.client_index[client, :size]])
+        similarity = unit(outputs.embeddings) @ anchors.T
+        scores = np.stack([similarity[:, anchor_labels == c].mean(axis=1) for c in range(10)], axis=1)
+        np.testing.assert_array_equal(jobs.report.pseudo_labels["anchor_head"][job, :size], scores.argmax(axis=1))
+        by_classifier = jobs.report.pseudo_labels["classification_head"][job, :size]
+        np.testing.assert_array_equal(by_classifier, outputs.logits.argmax(axis=1))
+        qualified = scores.max(axis=1) > 0.5
+        np.testing.assert_array_equal(jobs.report.qualified[job, :size], qualified)
+        assert not np.any(jobs.report.qualified[job, size:])
+        assert jobs.work.num_fix[job] == qualified.sum()
+        assert jobs.num_steps[job] == 2 * int(np.ceil(qualified.sum() / 10))
+        for epoch in range(2):  # every qualified example once an epoch
+            order = np.asarray(jobs.work.fix_order[job, epoch, : qualified.sum()])
+            np.testing.assert_array_equal(np.sort(order), np.flatnonzero(qualified))
+        assert np.all((np.asarray(jobs.work.mix[job]) >= 0) & (np.asarray(jobs.work.mix[job]) < size))
+
+
+def test_aggregation_weighs_by_size_and_leaves_the_anchor_head(tiny_experiment):
+    """Algorithm 1: w_{t+1} = sum_m n_m / sum n_m w_m, over the clients that sent something finite."""
+    from fedjax_ssl.method import Received
+
+    experiment, state = tiny_experiment
+    parts = {name: state.params[name] for name in ("backbone", "classifier")}
+    rng = np.random.default_rng(0)
+    uploads = jax.tree.map(lambda x: rng.normal(size=(3, *x.shape)).astype(np.float32), parts)
+    statistics = jax.tree.map(lambda x: rng.normal(size=(3, *x.shape)).astype(np.float32), state.batch_stats)
+    from fedjax_ssl.fix_mix import ModelUpload
+
+    received = Received(
+        ModelUpload(uploads, statistics), jnp.array([True, False, True]), jnp.array([30, 99, 10]), jnp.array([1, 1, 1])
+    )
+    after = experiment.method.aggregate(state, received)
+    expected = jax.tree.map(lambda x: 0.75 * x[0] + 0.25 * x[2], uploads)
+    chex.assert_trees_all_close({name: after.params[name] for name in parts}, expected, rtol=1e-5)
+    chex.assert_trees_all_equal(after.params["anchor_head"], state.params["anchor_head"])
+    chex.assert_trees_all_close(
+        after.batch_stats, jax.tree.map(lambda x: 0.75 * x[0] + 0.25 * x[2], statistics), rtol=1e-5
+    )
+
+
+def test_no_qualified_example_means_no_upload_and_the_server_trains_alone():
+    experiment = build_experiment(make_tiny_config(**{"fedanchor.threshold": 2.0}))
+    state = initialise(experiment, experiment.data)
+    round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
+    after, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
+    assert int(metrics["uploads"]) == 0 and int(metrics["dropped_uploads"]) == 0
+    assert int(metrics["local_steps"]) == 0 and float(metrics["qualified_per_client"]) == 0
+    assert np.isnan(metrics["client_loss"]) and np.isnan(metrics["qualified_accuracy"])
+    chex.assert_tree_all_finite(after)
+    # What the clients were sent is what the server went on from.
+    from fedjax_ssl.rounds import round_key
+
+    keys = jax.random.split(round_key(experiment.data.seed, 0), 4)
+    alone, _ = jax.jit(experiment.method.server_after)(state, experiment.data, keys[3])
+    chex.assert_trees_all_close(after.params, alone.params, atol=1e-5)
+
+
+def test_a_non_finite_upload_is_dropped_and_counted(tiny_experiment):
+    experiment, state = tiny_experiment
+    phase = experiment.method.phases[0]
+
+    def poisoned_finish(broadcast, work, carry, num_steps):
+        finished = phase.finish(broadcast, work, carry, num_steps)
+        bad = work.rows[0] == experiment.data.client_index[3, 0]  # client 3
+        spoil = lambda x: jnp.where(bad, jnp.nan, x)  # noqa: E731
+        return finished._replace(upload=jax.tree.map(spoil, finished.upload))
+
+    poisoned = experiment.method._replace(phases=(phase._replace(finish=poisoned_finish),))
+    problem = experiment.problem
+    # The whole federation is the cohort, so that client 3 is in it.
+    from ml_collections import ConfigDict
+
+    config = ConfigDict(problem.config)
+    config.clients_per_round = 8
+    round_fn = jax.jit(make_round(problem._replace(config=config), poisoned, lanes=1))
+    after, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
+    assert int(metrics["uploads"]) == 8 and int(metrics["dropped_uploads"]) == 1
+    assert np.isfinite(metrics["client_loss"])
+    chex.assert_tree_all_finite(after)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"fedanchor.server_mixup": True, "fedanchor.client_mixup": False, "model.normalisation": "group"},
+        {"fedanchor.contrastive": False, "fedanchor.travels": "all_pairs", "model.normalisation": "static",
+         "model.statistics": "cohort"},
+        {"fedanchor.ensemble_views": 2, "fedanchor.mix_order": "augment_then_mix", "schedule": "cosine",
+         "fedanchor.contrastive_trains": "model", "fedanchor.contrastive_augmentation": "weak",
+         "fedanchor.negatives": "class", "client.clip_norm": 1.0, "client.nesterov": True,
+         "aggregation.weights": "qualified", "augment.flavour": "usb", "model.dtype": "bfloat16"},
+    ],
+    ids=["mix-at-server", "without-contrastive", "ensemble-and-options"],
+)  # fmt: skip
+def test_variants_train(overrides):
+    experiment = build_experiment(make_tiny_config(**overrides))
+    state = jax.jit(lambda data: initialise(experiment, data))(experiment.data)
+    round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
+    after, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
+    chex.assert_tree_all_finite(after)
+    assert int(metrics["uploads"]) > 0
+    assert ("mix_loss" in metrics) == experiment.problem.config.fedanchor.client_mixup
+    assert ("contrastive_loss" in metrics) == experiment.problem.config.fedanchor.contrastive
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), after.params, state.params)
+    assert all(jax.tree.leaves(moved["classifier"])) and all(jax.tree.leaves(moved["backbone"]))
+    # Without the contrastive loss nothing trains the anchor head.
+    head = any(jax.tree.leaves(moved["anchor_head"]))
+    assert head == experiment.problem.config.fedanchor.contrastive
+
+
+def npz_config(tmp_path, shape, num_classes, num_anchors, **overrides):
+    """A config over a made-up data set of the right shape: shapes are all that counting bytes needs."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(num_anchors + num_classes * 20) % num_classes
+    images = rng.integers(0, 256, (len(labels), *shape), dtype=np.uint8)
+    path = tmp_path / "made_up.npz"
+    np.savez(path, x_train=images, y_train=labels, x_test=images[:num_classes], y_test=labels[:num_classes])
+    return make_tiny_config(**{
+        "data.source": "npz", "data.path": str(path), "data.num_anchors": num_anchors, "data.partition": "iid",
+        "data.examples_per_client": 0, "model.name": "resnet18", "fedanchor.travels": "all_pairs", **overrides,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "num_classes, num_anchors, percent",
+    [(10, 250, 0.29), (10, 500, 0.57), (10, 1000, 1.15), (10, 5000, 5.73), (100, 2500, 2.85), (100, 10000, 11.41)],
+)
+def test_table_4_comes_out_of_the_leaves(tmp_path, num_classes, num_anchors, percent):
+    """Table 4: anchor embeddings over the model's parameters without the anchor head, downstream, in percent."""
+    experiment = build_experiment(npz_config(tmp_path, (8, 8, 3), num_classes, num_anchors))
+    state = jax.eval_shape(lambda data: initialise(experiment, data), experiment.data)
+    broadcast = jax.eval_shape(experiment.method.broadcast, state, experiment.data)
+    model = {name: leaves for name, leaves in broadcast.params.items() if name != "anchor_head"}
+    overhead = 100 * broadcast.anchors.embeddings.size / sum(leaf.size for leaf in jax.tree.leaves(model))
+    assert round(overhead, 2) == percent
+
+
+def test_bytes_are_the_sizes_of_what_travels(tiny_experiment):
+    experiment, state = tiny_experiment
+    count = lambda tree: sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
+    traffic = bytes_per_client(experiment, state)
+    class_anchors = 10 * 128 * 4 + 10 * 4
+    learning_rate = 4
+    assert traffic["down"] == count(state.params) + count(state.batch_stats) + class_anchors + learning_rate
+    assert traffic["up"] == count(state.params) - count(state.params["anchor_head"]) + count(state.batch_stats)
+
+
+@pytest.mark.parametrize(
+    "field, value, words",
+    [
+        ("fedanchor.travels", "pigeons", "class_means, all_pairs"),
+        ("fedanchor.temperature", 0.0, "temperature"),
+        ("fedanchor.mix_order", "never", "mix_then_augment"),
+        ("model.anchor_dim", 0, "anchor_dim"),
+    ],
+)
+def test_wrong_options_are_named(field, value, words):
+    with pytest.raises(UserError, match=words):
+        build_experiment(make_tiny_config(**{field: value}))

@@ -1,0 +1,102 @@
+"""The losses against NumPy written from the papers' equations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.losses import cross_entropy, label_contrastive_loss, mixup_cross_entropy, unit_vectors
+
+CLASSES = 4
+
+
+def softmax_rows(logits):
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture
+def batch():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(6, CLASSES)).astype(np.float32) * 3
+    return logits, rng.integers(0, CLASSES, 6), rng.integers(0, CLASSES, 6), np.array([1, 1, 0, 1, 1, 0], bool)
+
+
+def test_cross_entropy(batch):
+    logits, labels, _, mask = batch
+    probabilities = softmax_rows(logits)
+    expected = np.mean([-np.log(probabilities[i, labels[i]]) for i in range(6) if mask[i]])
+    np.testing.assert_allclose(cross_entropy(logits, labels, mask), expected, rtol=1e-6)
+    hostile = np.where(mask, labels, -7)  # padding may hold anything
+    np.testing.assert_allclose(cross_entropy(logits, hostile, mask), expected, rtol=1e-6)
+    assert cross_entropy(logits, labels, np.zeros(6, bool)) == 0.0
+
+
+def test_mixup_cross_entropy(batch):
+    logits, labels, partners, mask = batch
+    log_probabilities = np.log(softmax_rows(logits))
+    expected = np.mean(
+        [-0.3 * log_probabilities[i, labels[i]] - 0.7 * log_probabilities[i, partners[i]] for i in range(6) if mask[i]]
+    )
+    np.testing.assert_allclose(mixup_cross_entropy(logits, labels, partners, 0.3, mask), expected, rtol=1e-6)
+
+
+def contrastive_by_hand(z, labels, temperature, negatives, self_pairs):
+    """FedAnchor eq. 1 and 2, pair by pair."""
+    similarity = lambda a, b: a @ b / (np.linalg.norm(a) * np.linalg.norm(b))  # noqa: E731
+    pairs = [(i, j) for i in range(len(z)) for j in range(len(z))]
+    total = 0.0
+    for c in range(CLASSES):
+        numerator = sum(
+            np.exp(similarity(z[i], z[j]) / temperature)
+            for i, j in pairs
+            if labels[i] == labels[j] == c and (self_pairs or i != j)
+        )
+        denominator = sum(
+            np.exp(similarity(z[i], z[j]) / temperature)
+            for i, j in pairs
+            if labels[i] != labels[j] and (negatives == "batch" or labels[i] == c)
+        )
+        if numerator > 0 and denominator > 0:
+            total -= np.log(numerator / denominator)
+    return total / CLASSES
+
+
+@pytest.mark.parametrize("negatives", ["batch", "class"])
+@pytest.mark.parametrize("self_pairs", [False, True])
+@pytest.mark.parametrize("temperature", [0.05, 0.5])
+def test_label_contrastive_loss(negatives, self_pairs, temperature):
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=(9, 5))
+    labels = np.array([0, 0, 0, 1, 1, 3, 2, 0, 1])  # classes 2 and 3 have one example: no pair but with itself
+    mask = np.array([1, 1, 1, 1, 1, 1, 1, 0, 0], bool)
+    expected = contrastive_by_hand(z[mask], labels[mask], temperature, negatives, self_pairs)
+    found = label_contrastive_loss(
+        jnp.float32(z), jnp.array(labels), jnp.array(mask), CLASSES, temperature, negatives, self_pairs
+    )
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def test_label_contrastive_gradient_is_finite_where_the_loss_has_nothing_to_say():
+    gradient = jax.grad(
+        lambda z: label_contrastive_loss(z, jnp.array([1, 1, 1]), jnp.ones(3, bool), CLASSES, 0.1)
+    )
+    one_class_only = gradient(jnp.ones((3, 2)))
+    assert np.all(np.asarray(one_class_only) == 0)
+    with_zero_vector = jax.grad(
+        lambda z: label_contrastive_loss(z, jnp.array([1, 1, 2]), jnp.ones(3, bool), CLASSES, 0.1)
+    )(jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+    assert np.all(np.isfinite(with_zero_vector))
+
+
+def test_label_contrastive_loss_pulls_a_class_together():
+    labels, mask = jnp.array([0, 0, 1, 1]), jnp.ones(4, bool)
+    apart = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    crossed = apart[jnp.array([0, 2, 1, 3])]
+    loss = lambda z: label_contrastive_loss(z, labels, mask, 2, 0.5)  # noqa: E731
+    assert loss(apart) < loss(crossed)
+
+
+def test_unit_vectors():
+    rows = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
+    np.testing.assert_allclose(unit_vectors(rows), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)

@@ -1,0 +1,160 @@
+"""Whole models: sizes, shapes, views, padding, dtypes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.models import BACKBONES, POLICIES, DoubleHead, build_model
+from fedjax_ssl.models.wide_resnet import WideResNet
+
+
+def model(num_classes=10, **overrides):
+    config = {"name": "cnn", "normalisation": "static", "anchor_dim": 16, "dtype": "float32"}
+    return build_model(ConfigDict(config | overrides), num_classes)
+
+
+@functools.cache
+def small(normalisation="running", dtype="float32"):
+    """The small CNN for 8x8 digits, its variables and twenty images."""
+    images = jax.random.normal(jax.random.key(0), (20, 8, 8, 1))
+    built = model(normalisation=normalisation, dtype=dtype)
+    return built, jax.jit(built.init)(jax.random.key(1), images), images
+
+
+def loss_and_gradient(built, variables, images, mask=None, num_views=1):
+    """Outputs, gradient of a masked sum over outputs, and new statistics of one training pass."""
+
+    @jax.jit
+    def run(params, images, mask):
+        def loss(params):
+            outputs, state = built.apply(
+                variables | {"params": params},
+                images,
+                train=True,
+                mask=mask,
+                num_views=num_views,
+                mutable=["batch_stats"],
+            )
+            valid = jnp.ones(len(images)) if mask is None else mask
+            total = sum((jnp.sin(o) * valid[:, None]).sum() for o in outputs)
+            return total, (outputs, state)
+
+        gradient, aux = jax.grad(loss, has_aux=True)(params)
+        return gradient, *aux
+
+    return run(variables["params"], images, mask)
+
+
+def assert_trees_close(actual, expected, atol=2e-5):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)):
+        np.testing.assert_allclose(a, e, atol=atol * max(1.0, float(jnp.abs(e).max())))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "count"),
+    [
+        ("resnet18", 10, 11_173_962),
+        ("resnet18", 100, 11_220_132),
+        ("wrn28_2", 10, 1_467_610),
+    ],
+)
+def test_number_of_learnable_parameters(name, num_classes, count):
+    built = model(num_classes, name=name, anchor_dim=0)
+    variables = jax.eval_shape(built.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
+
+
+def test_wide_resnet_count_by_hand():
+    count, channels = 3 * 3 * 3 * 16, 16
+    for width in (32, 64, 128):
+        for block_input in (channels, width, width, width):
+            convolutions = 9 * block_input * width + 9 * width * width
+            shortcut = block_input * width if block_input != width else 0
+            count += convolutions + shortcut + 2 * block_input + 2 * width
+        channels = width
+    assert count + 2 * 128 + 128 * 10 + 10 == 1_467_610
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+@pytest.mark.parametrize("shape", [(32, 32, 3), (9, 13, 1)])
+def test_shapes_and_tree_for_any_image(name, shape):
+    images = jnp.zeros((4, *shape))
+    for policy in POLICIES:
+        built = model(7, name=name, normalisation=policy)
+        variables = jax.eval_shape(built.init, jax.random.key(0), images)
+        assert set(variables["params"]) == {"backbone", "classifier", "anchor_head"}
+        assert ("batch_stats" in variables) == (policy != "group")
+        apply = functools.partial(built.apply, train=True, num_views=2)
+        outputs = jax.eval_shape(apply, {"params": variables["params"]}, images)
+        assert outputs.logits.shape == (4, 7) and outputs.embeddings.shape == (4, 16)
+    single = model(7, name=name, anchor_dim=0)
+    outputs, variables = jax.eval_shape(single.init_with_output, jax.random.key(0), images)
+    assert outputs.embeddings is None and set(variables["params"]) == {"backbone", "classifier"}
+
+
+def test_two_views_equal_two_passes():
+    built, variables, images = small()
+    gradient, outputs, state = loss_and_gradient(built, variables, images, num_views=2)
+    first_gradient, first, between = loss_and_gradient(built, variables, images[:10])
+    second_gradient, second, expected = loss_and_gradient(built, variables | between, images[10:])
+    assert_trees_close(outputs, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second))
+    assert_trees_close(gradient, jax.tree.map(jnp.add, first_gradient, second_gradient), atol=1e-4)
+    assert_trees_close(state, expected)
+
+
+@pytest.mark.parametrize("normalisation", POLICIES)
+def test_padding_rows_change_nothing(normalisation):
+    """Thirteen examples in batches of ten: the last one, of three, is padded."""
+    built, variables, images = small(normalisation)
+    mask = (jnp.arange(10) < 3).astype(jnp.float32)
+    padded = images[:10].at[3:].set(1e3)
+    gradient, outputs, state = loss_and_gradient(built, variables, padded, mask)
+    expected_gradient, expected, expected_state = loss_and_gradient(built, variables, images[:3])
+    assert_trees_close(jax.tree.map(lambda o: o[:3], outputs), expected)
+    assert_trees_close(gradient, expected_gradient, atol=1e-4)
+    assert_trees_close(state, expected_state)
+
+
+def test_evaluation_does_not_depend_on_the_rest_of_the_batch():
+    built, variables, images = small()
+    apply = jax.jit(built.apply)
+    together = apply(variables, images)
+    assert_trees_close(jax.tree.map(lambda o: o[4:7], together), apply(variables, images[4:7]), atol=1e-6)
+
+
+def test_bfloat16_computes_near_float32():
+    built, variables, images = small()
+    half = small(dtype="bfloat16")[0]
+    gradient, outputs, state = loss_and_gradient(half, variables, images)
+    _, expected, expected_state = loss_and_gradient(built, variables, images)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((gradient, outputs, state)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    assert_trees_close(outputs, expected, atol=0.05)
+    assert_trees_close(state, expected_state, atol=0.02)
+
+
+def test_residual_network_trains_on_an_odd_image():
+    """A shallow relative of WRN-28-2, with every kind of block, against plain convolutions."""
+    images = jax.random.normal(jax.random.key(0), (6, 9, 11, 3))
+    built = DoubleHead(WideResNet(depth=10, width=1), num_classes=3, anchor_dim=4)
+    variables = jax.jit(built.init)(jax.random.key(1), images)
+    gradient, outputs, _ = loss_and_gradient(built, variables, images, num_views=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "another")  # the plain convolution
+        expected_gradient, expected, _ = loss_and_gradient(built, variables, images, num_views=2)
+    assert_trees_close(outputs, expected)
+    assert_trees_close(gradient, expected_gradient, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("field", "known"), [("name", "resnet18"), ("normalisation", "static"), ("dtype", "bfloat16")]
+)
+def test_unknown_names_list_the_known_ones(field, known):
+    with pytest.raises(UserError, match=known):
+        model(**{field: "unheard_of"})

@@ -1,0 +1,113 @@
+"""The convolution's own backward pass against XLA's and against loops; pooling."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.models.layers import conv2d, global_average_pool, max_pool2d
+
+
+def arrays(shape, kernel_shape, stride, dtype=jnp.float32):
+    """Images, a kernel, and a gradient of the output's shape."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], shape, dtype)
+    kernel = jax.random.normal(keys[1], kernel_shape, dtype)
+    size = [-(-side // stride) for side in shape[1:3]]
+    return x, kernel, jax.random.normal(keys[2], (shape[0], *size, kernel_shape[-1]), dtype)
+
+
+def pass_both_ways(x, kernel, gradient, stride, implementation):
+    y, vjp = jax.vjp(lambda x, kernel: conv2d(x, kernel, stride, implementation), x, kernel)
+    return (y, *vjp(gradient))
+
+
+compiled_both_ways = jax.jit(pass_both_ways, static_argnums=(3, 4))
+
+
+def assert_close(actual, expected, relative=1e-5):
+    """Every array agrees to `relative` times the largest expected value."""
+    for a, e in zip(actual, expected, strict=True):
+        a, e = np.asarray(a, np.float32), np.asarray(e, np.float32)
+        assert a.shape == e.shape
+        np.testing.assert_allclose(a, e, rtol=0, atol=relative * np.abs(e).max() + 1e-7)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "window", "channels"),
+    [
+        ((8, 8), 3, 8),
+        ((9, 12), 3, 8),
+        ((9, 8), 3, 3),
+        ((3, 2), 3, 8),
+        ((1, 1), 3, 1),
+        ((7, 8), 1, 4),
+        ((6, 9), 5, 2),
+    ],
+)
+def test_both_passes_equal_plain_convolution(size, window, channels, stride):
+    x, kernel, gradient = arrays((2, *size, channels), (window, window, channels, 4), stride)
+
+    actual, expected = (
+        compiled_both_ways(x, kernel, gradient, stride, implementation)
+        for implementation in ("custom_backward", "lax")
+    )
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("implementation", ["custom_backward", "lax"])
+def test_both_passes_equal_loops(implementation):
+    """Stride 2 on odd and even sides, padded by one on every side."""
+    x, kernel, gradient = (np.asarray(a, np.float64) for a in arrays((2, 5, 4, 2), (3, 3, 2, 3), 2))
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    y, x_gradient, kernel_gradient = np.zeros(gradient.shape), np.zeros(padded.shape), np.zeros(kernel.shape)
+    for n, i, j in np.ndindex(gradient.shape[:3]):
+        for a, b in np.ndindex(3, 3):
+            position = n, 2 * i + a, 2 * j + b
+            y[n, i, j] += padded[position] @ kernel[a, b]
+            x_gradient[position] += kernel[a, b] @ gradient[n, i, j]
+            kernel_gradient[a, b] += np.outer(padded[position], gradient[n, i, j])
+    inputs = (jnp.asarray(a, jnp.float32) for a in (x, kernel, gradient))
+    actual = compiled_both_ways(*inputs, 2, implementation)
+    assert_close(actual, (y, x_gradient[:, 1:-1, 1:-1], kernel_gradient))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernels_too", [True, False])
+def test_lanes_equal_one_by_one(stride, kernels_too):
+    x, kernel, gradient = arrays((6, 9, 8, 8), (3, 3, 8, 5), stride)
+    x, gradient = (a.reshape(3, 2, *a.shape[1:]) for a in (x, gradient))
+    kernels = jnp.stack([kernel, 2 * kernel, kernel - 1]) if kernels_too else jnp.stack([kernel] * 3)
+
+    def one(x, kernel, gradient):
+        return pass_both_ways(x, kernel, gradient, stride, "custom_backward")
+
+    lanes = jax.vmap(one, (0, 0 if kernels_too else None, 0))
+    actual = jax.jit(lanes)(x, kernels if kernels_too else kernel, gradient)
+    expected = [compiled_both_ways(*lane, stride, "lax") for lane in zip(x, kernels, gradient)]
+    assert_close(actual, [jnp.stack(arrays) for arrays in zip(*expected)])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bfloat16_is_near_float32(stride):
+    half = arrays((2, 8, 9, 8), (3, 3, 8, 4), stride, jnp.bfloat16)
+    actual = compiled_both_ways(*half, stride, "custom_backward")
+    assert all(a.dtype == jnp.bfloat16 for a in actual)
+    expected = compiled_both_ways(*(a.astype(jnp.float32) for a in half), stride, "lax")
+    assert_close(actual, expected, relative=2e-2)
+
+
+def test_unknown_implementation_names_the_known_ones():
+    x, kernel, _ = arrays((1, 3, 3, 1), (3, 3, 1, 1), 1)
+    with pytest.raises(UserError, match="known: 'custom_backward', 'lax'"):
+        conv2d(x, kernel, implementation="fft")
+
+
+def test_pooling_drops_an_odd_last_row_and_column():
+    x = jax.random.normal(jax.random.key(0), (2, 5, 6, 3))
+    expected = np.asarray(x)[:, :4].reshape(2, 2, 2, 3, 2, 3).max(axis=(2, 4))
+    np.testing.assert_array_equal(max_pool2d(x), expected)
+    assert max_pool2d(x[:, :, :5]).shape == (2, 2, 2, 3)
+    np.testing.assert_allclose(global_average_pool(x), np.asarray(x).mean(axis=(1, 2)), atol=1e-6)
