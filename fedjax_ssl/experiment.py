@@ -83,37 +83,34 @@ def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State
     folder = Workdir(workdir, config.to_dict()) if workdir is not None else None
     experiment = build_experiment(config, folder.path / PARTITION if folder and folder.is_begun else None)
 
+    # Tracing meets whatever is still wrong; compiling, which takes longer, can wait until the folder is ours.
     started = time.monotonic()
-    init_fn = functools.partial(initialise, experiment)
+    init_fn = jax.jit(functools.partial(initialise, experiment))
     like = jax.eval_shape(init_fn, experiment.data)
+    round_fn = make_round(experiment.problem, experiment.method, default_lanes(config))
+    dispatch = jax.jit(make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY), donate_argnums=0)
+    dispatch = dispatch.lower(like, experiment.data, experiment.hidden_labels, jnp.int32(1))
     checkpoints = Checkpoints(folder.path / CHECKPOINTS) if folder else None
     restored = checkpoints.restore(like) if checkpoints and checkpoints.latest_round() is not None else None
-    dispatch = jax.jit(
-        make_dispatch(
-            make_round(experiment.problem, experiment.method, default_lanes(config)),
-            config.rounds_per_dispatch or DISPATCH_CAPACITY,
-        ),
-        donate_argnums=0,
-    )
 
     # From here on things are written.
     folder = folder or Workdir(fresh_workdir(pathlib.Path("runs"), config.method), config.to_dict())
     checkpoints = checkpoints or Checkpoints(folder.path / CHECKPOINTS)
-    first_round = int(restored.round) if restored else 0
+    first_round = int(restored.round) if restored is not None else 0
     folder.begin(first_round)
     try:
         with RoundProgress(config.num_rounds, first_round) as progress, _Signals() as signals:
-            progress.say(f"workdir {folder.path}" + (f", from round {first_round}" if restored else ""))
+            progress.say(f"workdir {folder.path}" + (f", from round {first_round}" if restored is not None else ""))
             if not (folder.path / PARTITION).exists():
                 save_partition(folder.path / PARTITION, experiment.partition)
-            compiled = dispatch.lower(like, experiment.data, experiment.hidden_labels, jnp.int32(1)).compile()
-            if restored is None:
-                init = jax.jit(init_fn).lower(experiment.data).compile()
+            dispatch = dispatch.compile()
+            init = init_fn.lower(experiment.data).compile() if restored is None else None
             folder.append(TIMINGS, [{"round": first_round, "compile_seconds": time.monotonic() - started}])
-            state = restored if restored is not None else init(experiment.data)
-            if restored is None:
+            state = restored
+            if state is None:
+                state = init(experiment.data)
                 checkpoints.save(0, state)
-            state = _run_rounds(experiment, compiled, state, folder, checkpoints, progress, signals)
+            state = _run_rounds(experiment, dispatch, state, folder, checkpoints, progress, signals)
         folder.write_summary(summarise(experiment, folder))
     finally:
         checkpoints.close()

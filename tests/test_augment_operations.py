@@ -47,7 +47,8 @@ def make_images(channels, side):
             digit = load_digits().images[index].astype(np.uint8) * 15
             digit = np.asarray(Image.fromarray(digit).resize((side, side), Image.BILINEAR), np.float32)
             noise = rng.normal(0, 12, (side, side))
-            planes.append([smooth, digit, 0.3 * smooth + 90, smooth + noise, digit + smooth / 3, 8 * noise][index])
+            kinds = [smooth, digit, 0.3 * smooth + 90, smooth + noise, digit + smooth / 3, 8 * noise]
+            planes.append(kinds[index])
         images.append(np.clip(np.stack(planes, -1), 0, 255).astype(np.uint8))
     return np.stack(images)
 
@@ -94,7 +95,7 @@ def pillow_operation(image, operation, strength, centre):
             left, top = int(max(0, x - strength / 2)), int(max(0, y - strength / 2))
             right, bottom = min(width, left + strength), min(height, top + strength)
             image = image.copy()
-            fill = FILL if image.mode == "RGB" else Image.new("RGB", (1, 1), FILL).convert("L").getpixel((0, 0))
+            fill = Image.new("RGB", (1, 1), FILL).convert(image.mode).getpixel((0, 0))
             ImageDraw.Draw(image).rectangle((left, top, right, bottom), fill)
             return image
     raise AssertionError(operation)

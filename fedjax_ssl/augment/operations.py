@@ -79,7 +79,11 @@ def from_planes(planes: jax.Array) -> jax.Array:
 
 
 def apply_operation(
-    planes: jax.Array, operation: jax.Array, strength: jax.Array, centre: jax.Array, fill: tuple[int, int, int]
+    planes: jax.Array,
+    operation: jax.Array,
+    strength: jax.Array,
+    centre: jax.Array,
+    fill: tuple[int, int, int],
 ) -> jax.Array:
     """Applies to each image its own operation.
 
@@ -161,9 +165,7 @@ def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> j
     return jnp.take_along_axis(flat, source, axis=2, mode="promise_in_bounds").reshape(planes.shape)
 
 
-def _affine_matrix(
-    operation: jax.Array, strength: jax.Array, height: int, width: int
-) -> jax.Array:
+def _affine_matrix(operation: jax.Array, strength: jax.Array, height: int, width: int) -> jax.Array:
     """The coefficients of Image.transform, x' = a x + b y + c and y' = d x + e y + f: [B, 2, 3]."""
     angle = jnp.where(operation == Operation.ROTATE, jnp.deg2rad(strength), 0)
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
