@@ -111,15 +111,10 @@ def main():
     parser.add_argument("--steps", action="store_true", help="whole training steps only")
     arguments = parser.parse_args()
     device = jax.devices()[0]
-    print(
-        f"jax {jax.__version__}, {device.device_kind} ({platform.machine()}), {os.cpu_count()} cores, float32"
-    )
+    print(f"jax {jax.__version__}, {device.device_kind} ({platform.machine()}), {os.cpu_count()} cores, float32")
     if not arguments.steps:
         print("\nmilliseconds (GFLOP/s)")
-        print(
-            f"{'batch':>5} {'shape':>17} {'forward':>14} "
-            + " ".join(f"{'+back ' + i:>22}" for i in IMPLEMENTATIONS)
-        )
+        print(f"{'batch':>5} {'shape':>17} {'forward':>14} " + " ".join(f"{'+back ' + i:>22}" for i in IMPLEMENTATIONS))
         for batch in (10, 20):
             for shape in SHAPES:
                 side, channels, features, stride = shape

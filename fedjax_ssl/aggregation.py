@@ -10,10 +10,7 @@ WEIGHTS = ("size", "qualified", "uniform")
 
 def all_finite(tree: Any, batch_ndim: int = 0) -> jax.Array:
     """Whether every number of a pytree is finite: bool, of the leaves' first `batch_ndim` axes."""
-    verdicts = [
-        jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_ndim, leaf.ndim)))
-        for leaf in jax.tree.leaves(tree)
-    ]
+    verdicts = [jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_ndim, leaf.ndim))) for leaf in jax.tree.leaves(tree)]
     return jnp.all(jnp.stack(verdicts), axis=0)
 
 

@@ -90,6 +90,4 @@ def _compare(saved: Any, wanted: dict[str, Any]) -> None:
             where = "only in the checkpoint" if name in saved else "not in the checkpoint"
             raise ValueError(f"{name[5:]} is {where}")
         if tuple(saved[name].shape) != tuple(wanted[name].shape):
-            raise ValueError(
-                f"{name[5:]} has shape {tuple(saved[name].shape)}, not {tuple(wanted[name].shape)}"
-            )
+            raise ValueError(f"{name[5:]} has shape {tuple(saved[name].shape)}, not {tuple(wanted[name].shape)}")

@@ -225,9 +225,7 @@ def _run_in_a_python_loop(phase, broadcast, data, cohort, jobs, num_lanes) -> Fi
             raise
         # As in lanes: who takes no step leaves zeros, so that nothing reads a result that was never made.
         trained = jobs.num_steps[job] > 0
-        finished.append(
-            jax.tree.map(lambda leaf, t=trained: jnp.where(t, leaf, 0).astype(leaf.dtype), result)
-        )
+        finished.append(jax.tree.map(lambda leaf, t=trained: jnp.where(t, leaf, 0).astype(leaf.dtype), result))
     return jax.tree.map(lambda *rows: jnp.stack(rows), *finished)
 
 

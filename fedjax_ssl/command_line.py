@@ -64,9 +64,7 @@ def _check_field(config: ConfigDict, field: str) -> None:
     nearest = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
     if not nearest:
         by_last = {name.rpartition(".")[2]: name for name in fields}
-        nearest = [
-            by_last[n] for n in difflib.get_close_matches(field.rpartition(".")[2], by_last, n=1, cutoff=0)
-        ]
+        nearest = [by_last[n] for n in difflib.get_close_matches(field.rpartition(".")[2], by_last, n=1, cutoff=0)]
     raise UserError(f"unknown field config.{field}; the nearest is config.{nearest[0]}")
 
 
@@ -96,9 +94,7 @@ def _type_message(config: ConfigDict, overrides: list[str], error: Exception) ->
             if kind in (int, float):
                 kind(value)
         except ValueError:
-            return (
-                f"config.{field} takes a value of type {kind.__name__} (now {fields[field]!r}), not {value!r}"
-            )
+            return f"config.{field} takes a value of type {kind.__name__} (now {fields[field]!r}), not {value!r}"
     return " ".join(str(error).split())
 
 

@@ -24,9 +24,7 @@ def base_config() -> ConfigDict:
     config.checkpoint_every = 10  # rounds
     # Performance only; None takes the measured default of the backend.
     config.lanes = config_dict.placeholder(int)  # clients trained side by side
-    config.rounds_per_dispatch = config_dict.placeholder(
-        int
-    )  # rounds between two looks at progress and signals
+    config.rounds_per_dispatch = config_dict.placeholder(int)  # rounds between two looks at progress and signals
 
     config.data = ConfigDict()
     config.data.source = "cifar10"  # 'digits', 'npz', or a TensorFlow Datasets name
@@ -138,9 +136,7 @@ def differences(old: dict, new: dict) -> dict[str, tuple]:
     """The fields in which two configurations (as nested dicts) differ: name -> (old value, new value)."""
     flat_old, flat_new = flatten(old), flatten(new)
     missing = "(no such field)"
-    pairs = {
-        name: (flat_old.get(name, missing), flat_new.get(name, missing)) for name in {**flat_old, **flat_new}
-    }
+    pairs = {name: (flat_old.get(name, missing), flat_new.get(name, missing)) for name in {**flat_old, **flat_new}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

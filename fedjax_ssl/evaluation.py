@@ -51,10 +51,7 @@ def score_pseudo_labels(
     used = next(iter(report.pseudo_labels.values()))
     return {
         "pseudo_label_accuracy": accuracy(used, there),
-        **{
-            f"pseudo_label_accuracy_{rule}": accuracy(labels, there)
-            for rule, labels in report.pseudo_labels.items()
-        },
+        **{f"pseudo_label_accuracy_{rule}": accuracy(labels, there) for rule, labels in report.pseudo_labels.items()},
         "qualified_accuracy": accuracy(used, report.qualified),
         "qualified_per_client": jnp.mean(jnp.sum(report.qualified, axis=1)),
         "qualified_share": jnp.sum(report.qualified) / jnp.maximum(jnp.sum(sizes), 1),

@@ -132,9 +132,7 @@ def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = N
     if partition_file is not None and partition_file.exists():
         partition = load_partition(partition_file, len(dataset.y_train), config.num_clients)
     else:
-        partition = make_partition(
-            dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed
-        )
+        partition = make_partition(dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed)
     data, hidden_labels = federate(dataset, partition, config.seed)
     weak = functools.partial(weak_augment, flip=dataset.flip, padding=config.augment.padding)
     strong = functools.partial(
@@ -212,16 +210,12 @@ def bytes_per_client(experiment: Experiment, state: State) -> dict[str, int]:
 
     def exchange(state, data):
         broadcast = method.broadcast(state, data)
-        cohort = Cohort(
-            jnp.zeros((1,), jnp.int32), jax.tree.map(lambda x: x[:1], state.clients), jax.random.key(0)
-        )
+        cohort = Cohort(jnp.zeros((1,), jnp.int32), jax.tree.map(lambda x: x[:1], state.clients), jax.random.key(0))
         return broadcast, train_cohort(method.phases, broadcast, data, cohort, 1).finished.upload
 
     broadcast, upload = jax.eval_shape(exchange, state, data)
     network = experiment.problem.network
-    exchanging = num_exchanging(
-        network, config.model.statistics, config.clients_per_round, config.num_clients
-    )
+    exchanging = num_exchanging(network, config.model.statistics, config.clients_per_round, config.num_clients)
     return {
         "down": tree_bytes(broadcast),
         "up": tree_bytes(upload),

@@ -78,9 +78,7 @@ def fix_mix_phase(
     def prepare(broadcast, data, cohort, previous) -> Jobs:
         del previous
         rows, sizes = data.client_index[cohort.clients], data.client_size[cohort.clients]
-        label_keys, shuffle_keys, mix_keys = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(
-            cohort.keys()
-        )
+        label_keys, shuffle_keys, mix_keys = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(cohort.keys())
         report = label(broadcast, data, rows, label_keys)
         qualified = report.qualified & (jnp.arange(rows.shape[1]) < sizes[:, None])
         work = FixMixWork(
@@ -90,9 +88,7 @@ def fix_mix_phase(
             fix_order=jax.vmap(lambda k, q: _orders(k, q, config.epochs))(shuffle_keys, qualified),
             mix=jax.vmap(_draw_with_replacement, in_axes=(0, 0, None))(mix_keys, sizes, rows.shape[1]),
         )
-        return Jobs(
-            config.epochs * _steps_per_epoch(work.num_fix), work, report._replace(qualified=qualified)
-        )
+        return Jobs(config.epochs * _steps_per_epoch(work.num_fix), work, report._replace(qualified=qualified))
 
     def start(broadcast, work, state) -> _Training:
         del work, state

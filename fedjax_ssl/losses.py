@@ -31,9 +31,7 @@ def mixup_cross_entropy(
         mixing: float32 [], the lambda of the batch.
         mask: bool [B].
     """
-    return mixing * cross_entropy(logits, labels, mask) + (1 - mixing) * cross_entropy(
-        logits, partner_labels, mask
-    )
+    return mixing * cross_entropy(logits, labels, mask) + (1 - mixing) * cross_entropy(logits, partner_labels, mask)
 
 
 def unit_vectors(vectors: jax.Array) -> jax.Array:

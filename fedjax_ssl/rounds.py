@@ -41,9 +41,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         broadcast = method.broadcast(state, data)
 
         # The clients label, train and upload.
-        result = train_cohort(
-            method.phases, broadcast, data, Cohort(clients, own_states, client_key), lanes, debug
-        )
+        result = train_cohort(method.phases, broadcast, data, Cohort(clients, own_states, client_key), lanes, debug)
         finished, report = result.finished, result.reports[0]
 
         # Aggregate what arrived. An upload that is not finite is dropped, and counted.
@@ -108,12 +106,8 @@ def make_dispatch(round_fn: Callable, capacity: int) -> Callable:
 
         def body(so_far: Dispatch) -> Dispatch:
             state, metrics = round_fn(so_far.state, data, hidden_labels)
-            buffer = jax.tree.map(
-                lambda all_, one: all_.at[so_far.rounds_done].set(one), so_far.metrics, metrics
-            )
-            all_dropped = (metrics["dropped_uploads"] > 0) & (
-                metrics["dropped_uploads"] == metrics["uploads"]
-            )
+            buffer = jax.tree.map(lambda all_, one: all_.at[so_far.rounds_done].set(one), so_far.metrics, metrics)
+            all_dropped = (metrics["dropped_uploads"] > 0) & (metrics["dropped_uploads"] == metrics["uploads"])
             healthy = all_finite((state.params, state.batch_stats)) & ~all_dropped
             return Dispatch(state, buffer, so_far.rounds_done + 1, healthy)
 

@@ -51,9 +51,7 @@ class Workdir:
         else:
             ours = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if (self.path / name).exists()]
             if ours:
-                raise UserError(
-                    f"the workdir {self.path} holds {ours[0]} but no {CONFIG}; choose another workdir"
-                )
+                raise UserError(f"the workdir {self.path} holds {ours[0]} but no {CONFIG}; choose another workdir")
 
     def _check_same_run(self) -> None:
         try:
@@ -143,6 +141,5 @@ def _to_line(record: dict[str, Any]) -> str:
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN: what could not be measured is null."""
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in record.items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }

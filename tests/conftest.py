@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+# Most of the tests' time is compilation. Without LLVM's optimisation it halves, and tiny models run as fast.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # launch.py
 
@@ -61,6 +64,14 @@ def tiny_experiment():
 
     experiment = build_experiment(make_tiny_config())
     return experiment, jax.jit(lambda data: initialise(experiment, data))(experiment.data)
+
+
+@pytest.fixture(scope="session")
+def choosy_experiment(tiny_experiment):
+    """The same with a threshold at which some examples of each client qualify and some do not."""
+    from fedjax_ssl.experiment import build_experiment
+
+    return build_experiment(make_tiny_config(**{"fedanchor.threshold": 0.9})), tiny_experiment[1]
 
 
 @pytest.fixture(scope="session")

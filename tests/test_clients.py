@@ -84,14 +84,16 @@ def test_the_debug_loop_names_the_client():
 
     cohort = Cohort(jnp.array([6, 2]), jnp.zeros(2, jnp.int32), jax.random.key(0))
     phase = toy_phase()._replace(step=step)
-    phase = phase._replace(prepare=lambda *a: Jobs(jnp.array([1, 1]), {"target": jnp.ones(2), "start": jnp.ones(2)}, ()))
+    phase = phase._replace(
+        prepare=lambda *a: Jobs(jnp.array([1, 1]), {"target": jnp.ones(2), "start": jnp.ones(2)}, ())
+    )
     with pytest.raises(ZeroDivisionError) as caught:
         train_cohort((phase,), 0.0, None, cohort, 1, debug=True)
     assert "while training client 6" in caught.value.__notes__
 
 
-def test_a_round_of_fedanchor_in_lanes_equals_the_plain_loop(tiny_experiment):
-    experiment, state = tiny_experiment
+def test_a_round_of_fedanchor_in_lanes_equals_the_plain_loop(choosy_experiment):
+    experiment, state = choosy_experiment
     data, method = experiment.data, experiment.method
     broadcast = jax.jit(method.broadcast)(state, data)
     cohort = Cohort(jnp.array([5, 0, 3, 6]), (), jax.random.key(7))

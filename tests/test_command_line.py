@@ -2,10 +2,10 @@
 
 import re
 
-import launch
 import numpy as np
 import pytest
 
+import launch
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.command_line import load_config_file, parse_config
 from fedjax_ssl.config import apply_arguments, validate
@@ -116,6 +116,8 @@ def test_every_config_is_valid_and_says_how_to_run_it(path):
 
 
 def test_the_papers_variants():
-    config = load_config_file(str(launch.QUICKSTART.parent / "fedanchor_cifar10.py") + ":wrn28_2,anchors=250,alpha=0.5,mix")
+    config = load_config_file(
+        str(launch.QUICKSTART.parent / "fedanchor_cifar10.py") + ":wrn28_2,anchors=250,alpha=0.5,mix"
+    )
     assert (config.model.name, config.data.num_anchors, config.data.alpha) == ("wrn28_2", 250, 0.5)
     assert config.fedanchor.server_mixup and config.fedanchor.client_mixup

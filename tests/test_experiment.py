@@ -11,8 +11,8 @@ import chex
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, make_tiny_config
 
+from conftest import ROOT, make_tiny_config
 from fedjax_ssl import TrainingError, UserError, train
 from fedjax_ssl.checkpoints import Checkpoints
 from fedjax_ssl.experiment import build_experiment, initialise

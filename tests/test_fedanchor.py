@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import make_tiny_config
 
+from conftest import make_tiny_config
 from fedjax_ssl import UserError
 from fedjax_ssl.experiment import build_experiment, bytes_per_client, initialise
 from fedjax_ssl.rounds import make_dispatch, make_round
@@ -58,7 +58,7 @@ def test_clients_cannot_see_a_label(tiny_experiment):
 
 def test_dispatch_of_several_rounds_equals_round_by_round(tiny_experiment, two_rounds):
     experiment, state = tiny_experiment
-    round_fn, expected, history = two_rounds
+    _, expected, history = two_rounds
     dispatch = jax.jit(make_dispatch(make_round(experiment.problem, experiment.method, lanes=1), capacity=5))
     result = dispatch(state, experiment.data, experiment.hidden_labels, jnp.int32(2))
     assert int(result.rounds_done) == 2 and bool(result.healthy)
@@ -68,9 +68,9 @@ def test_dispatch_of_several_rounds_equals_round_by_round(tiny_experiment, two_r
         assert np.all(np.asarray(values[2:]) == 0)
 
 
-def test_labels_are_the_equations(tiny_experiment):
+def test_labels_are_the_equations(choosy_experiment):
     """Eq. 3 to 5 for a whole cohort, from the network's plain outputs."""
-    experiment, state = tiny_experiment
+    experiment, state = choosy_experiment
     data, network = experiment.data, experiment.problem.network
     broadcast = experiment.method.broadcast(state, data)
     clients = jnp.array([1, 4])
@@ -89,7 +89,7 @@ def test_labels_are_the_equations(tiny_experiment):
         np.testing.assert_array_equal(jobs.report.pseudo_labels["anchor_head"][job, :size], scores.argmax(axis=1))
         by_classifier = jobs.report.pseudo_labels["classification_head"][job, :size]
         np.testing.assert_array_equal(by_classifier, outputs.logits.argmax(axis=1))
-        qualified = scores.max(axis=1) > 0.5
+        qualified = scores.max(axis=1) > 0.9
         np.testing.assert_array_equal(jobs.report.qualified[job, :size], qualified)
         assert not np.any(jobs.report.qualified[job, size:])
         assert jobs.work.num_fix[job] == qualified.sum()
@@ -123,9 +123,9 @@ def test_aggregation_weighs_by_size_and_leaves_the_anchor_head(tiny_experiment):
     )
 
 
-def test_no_qualified_example_means_no_upload_and_the_server_trains_alone():
+def test_no_qualified_example_means_no_upload_and_the_server_trains_alone(tiny_experiment):
+    state = tiny_experiment[1]
     experiment = build_experiment(make_tiny_config(**{"fedanchor.threshold": 2.0}))
-    state = initialise(experiment, experiment.data)
     round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
     after, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
     assert int(metrics["uploads"]) == 0 and int(metrics["dropped_uploads"]) == 0

@@ -78,9 +78,7 @@ def test_label_contrastive_loss(negatives, self_pairs, temperature):
 
 
 def test_label_contrastive_gradient_is_finite_where_the_loss_has_nothing_to_say():
-    gradient = jax.grad(
-        lambda z: label_contrastive_loss(z, jnp.array([1, 1, 1]), jnp.ones(3, bool), CLASSES, 0.1)
-    )
+    gradient = jax.grad(lambda z: label_contrastive_loss(z, jnp.array([1, 1, 1]), jnp.ones(3, bool), CLASSES, 0.1))
     one_class_only = gradient(jnp.ones((3, 2)))
     assert np.all(np.asarray(one_class_only) == 0)
     with_zero_vector = jax.grad(

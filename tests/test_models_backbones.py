@@ -152,9 +152,7 @@ def test_residual_network_trains_on_an_odd_image():
     assert_trees_close(gradient, expected_gradient, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("field", "known"), [("name", "resnet18"), ("normalisation", "static"), ("dtype", "bfloat16")]
-)
+@pytest.mark.parametrize(("field", "known"), [("name", "resnet18"), ("normalisation", "static"), ("dtype", "bfloat16")])
 def test_unknown_names_list_the_known_ones(field, known):
     with pytest.raises(UserError, match=known):
         model(**{field: "unheard_of"})

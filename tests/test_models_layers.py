@@ -51,8 +51,7 @@ def test_both_passes_equal_plain_convolution(size, window, channels, stride):
     x, kernel, gradient = arrays((2, *size, channels), (window, window, channels, 4), stride)
 
     actual, expected = (
-        compiled_both_ways(x, kernel, gradient, stride, implementation)
-        for implementation in ("custom_backward", "lax")
+        compiled_both_ways(x, kernel, gradient, stride, implementation) for implementation in ("custom_backward", "lax")
     )
     assert_close(actual, expected)
 

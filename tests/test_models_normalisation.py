@@ -86,9 +86,7 @@ def test_one_valid_value_and_none(policy):
         gradient, (y, batch_stats) = jax.grad(loss, has_aux=True)(x, mask)
         assert np.isfinite(gradient).all() and np.isfinite(y).all()
         weight = share * (1.0 if policy == "static" else 0.1)
-        np.testing.assert_allclose(
-            batch_stats["mean"], (1 - weight) * OLD["mean"] + weight * x[0, 0, 0], rtol=1e-6
-        )
+        np.testing.assert_allclose(batch_stats["mean"], (1 - weight) * OLD["mean"] + weight * x[0, 0, 0], rtol=1e-6)
         np.testing.assert_allclose(batch_stats["var"], (1 - weight) * OLD["var"], rtol=1e-6)
 
 

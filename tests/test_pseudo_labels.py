@@ -63,6 +63,8 @@ def test_the_threshold_is_strict():
 
 
 def test_an_embedding_equal_to_every_anchor_of_a_class_scores_one():
-    anchors = AnchorEmbeddings(np.array([[2.0, 0.0], [5.0, 0.0], [0.0, 1.0]], np.float32), np.array([0, 0, 1], np.int32))
+    anchors = AnchorEmbeddings(
+        np.array([[2.0, 0.0], [5.0, 0.0], [0.0, 1.0]], np.float32), np.array([0, 0, 1], np.int32)
+    )
     scores = class_mean_scores(np.array([[3.0, 0.0]], np.float32), class_anchors(anchors, 2))
     np.testing.assert_allclose(scores, [[1.0, 0.0]], atol=1e-7)

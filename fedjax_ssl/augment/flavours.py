@@ -164,13 +164,13 @@ def get_flavour(name: str) -> Flavour:
     """Looks a RandAugment flavour up by its name.
 
     Args:
-      name: a key of `FLAVOURS`.
+        name: a key of `FLAVOURS`.
 
     Returns:
-      The flavour.
+        The flavour.
 
     Raises:
-      UserError: there is no such flavour; the message lists the known ones.
+        UserError: there is no such flavour; the message lists the known ones.
     """
     if name not in FLAVOURS:
         raise UserError(f"unknown RandAugment flavour {name!r}; known are {', '.join(sorted(FLAVOURS))}")

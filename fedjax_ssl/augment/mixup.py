@@ -10,11 +10,11 @@ def sample_lambda(key: jax.Array, alpha: float) -> jax.Array:
     The weight is not folded to max(lambda, 1 - lambda), which MixMatch does.
 
     Args:
-      key: a JAX random key.
-      alpha: both parameters of the Beta distribution, above zero.
+        key: a JAX random key.
+        alpha: both parameters of the Beta distribution, above zero.
 
     Returns:
-      float32 [], lambda ~ Beta(alpha, alpha).
+        float32 [], lambda ~ Beta(alpha, alpha).
 
     Source: mixup (Zhang et al., 2018); one weight a batch as in SemiFL (Diao et al., 2022).
     """
@@ -25,12 +25,12 @@ def mix(images_a: jax.Array, images_b: jax.Array, lam: jax.Array) -> jax.Array:
     """Mixes two batches of images, lam * images_a + (1 - lam) * images_b.
 
     Args:
-      images_a: [B, H, W, C], any numeric dtype and scale.
-      images_b: [B, H, W, C], on the scale of images_a.
-      lam: float32 [], the weight of images_a.
+        images_a: [B, H, W, C], any numeric dtype and scale.
+        images_b: [B, H, W, C], on the scale of images_a.
+        lam: float32 [], the weight of images_a.
 
     Returns:
-      float32 [B, H, W, C], on the scale of the images.
+        float32 [B, H, W, C], on the scale of the images.
     """
     images_a, images_b = images_a.astype(jnp.float32), images_b.astype(jnp.float32)
     return lam * images_a + (1.0 - lam) * images_b

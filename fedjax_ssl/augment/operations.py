@@ -58,10 +58,10 @@ def to_planes(images: jax.Array) -> jax.Array:
     """Brings a batch of images into the layout of this module.
 
     Args:
-      images: uint8 [B, H, W, C], grey levels.
+        images: uint8 [B, H, W, C], grey levels.
 
     Returns:
-      int32 [B, C, H, W], grey levels.
+        int32 [B, C, H, W], grey levels.
     """
     return jnp.transpose(images, (0, 3, 1, 2)).astype(jnp.int32)
 
@@ -70,10 +70,10 @@ def from_planes(planes: jax.Array) -> jax.Array:
     """Undoes `to_planes`.
 
     Args:
-      planes: int32 [B, C, H, W], grey levels from 0 to 255.
+        planes: int32 [B, C, H, W], grey levels from 0 to 255.
 
     Returns:
-      uint8 [B, H, W, C], grey levels.
+        uint8 [B, H, W, C], grey levels.
     """
     return jnp.transpose(planes.astype(jnp.uint8), (0, 2, 3, 1))
 
@@ -88,15 +88,15 @@ def apply_operation(
     """Applies to each image its own operation.
 
     Args:
-      planes: int32 [B, C, H, W], grey levels, C is 1 or 3.
-      operation: int32 [B], values of `Operation`.
-      strength: float32 [B], in the unit of the operation.
-      centre: float32 [B, 2], where a cutout lies: the position of its centre (x, y) as a share of the
-        width and height, in [0, 1). Only cutout reads it.
-      fill: the red, green and blue levels that fill a cutout.
+        planes: int32 [B, C, H, W], grey levels, C is 1 or 3.
+        operation: int32 [B], values of `Operation`.
+        strength: float32 [B], in the unit of the operation.
+        centre: float32 [B, 2], where a cutout lies: the position of its centre (x, y) as a share of the
+          width and height, in [0, 1). Only cutout reads it.
+        fill: the red, green and blue levels that fill a cutout.
 
     Returns:
-      int32 [B, C, H, W], grey levels from 0 to 255.
+        int32 [B, C, H, W], grey levels from 0 to 255.
     """
     planes = _resample(planes, operation, strength)
     grey = _luma(planes)
@@ -116,13 +116,13 @@ def cutout(planes: jax.Array, size: jax.Array, centre: jax.Array, fill: tuple[in
     last row and column of a rectangle as well, covers size + 1 pixels a side away from the borders.
 
     Args:
-      planes: int32 [B, C, H, W], grey levels.
-      size: float32 [B], the side of the square in pixels; nothing is filled where it is negative.
-      centre: float32 [B, 2], the centre (x, y) as a share of the width and height, in [0, 1).
-      fill: the red, green and blue levels; an image with one channel takes their luma.
+        planes: int32 [B, C, H, W], grey levels.
+        size: float32 [B], the side of the square in pixels; nothing is filled where it is negative.
+        centre: float32 [B, 2], the centre (x, y) as a share of the width and height, in [0, 1).
+        fill: the red, green and blue levels; an image with one channel takes their luma.
 
     Returns:
-      int32 [B, C, H, W], grey levels.
+        int32 [B, C, H, W], grey levels.
 
     Source: Cutout (DeVries and Taylor, 2017) as drawn by FixMatch's and USB's RandAugment.
     """

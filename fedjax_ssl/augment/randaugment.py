@@ -27,33 +27,30 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
     """Applies to every image its own random operations, one after the other.
 
     Args:
-      key: a JAX random key.
-      images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
-      flavour: 'semifl', 'usb', 'fixmatch' or 'fedlabel', see `flavours`.
-      num_ops: operations drawn for each image, with replacement; each is applied with the flavour's
-        probability.
-      magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb ignores it.
+        key: a JAX random key.
+        images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
+        flavour: 'semifl', 'usb', 'fixmatch' or 'fedlabel', see `flavours`.
+        num_ops: operations drawn for each image, with replacement; each is applied with the flavour's
+          probability.
+        magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb ignores it.
 
     Returns:
-      uint8 [B, H, W, C], grey levels.
+        uint8 [B, H, W, C], grey levels.
 
     Raises:
-      UserError: there is no such flavour, the images are not uint8 with one or three channels, num_ops is
-        negative or the magnitude is out of range.
+        UserError: there is no such flavour, the images are not uint8 with one or three channels, num_ops is
+          negative or the magnitude is out of range.
 
     Source: RandAugment (Cubuk et al., 2020); the flavours' sources stand in `flavours`.
     """
     chosen = get_flavour(flavour)
     if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
-        raise UserError(
-            f"RandAugment needs uint8 images with 1 or 3 channels, got {images.dtype} {images.shape}"
-        )
+        raise UserError(f"RandAugment needs uint8 images with 1 or 3 channels, got {images.dtype} {images.shape}")
     if num_ops < 0:
         raise UserError(f"RandAugment's number of operations must be at least 0, got {num_ops}")
     if not 0 <= magnitude <= chosen.max_magnitude:
         raise UserError(
-            f"the magnitude of RandAugment flavour {flavour!r} goes from 0 to {chosen.max_magnitude}, "
-            f"got {magnitude}"
+            f"the magnitude of RandAugment flavour {flavour!r} goes from 0 to {chosen.max_magnitude}, got {magnitude}"
         )
     draws = draw_operations(key, chosen, images.shape, num_ops, magnitude)
     return apply_draws(images, draws, chosen.fill)
@@ -67,19 +64,19 @@ def strong_augment(
     Which of the two comes first is a property of the flavour.
 
     Args:
-      key: a JAX random key.
-      images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
-      flip: whether images may be mirrored, see `weak.weak_augment`.
-      padding: pixels of reflect padding, see `weak.weak_augment`.
-      flavour: 'semifl', 'usb', 'fixmatch' or 'fedlabel', see `flavours`.
-      num_ops: operations drawn for each image, with replacement.
-      magnitude: see `rand_augment`.
+        key: a JAX random key.
+        images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
+        flip: whether images may be mirrored, see `weak.weak_augment`.
+        padding: pixels of reflect padding, see `weak.weak_augment`.
+        flavour: 'semifl', 'usb', 'fixmatch' or 'fedlabel', see `flavours`.
+        num_ops: operations drawn for each image, with replacement.
+        magnitude: see `rand_augment`.
 
     Returns:
-      uint8 [B, H, W, C], grey levels.
+        uint8 [B, H, W, C], grey levels.
 
     Raises:
-      UserError: see `rand_augment`.
+        UserError: see `rand_augment`.
     """
     weak_key, rand_key = jax.random.split(key)
     if get_flavour(flavour).geometry_first:
@@ -95,14 +92,14 @@ def draw_operations(
     """Draws everything that is random in one call of `rand_augment`.
 
     Args:
-      key: a JAX random key.
-      flavour: which operations, strengths and probabilities.
-      shape: (B, H, W, C) of the images.
-      num_ops: operations for each image.
-      magnitude: from 0 to the flavour's maximum.
+        key: a JAX random key.
+        flavour: which operations, strengths and probabilities.
+        shape: (B, H, W, C) of the images.
+        num_ops: operations for each image.
+        magnitude: from 0 to the flavour's maximum.
 
     Returns:
-      The draws, for each image its own.
+        The draws, for each image its own.
     """
     batch, height, width, channels = shape
     pool = [entry for entry in flavour.pool if channels == 3 or not entry.colour_only]
@@ -137,12 +134,12 @@ def apply_draws(images: jax.Array, draws: Draws, fill: tuple[int, int, int]) -> 
     """Applies drawn operations, in their order, and the final cutout.
 
     Args:
-      images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
-      draws: the operations of each image.
-      fill: red, green and blue level of a cutout.
+        images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
+        draws: the operations of each image.
+        fill: red, green and blue level of a cutout.
 
     Returns:
-      uint8 [B, H, W, C], grey levels.
+        uint8 [B, H, W, C], grey levels.
     """
     planes = operations.to_planes(images)
     for operation, strength, centre in zip(draws.operation, draws.strength, draws.centre):

@@ -8,14 +8,14 @@ def weak_augment(key: jax.Array, images: jax.Array, flip: bool, padding: int = 4
     """Flips and shifts every image by its own random draw.
 
     Args:
-      key: a JAX random key.
-      images: [B, H, W, C], any dtype.
-      flip: whether an image is mirrored, left to right, with probability 1/2; digits are not.
-      padding: pixels of reflection on every side from which the crop is taken; at most one less than the
-        shorter side of the images.
+        key: a JAX random key.
+        images: [B, H, W, C], any dtype.
+        flip: whether an image is mirrored, left to right, with probability 1/2; digits are not.
+        padding: pixels of reflection on every side from which the crop is taken; at most one less than the
+          shorter side of the images.
 
     Returns:
-      [B, H, W, C] in the dtype of the images.
+        [B, H, W, C] in the dtype of the images.
 
     Source: the standard augmentation of CIFAR as FixMatch (Sohn et al., 2020) and SemiFL use it.
     """
@@ -31,15 +31,15 @@ def flip_and_crop(images: jax.Array, flipped: jax.Array, offsets: jax.Array, pad
     """Mirrors some of the images, pads all by reflection and crops each to its size again.
 
     Args:
-      images: [B, H, W, C], any dtype.
-      flipped: bool [B], which images are mirrored, left to right.
-      offsets: int32 [B, 2], first row and column of the crop in the padded image, from 0 to 2 * padding;
-        (padding, padding) leaves the image where it is.
-      padding: pixels of reflection on every side (the border itself is not repeated); at most one less
-        than the shorter side of the images.
+        images: [B, H, W, C], any dtype.
+        flipped: bool [B], which images are mirrored, left to right.
+        offsets: int32 [B, 2], first row and column of the crop in the padded image, from 0 to 2 * padding;
+          (padding, padding) leaves the image where it is.
+        padding: pixels of reflection on every side (the border itself is not repeated); at most one less
+          than the shorter side of the images.
 
     Returns:
-      [B, H, W, C] in the dtype of the images.
+        [B, H, W, C] in the dtype of the images.
     """
     batch, height, width, channels = images.shape
     padding = _usable_padding(padding, height, width)

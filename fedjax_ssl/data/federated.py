@@ -16,14 +16,14 @@ class FederatedData(NamedTuple):
     Per-example state of a method is a flat [N] array, whoever owns the example.
 
     Attributes:
-      images: uint8 [N, H, W, C], every training image once.
-      visible_labels: int32 [N], the anchors' labels, -1 wherever a label is hidden.
-      client_index: int32 [K, n_max], rows of `images` of each client, padded with 0 beyond `client_size`.
-      client_size: int32 [K], number of examples of each client, possibly 0.
-      anchor_index: int32 [S], rows of `images` that the server holds.
-      test_images: uint8 [T, H, W, C].
-      test_labels: int32 [T].
-      seed: int32 [], the run's seed; data and not a constant, so that another seed compiles nothing anew.
+        images: uint8 [N, H, W, C], every training image once.
+        visible_labels: int32 [N], the anchors' labels, -1 wherever a label is hidden.
+        client_index: int32 [K, n_max], rows of `images` of each client, padded with 0 beyond `client_size`.
+        client_size: int32 [K], number of examples of each client, possibly 0.
+        anchor_index: int32 [S], rows of `images` that the server holds.
+        test_images: uint8 [T, H, W, C].
+        test_labels: int32 [T].
+        seed: int32 [], the run's seed; data and not a constant, so that another seed compiles nothing anew.
     """
 
     images: jax.Array
@@ -46,17 +46,17 @@ def federate(
     one bit of a trained model.
 
     Args:
-      dataset: the data set, on the host.
-      partition: the owners of its training examples.
-      seed: the run's seed.
-      max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
-        the size of the largest client.
+        dataset: the data set, on the host.
+        partition: the owners of its training examples.
+        seed: the run's seed.
+        max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
+          the size of the largest client.
 
     Returns:
-      The federation's data, and the hidden labels: int32 [N], the true label of every training example.
+        The federation's data, and the hidden labels: int32 [N], the true label of every training example.
 
     Raises:
-      ValueError: a client has more examples than `max_client_size`.
+        ValueError: a client has more examples than `max_client_size`.
     """
     sizes = np.array([len(rows) for rows in partition.client_rows], np.int32)
     width = max(1, int(sizes.max()) if max_client_size is None else max_client_size)

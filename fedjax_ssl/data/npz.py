@@ -16,11 +16,11 @@ class Arrays(NamedTuple):
     """The images and labels of a data set, checked.
 
     Attributes:
-      x_train: uint8 [N, H, W, C], training images.
-      y_train: int32 [N], their labels, 0 .. num_classes - 1.
-      x_test: uint8 [T, H, W, C], test images.
-      y_test: int32 [T], their labels.
-      num_classes: number of classes.
+        x_train: uint8 [N, H, W, C], training images.
+        y_train: int32 [N], their labels, 0 .. num_classes - 1.
+        x_test: uint8 [T, H, W, C], test images.
+        y_test: int32 [T], their labels.
+        num_classes: number of classes.
     """
 
     x_train: np.ndarray
@@ -34,14 +34,14 @@ def load_npz(path: str) -> Arrays:
     """Loads a data set from an npz file.
 
     Args:
-      path: the file. It holds x_train and x_test, uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, and
-        y_train and y_test, integers [N] of 0 .. num_classes - 1 in which every class occurs at least once.
+        path: the file. It holds x_train and x_test, uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, and
+          y_train and y_test, integers [N] of 0 .. num_classes - 1 in which every class occurs at least once.
 
     Returns:
-      The arrays, the images with their channel axis, and the number of classes.
+        The arrays, the images with their channel axis, and the number of classes.
 
     Raises:
-      UserError: the file is missing or no npz, a key is missing, or an array is not as described above.
+        UserError: the file is missing or no npz, a key is missing, or an array is not as described above.
     """
     raw = read_arrays(path, KEYS, field="data.path")
     x_train = _check_images(path, "x_train", raw["x_train"])
@@ -70,15 +70,15 @@ def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.nd
     """Reads the named arrays of an npz file, without unpickling anything.
 
     Args:
-      path: the file.
-      keys: names of the arrays.
-      field: the configuration field that gives the path, for messages.
+        path: the file.
+        keys: names of the arrays.
+        field: the configuration field that gives the path, for messages.
 
     Returns:
-      The arrays by name.
+        The arrays by name.
 
     Raises:
-      UserError: the file is missing, is not an npz, lacks a key, or an array cannot be read.
+        UserError: the file is missing, is not an npz, lacks a key, or an array cannot be read.
     """
     if not path:
         raise UserError(f"{field} is empty; give the npz file to be used: --config.{field}=FILE")

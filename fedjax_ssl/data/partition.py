@@ -24,8 +24,8 @@ class Partition(NamedTuple):
     """Rows of the training set, by owner; no row has two owners.
 
     Attributes:
-      anchor_index: int32 [S], rows of the labelled examples that the server holds, in random order.
-      client_rows: K arrays int32 [n_k], rows of each client, in random order.
+        anchor_index: int32 [S], rows of the labelled examples that the server holds, in random order.
+        client_rows: K arrays int32 [n_k], rows of each client, in random order.
     """
 
     anchor_index: np.ndarray
@@ -38,17 +38,17 @@ def draw_anchors(
     """Draws the anchors, the labelled examples of the server.
 
     Args:
-      labels: int [N], labels of the training set.
-      num_anchors: number of anchors S.
-      num_classes: number of classes C.
-      rng: source of randomness.
-      balanced: whether each class has exactly S / C anchors; else they are drawn regardless of their classes.
+        labels: int [N], labels of the training set.
+        num_anchors: number of anchors S.
+        num_classes: number of classes C.
+        rng: source of randomness.
+        balanced: whether each class has exactly S / C anchors; else they are drawn regardless of their classes.
 
     Returns:
-      int32 [S], rows of the training set, in random order.
+        int32 [S], rows of the training set, in random order.
 
     Raises:
-      UserError: S is not a multiple of C, or there are more anchors than examples (balanced: of a class).
+        UserError: S is not a multiple of C, or there are more anchors than examples (balanced: of a class).
     """
     if num_anchors < 0:
         raise UserError(f"data.num_anchors={num_anchors} must not be negative")
@@ -80,20 +80,20 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
     """Draws the anchors, removes them, and splits the rest of the training set over the clients.
 
     Args:
-      labels: int [N], labels of the training set.
-      num_classes: number of classes.
-      config: the `data` section. Read are `num_anchors`; `anchors` ('balanced' or 'random'); `partition` (a
-        name of `PARTITIONS`) with its own fields `alpha` or `classes_per_client`; `examples_per_client`, the
-        most a client keeps, taken at random from its share (0 = all); and `partition_file`, a saved partition
-        that is used as it is instead ('' = none).
-      num_clients: number of clients K.
-      seed: seed of the draw. The anchors depend on it alone, so that partitions can be compared.
+        labels: int [N], labels of the training set.
+        num_classes: number of classes.
+        config: the `data` section. Read are `num_anchors`; `anchors` ('balanced' or 'random'); `partition` (a
+          name of `PARTITIONS`) with its own fields `alpha` or `classes_per_client`; `examples_per_client`, the
+          most a client keeps, taken at random from its share (0 = all); and `partition_file`, a saved partition
+          that is used as it is instead ('' = none).
+        num_clients: number of clients K.
+        seed: seed of the draw. The anchors depend on it alone, so that partitions can be compared.
 
     Returns:
-      The partition.
+        The partition.
 
     Raises:
-      UserError: a field has an impossible value, or there are not enough examples.
+        UserError: a field has an impossible value, or there are not enough examples.
     """
     if num_clients < 1:
         raise UserError(f"num_clients={num_clients} must be at least 1")
@@ -127,9 +127,9 @@ def save_partition(path: str | os.PathLike, partition: Partition) -> None:
     """Writes a partition to an npz file, at once or not at all.
 
     Args:
-      path: the file to be written. It holds anchor_index [S], client_size [K], and client_index, the rows of
-        all clients one after the other.
-      partition: the partition.
+        path: the file to be written. It holds anchor_index [S], client_size [K], and client_index, the rows of
+          all clients one after the other.
+        partition: the partition.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(path.name + ".tmp")
@@ -149,17 +149,17 @@ def load_partition(
     """Reads a partition that `save_partition` wrote, and checks it.
 
     Args:
-      path: the npz file.
-      num_examples: number of training examples N.
-      num_clients: number of clients that it must have.
-      num_anchors: number of anchors that it must have, if given.
+        path: the npz file.
+        num_examples: number of training examples N.
+        num_clients: number of clients that it must have.
+        num_anchors: number of anchors that it must have, if given.
 
     Returns:
-      The partition.
+        The partition.
 
     Raises:
-      UserError: the file is missing or malformed, has another number of clients or anchors, names a row
-        outside the training set, or gives a row to two owners.
+        UserError: the file is missing or malformed, has another number of clients or anchors, names a row
+          outside the training set, or gives a row to two owners.
     """
     arrays = npz.read_arrays(str(path), _FILE_KEYS, field="data.partition_file")
     for key, value in arrays.items():

@@ -23,13 +23,13 @@ def iid(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
     """Splits at random into equal shares of floor(n / num_clients); the remainder is left out.
 
     Args:
-      labels: int [n], labels of the examples to be split.
-      num_clients: number of clients K.
-      config: the `data` section; `examples_per_client` lowers the size of every share (0 = no bound).
-      rng: source of randomness.
+        labels: int [n], labels of the examples to be split.
+        num_clients: number of clients K.
+        config: the `data` section; `examples_per_client` lowers the size of every share (0 = no bound).
+        rng: source of randomness.
 
     Returns:
-      K arrays of positions in `labels`.
+        K arrays of positions in `labels`.
     """
     size = _equal_size(len(labels), num_clients, config)
     return list(rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size))
@@ -43,17 +43,17 @@ def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
     rest renormalised.
 
     Args:
-      labels: int [n], labels of the examples to be split.
-      num_clients: number of clients K.
-      config: the `data` section: `alpha`; `examples_per_client` lowers the size of every share (0 = no
-        bound), so that the class draws follow Dir(alpha) of the smaller set.
-      rng: source of randomness.
+        labels: int [n], labels of the examples to be split.
+        num_clients: number of clients K.
+        config: the `data` section: `alpha`; `examples_per_client` lowers the size of every share (0 = no
+          bound), so that the class draws follow Dir(alpha) of the smaller set.
+        rng: source of randomness.
 
     Returns:
-      K arrays of positions in `labels`.
+        K arrays of positions in `labels`.
 
     Raises:
-      UserError: alpha is not positive.
+        UserError: alpha is not positive.
 
     Source: Hsu et al., arXiv 1909.06335, 2019; Reddi et al., Adaptive Federated Optimization, ICLR 2021.
     """
@@ -103,16 +103,16 @@ def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np
     `MIN_EXAMPLES`. Every example goes to exactly one client.
 
     Args:
-      labels: int [n], labels of the examples to be split.
-      num_clients: number of clients K.
-      config: the `data` section: `alpha`.
-      rng: source of randomness.
+        labels: int [n], labels of the examples to be split.
+        num_clients: number of clients K.
+        config: the `data` section: `alpha`.
+        rng: source of randomness.
 
     Returns:
-      K arrays of positions in `labels`.
+        K arrays of positions in `labels`.
 
     Raises:
-      UserError: alpha is not positive, or no draw gave every client enough examples.
+        UserError: alpha is not positive, or no draw gave every client enough examples.
 
     Source: Diao et al., SemiFL, NeurIPS 2022; Liang et al., RSCFed, CVPR 2022.
     """
@@ -148,16 +148,16 @@ def dirichlet_classes(labels: np.ndarray, num_clients: int, config: Any, rng: np
     example goes to exactly one client; sizes differ, and a client may be left without any.
 
     Args:
-      labels: int [n], labels of the examples to be split.
-      num_clients: number of clients K.
-      config: the `data` section: `alpha`.
-      rng: source of randomness.
+        labels: int [n], labels of the examples to be split.
+        num_clients: number of clients K.
+        config: the `data` section: `alpha`.
+        rng: source of randomness.
 
     Returns:
-      K arrays of positions in `labels`, possibly empty.
+        K arrays of positions in `labels`, possibly empty.
 
     Raises:
-      UserError: alpha is not positive.
+        UserError: alpha is not positive.
 
     Source: Cho et al., FedLabel, ICCV 2023.
     """
@@ -183,16 +183,16 @@ def shards(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Gen
     more than classes_per_client different ones. Every example goes to exactly one client.
 
     Args:
-      labels: int [n], labels of the examples to be split.
-      num_clients: number of clients K.
-      config: the `data` section: `classes_per_client`.
-      rng: source of randomness.
+        labels: int [n], labels of the examples to be split.
+        num_clients: number of clients K.
+        config: the `data` section: `classes_per_client`.
+        rng: source of randomness.
 
     Returns:
-      K arrays of positions in `labels`.
+        K arrays of positions in `labels`.
 
     Raises:
-      UserError: there are fewer shards than classes, or more shards of a class than examples.
+        UserError: there are fewer shards than classes, or more shards of a class than examples.
 
     Source: Diao et al., SemiFL, NeurIPS 2022; Yang et al., FedIL, 2023.
     """

@@ -18,15 +18,15 @@ class Dataset(NamedTuple):
     """A data set for image classification, on the host.
 
     Attributes:
-      name: name of the data set.
-      x_train: uint8 [N, H, W, C], training images, C = 1 or 3.
-      y_train: int32 [N], their labels, 0 .. num_classes - 1.
-      x_test: uint8 [T, H, W, C], test images.
-      y_test: int32 [T], their labels.
-      num_classes: number of classes.
-      mean: per channel, in units of [0, 1] pixel values.
-      std: per channel, in the same units, never 0.
-      flip: whether an image flipped horizontally is still an image of its class.
+        name: name of the data set.
+        x_train: uint8 [N, H, W, C], training images, C = 1 or 3.
+        y_train: int32 [N], their labels, 0 .. num_classes - 1.
+        x_test: uint8 [T, H, W, C], test images.
+        y_test: int32 [T], their labels.
+        num_classes: number of classes.
+        mean: per channel, in units of [0, 1] pixel values.
+        std: per channel, in the same units, never 0.
+        flip: whether an image flipped horizontally is still an image of its class.
     """
 
     name: str
@@ -66,15 +66,15 @@ def load_dataset(config: Any) -> Dataset:
     """Loads the data set that a configuration names.
 
     Args:
-      config: the `data` section. Read are `source` (one of `SOURCES`); for an npz `path` and `flip`; for a
-        published data set `tfds_dir`, the folder of TensorFlow Datasets ('' = its default).
+        config: the `data` section. Read are `source` (one of `SOURCES`); for an npz `path` and `flip`; for a
+          published data set `tfds_dir`, the folder of TensorFlow Datasets ('' = its default).
 
     Returns:
-      The data set.
+        The data set.
 
     Raises:
-      UserError: the source is unknown, the file is missing or malformed, or a published data set is neither
-        on the disk nor within reach of the network.
+        UserError: the source is unknown, the file is missing or malformed, or a published data set is neither
+          on the disk nor within reach of the network.
     """
     if config.source == "digits":
         return _load_digits()
@@ -92,11 +92,11 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     """Computes the mean and the standard deviation of each channel over all pixels of all images.
 
     Args:
-      images: uint8 [N, H, W, C].
+        images: uint8 [N, H, W, C].
 
     Returns:
-      Mean and standard deviation, C values each, in units of [0, 1] pixel values. A constant channel has
-      nothing to be scaled by: its standard deviation is given as 1.
+        Mean and standard deviation, C values each, in units of [0, 1] pixel values. A constant channel has
+        nothing to be scaled by: its standard deviation is given as 1.
     """
     channels = images.shape[-1]
     total = np.zeros(channels, np.int64)

@@ -39,16 +39,16 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
     The first time, SVHN also downloads its "extra" split (1.3 GB), of which nothing is used here.
 
     Args:
-      name: name of the data set, with its configuration where it has several: 'cifar10', 'emnist/byclass'.
-      data_dir: the folder of TFDS ('' = the environment variable TFDS_DATA_DIR, else TFDS's default).
+        name: name of the data set, with its configuration where it has several: 'cifar10', 'emnist/byclass'.
+        data_dir: the folder of TFDS ('' = the environment variable TFDS_DATA_DIR, else TFDS's default).
 
     Returns:
-      Images [N, H, W, C] and labels of the train and test splits, and the number of classes. The examples are
-      in their official order where TFDS knows it (CIFAR, SVHN), else in the order of TFDS, fixed as well.
+        Images [N, H, W, C] and labels of the train and test splits, and the number of classes. The examples are
+        in their official order where TFDS knows it (CIFAR, SVHN), else in the order of TFDS, fixed as well.
 
     Raises:
-      UserError: the data are neither prepared nor within reach, the download is damaged, or what is in the
-        folder cannot be read.
+        UserError: the data are neither prepared nor within reach, the download is damaged, or what is in the
+          folder cannot be read.
     """
     with _quiet():
         api = _import_tfds()
@@ -81,9 +81,9 @@ def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
     """Raises a UserError unless every host of a data set answers for one of its files, within so many seconds.
 
     Args:
-      name: name of the data set, for the message.
-      urls: all files of the data set.
-      within: seconds for all hosts together, name resolution included.
+        name: name of the data set, for the message.
+        urls: all files of the data set.
+        within: seconds for all hosts together, name resolution included.
     """
     import requests  # What TFDS downloads with: the same proxies and certificates.
 

@@ -102,9 +102,7 @@ def fedanchor(problem: Problem) -> Method:
 
     def broadcast(state: State, data) -> Broadcast:
         rows = data.anchor_index
-        outputs = network.predict_rows(
-            state.params, state.batch_stats, data.images, rows, config.eval_batch_size
-        )
+        outputs = network.predict_rows(state.params, state.batch_stats, data.images, rows, config.eval_batch_size)
         anchors = AnchorEmbeddings(outputs.embeddings, data.visible_labels[rows])
         if options.travels == "class_means":
             anchors = class_anchors(anchors, num_classes)
@@ -142,14 +140,10 @@ def fedanchor(problem: Problem) -> Method:
     # --- Server: w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1). A client with an empty fix set sent nothing. -----
 
     def aggregate(state: State, received) -> State:
-        weights = client_weights(
-            config.aggregation.weights, received.sizes, received.num_qualified, received.accepted
-        )
+        weights = client_weights(config.aggregation.weights, received.sizes, received.num_qualified, received.accepted)
         uploads = received.uploads
         params = weighted_mean(uploads.params, weights, sgd.select(state.params, CLASSIFICATION))
-        statistics = weighted_mean(
-            uploads.batch_stats, weights, state.batch_stats if uploads.batch_stats else ()
-        )
+        statistics = weighted_mean(uploads.batch_stats, weights, state.batch_stats if uploads.batch_stats else ())
         return state._replace(params={**state.params, **params}, batch_stats=statistics or state.batch_stats)
 
     # --- Server: one epoch on the classification head, one on the anchor head (section 4.4). -----------------------
@@ -214,9 +208,7 @@ def fedanchor(problem: Problem) -> Method:
                 params,
                 batch_stats,
                 data.anchor_index,
-                parts=ANCHOR_HEAD
-                if options.contrastive_trains == "anchor_head"
-                else ("backbone", *ANCHOR_HEAD),
+                parts=ANCHOR_HEAD if options.contrastive_trains == "anchor_head" else ("backbone", *ANCHOR_HEAD),
                 epochs=contrastive_epochs,
                 batch_size=options.contrastive_batch_size,
                 key=keys[1],

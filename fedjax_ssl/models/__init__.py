@@ -31,16 +31,16 @@ def build_model(config, num_classes):
     """Builds the model that a configuration names.
 
     Args:
-      config: the `model` section: `name` (a key of `BACKBONES`), `normalisation` (one of `POLICIES`),
-        `anchor_dim` (0: no anchor head) and `dtype` ('float32' or 'bfloat16', of the computation; parameters
-        are float32).
-      num_classes: number of classes.
+        config: the `model` section: `name` (a key of `BACKBONES`), `normalisation` (one of `POLICIES`),
+          `anchor_dim` (0: no anchor head) and `dtype` ('float32' or 'bfloat16', of the computation; parameters
+          are float32).
+        num_classes: number of classes.
 
     Returns:
-      A `DoubleHead` module.
+        A `DoubleHead` module.
 
     Raises:
-      UserError: a name is unknown; the message lists the known ones.
+        UserError: a name is unknown; the message lists the known ones.
     """
     for field, value, known in (
         ("name", config.name, BACKBONES),

@@ -18,8 +18,8 @@ class SmallCNN(nn.Module):
     Any image of 8x8 or more; the linear layer's size depends on the image's.
 
     Attributes:
-      normalisation: policy of `Normalisation`.
-      dtype: dtype of the computation.
+        normalisation: policy of `Normalisation`.
+        dtype: dtype of the computation.
     """
 
     normalisation: str = "static"

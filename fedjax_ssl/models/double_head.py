@@ -21,9 +21,9 @@ class DoubleHead(nn.Module):
     heads' kernels start LeCun normal (variance 1 / fan-in), their biases 0; both are computed in float32.
 
     Attributes:
-      backbone: module from (images, train, mask, num_views) to features [B, F].
-      num_classes: C.
-      anchor_dim: D, the size of the anchor embeddings; 0 for a single head.
+        backbone: module from (images, train, mask, num_views) to features [B, F].
+        num_classes: C.
+        anchor_dim: D, the size of the anchor embeddings; 0 for a single head.
     """
 
     backbone: nn.Module
@@ -35,15 +35,15 @@ class DoubleHead(nn.Module):
         """Computes logits and embeddings.
 
         Args:
-          images: float32 [V*B, H, W, C], normalised, view-major: the first B rows are view 0, and so on.
-          train: whether batch normalisation uses the statistics of the batch.
-          mask: bool or float [V*B]; rows with 0 are padding. They take no part in batch statistics, and their
-            outputs are meaningless.
-          num_views: V. The views share every convolution call, but each has its own batch statistics, as if
-            they had been passed one after the other.
+            images: float32 [V*B, H, W, C], normalised, view-major: the first B rows are view 0, and so on.
+            train: whether batch normalisation uses the statistics of the batch.
+            mask: bool or float [V*B]; rows with 0 are padding. They take no part in batch statistics, and their
+              outputs are meaningless.
+            num_views: V. The views share every convolution call, but each has its own batch statistics, as if
+              they had been passed one after the other.
 
         Returns:
-          Outputs.
+            Outputs.
         """
         features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
         logits = nn.Dense(self.num_classes, name="classifier")(features)

@@ -29,17 +29,17 @@ def conv2d(x, kernel, stride=1, implementation=None):
     2 (XLA's "SAME" would pad one side only), so a side of n becomes ceil(n / stride).
 
     Args:
-      x: [N, H, W, in] activations.
-      kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`.
-      stride: 1 or 2, for both sides.
-      implementation: 'lax' (XLA's convolution and its automatic gradient) or 'custom_backward' (see the
-        module's docstring). None chooses 'custom_backward' on CPU and 'lax' elsewhere.
+        x: [N, H, W, in] activations.
+        kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`.
+        stride: 1 or 2, for both sides.
+        implementation: 'lax' (XLA's convolution and its automatic gradient) or 'custom_backward' (see the
+          module's docstring). None chooses 'custom_backward' on CPU and 'lax' elsewhere.
 
     Returns:
-      [N, ceil(H / stride), ceil(W / stride), out].
+        [N, ceil(H / stride), ceil(W / stride), out].
 
     Raises:
-      UserError: the implementation is unknown.
+        UserError: the implementation is unknown.
     """
     if implementation is None:
         implementation = "custom_backward" if jax.default_backend() == "cpu" else "lax"
@@ -143,9 +143,7 @@ def _kernel_gradient_joined(padded, gradient, stride, kernel_size):
     inputs = jnp.concatenate([padded[:, :, b : b + width] for b in range(kernel_width)], axis=-1)
     margin = kernel_height - 1
     outputs = jnp.pad(gradient, ((0, 0), (margin, margin), (0, 0), (0, 0)))
-    outputs = jnp.concatenate(
-        [outputs[:, margin - a : 2 * margin - a + height] for a in range(kernel_height)], axis=-1
-    )
+    outputs = jnp.concatenate([outputs[:, margin - a : 2 * margin - a + height] for a in range(kernel_height)], axis=-1)
     product = _contract_positions(inputs, outputs)
     product = product.reshape(kernel_width, channels, kernel_height, features)
     return product.transpose(2, 0, 1, 3)
@@ -174,10 +172,10 @@ class Conv(nn.Module):
     """Convolution without bias; parameter `kernel` [kernel_h, kernel_w, in, out], float32.
 
     Attributes:
-      features: output channels.
-      kernel_size: (height, width), odd.
-      strides: 1 or 2.
-      dtype: dtype of the computation and of the output.
+        features: output channels.
+        kernel_size: (height, width), odd.
+        strides: 1 or 2.
+        dtype: dtype of the computation and of the output.
     """
 
     features: int
@@ -196,10 +194,10 @@ def max_pool2d(x):
     """Largest value of each 2x2 window; an odd last row or column is dropped.
 
     Args:
-      x: [N, H, W, C].
+        x: [N, H, W, C].
 
     Returns:
-      [N, H // 2, W // 2, C].
+        [N, H // 2, W // 2, C].
     """
     batch, height, width, channels = x.shape
     height, width = height // 2, width // 2

@@ -36,7 +36,7 @@ class Normalisation(nn.Module):
     A view without a single valid example changes neither.
 
     Attributes:
-      policy: 'static', 'running' or 'group'.
+        policy: 'static', 'running' or 'group'.
     """
 
     policy: str = "static"
@@ -46,17 +46,17 @@ class Normalisation(nn.Module):
         """Normalises.
 
         Args:
-          x: [V*B, ..., C] activations, view-major.
-          train: whether batch statistics are used (they are not under 'group').
-          mask: bool or float [V*B], 0 for padding rows, which take no part in any statistic; None: all are
-            valid.
-          num_views: V, the number of views with separate statistics.
+            x: [V*B, ..., C] activations, view-major.
+            train: whether batch statistics are used (they are not under 'group').
+            mask: bool or float [V*B], 0 for padding rows, which take no part in any statistic; None: all are
+              valid.
+            num_views: V, the number of views with separate statistics.
 
         Returns:
-          An array of the shape and dtype of `x`; statistics are computed in float32.
+            An array of the shape and dtype of `x`; statistics are computed in float32.
 
         Raises:
-          UserError: the policy is unknown.
+            UserError: the policy is unknown.
         """
         if self.policy not in POLICIES:
             raise UserError(f"unknown normalisation {self.policy!r}; known: {', '.join(POLICIES)}")
@@ -90,15 +90,15 @@ def batch_normalise(x, scale, bias, mask=None, num_views=1):
     """Normalises by the mean and the biased variance over the valid examples and positions of each view.
 
     Args:
-      x: [V*B, ..., C] activations, view-major.
-      scale: [C].
-      bias: [C].
-      mask: bool or float [V*B], or None.
-      num_views: V.
+        x: [V*B, ..., C] activations, view-major.
+        scale: [C].
+        bias: [C].
+        mask: bool or float [V*B], or None.
+        num_views: V.
 
     Returns:
-      The normalised activations [V*B, ..., C] in the dtype of `x`, and per view the mean [V, C], the biased
-      variance [V, C] and the number of values they were taken over [V], in float32.
+        The normalised activations [V*B, ..., C] in the dtype of `x`, and per view the mean [V, C], the biased
+        variance [V, C] and the number of values they were taken over [V], in float32.
 
     Source: Ioffe and Szegedy, ICML 2015, algorithm 1.
     """
@@ -175,12 +175,12 @@ def group_normalise(x, scale, bias):
     channels a group (32 from 64 channels on, 16 for 32, 8 for 16; a single channel is one group).
 
     Args:
-      x: [N, ..., C].
-      scale: [C].
-      bias: [C].
+        x: [N, ..., C].
+        scale: [C].
+        bias: [C].
 
     Returns:
-      An array of the shape and dtype of `x`.
+        An array of the shape and dtype of `x`.
 
     Source: Wu and He, ECCV 2018, equations 1, 2 and 7.
     """

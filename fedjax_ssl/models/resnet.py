@@ -44,8 +44,8 @@ class ResNet18(nn.Module):
     Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
 
     Attributes:
-      normalisation: policy of `Normalisation`.
-      dtype: dtype of the computation.
+        normalisation: policy of `Normalisation`.
+        dtype: dtype of the computation.
     """
 
     normalisation: str = "static"
@@ -60,7 +60,5 @@ class ResNet18(nn.Module):
             for block in range(2):
                 strides = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage}_block{block}"
-                x = BasicBlock(features, strides, self.normalisation, self.dtype, name=name)(
-                    x, train, mask, num_views
-                )
+                x = BasicBlock(features, strides, self.normalisation, self.dtype, name=name)(x, train, mask, num_views)
         return global_average_pool(x)

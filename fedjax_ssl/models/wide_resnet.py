@@ -42,10 +42,10 @@ class WideResNet(nn.Module):
     Source: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016.
 
     Attributes:
-      depth: number of convolutions, 6n + 4.
-      width: k.
-      normalisation: policy of `Normalisation`.
-      dtype: dtype of the computation.
+        depth: number of convolutions, 6n + 4.
+        width: k.
+        normalisation: policy of `Normalisation`.
+        dtype: dtype of the computation.
     """
 
     depth: int = 28
