@@ -26,5 +26,5 @@ def get_config(arguments=""):
     config = base_config()
     config.data.source = "cifar100"
     config.data.num_anchors = 10000
-    config.fedanchor.contrastive_batch_size = 1000  # 100 classes: smaller batches hold too few pairs of one class
+    config.fedanchor.contrastive_batch_size = 250  # as many examples of a class as 25 have with 10 classes
     return apply_arguments(config, arguments, FIELDS, {**BACKBONES, **IID, **VARIANTS})

@@ -48,7 +48,7 @@ def base_config() -> ConfigDict:
 
     config.augment = ConfigDict()
     config.augment.padding = 4  # pixels of reflection around the image before the random crop
-    config.augment.flavour = "semifl"  # of RandAugment; see fedjax_ssl/augment/randaugment.py
+    config.augment.flavour = "usb"  # of RandAugment; see fedjax_ssl/augment/randaugment.py
     config.augment.num_ops = 2  # n
     config.augment.magnitude = 10  # m
 
@@ -75,7 +75,7 @@ def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDi
     section.momentum = 0.9
     section.nesterov = False
     section.weight_decay = 5e-4
-    section.clip_norm = 0.0  # global gradient norm; 0: no clipping
+    section.clip_norm = 1.0  # of the whole gradient; 0: no clipping
     return section
 
 

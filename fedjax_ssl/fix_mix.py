@@ -150,10 +150,10 @@ class ModelUpload(NamedTuple):
     batch_stats: Any
 
 
-def model_upload(network, learner: sgd.Learner, parts: tuple[str, ...]) -> ModelUpload:
-    """The trained parts, and the statistics where the policy is to aggregate them."""
-    statistics = learner.batch_stats if network.normalisation == "running" else ()
-    return ModelUpload(sgd.select(learner.params, parts), statistics)
+def model_upload(network, model: Any, parts: tuple[str, ...]) -> ModelUpload:
+    """The named parts of a Learner's or a State's model, and its statistics where the policy aggregates them."""
+    statistics = model.batch_stats if network.normalisation == "running" else ()
+    return ModelUpload(sgd.select(model.params, parts), statistics)
 
 
 def mix_images(

@@ -1,10 +1,12 @@
 """Pseudo-labels by cosine similarity to labelled anchors, and which of them qualify (FedAnchor, section 4.2)."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.batches import map_batches
 from fedjax_ssl.losses import unit_vectors
 
 
@@ -90,3 +92,48 @@ def qualify(scores: jax.Array, threshold: float) -> tuple[jax.Array, jax.Array]:
         labels int32 [...], qualified bool [...].
     """
     return jnp.argmax(scores, axis=-1).astype(jnp.int32), jnp.max(scores, axis=-1) > threshold
+
+
+def score_cohort(
+    scores: Callable,
+    images: jax.Array,
+    rows: jax.Array,
+    keys: jax.Array,
+    *,
+    batch_size: int,
+    weak: Callable,
+    num_views: int = 0,
+) -> Any:
+    """Scores of every example of a cohort, in large batches with shared weights.
+
+    Args:
+        scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image on its own.
+        images: uint8 [N, H, W, C], the flat table.
+        rows: int32 [M, n_max], the examples of each client.
+        keys: [M], the clients' own: a client's views do not depend on who else is in the cohort.
+        batch_size: images at a time.
+        weak: the weak augmentation, (key, images) -> images.
+        num_views: 0 scores the raw images; otherwise the mean over so many weakly augmented views (the ensemble of
+            FedAnchor, section 4.5).
+
+    Returns:
+        The scores, leaves [M, n_max, ...].
+    """
+    num_jobs, n_max = rows.shape
+
+    def weak_view(view: int, example: jax.Array, batch: jax.Array) -> jax.Array:
+        def augment(example, image):
+            client_key = jax.random.fold_in(keys[example // n_max], example % n_max)
+            return weak(jax.random.fold_in(client_key, view), image[None])[0]
+
+        return jax.vmap(augment)(example, batch)
+
+    def score_batch(example: jax.Array) -> Any:
+        batch = images[rows.reshape(-1)[example]]
+        if num_views == 0:
+            return scores(batch)
+        views = [scores(weak_view(view, example, batch)) for view in range(num_views)]
+        return jax.tree.map(lambda *leaves: sum(leaves) / num_views, *views)
+
+    found = map_batches(score_batch, jnp.arange(num_jobs * n_max), batch_size)
+    return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), found)

@@ -4,59 +4,112 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_ssl import sgd
 from fedjax_ssl.batches import batch_positions
-from fedjax_ssl.network import BatchStats, Params
+from fedjax_ssl.fix_mix import mix_images
+from fedjax_ssl.losses import cross_entropy, mixup_cross_entropy
+from fedjax_ssl.method import Problem, State
 
 
-def train_epochs(
+def train_on_anchors(
+    state: State,
+    data,
     loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    params: Params,
-    batch_stats: BatchStats,
-    rows: jax.Array,
+    config,
+    learning_rate: jax.Array,
+    key: jax.Array,
     *,
     parts: tuple[str, ...],
     epochs: int,
     batch_size: int,
-    key: jax.Array,
-) -> tuple[Params, BatchStats, dict[str, jax.Array]]:
-    """SGD over the given rows, shuffled anew in each epoch, starting with a fresh optimiser.
+) -> tuple[State, dict[str, jax.Array]]:
+    """SGD over the anchors, shuffled anew in each epoch, starting with a fresh optimiser.
 
     Args:
-        loss_fn: (params, batch_stats, rows [B], mask [B], key) -> (loss, (batch_stats, metrics)).
-        optimizer: of the parts that are trained.
-        params, batch_stats: the model to start from.
-        rows: int32 [S], the server's examples.
-        parts: names of the top-level entries of `params` to train.
-        epochs: passes over the rows.
-        batch_size: the last batch of an epoch may be short; its padding is masked.
+        state: whose model is trained.
+        data: the federation's data.
+        loss_fn: (params, batch_stats, rows [B], labels [B], mask [B], key) -> (loss, (batch_stats, metrics)).
+        config: the optimiser's section, see `sgd.make_optimizer`.
+        learning_rate: float32 [].
         key: of this training.
+        parts: names of the top-level entries of `params` to train.
+        epochs: passes over the anchors; none leaves the state as it is.
+        batch_size: the last batch of an epoch may be short; its padding is masked.
 
     Returns:
-        The trained parameters, the statistics, and each metric's mean over the steps of the last epoch.
+        The state with the trained model, and each metric's mean over the steps of the last epoch.
     """
-    batch_size = min(batch_size, len(rows))
-    steps_per_epoch = -(-len(rows) // batch_size)
-
+    if epochs == 0:
+        return state, {}
+    anchors = data.anchor_index
+    batch_size = min(batch_size, len(anchors))
+    steps_per_epoch = -(-len(anchors) // batch_size)
     shuffle_key, steps_key = jax.random.split(key)
-    orders = jax.vmap(lambda k: jax.random.permutation(k, rows))(jax.random.split(shuffle_key, epochs))
+    orders = jax.vmap(lambda k: jax.random.permutation(k, anchors))(jax.random.split(shuffle_key, epochs))
+    optimizer = sgd.make_optimizer(config, learning_rate)
 
     def step(learner, index):
         epoch, batch = jnp.divmod(index, steps_per_epoch)
-        positions, mask = batch_positions(batch, batch_size, len(rows))
-        batch_rows = orders[epoch, jnp.minimum(positions, len(rows) - 1)]
+        positions, mask = batch_positions(batch, batch_size, len(anchors))
+        rows = orders[epoch, jnp.minimum(positions, len(anchors) - 1)]
         step_key = jax.random.fold_in(steps_key, index)
-        return sgd.step(
-            lambda params, stats: loss_fn(params, stats, batch_rows, mask, step_key),
-            optimizer,
-            learner,
-            parts,
-        )
 
-    learner = sgd.start(optimizer, params, batch_stats, parts)
+        def loss_of_batch(params, batch_stats):
+            return loss_fn(params, batch_stats, rows, data.visible_labels[rows], mask, step_key)
+
+        return sgd.step(loss_of_batch, optimizer, learner, parts)
+
+    learner = sgd.start(optimizer, state.params, state.batch_stats, parts)
     learner, metrics = jax.lax.scan(step, learner, jnp.arange(epochs * steps_per_epoch))
     last_epoch = jax.tree.map(lambda metric: jnp.mean(metric[-steps_per_epoch:]), metrics)
-    return learner.params, learner.batch_stats, last_epoch
+    return state._replace(params=learner.params, batch_stats=learner.batch_stats), last_epoch
+
+
+def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:
+    """Cross-entropy of the classification head on augmented anchors: l(f(A(x)), y).
+
+    Args:
+        problem: the run.
+        data: the federation's data.
+        augmentation: 'strong' or 'weak'.
+
+    Returns:
+        A loss function for `train_on_anchors`; its metric is `server_loss`.
+    """
+    augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
+
+    def loss_fn(params, batch_stats, rows, labels, mask, key):
+        views = (augment(key, data.images[rows]),)
+        (outputs,), batch_stats = problem.network.train(params, batch_stats, views, mask)
+        loss = cross_entropy(outputs.logits, labels, mask)
+        return loss, (batch_stats, {"server_loss": loss})
+
+    return loss_fn
+
+
+def supervised_mixup_loss(problem: Problem, data, alpha: float, mix_order: str) -> Callable:
+    """The same on mixtures of each anchor with another one of its batch (FedAnchor, section 4.5).
+
+    Args:
+        problem: the run.
+        data: the federation's data.
+        alpha: a in lambda ~ Beta(a, a), one lambda a batch.
+        mix_order: see `fix_mix.mix_images`.
+
+    Returns:
+        A loss function for `train_on_anchors`; its metric is `server_loss`.
+    """
+
+    def loss_fn(params, batch_stats, rows, labels, mask, key):
+        partner_key, mix_key = jax.random.split(key)
+        own_place = jnp.arange(len(rows))
+        partner = jax.random.permutation(partner_key, own_place)
+        partner = jnp.where(mask[partner], partner, own_place)  # never with the padding of a short batch
+        images = data.images[rows]
+        mixture, mixing = mix_images(problem, mix_key, images, images[partner], alpha, mix_order)
+        (outputs,), batch_stats = problem.network.train(params, batch_stats, (mixture,), mask)
+        loss = mixup_cross_entropy(outputs.logits, labels, labels[partner], mixing, mask)
+        return loss, (batch_stats, {"server_loss": loss})
+
+    return loss_fn

@@ -89,7 +89,7 @@ def test_labels_are_the_equations(choosy_experiment):
         np.testing.assert_array_equal(jobs.report.pseudo_labels["anchor_head"][job, :size], scores.argmax(axis=1))
         by_classifier = jobs.report.pseudo_labels["classification_head"][job, :size]
         np.testing.assert_array_equal(by_classifier, outputs.logits.argmax(axis=1))
-        qualified = scores.max(axis=1) > 0.9
+        qualified = scores.max(axis=1) > 0.7
         np.testing.assert_array_equal(jobs.report.qualified[job, :size], qualified)
         assert not np.any(jobs.report.qualified[job, size:])
         assert jobs.work.num_fix[job] == qualified.sum()
@@ -172,7 +172,7 @@ def test_a_non_finite_upload_is_dropped_and_counted(tiny_experiment):
          "model.statistics": "cohort"},
         {"fedanchor.ensemble_views": 2, "fedanchor.mix_order": "augment_then_mix", "schedule": "cosine",
          "fedanchor.contrastive_trains": "model", "fedanchor.contrastive_augmentation": "weak",
-         "fedanchor.negatives": "class", "client.clip_norm": 1.0, "client.nesterov": True,
+         "fedanchor.negatives": "class", "client.clip_norm": 0.0, "client.nesterov": True,
          "aggregation.weights": "qualified", "augment.flavour": "usb", "model.dtype": "bfloat16"},
     ],
     ids=["mix-at-server", "without-contrastive", "ensemble-and-options"],

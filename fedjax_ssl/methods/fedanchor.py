@@ -16,12 +16,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl import sgd
 from fedjax_ssl.aggregation import client_weights, weighted_mean
-from fedjax_ssl.batches import map_batches
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.fix_mix import fix_mix_phase, mix_images
-from fedjax_ssl.losses import cross_entropy, label_contrastive_loss, mixup_cross_entropy
+from fedjax_ssl.fix_mix import fix_mix_phase, model_upload
+from fedjax_ssl.losses import label_contrastive_loss
 from fedjax_ssl.method import Method, Problem, Report, State
 from fedjax_ssl.pseudo_labels import (
     AnchorEmbeddings,
@@ -29,13 +27,14 @@ from fedjax_ssl.pseudo_labels import (
     class_anchors,
     class_mean_scores,
     qualify,
+    score_cohort,
 )
 from fedjax_ssl.schedule import learning_rate_at
-from fedjax_ssl.server import train_epochs
+from fedjax_ssl.server import supervised_loss, supervised_mixup_loss, train_on_anchors
 from fedjax_ssl.statistics import make_statistics
 
 CLASSIFICATION = ("backbone", "classifier")  # the parts that cross-entropy trains, and that clients upload
-ANCHOR_HEAD = ("anchor_head",)
+CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
 
 
 # The systems of the paper's tables that differ from FedAnchor in a field or two: name -> fields.
@@ -66,11 +65,11 @@ def defaults() -> ConfigDict:
     section.server_mixup = False  # True: FedAnchor (mix)
     section.contrastive = True  # False: Table 3's "w/o contr loss"
     section.contrastive_epochs = 1
-    section.contrastive_trains = "anchor_head"  # or 'model': the backbone too
-    section.contrastive_batch_size = 250
+    section.contrastive_trains = "model"  # backbone and anchor head; or "anchor_head" alone
+    section.contrastive_batch_size = 25
     section.contrastive_augmentation = "none"  # or 'weak', 'strong'
     section.contrastive_learning_rate = 0.03
-    section.temperature = 0.5  # tau of eq. 1
+    section.temperature = 0.1  # tau of eq. 1
     section.negatives = "batch"  # eq. 1 as printed; 'class': pairs of the class only
     section.self_pairs = False  # whether eq. 1's numerator counts i = j
     section.pretrain_contrastive = True  # whether pre-training has contrastive epochs too
@@ -121,8 +120,14 @@ def fedanchor(problem: Problem) -> Method:
         return by_anchors, jax.nn.softmax(outputs.logits)
 
     def label(received: Broadcast, data, rows, keys) -> Report:
-        by_anchors, probabilities = label_scores(
-            problem, lambda images: scores(received, images), data.images, rows, keys, options.ensemble_views
+        by_anchors, probabilities = score_cohort(
+            lambda images: scores(received, images),
+            data.images,
+            rows,
+            keys,
+            batch_size=config.eval_batch_size,
+            weak=problem.weak,
+            num_views=options.ensemble_views,
         )
         labels, qualified = qualify(by_anchors, options.threshold)  # eq. 4, eq. 5
         by_classifier = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
@@ -141,42 +146,22 @@ def fedanchor(problem: Problem) -> Method:
 
     def aggregate(state: State, received) -> State:
         weights = client_weights(config.aggregation.weights, received.sizes, received.num_qualified, received.accepted)
-        uploads = received.uploads
-        params = weighted_mean(uploads.params, weights, sgd.select(state.params, CLASSIFICATION))
-        statistics = weighted_mean(uploads.batch_stats, weights, state.batch_stats if uploads.batch_stats else ())
-        return state._replace(params={**state.params, **params}, batch_stats=statistics or state.batch_stats)
+        model = weighted_mean(received.uploads, weights, otherwise=model_upload(network, state, CLASSIFICATION))
+        return state._replace(
+            params={**state.params, **model.params}, batch_stats=model.batch_stats or state.batch_stats
+        )
 
     # --- Server: one epoch on the classification head, one on the anchor head (section 4.4). -----------------------
-
-    def classification_loss(data):
-        def loss_fn(params, batch_stats, rows, mask, key):
-            images, labels = data.images[rows], data.visible_labels[rows]
-            if not options.server_mixup:
-                augment = {"strong": problem.strong, "weak": problem.weak}[config.server.augmentation]
-                (outputs,), batch_stats = network.train(params, batch_stats, (augment(key, images),), mask)
-                loss = cross_entropy(outputs.logits, labels, mask)
-            else:  # FedAnchor (mix), section 4.5: each anchor with another one of its batch
-                partner_key, mix_key = jax.random.split(key)
-                partner = jax.random.permutation(partner_key, jnp.arange(len(rows)))
-                partner = jnp.where(mask[partner], partner, jnp.arange(len(rows)))
-                mixture, mixing = mix_images(
-                    problem, mix_key, images, images[partner], options.mixup_alpha, options.mix_order
-                )
-                (outputs,), batch_stats = network.train(params, batch_stats, (mixture,), mask)
-                loss = mixup_cross_entropy(outputs.logits, labels, labels[partner], mixing, mask)
-            return loss, (batch_stats, {"server_loss": loss})
-
-        return loss_fn
 
     def contrastive_loss(data):
         augment = {"none": lambda _, images: images, "weak": problem.weak, "strong": problem.strong}
 
-        def loss_fn(params, batch_stats, rows, mask, key):
+        def loss_fn(params, batch_stats, rows, labels, mask, key):
             views = (augment[options.contrastive_augmentation](key, data.images[rows]),)
             (outputs,), batch_stats = network.train(params, batch_stats, views, mask)
             loss = label_contrastive_loss(  # eq. 1, eq. 2
                 outputs.embeddings,
-                data.visible_labels[rows],
+                labels,
                 mask,
                 num_classes,
                 options.temperature,
@@ -187,55 +172,52 @@ def fedanchor(problem: Problem) -> Method:
 
         return loss_fn
 
-    def train_on_anchors(state: State, data, key, rates, epochs, contrastive_epochs):
-        """`epochs` of cross-entropy, then `contrastive_epochs` of the label contrastive loss."""
+    def train_both_heads(state: State, data, key, rates, epochs: tuple[int, int]):
+        """So many epochs of cross-entropy, then so many of the label contrastive loss."""
         keys = jax.random.split(key)
-        params, batch_stats, metrics = train_epochs(
-            classification_loss(data),
-            sgd.make_optimizer(config.server, rates[0]),
-            state.params,
-            state.batch_stats,
-            data.anchor_index,
-            parts=CLASSIFICATION,
-            epochs=epochs,
-            batch_size=config.server.batch_size,
-            key=keys[0],
+        classification = (
+            supervised_mixup_loss(problem, data, options.mixup_alpha, options.mix_order)  # FedAnchor (mix)
+            if options.server_mixup
+            else supervised_loss(problem, data, config.server.augmentation)
         )
-        if contrastive_epochs:
-            params, batch_stats, more = train_epochs(
-                contrastive_loss(data),
-                sgd.make_optimizer(config.server, rates[1]),
-                params,
-                batch_stats,
-                data.anchor_index,
-                parts=ANCHOR_HEAD if options.contrastive_trains == "anchor_head" else ("backbone", *ANCHOR_HEAD),
-                epochs=contrastive_epochs,
-                batch_size=options.contrastive_batch_size,
-                key=keys[1],
-            )
-            metrics = {**metrics, **more}
-        return state._replace(params=params, batch_stats=batch_stats), metrics
+        state, classification_metrics = train_on_anchors(
+            state,
+            data,
+            classification,
+            config.server,
+            rates[0],
+            keys[0],
+            parts=CLASSIFICATION,
+            epochs=epochs[0],
+            batch_size=config.server.batch_size,
+        )
+        state, contrastive_metrics = train_on_anchors(
+            state,
+            data,
+            contrastive_loss(data),
+            config.server,
+            rates[1],
+            keys[1],
+            parts=CONTRASTIVE[options.contrastive_trains],
+            epochs=epochs[1] if options.contrastive else 0,
+            batch_size=options.contrastive_batch_size,
+        )
+        return state, {**classification_metrics, **contrastive_metrics}
 
     def server_after(state: State, data, key):
         rates = [
             learning_rate_at(config, rate, state.round)
             for rate in (config.server.learning_rate, options.contrastive_learning_rate)
         ]
-        contrastive_epochs = options.contrastive_epochs if options.contrastive else 0
-        return train_on_anchors(state, data, key, rates, config.server.epochs, contrastive_epochs)
-
-    statistics = make_statistics(network, config.model.statistics)
+        return train_both_heads(state, data, key, rates, (config.server.epochs, options.contrastive_epochs))
 
     def init(data, key) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
         init_key, train_key = jax.random.split(key)
         state = State(jnp.int32(0), *network.init(init_key))
-        if config.server.pretrain_epochs:
-            rates = (config.server.pretrain_learning_rate,) * 2
-            epochs = config.server.pretrain_epochs
-            contrastive_epochs = epochs if options.contrastive and options.pretrain_contrastive else 0
-            state, _ = train_on_anchors(state, data, train_key, rates, epochs, contrastive_epochs)
-        return state
+        epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
+        epochs = (epochs, epochs if options.pretrain_contrastive else 0)
+        return train_both_heads(state, data, train_key, (rate, rate), epochs)[0]
 
     return Method(
         init=init,
@@ -243,50 +225,15 @@ def fedanchor(problem: Problem) -> Method:
         phases=(local_training,),
         aggregate=aggregate,
         server_after=server_after,
-        statistics=statistics,
+        statistics=make_statistics(network, config.model.statistics),
     )
-
-
-def label_scores(problem: Problem, scores, images, rows, keys, num_views: int):
-    """Scores of every example of a cohort, as one large batch with shared weights.
-
-    Args:
-        problem: the run.
-        scores: images [B, H, W, C] -> a pytree with leaves [B, ...].
-        images: uint8 [N, H, W, C].
-        rows: int32 [M, n_max].
-        keys: [M], of the clients; a client's views do not depend on who else is in the cohort.
-        num_views: 0 for the raw images, else the mean over so many weakly augmented views (section 4.5).
-
-    Returns:
-        The scores, leaves [M, n_max, ...].
-    """
-    num_jobs, n_max = rows.shape
-    flat_rows = rows.reshape(-1)
-
-    def of_batch(example):
-        batch = images[flat_rows[example]]
-        if num_views == 0:
-            return scores(batch)
-        client_keys = keys[example // n_max]
-        example_keys = jax.vmap(jax.random.fold_in)(client_keys, example % n_max)
-        total = None
-        for view in range(num_views):
-            view_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(example_keys, view)
-            weak = jax.vmap(lambda key, image: problem.weak(key, image[None])[0])(view_keys, batch)
-            found = scores(weak)
-            total = found if total is None else jax.tree.map(jnp.add, total, found)
-        return jax.tree.map(lambda leaf: leaf / num_views, total)
-
-    found = map_batches(of_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
-    return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), found)
 
 
 def _check(config) -> None:
     options = config.fedanchor
     known = {
         "travels": ("class_means", "all_pairs"),
-        "contrastive_trains": ("anchor_head", "model"),
+        "contrastive_trains": CONTRASTIVE,
         "contrastive_augmentation": ("none", "weak", "strong"),
         "negatives": ("batch", "class"),
     }
