@@ -10,7 +10,7 @@ from fedjax_ssl.models.normalisation import Normalisation
 class SmallCNN(nn.Module):
     """Two convolutions and one hidden layer.
 
-    3x3 convolution to 32 channels, normalisation, ReLU, 2x2 max-pooling; 3x3 convolution to 64 channels,
+    3x3 convolution to 16 channels, normalisation, ReLU, 2x2 max-pooling; 3x3 convolution to 32 channels,
     normalisation, ReLU, 2x2 max-pooling; flatten; linear to 128, normalisation, ReLU: 128 features. No layer
     has a bias. Kernels start Kaiming normal over the fan-out (convolutions) and LeCun normal (linear). Without the
     last normalisation the network dies within a few steps at the papers' learning rate of 0.03 with momentum 0.9.
@@ -29,7 +29,7 @@ class SmallCNN(nn.Module):
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, 128]; arguments as in `DoubleHead`."""
         x = images
-        for layer, features in enumerate((32, 64)):
+        for layer, features in enumerate((16, 32)):
             x = Conv(features, dtype=self.dtype, name=f"conv{layer}")(x)
             x = Normalisation(self.normalisation, name=f"norm{layer}")(x, train, mask, num_views)
             x = max_pool2d(nn.relu(x))
