@@ -7,11 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from conftest import make_tiny_config
-from fedjax_ssl import UserError
+from fedjax_ssl import State, UserError
+from fedjax_ssl.clients import Cohort
 from fedjax_ssl.experiment import build_experiment, bytes_per_client, initialise
-from fedjax_ssl.rounds import make_dispatch, make_round
+from fedjax_ssl.fix_mix import ModelUpload
+from fedjax_ssl.method import Received
+from fedjax_ssl.rounds import make_dispatch, make_round, round_key
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +78,6 @@ def test_labels_are_the_equations(choosy_experiment):
     data, network = experiment.data, experiment.problem.network
     broadcast = experiment.method.broadcast(state, data)
     clients = jnp.array([1, 4])
-    from fedjax_ssl.clients import Cohort
-
     jobs = experiment.method.phases[0].prepare(broadcast, data, Cohort(clients, (), jax.random.key(0)), None)
     embed = functools.partial(network.predict, state.params, state.batch_stats)
     unit = lambda z: np.asarray(z) / np.linalg.norm(z, axis=1, keepdims=True)  # noqa: E731
@@ -100,27 +102,28 @@ def test_labels_are_the_equations(choosy_experiment):
         assert np.all((np.asarray(jobs.work.mix[job]) >= 0) & (np.asarray(jobs.work.mix[job]) < size))
 
 
-def test_aggregation_weighs_by_size_and_leaves_the_anchor_head(tiny_experiment):
+def test_aggregation_weighs_by_size_and_leaves_the_anchor_head():
     """Algorithm 1: w_{t+1} = sum_m n_m / sum n_m w_m, over the clients that sent something finite."""
-    from fedjax_ssl.method import Received
-
-    experiment, state = tiny_experiment
-    parts = {name: state.params[name] for name in ("backbone", "classifier")}
+    experiment = build_experiment(make_tiny_config(**{"model.normalisation": "running"}))
+    state = State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
     rng = np.random.default_rng(0)
-    uploads = jax.tree.map(lambda x: rng.normal(size=(3, *x.shape)).astype(np.float32), parts)
-    statistics = jax.tree.map(lambda x: rng.normal(size=(3, *x.shape)).astype(np.float32), state.batch_stats)
-    from fedjax_ssl.fix_mix import ModelUpload
 
-    received = Received(
-        ModelUpload(uploads, statistics), jnp.array([True, False, True]), jnp.array([30, 99, 10]), jnp.array([1, 1, 1])
-    )
+    def three_random(tree):
+        return jax.tree.map(lambda leaf: rng.normal(size=(3, *leaf.shape)).astype(np.float32), tree)
+
+    def expected(tree):
+        return jax.tree.map(lambda leaf: 0.75 * leaf[0] + 0.25 * leaf[2], tree)
+
+    trained = three_random({name: state.params[name] for name in ("backbone", "classifier")})
+    statistics = three_random(state.batch_stats)
+    accepted = jnp.array([True, False, True])
+    received = Received(ModelUpload(trained, statistics), accepted, jnp.array([30, 99, 10]), jnp.array([1, 1, 1]))
     after = experiment.method.aggregate(state, received)
-    expected = jax.tree.map(lambda x: 0.75 * x[0] + 0.25 * x[2], uploads)
-    chex.assert_trees_all_close({name: after.params[name] for name in parts}, expected, rtol=1e-5)
+    assert after.params.keys() == state.params.keys()
+    for name in trained:
+        chex.assert_trees_all_close(after.params[name], expected(trained[name]), rtol=1e-5)
     chex.assert_trees_all_equal(after.params["anchor_head"], state.params["anchor_head"])
-    chex.assert_trees_all_close(
-        after.batch_stats, jax.tree.map(lambda x: 0.75 * x[0] + 0.25 * x[2], statistics), rtol=1e-5
-    )
+    chex.assert_trees_all_close(after.batch_stats, expected(statistics), rtol=1e-5)
 
 
 def test_no_qualified_example_means_no_upload_and_the_server_trains_alone(tiny_experiment):
@@ -133,8 +136,6 @@ def test_no_qualified_example_means_no_upload_and_the_server_trains_alone(tiny_e
     assert np.isnan(metrics["client_loss"]) and np.isnan(metrics["qualified_accuracy"])
     chex.assert_tree_all_finite(after)
     # What the clients were sent is what the server went on from.
-    from fedjax_ssl.rounds import round_key
-
     keys = jax.random.split(round_key(experiment.data.seed, 0), 4)
     alone, _ = jax.jit(experiment.method.server_after)(state, experiment.data, keys[3])
     chex.assert_trees_all_close(after.params, alone.params, atol=1e-5)
@@ -153,8 +154,6 @@ def test_a_non_finite_upload_is_dropped_and_counted(tiny_experiment):
     poisoned = experiment.method._replace(phases=(phase._replace(finish=poisoned_finish),))
     problem = experiment.problem
     # The whole federation is the cohort, so that client 3 is in it.
-    from ml_collections import ConfigDict
-
     config = ConfigDict(problem.config)
     config.clients_per_round = 8
     round_fn = jax.jit(make_round(problem._replace(config=config), poisoned, lanes=1))
@@ -227,7 +226,18 @@ def test_bytes_are_the_sizes_of_what_travels(tiny_experiment):
     class_anchors = 10 * 128 * 4 + 10 * 4
     learning_rate = 4
     assert traffic["down"] == count(state.params) + count(state.batch_stats) + class_anchors + learning_rate
-    assert traffic["up"] == count(state.params) - count(state.params["anchor_head"]) + count(state.batch_stats)
+    # Under 'static' normalisation no statistics are uploaded.
+    assert traffic["up"] == count(state.params) - count(state.params["anchor_head"])
+    assert traffic["statistics_down"] == traffic["statistics_up"] == 0  # they are taken from the server's images
+
+
+def test_statistics_from_clients_are_a_second_exchange():
+    experiment = build_experiment(make_tiny_config(**{"model.statistics": "all"}))
+    state = State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
+    traffic = bytes_per_client(experiment, state)
+    count = lambda tree: sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
+    assert traffic["statistics_down"] == 8 * count(state.params)
+    assert traffic["statistics_up"] == 8 * count(state.batch_stats)
 
 
 @pytest.mark.parametrize(
