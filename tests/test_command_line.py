@@ -40,7 +40,7 @@ def test_overrides():
         ("--config.model.normalisation=none", "'none'; known: .*static"),
         ("--config.model.dtype=float16", "'float16'; known: .*bfloat16"),
         ("--config.model.statistics=moon", "'moon'; known: .*server"),
-        ("--config.data.source=imagenet", "imagenet.*cifar10.*digits"),
+        ("--config.data.source=imagenet", "imagenet.*digits.*cifar10"),
         ("--config.data.partition=pie", "pie.*lda"),
         ("--config.data.anchors=rusty", "rusty.*balanced"),
         ("--config.data.alpha=0", "data.alpha must be above 0"),
