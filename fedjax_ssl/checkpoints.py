@@ -24,16 +24,16 @@ class Checkpoints:
             keep: older checkpoints than the newest so many are deleted, after a newer one is complete.
         """
         self._folder = folder.absolute()
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, create=False, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
-        self._folder_exists = self._folder.exists()
-        self._options = options
-        self._manager = None
+        self._keep = keep
+        self._manager: ocp.CheckpointManager | None = None
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            self._manager = ocp.CheckpointManager(self._folder, options=self._options)
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self._keep, create=False, enable_async_checkpointing=False, cleanup_tmp_directories=True
+            )
+            handler = ocp.StandardCheckpointHandler()
+            self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handler)
         return self._manager
 
     def latest_round(self) -> int | None:
