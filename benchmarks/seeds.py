@@ -19,31 +19,36 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FIGURES = (
-    "test_accuracy",
-    "best_test_accuracy",
-    "pseudo_label_accuracy_anchor_head",
-    "pseudo_label_accuracy_classification_head",
-    "qualified_accuracy",
-    "qualified_share",
-)
+OF_LAST_ROUNDS = 5  # a round's labels are those of one cohort: their figures are means over the last rounds
+LAST_ROUNDS = {
+    "test_accuracy": f"test accuracy, last {OF_LAST_ROUNDS} rounds",
+    "pseudo_label_accuracy_anchor_head": "labels by anchor head",
+    "pseudo_label_accuracy_classification_head": "labels by classification head",
+    "qualified_accuracy": "qualified labels",
+    "qualified_share": "qualified share",
+}
 
 
 def run(words: list[str], workdir: pathlib.Path, seed: int) -> dict:
-    """Runs the command line to its end, unless that has been done; returns its summary."""
-    summary = workdir / "summary.json"
-    if not summary.exists():
+    """Runs the command line to its end, unless that has been done; returns its figures."""
+    if not (workdir / "summary.json").exists():
         command = [sys.executable, str(ROOT / "launch.py"), *words, f"--config.seed={seed}", f"--workdir={workdir}"]
         subprocess.run(command, check=True, cwd=ROOT)
-    return json.loads(summary.read_text())
+    summary = json.loads((workdir / "summary.json").read_text())
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    figures = {"test accuracy": summary["test_accuracy"], "best": summary["best_test_accuracy"]}
+    for name, title in LAST_ROUNDS.items():
+        values = [line[name] for line in lines[-OF_LAST_ROUNDS:] if line[name] is not None]
+        figures[title] = statistics.mean(values) if values else None
+    return {**figures, "minutes": summary["seconds"] / 60}
 
 
 def mean_and_spread(values: list[float | None]) -> str:
-    """Mean ± standard deviation over seeds, in percent."""
+    """Mean ± standard deviation over seeds, in percent; a single seed has no spread."""
     if None in values:
         return "-"
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * statistics.mean(values):.2f} ± {100 * spread:.2f}"
+    spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.mean(values):.2f}{spread}"
 
 
 def main() -> None:
@@ -61,17 +66,17 @@ def main() -> None:
             found[name].append(run(words, (options.workdir / name / str(seed)).absolute(), seed))
 
     baseline = list(variants)[-1]
+    columns = [column for column in found[baseline][0] if column != "minutes"]
     print(f"\n{len(seeds)} seeds; mean ± standard deviation, percent\n")
-    print("| variant | " + " | ".join(name.replace("_", " ") for name in FIGURES) + " | minutes |")
-    print("|" + "---|" * (len(FIGURES) + 2))
+    print(f"| variant | {' | '.join(columns)} | minutes |")
+    print("|" + "---|" * (len(columns) + 2))
     table = {}
-    for name, summaries in found.items():
-        columns = {figure: [summary.get(figure) for summary in summaries] for figure in FIGURES}
-        minutes = statistics.mean(summary["seconds"] for summary in summaries) / 60
-        print(f"| {name} | " + " | ".join(map(mean_and_spread, columns.values())) + f" | {minutes:.1f} |")
-        table[name] = {"seeds": seeds, "words": variants[name], "minutes": minutes, **columns}
+    for name, runs in found.items():
+        table[name] = {column: [figures[column] for figures in runs] for column in [*columns, "minutes"]}
+        cells = [mean_and_spread(table[name][column]) for column in columns]
+        print(f"| {name} | {' | '.join(cells)} | {statistics.mean(table[name]['minutes']):.1f} |")
     for name in list(variants)[:-1]:
-        pairs = zip(table[name]["test_accuracy"], table[baseline]["test_accuracy"])
+        pairs = zip(table[name]["test accuracy"], table[baseline]["test accuracy"])
         differences = [mine - base for mine, base in pairs]
         if len(differences) > 1:
             error = statistics.stdev(differences) / math.sqrt(len(differences))
@@ -79,7 +84,8 @@ def main() -> None:
                 f"\n{name} - {baseline}: test accuracy {100 * statistics.mean(differences):+.2f} points, "
                 f"standard error {100 * error:.2f} (paired by seed)"
             )
-    (options.workdir / "table.json").write_text(json.dumps(table, indent=2) + "\n")
+    result = {"seeds": seeds, "variants": variants, "table": table}
+    (options.workdir / "table.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
