@@ -1,5 +1,6 @@
 """A run from its configuration to its trained model: `train(config, workdir)`."""
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -36,9 +37,11 @@ from fedjax_ssl.network import build_network
 from fedjax_ssl.progress import RoundProgress
 from fedjax_ssl.rounds import init_key, make_dispatch, make_round
 from fedjax_ssl.statistics import num_exchanging
-from fedjax_ssl.workdir import CHECKPOINTS, METRICS, PARTITION, TIMINGS, Workdir, fresh_workdir
+from fedjax_ssl.workdir import CHECKPOINTS, METRICS, PARTITION, TIMINGS, Workdir
 
-DEFAULT_LANES = {"cpu": 1}  # measured: docs/architecture.md; on other backends the whole cohort
+# On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
+# slower. Elsewhere the whole cohort side by side.
+DEFAULT_LANES = {"cpu": 1}
 DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
 
@@ -80,42 +83,45 @@ def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State
     """
     validate(config)
     use_compilation_cache()
-    folder = Workdir(workdir, config.to_dict()) if workdir is not None else None
-    experiment = build_experiment(config, folder.path / PARTITION if folder and folder.is_begun else None)
+    with contextlib.closing(Workdir(workdir, config.to_dict())) as folder:
+        experiment = build_experiment(config, folder.path / PARTITION if folder.is_begun else None)
+        # Tracing meets whatever is still wrong; compiling, which takes longer, waits until the folder is ours.
+        started = time.monotonic()
+        init = jax.jit(functools.partial(initialise, experiment)).trace(experiment.data)
+        like = init.out_info
+        round_fn = make_round(experiment.problem, experiment.method, default_lanes(config))
+        dispatch = jax.jit(make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY), donate_argnums=0)
+        dispatch = dispatch.lower(like, experiment.data, experiment.hidden_labels, jnp.int32(1))
+        state = restore_newest(folder, like)
 
-    # Tracing meets whatever is still wrong; compiling, which takes longer, can wait until the folder is ours.
-    started = time.monotonic()
-    init_fn = jax.jit(functools.partial(initialise, experiment))
-    like = jax.eval_shape(init_fn, experiment.data)
-    round_fn = make_round(experiment.problem, experiment.method, default_lanes(config))
-    dispatch = jax.jit(make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY), donate_argnums=0)
-    dispatch = dispatch.lower(like, experiment.data, experiment.hidden_labels, jnp.int32(1))
-    checkpoints = Checkpoints(folder.path / CHECKPOINTS) if folder else None
-    restored = checkpoints.restore(like) if checkpoints and checkpoints.latest_round() is not None else None
-
-    # From here on things are written.
-    folder = folder or Workdir(fresh_workdir(pathlib.Path("runs"), config.method), config.to_dict())
-    checkpoints = checkpoints or Checkpoints(folder.path / CHECKPOINTS)
-    first_round = int(restored.round) if restored is not None else 0
-    folder.begin(first_round)
-    try:
-        with RoundProgress(config.num_rounds, first_round) as progress, _Signals() as signals:
-            progress.say(f"workdir {folder.path}" + (f", from round {first_round}" if restored is not None else ""))
+        # From here on things are written.
+        first_round = 0 if state is None else int(state.round)
+        folder.begin(first_round)
+        with (
+            contextlib.closing(Checkpoints(folder.path / CHECKPOINTS)) as checkpoints,
+            RoundProgress(config.num_rounds, first_round) as progress,
+            _Signals() as signals,
+        ):
+            progress.say(f"workdir {folder.path}" + (f", from round {first_round}" if first_round else ""))
             if not (folder.path / PARTITION).exists():
                 save_partition(folder.path / PARTITION, experiment.partition)
             dispatch = dispatch.compile()
-            init = init_fn.lower(experiment.data).compile() if restored is None else None
+            init = init.lower().compile() if state is None else None
             folder.append(TIMINGS, [{"round": first_round, "compile_seconds": time.monotonic() - started}])
-            state = restored
             if state is None:
                 state = init(experiment.data)
                 checkpoints.save(0, state)
             state = _run_rounds(experiment, dispatch, state, folder, checkpoints, progress, signals)
         folder.write_summary(summarise(experiment, folder))
-    finally:
-        checkpoints.close()
-        folder.close()
     return state
+
+
+def restore_newest(folder: Workdir, like: State) -> State | None:
+    """The state of a run's newest checkpoint; None for a run that has none yet."""
+    if not folder.is_begun:
+        return None
+    with contextlib.closing(Checkpoints(folder.path / CHECKPOINTS)) as checkpoints:
+        return None if checkpoints.latest_round() is None else checkpoints.restore(like)
 
 
 def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:

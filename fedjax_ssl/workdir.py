@@ -9,6 +9,11 @@ from typing import Any
 from fedjax_ssl.config import CHANGES_NO_RESULT, differences
 from fedjax_ssl.errors import UserError
 
+try:
+    import fcntl
+except ImportError:  # not on Windows, which goes without the lock
+    fcntl = None
+
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
 PARTITION, CHECKPOINTS = "partition.npz", "checkpoints"
 
@@ -30,24 +35,28 @@ def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
 class Workdir:
     """The folder of one run. Nothing is written before `begin`."""
 
-    def __init__(self, path: str | os.PathLike, config: dict[str, Any]):
-        """Looks whether this configuration may run in this folder.
+    def __init__(self, path: str | os.PathLike | None, config: dict[str, Any]):
+        """Looks whether this configuration may run in this folder, and keeps other processes out of a run's.
 
         Args:
-            path: need not exist.
+            path: need not exist; None takes a fresh folder under runs/ when the run begins.
             config: the complete configuration, as nested dicts.
 
         Raises:
-            UserError: the folder holds a run of another configuration, or something that is no run.
+            UserError: the folder holds a run of another configuration, or something that is no run, or another
+                process is at work there.
         """
-        self.path = pathlib.Path(path)
+        self.path = None if path is None else pathlib.Path(path)
         self.config = config
         self._files: dict[str, Any] = {}
+        self.is_begun = path is not None and (self.path / CONFIG).exists()
+        if path is None:
+            return
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"the workdir {self.path} is not a folder")
-        self.is_begun = (self.path / CONFIG).exists()
         if self.is_begun:
             self._check_same_run()
+            self._lock()
         else:
             ours = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if (self.path / name).exists()]
             if ours:
@@ -73,6 +82,8 @@ class Workdir:
         Raises:
             UserError: the folder cannot be written to.
         """
+        if self.path is None:
+            self.path = fresh_workdir(pathlib.Path("runs"), self.config["method"])
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
@@ -86,14 +97,16 @@ class Workdir:
 
     def _lock(self) -> None:
         """Two processes must not train in one folder; the lock goes with the process, however it ends."""
-        try:
-            import fcntl
-        except ImportError:  # not on this system
+        if fcntl is None or "lock" in self._files:
             return
-        self._files["lock"] = (self.path / ".lock").open("w")
+        try:
+            self._files["lock"] = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
         try:
             fcntl.flock(self._files["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self.close()
             raise UserError(f"another process is training in the workdir {self.path}") from None
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
