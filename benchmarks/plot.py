@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(2, 2, figsize=(9, 5.6), sharex=True, sharey=True, layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(9, 5.6), sharex=True, layout="constrained")
     for axis, (name, title) in zip(axes.flat, FIGURES.items()):
         for folder, colour in zip(options.folders, COLOURS):
             values = read(folder, name)
@@ -43,7 +43,7 @@ def main() -> None:
             axis.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, linewidth=0)
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)
-        axis.set_ylim(0, 100)
+        axis.set_ylim(0 if name == "qualified_share" else 50, 100)
     figure.supxlabel("Round")
     figure.supylabel("Percent")
     handles, labels = axes.flat[0].get_legend_handles_labels()
