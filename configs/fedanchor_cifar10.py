@@ -6,7 +6,8 @@
         --config.data.flip=true
 
 100 clients of 495 images, Dir 0.1, 500 labelled anchors at the server, 10 clients a round, 5 local epochs, 500 rounds.
-Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, and the variants of fedjax_ssl/methods/fedanchor.py.
+Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each client), and the variants of
+fedjax_ssl/methods/fedanchor.py.
 
 The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
                      anchors 250              500                      5000
@@ -19,13 +20,9 @@ The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.methods.fedanchor import VARIANTS
 
-FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha"}
-BACKBONES = {"resnet18": {"model.name": "resnet18"}, "wrn28_2": {"model.name": "wrn28_2"}}
-IID = {"iid": {"data.alpha": 1000.0}}  # the paper's IID
-
 
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "cifar10"
     config.data.num_anchors = 500
-    return apply_arguments(config, arguments, FIELDS, {**BACKBONES, **IID, **VARIANTS})
+    return apply_arguments(config, arguments, VARIANTS)

@@ -4,7 +4,8 @@
     python launch.py --config=configs/fedanchor_cifar100.py:wrn28_2,anchors=2500,iid
 
 100 clients of 400 images, Dir 0.1, 10,000 labelled anchors at the server, 10 clients a round, 500 rounds.
-Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, and the variants of fedjax_ssl/methods/fedanchor.py.
+Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each client), and the variants of
+fedjax_ssl/methods/fedanchor.py.
 
 The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
                      anchors 2500             10000
@@ -17,14 +18,10 @@ The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.methods.fedanchor import VARIANTS
 
-FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha"}
-BACKBONES = {"resnet18": {"model.name": "resnet18"}, "wrn28_2": {"model.name": "wrn28_2"}}
-IID = {"iid": {"data.alpha": 1000.0}}  # the paper's IID
-
 
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "cifar100"
     config.data.num_anchors = 10000
     config.fedanchor.contrastive_batch_size = 250  # as many examples of a class as 25 have with 10 classes
-    return apply_arguments(config, arguments, FIELDS, {**BACKBONES, **IID, **VARIANTS})
+    return apply_arguments(config, arguments, VARIANTS)

@@ -5,7 +5,8 @@
 
 100 clients of 722 images, Dir 0.1, 1,000 labelled anchors at the server, 10 clients a round, 500 rounds (the earlier
 version of the paper trains 800 with 250 anchors). Images are never flipped.
-Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, and the variants of fedjax_ssl/methods/fedanchor.py.
+Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each client), and the variants of
+fedjax_ssl/methods/fedanchor.py.
 
 The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
                      anchors 250              1000
@@ -18,13 +19,9 @@ The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.methods.fedanchor import VARIANTS
 
-FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha"}
-BACKBONES = {"resnet18": {"model.name": "resnet18"}, "wrn28_2": {"model.name": "wrn28_2"}}
-IID = {"iid": {"data.alpha": 1000.0}}  # the paper's IID
-
 
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "svhn_cropped"
     config.data.num_anchors = 1000
-    return apply_arguments(config, arguments, FIELDS, {**BACKBONES, **IID, **VARIANTS})
+    return apply_arguments(config, arguments, VARIANTS)

@@ -3,7 +3,7 @@
     python launch.py
 
 20 clients of 69 images each, non-IID (Dir 0.5), 50 labelled anchors at the server, 5 clients a round.
-Arguments: the variants of fedjax_ssl/methods/fedanchor.py; anchors=, alpha=.
+Arguments: iid, anchors=, alpha=, images= (for each client), and the variants of fedjax_ssl/methods/fedanchor.py.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config
@@ -21,4 +21,4 @@ def get_config(arguments=""):
     config.model.name = "cnn"
     config.server.augmentation = "weak"  # strong, as in the paper, costs this small model some points: docs/results.md
     config.augment.padding = 1
-    return apply_arguments(config, arguments, {"anchors": "data.num_anchors", "alpha": "data.alpha"}, VARIANTS)
+    return apply_arguments(config, arguments, VARIANTS)

@@ -5,10 +5,15 @@ from ml_collections import ConfigDict, config_dict
 from fedjax_ssl.aggregation import WEIGHTS
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import DEFAULTS, METHODS
+from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.schedule import SCHEDULES
 
 # Fields that change no result beyond rounding: they may differ when a run is taken up again.
 CHANGES_NO_RESULT = ("checkpoint_every", "lanes", "rounds_per_dispatch")
+
+# What every config file takes behind its colon, besides a method's variants.
+ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
+IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its experiments)
 
 
 def base_config() -> ConfigDict:
@@ -151,16 +156,14 @@ def flatten(nested: dict, prefix: str = "") -> dict:
     return flat
 
 
-def apply_arguments(
-    config: ConfigDict, arguments: str, fields: dict[str, str], variants: dict[str, dict]
-) -> ConfigDict:
+def apply_arguments(config: ConfigDict, arguments: str, variants: dict[str, dict]) -> ConfigDict:
     """Applies the part of `--config=FILE:ARGUMENTS` behind the colon, for instance 'wrn28_2,anchors=500,alpha=0.1'.
 
     Args:
         config: is changed.
-        arguments: names of variants, and name=value pairs, with commas between them.
-        fields: name in a pair -> the field that it sets.
-        variants: bare name -> the fields that it sets, with their values.
+        arguments: with commas between them: name=value pairs of `ARGUMENT_FIELDS`; the name of a backbone; 'iid'; a
+            variant.
+        variants: the method's: bare name -> the fields that it sets, with their values.
 
     Returns:
         The configuration.
@@ -168,6 +171,8 @@ def apply_arguments(
     Raises:
         UserError: for an unknown name, or a value that is not of the field's type.
     """
+    backbones = {name: {"model.name": name} for name in BACKBONES}
+    variants, fields = {**backbones, "iid": {"data.alpha": IID_ALPHA}, **variants}, ARGUMENT_FIELDS
     for argument in filter(None, arguments.split(",")):
         name, equals, text = argument.partition("=")
         if equals and name in fields:

@@ -98,14 +98,15 @@ def test_help(capsys):
 
 
 def test_config_arguments():
-    fields, variants = {"anchors": "data.num_anchors", "alpha": "data.alpha"}, {"cnn": {"model.name": "cnn"}}
-    config = apply_arguments(base_config(), "cnn,anchors=250,alpha=1", fields, variants)
-    assert (config.model.name, config.data.num_anchors, config.data.alpha) == ("cnn", 250, 1.0)
-    assert apply_arguments(base_config(), "", fields, variants).to_dict() == base_config().to_dict()
-    for text, line in {"anchor=5": "known: cnn, anchors=..., alpha=...", "anchors=many": "int", "alpha": "known",
-                       "cnn=1": "known"}.items():  # fmt: skip
+    variants = {"mix": {"fedanchor.server_mixup": True}}
+    config = apply_arguments(base_config(), "cnn,mix,iid,anchors=250,images=7", variants)
+    assert (config.model.name, config.fedanchor.server_mixup, config.data.alpha) == ("cnn", True, 1000.0)
+    assert (config.data.num_anchors, config.data.examples_per_client) == (250, 7)
+    assert apply_arguments(base_config(), "", variants).to_dict() == base_config().to_dict()
+    for text, line in {"anchor=5": "known: .*cnn, .*mix, anchors=..., alpha=...", "anchors=many": "int",
+                       "alpha": "known", "cnn=1": "known"}.items():  # fmt: skip
         with pytest.raises(UserError, match=line):
-            apply_arguments(base_config(), text, fields, variants)
+            apply_arguments(base_config(), text, variants)
 
 
 @pytest.mark.parametrize("path", sorted(launch.QUICKSTART.parent.glob("*.py")), ids=lambda path: path.stem)

@@ -1,0 +1,324 @@
+"""One client round against plain eager PyTorch, the way research code writes it; prints `ratio NAME X`, ours over theirs.
+
+    pip install '.[bench]'
+    python benchmarks/peer.py --out=peer.json            # both models
+    python benchmarks/peer.py --models=cnn --repeats=9
+
+Both sides train the same cohort: by default 10 clients of 100 images, one local epoch in batches of 10, every image
+with its pseudo-label, a fix pass and a mix pass for each step, SGD with momentum, weight decay and clipping, running
+batch statistics, then the mean of the models. Both augment by a random flip and crop in batched tensor code (research
+code often runs RandAugment image by image on the host, which would flatter us; ours is timed with it, too, apart).
+PyTorch trains one client after the other, channels last, on all cores or on its GPU. The runs alternate; a ratio is
+the median over the repeats. Before anything is timed both models are given the same weights and must agree.
+"""
+
+import argparse
+import collections
+import functools
+import statistics
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from harness import describe, seconds_of, write
+from torch import nn
+from torch.nn import functional as F
+
+from fedjax_ssl import base_config
+from fedjax_ssl.aggregation import weighted_mean
+from fedjax_ssl.augment import strong_augment, weak_augment
+from fedjax_ssl.clients import Cohort, train_cohort
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.experiment import default_lanes
+from fedjax_ssl.fix_mix import fix_mix_phase
+from fedjax_ssl.method import Problem, Report
+from fedjax_ssl.models import build_model
+from fedjax_ssl.network import Network
+
+IMAGE_SHAPES = {"wrn28_2": (32, 32, 3), "resnet18": (32, 32, 3), "cnn": (28, 28, 1)}
+PARTS = ("backbone", "classifier")
+CLASSES = 10
+PADDING = 4
+
+
+# --- PyTorch, written as research code writes it. ---------------------------------------------------------------------
+
+
+class TorchWideBlock(nn.Module):
+    def __init__(self, channels, features, stride):
+        super().__init__()
+        self.norm0, self.norm1 = nn.BatchNorm2d(channels), nn.BatchNorm2d(features)
+        self.conv0 = nn.Conv2d(channels, features, 3, stride, 1, bias=False)
+        self.conv1 = nn.Conv2d(features, features, 3, 1, 1, bias=False)
+        self.shortcut_conv = nn.Conv2d(channels, features, 1, stride, bias=False) if channels != features else None
+
+    def forward(self, x):
+        y = F.relu(self.norm0(x))
+        shortcut = x if self.shortcut_conv is None else self.shortcut_conv(y)
+        return shortcut + self.conv1(F.relu(self.norm1(self.conv0(y))))
+
+
+class TorchWideResNet(nn.Module):
+    """Wide-ResNet-28-2; the names of the parts are those of `fedjax_ssl.models.wide_resnet`."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem_conv = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        channels = 16
+        for stage, features in enumerate((32, 64, 128)):
+            for block in range(4):
+                stride = 2 if stage > 0 and block == 0 else 1
+                self.add_module(f"stage{stage}_block{block}", TorchWideBlock(channels, features, stride))
+                channels = features
+        self.final_norm = nn.BatchNorm2d(channels)
+        self.classifier = nn.Linear(channels, CLASSES)
+
+    def forward(self, x):
+        x = self.stem_conv(x)
+        for stage in range(3):
+            for block in range(4):
+                x = getattr(self, f"stage{stage}_block{block}")(x)
+        return self.classifier(F.relu(self.final_norm(x)).mean((2, 3)))
+
+
+class TorchBasicBlock(nn.Module):
+    def __init__(self, channels, features, stride):
+        super().__init__()
+        self.conv0 = nn.Conv2d(channels, features, 3, stride, 1, bias=False)
+        self.conv1 = nn.Conv2d(features, features, 3, 1, 1, bias=False)
+        self.norm0, self.norm1 = nn.BatchNorm2d(features), nn.BatchNorm2d(features)
+        self.changes = channels != features
+        if self.changes:
+            self.shortcut_conv = nn.Conv2d(channels, features, 1, stride, bias=False)
+            self.shortcut_norm = nn.BatchNorm2d(features)
+
+    def forward(self, x):
+        y = self.norm1(self.conv1(F.relu(self.norm0(self.conv0(x)))))
+        return F.relu(y + (self.shortcut_norm(self.shortcut_conv(x)) if self.changes else x))
+
+
+class TorchResNet18(nn.Module):
+    """ResNet-18 with the stem for small images; names as in `fedjax_ssl.models.resnet`."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem_conv = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(64)
+        channels = 64
+        for stage, features in enumerate((64, 128, 256, 512)):
+            for block in range(2):
+                stride = 2 if stage > 0 and block == 0 else 1
+                self.add_module(f"stage{stage}_block{block}", TorchBasicBlock(channels, features, stride))
+                channels = features
+        self.classifier = nn.Linear(channels, CLASSES)
+
+    def forward(self, x):
+        x = F.relu(self.stem_norm(self.stem_conv(x)))
+        for stage in range(4):
+            for block in range(2):
+                x = getattr(self, f"stage{stage}_block{block}")(x)
+        return self.classifier(x.mean((2, 3)))
+
+
+class TorchSmallCNN(nn.Module):
+    """The small CNN; names as in `fedjax_ssl.models.cnn`. Its hidden layer reads the positions in our order."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv0, self.norm0 = nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
+        self.conv1, self.norm1 = nn.Conv2d(16, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32)
+        self.hidden, self.norm2 = nn.Linear(32 * 7 * 7, 128, bias=False), nn.BatchNorm1d(128)
+        self.classifier = nn.Linear(128, CLASSES)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm0(self.conv0(x))), 2)
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+        x = x.permute(0, 2, 3, 1).flatten(1)
+        return self.classifier(F.relu(self.norm2(self.hidden(x))))
+
+
+TORCH_MODELS = {"wrn28_2": TorchWideResNet, "resnet18": TorchResNet18, "cnn": TorchSmallCNN}
+
+
+def torch_weights(params, batch_stats):
+    """Our parameters and statistics as a PyTorch state dict."""
+    state = {}
+    flat = jax.tree_util.tree_flatten_with_path({**params["backbone"], "classifier": params["classifier"]})[0]
+    for path, leaf in flat:
+        *module, leaf_name = (part.key for part in path)
+        value = np.asarray(leaf)
+        if leaf_name == "kernel":
+            value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
+        name = {"kernel": "weight", "scale": "weight", "bias": "bias"}[leaf_name]
+        state[".".join([*module, name])] = torch.from_numpy(value.copy())
+    for path, leaf in jax.tree_util.tree_flatten_with_path(batch_stats["backbone"])[0]:
+        *module, leaf_name = (part.key for part in path)
+        name = {"mean": "running_mean", "var": "running_var"}[leaf_name]
+        state[".".join([*module, name])] = torch.from_numpy(np.asarray(leaf).copy())
+    return state
+
+
+def torch_flip_and_crop(images, flip):
+    """A random flip and crop of a batch [B, C, H, W] in batched tensor operations."""
+    batch, channels, height, width = images.shape
+    if flip:
+        mirrored = torch.rand(batch, 1, 1, 1, device=images.device) < 0.5
+        images = torch.where(mirrored, images.flip(3), images)
+    padded = F.pad(images, (PADDING,) * 4, mode="reflect")
+    offsets = torch.randint(0, 2 * PADDING + 1, (2, batch, 1), device=images.device)
+    rows = (offsets[0] + torch.arange(height, device=images.device))[:, None, :, None]
+    columns = (offsets[1] + torch.arange(width, device=images.device))[:, None, None, :]
+    which = torch.arange(batch, device=images.device)[:, None, None, None]
+    return padded[which, torch.arange(channels, device=images.device)[:, None, None], rows, columns]
+
+
+class TorchCohort:
+    """A federated round as a loop over clients, each with a copy of the global model."""
+
+    def __init__(self, name, weights, images, labels, config, device):
+        self.device, self.config, self.flip = device, config, images.shape[-1] == 3
+        self.weights = {key: value.to(device) for key, value in weights.items()}
+        self.model = TORCH_MODELS[name]().to(device, memory_format=torch.channels_last)
+        self.images = torch.from_numpy(images).permute(0, 1, 4, 2, 3).to(device)  # uint8 [M, n, C, H, W]
+        self.labels = torch.from_numpy(labels).long().to(device)
+
+    def prepare(self, images):
+        """Raw levels to the network's input, as ours: mean 0.5, deviation 0.25."""
+        return ((images.float() / 255 - 0.5) / 0.25).contiguous(memory_format=torch.channels_last)
+
+    def logits(self, images):
+        self.model.load_state_dict(self.weights, strict=False)
+        self.model.eval()
+        with torch.no_grad():
+            return self.model(self.prepare(torch.from_numpy(images).permute(0, 3, 1, 2).to(self.device))).cpu().numpy()
+
+    def round(self):
+        config, sums = self.config.client, {}
+        beta = torch.distributions.Beta(0.75, 0.75)
+        for images, labels in zip(self.images, self.labels):
+            self.model.load_state_dict(self.weights, strict=False)
+            self.model.train()
+            optimizer = torch.optim.SGD(
+                self.model.parameters(), config.learning_rate, config.momentum, weight_decay=config.weight_decay
+            )
+            partners = torch.randint(len(images), (len(images),), device=self.device)
+            for _ in range(config.epochs):
+                order = torch.randperm(len(images), device=self.device)
+                for start in range(0, len(images), config.batch_size):
+                    fix, mix = order[start : start + config.batch_size], partners[start : start + config.batch_size]
+                    mixing = float(beta.sample())
+                    mixture = mixing * images[fix].float() + (1 - mixing) * images[mix].float()
+                    strong = self.prepare(torch_flip_and_crop(images[fix].float(), self.flip))
+                    weak = self.prepare(torch_flip_and_crop(mixture, self.flip))
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(self.model(strong), labels[fix])
+                    logits = self.model(weak)
+                    loss = loss + mixing * F.cross_entropy(logits, labels[fix])
+                    loss = loss + (1 - mixing) * F.cross_entropy(logits, labels[mix])
+                    loss.backward()
+                    torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
+                    optimizer.step()
+            for key, value in self.model.state_dict().items():
+                sums[key] = sums.get(key, 0) + value.detach().clone() / len(self.images)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return sums
+
+
+# --- Ours: the library's own phase and engine. ------------------------------------------------------------------------
+
+
+def our_problem(name, image_shape, config, rand_augment):
+    flip = image_shape[-1] == 3
+    weak = functools.partial(weak_augment, flip=flip, padding=PADDING)
+    strong = functools.partial(
+        strong_augment, flip=flip, padding=PADDING, flavour="usb", num_ops=2, magnitude=10
+    )
+    network = Network(build_model(config.model, CLASSES), (0.5,), (0.25,), image_shape, "running")
+    return Problem(config, network, weak, strong if rand_augment else weak, CLASSES)
+
+
+def our_round(problem, num_clients, lanes):
+    """(broadcast, data, key) -> the mean model."""
+    def label(broadcast, data, rows, keys):
+        return Report({"given": data.visible_labels[rows]}, jnp.ones(rows.shape, bool))
+
+    phase = fix_mix_phase(
+        problem, label, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS
+    )
+
+    def round_fn(broadcast, data, key):
+        cohort = Cohort(jnp.arange(num_clients), (), key)
+        result = train_cohort((phase,), broadcast, data, cohort, lanes)
+        upload = result.finished.upload
+        kept = upload._replace(params={part: broadcast.params[part] for part in PARTS}, batch_stats=broadcast.batch_stats)
+        return weighted_mean(upload, jnp.ones(len(result.took_part)) * result.took_part, otherwise=kept)
+
+    return jax.jit(round_fn)
+
+
+def compare(name, options):
+    """Times both sides in turn; returns a row of the table."""
+    config = base_config()
+    config.model.name = name
+    config.client.epochs, config.client.batch_size = options.epochs, options.batch_size
+    config.clients_per_round = options.clients
+    image_shape = IMAGE_SHAPES[name]
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (options.clients, options.images, *image_shape), np.uint8)
+    labels = rng.integers(0, CLASSES, (options.clients, options.images), np.int32)
+    rows = np.arange(options.clients * options.images, dtype=np.int32)
+    data = FederatedData(
+        images=jnp.asarray(images.reshape(-1, *image_shape)),
+        visible_labels=jnp.asarray(labels.reshape(-1)),
+        client_index=jnp.asarray(rows.reshape(options.clients, -1)),
+        client_size=jnp.full(options.clients, options.images, jnp.int32),
+        anchor_index=jnp.zeros(1, jnp.int32),
+        test_images=jnp.zeros((1, *image_shape), jnp.uint8),
+        test_labels=jnp.zeros(1, jnp.int32),
+        seed=jnp.int32(0),
+    )
+    problem = our_problem(name, image_shape, config, rand_augment=False)
+    params, batch_stats = jax.jit(problem.network.init)(jax.random.key(0))
+    received = {"params": params, "batch_stats": batch_stats, "learning_rate": jnp.float32(0.03)}
+    broadcast = collections.namedtuple("Broadcast", received)(**received)
+
+    device = torch.device("cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu")
+    theirs = TorchCohort(name, torch_weights(params, batch_stats), images, labels, config, device)
+    ours = jax.jit(problem.network.predict)(params, batch_stats, jnp.asarray(images[0])).logits
+    apart = float(np.abs(np.asarray(ours) - theirs.logits(images[0])).max())
+    assert apart < 1e-2 * max(1.0, float(np.abs(np.asarray(ours)).max())), f"{name}: the models differ by {apart}"
+
+    lanes = default_lanes(config)
+    sides = {"torch": theirs.round}
+    for side, rand_augment in (("ours", False), ("ours with RandAugment", True)):
+        round_fn = our_round(our_problem(name, image_shape, config, rand_augment), options.clients, lanes)
+        sides[side] = functools.partial(round_fn, broadcast, data, jax.random.key(1))
+    times = seconds_of(sides, options.repeats)
+    steps = options.clients * options.epochs * -(-options.images // options.batch_size)
+    row = {"model": name, "lanes": lanes, "device": str(device), "logits_apart": apart, "local_steps": steps}
+    for side, seconds in times.items():
+        row[f"{side}, ms per step"] = 1e3 * statistics.median(seconds) / steps
+        if side != "torch":
+            row[f"ratio {side}"] = statistics.median(o / t for o, t in zip(seconds, times["torch"]))
+    print(f"ratio {name} {row['ratio ours']:.3f}", flush=True)
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="wrn28_2,cnn")
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--images", type=int, default=100, help="of each client")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch_size", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", default="peer.json")
+    options = parser.parse_args()
+    rows = [compare(name, options) for name in options.models.split(",")]
+    write(options.out, {**describe(), "torch": torch.__version__, "torch_threads": torch.get_num_threads()}, rows)
+
+
+if __name__ == "__main__":
+    main()
