@@ -8,6 +8,10 @@ import time
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data import FederatedData
 
 
 def seconds_of(sides: dict[str, Callable], repeats: int) -> dict[str, list[float]]:
@@ -52,6 +56,50 @@ def write(path: str, machine: dict, rows: list[dict]) -> None:
     print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
     print_table(rows)
     pathlib.Path(path).write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+
+
+def write_tables(path: str, machine: dict, tables: dict[str, list[dict]]) -> None:
+    """Like `write`, for several tables by name, whose rows have different keys."""
+    print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
+    for name, rows in tables.items():
+        print(f"\n{name}")
+        print_table(rows)
+    pathlib.Path(path).write_text(json.dumps({"machine": machine, "tables": tables}, indent=2) + "\n")
+
+
+def random_federation(
+    client_index: np.ndarray,
+    num_images: int,
+    image_shape: tuple[int, int, int],
+    num_classes: int = 10,
+    num_anchors: int = 1,
+    num_test: int = 1,
+) -> FederatedData:
+    """A federation of random images, for timing: what the images show changes no time.
+
+    Args:
+        client_index: int [K, n], rows of each client, from 0 to num_images - 1; a row may have several owners.
+        num_images: of the clients; as many more as there are anchors come behind them.
+        image_shape: (height, width, channels).
+        num_classes: C. Every image's label is visible, for benchmarks whose clients are given theirs.
+        num_anchors: labelled images at the server.
+        num_test: test images.
+    """
+    rng = np.random.default_rng(0)
+
+    def images(count):
+        return jnp.asarray(rng.integers(0, 256, (count, *image_shape), np.uint8))
+
+    return FederatedData(
+        images=images(num_images + num_anchors),
+        visible_labels=jnp.asarray(np.arange(num_images + num_anchors) % num_classes, jnp.int32),
+        client_index=jnp.asarray(client_index, jnp.int32),
+        client_size=jnp.full(len(client_index), client_index.shape[1], jnp.int32),
+        anchor_index=jnp.arange(num_images, num_images + num_anchors, dtype=jnp.int32),
+        test_images=images(num_test),
+        test_labels=jnp.asarray(np.arange(num_test) % num_classes, jnp.int32),
+        seed=jnp.int32(0),
+    )
 
 
 def print_table(rows: list[dict]) -> None:

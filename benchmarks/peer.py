@@ -1,4 +1,4 @@
-"""One client round against plain eager PyTorch, the way research code writes it; prints `ratio NAME X`, ours over theirs.
+"""One client round against plain eager PyTorch as research code writes it; prints `ratio NAME X`, ours over theirs.
 
     pip install '.[bench]'
     python benchmarks/peer.py --out=peer.json            # both models
@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from fedjax_ssl import base_config
 from fedjax_ssl.aggregation import weighted_mean
 from fedjax_ssl.augment import strong_augment, weak_augment
+from fedjax_ssl.backend import default_lanes
 from fedjax_ssl.clients import Cohort, train_cohort
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.experiment import default_lanes
 from fedjax_ssl.fix_mix import fix_mix_phase
 from fedjax_ssl.method import Problem, Report
 from fedjax_ssl.models import build_model
@@ -232,27 +232,26 @@ class TorchCohort:
 def our_problem(name, image_shape, config, rand_augment):
     flip = image_shape[-1] == 3
     weak = functools.partial(weak_augment, flip=flip, padding=PADDING)
-    strong = functools.partial(
-        strong_augment, flip=flip, padding=PADDING, flavour="usb", num_ops=2, magnitude=10
-    )
+    strong = functools.partial(strong_augment, flip=flip, padding=PADDING, flavour="usb", num_ops=2, magnitude=10)
     network = Network(build_model(config.model, CLASSES), (0.5,), (0.25,), image_shape, "running")
     return Problem(config, network, weak, strong if rand_augment else weak, CLASSES)
 
 
 def our_round(problem, num_clients, lanes):
     """(broadcast, data, key) -> the mean model."""
+
     def label(broadcast, data, rows, keys):
         return Report({"given": data.visible_labels[rows]}, jnp.ones(rows.shape, bool))
 
-    phase = fix_mix_phase(
-        problem, label, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS
-    )
+    phase = fix_mix_phase(problem, label, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS)
 
     def round_fn(broadcast, data, key):
         cohort = Cohort(jnp.arange(num_clients), (), key)
         result = train_cohort((phase,), broadcast, data, cohort, lanes)
         upload = result.finished.upload
-        kept = upload._replace(params={part: broadcast.params[part] for part in PARTS}, batch_stats=broadcast.batch_stats)
+        kept = upload._replace(
+            params={part: broadcast.params[part] for part in PARTS}, batch_stats=broadcast.batch_stats
+        )
         return weighted_mean(upload, jnp.ones(len(result.took_part)) * result.took_part, otherwise=kept)
 
     return jax.jit(round_fn)

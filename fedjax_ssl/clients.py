@@ -1,13 +1,9 @@
-"""The engine: a cohort of clients trained as lanes of one compiled program. It knows no method.
+"""What a client is, and the engine's one entrance: `train_cohort`. It knows no method.
 
 A client is a pure function (broadcast, its data, its own state, key) -> (upload, its own state, metrics), given
 as a tuple of phases. A phase `prepare`s every job of the cohort in one large batch with shared weights (that is
-where pseudo-labels are made), and then each job runs `start`, `step`, ..., `step`, `finish` in a lane.
-
-Pseudo-label sets make jobs differ in length several times over, and anew in every round. Stacking all M jobs and
-stepping until the longest is done would mostly compute padding. So L lanes take the jobs from one queue, longest
-first: whenever a job ends, its result is written to its place among the stacked results and its lane takes the
-next one. L = 1 is a plain sequence, L = M the plain `vmap`; the loop is the same.
+where pseudo-labels are made), and then each job runs `start`, `step`, ..., `step`, `finish` in a lane; how, is the
+subject of `lanes.py`.
 """
 
 from collections.abc import Callable
@@ -17,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.lanes import JobTable, Source, deal, num_devices, run_in_a_python_loop, run_in_lanes
 
 Broadcast = Any
 Work = Any
@@ -87,19 +84,28 @@ class Phase(NamedTuple):
 
 
 class CohortResult(NamedTuple):
-    """What a cohort sends back, stacked over its M jobs.
+    """What a cohort sends back, stacked over R rows, one a job.
+
+    On one device the rows are the cohort's jobs in their order. On several, jobs are dealt out so that every device
+    has about as much to do, and each row stays on its device; R is M rounded up to a multiple of the devices.
 
     Attributes:
-        finished: Finished with leaves [M, ...]; rows of jobs without a step are zeros.
-        took_part: bool [M], whether the job had any step in its last phase.
-        num_steps: int32 [M], of the last phase.
-        reports: one report a phase.
+        finished: Finished with leaves [R, ...]; rows without a step are zeros.
+        clients: int32 [R], the client of each row.
+        there: bool [R], False for a row that only fills a device up.
+        took_part: bool [R], whether the job had any step in its last phase.
+        num_steps: int32 [R], of the last phase.
+        reports: one report a phase, leaves [R, ...].
+        lane_steps: int32 [], steps of all lanes over all phases, those of idle lanes included.
     """
 
     finished: Finished
+    clients: jax.Array
+    there: jax.Array
     took_part: jax.Array
     num_steps: jax.Array
     reports: tuple[Any, ...]
+    lane_steps: jax.Array
 
 
 def train_cohort(
@@ -112,146 +118,95 @@ def train_cohort(
 ) -> CohortResult:
     """Runs every phase of every client of the cohort.
 
+    Under `jax.set_mesh` of several devices each device has lanes of its own, and its share of the jobs. Under
+    `jax.vmap` over seeds the jobs of all seeds go through the same lanes: one longer queue (a loop that is mapped over
+    seeds would select over everything that it carries, in every step).
+
     Args:
         phases: what a client does, in order.
         broadcast: what the server sent down.
         data: the federation's data.
         cohort: the clients of this round.
-        lanes: L, how many jobs train side by side; changes no result beyond rounding.
+        lanes: L, how many jobs train side by side on each device; changes no result beyond rounding.
         debug: a plain Python loop instead of lanes (not under jit): the reference in tests, and the way to find
             the client at fault, whose id is attached to whatever it raises.
 
     Returns:
         The stacked results.
     """
-    run = _run_in_a_python_loop if debug else _run_in_lanes
-    finished, jobs, reports = None, None, []
+
+    def train_one(broadcast, data, cohort):
+        result = _train(phases, Source(broadcast, data, None), jax.tree.map(_with_axis, cohort), lanes, debug)
+        return jax.tree.map(lambda leaf: leaf[0], result)
+
+    if debug:
+        return train_one(broadcast, data, cohort)
+    train = jax.custom_batching.custom_vmap(train_one)
+
+    @train.def_vmap
+    def train_seeds(num_seeds, mapped, broadcast, data, cohort):
+        everyone = jax.tree.map(
+            lambda leaf, is_mapped: leaf if is_mapped else jnp.broadcast_to(leaf, (num_seeds, *leaf.shape)),
+            cohort,
+            mapped[2],
+        )
+        result = _train(phases, Source(broadcast, data, (mapped[0], mapped[1])), everyone, lanes, debug)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return train(broadcast, data, cohort)
+
+
+def _train(phases, source, cohort, lanes, debug) -> CohortResult:
+    """`train_cohort` for G seeds at once: cohort and result have leaves [G, ...]."""
+    num_seeds, num_jobs = cohort.clients.shape
+    there, finished, reports, lane_steps = jnp.ones(cohort.clients.shape, bool), None, [], jnp.int32(0)
     for number, phase in enumerate(phases):
-        phase_cohort = cohort._replace(key=jax.random.fold_in(cohort.key, number))
-        jobs = phase.prepare(broadcast, data, phase_cohort, finished)
-        finished = run(phase, broadcast, data, phase_cohort, jobs, lanes)
+        phase_cohort = cohort._replace(key=jax.vmap(lambda key, n=number: jax.random.fold_in(key, n))(cohort.key))
+        with jax.named_scope("label"):
+            jobs = _prepare(phase, source, phase_cohort, finished)
+        if number == 0 and num_devices() > 1:  # Later phases find each job's model where the first one left it.
+            dealt = deal(jobs.num_steps, num_devices())
+            there, rows = dealt < num_jobs, jnp.minimum(dealt, num_jobs - 1)
+            jobs, clients, states = jax.tree.map(
+                lambda leaf, rows=rows: jax.vmap(lambda one, r: one[r])(leaf, rows),
+                (jobs, cohort.clients, cohort.states),
+            )
+            cohort = cohort._replace(clients=clients, states=states)
+        num_steps = jnp.where(there, jobs.num_steps, 0)
+        keys = jax.vmap(Cohort.keys)(phase_cohort._replace(clients=cohort.clients, states=()))
+        table = JobTable(keys, num_steps, jobs.work, cohort.states)
+        with jax.named_scope("train"):
+            finished, steps = (
+                run_in_a_python_loop(phase, source, table, cohort.clients)
+                if debug
+                else run_in_lanes(phase, source, table, lanes)
+            )
         reports.append(jobs.report)
-    return CohortResult(finished, jobs.num_steps > 0, jobs.num_steps, tuple(reports))
+        lane_steps += steps
+    return CohortResult(
+        finished,
+        cohort.clients,
+        there,
+        num_steps > 0,
+        num_steps,
+        tuple(reports),
+        jnp.broadcast_to(lane_steps, (num_seeds,)),
+    )
 
 
-class _Lanes(NamedTuple):
-    """The state of L lanes: which job each one holds, and how far it is."""
+def _prepare(phase, source, cohort, previous) -> Jobs:
+    """Each seed's cohort in one large batch, seed after seed: large batches gain nothing from sharing a call."""
+    num_seeds = len(cohort.clients)
 
-    job: jax.Array  # int32 [L]
-    busy: jax.Array  # bool [L]
-    index: jax.Array  # int32 [L], the job's next step
-    work: Work  # [L, ...]
-    carry: Carry  # [L, ...]
+    def prepare(argument):
+        seed, *rest = argument
+        return phase.prepare(*source.of(seed), *rest)
 
-
-def _run_in_lanes(phase, broadcast, data, cohort, jobs, num_lanes) -> Finished:
-    num_jobs = len(cohort.clients)
-    num_lanes = min(num_lanes, num_jobs)
-    queue = jnp.argsort(-jobs.num_steps, stable=True)  # longest first
-    queue_length = jnp.sum(jobs.num_steps > 0)
-    keys = cohort.keys()
-    over_lanes = jax.vmap if num_lanes > 1 else _over_one_lane
-
-    def start(job):
-        work, state = _row(jobs.work, job), _row(cohort.states, job)
-        return work, phase.start(broadcast, work, state)
-
-    def step(job, index, work, carry):
-        key = jax.random.fold_in(keys[job], index)
-        return phase.step(broadcast, data, work, carry, index, key)
-
-    def finish(job, work, carry):
-        return phase.finish(broadcast, work, carry, jobs.num_steps[job])
-
-    def job_is_over(lanes):
-        return lanes.busy & (lanes.index >= jobs.num_steps[lanes.job])
-
-    def take_jobs(lanes, next_place):
-        """Idle lanes take the next jobs of the queue, in the order of the lanes."""
-        place = next_place + jnp.cumsum(~lanes.busy) - 1
-        takes = ~lanes.busy & (place < queue_length)
-        job = jnp.where(takes, queue[jnp.minimum(place, num_jobs - 1)], lanes.job)
-        fresh = _Lanes(job, lanes.busy | takes, jnp.zeros_like(lanes.index), *over_lanes(start)(job))
-        return _where_rows(takes, fresh, lanes), next_place + jnp.sum(takes)
-
-    def step_until_one_is_over(lanes):
-        # An idle lane steps along on its last job: its result is written nowhere, and a branch would cost more.
-        def body(lanes):
-            carry = over_lanes(step)(lanes.job, lanes.index, lanes.work, lanes.carry)
-            return lanes._replace(carry=carry, index=lanes.index + 1)
-
-        return jax.lax.while_loop(lambda lanes: ~jnp.any(job_is_over(lanes)), body, lanes)
-
-    def write_results(lanes, results):
-        over = job_is_over(lanes)
-        place = jnp.where(over, lanes.job, num_jobs)  # out of bounds: dropped
-        finished = over_lanes(finish)(lanes.job, lanes.work, lanes.carry)
-        write = lambda all_jobs, rows: all_jobs.at[place].set(rows, mode="drop")  # noqa: E731
-        return lanes._replace(busy=lanes.busy & ~over), jax.tree.map(write, results, finished)
-
-    def body(loop):
-        lanes, next_place, results = loop
-        lanes, next_place = take_jobs(lanes, next_place)
-        lanes = step_until_one_is_over(lanes)
-        lanes, results = write_results(lanes, results)
-        return lanes, next_place, results
-
-    def unfinished(loop):
-        lanes, next_place, _ = loop
-        return (next_place < queue_length) | jnp.any(lanes.busy)
-
-    none = jnp.zeros(num_lanes, jnp.int32)
-    lanes = _Lanes(none, none > 0, none, *_zeros(over_lanes(start), none))
-    one_result = jax.eval_shape(lambda: finish(0, *start(0)))
-    results = jax.tree.map(lambda leaf: jnp.zeros((num_jobs, *leaf.shape), leaf.dtype), one_result)
-    _, _, results = jax.lax.while_loop(unfinished, body, (lanes, jnp.int32(0), results))
-    return results
+    if num_seeds == 1:
+        only = jax.tree.map(lambda leaf: leaf[0], (cohort, previous))
+        return jax.tree.map(_with_axis, prepare((0, *only)))
+    return jax.lax.map(prepare, (jnp.arange(num_seeds), cohort, previous))
 
 
-def _run_in_a_python_loop(phase, broadcast, data, cohort, jobs, num_lanes) -> Finished:
-    del num_lanes
-    keys = cohort.keys()
-    step = jax.jit(lambda work, carry, index, key: phase.step(broadcast, data, work, carry, index, key))
-    finished = []
-    for job, client in enumerate(cohort.clients):
-        work = _row(jobs.work, job)
-        try:
-            carry = phase.start(broadcast, work, _row(cohort.states, job))
-            for index in range(int(jobs.num_steps[job])):
-                carry = step(work, carry, jnp.int32(index), jax.random.fold_in(keys[job], index))
-            result = phase.finish(broadcast, work, carry, jobs.num_steps[job])
-        except Exception as error:
-            error.add_note(f"while training client {int(client)}")
-            raise
-        # As in lanes: who takes no step leaves zeros, so that nothing reads a result that was never made.
-        trained = jobs.num_steps[job] > 0
-        finished.append(jax.tree.map(lambda leaf, t=trained: jnp.where(t, leaf, 0).astype(leaf.dtype), result))
-    return jax.tree.map(lambda *rows: jnp.stack(rows), *finished)
-
-
-def _over_one_lane(function: Callable) -> Callable:
-    """`vmap` over an axis of one, without the batching: convolutions stay plain ones."""
-
-    def mapped(*arguments):
-        result = function(*(_row(argument, 0) for argument in arguments))
-        return jax.tree.map(lambda leaf: leaf[None], result)
-
-    return mapped
-
-
-def _row(tree: Any, index: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf[index], tree)
-
-
-def _zeros(function: Callable, *arguments: Any) -> Any:
-    shapes = jax.eval_shape(function, *arguments)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-
-def _where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
-    """Leaf by leaf and row by row: `new` where chosen [L], `old` elsewhere."""
-
-    def pick(new_leaf, old_leaf):
-        return jnp.where(chosen.reshape(chosen.shape + (1,) * (new_leaf.ndim - 1)), new_leaf, old_leaf)
-
-    return jax.tree.map(pick, new, old)
+def _with_axis(leaf):
+    return leaf[None]

@@ -9,7 +9,7 @@ from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.schedule import SCHEDULES
 
 # Fields that change no result beyond rounding: they may differ when a run is taken up again.
-CHANGES_NO_RESULT = ("checkpoint_every", "lanes", "rounds_per_dispatch")
+CHANGES_NO_RESULT = ("checkpoint_every", "devices", "lanes", "rounds_per_dispatch")
 
 # What every config file takes behind its colon, besides a method's variants.
 ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
@@ -21,6 +21,7 @@ def base_config() -> ConfigDict:
     config = ConfigDict()
     config.method = "fedanchor"  # one of fedjax_ssl.methods.METHODS
     config.seed = 0  # partition, initialisation, cohorts, everything random
+    config.seeds = ()  # several runs with these seeds instead of one, in WORKDIR/seed_N
     config.num_rounds = 500
     config.num_clients = 100
     config.clients_per_round = 10
@@ -28,7 +29,8 @@ def base_config() -> ConfigDict:
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
     config.checkpoint_every = 10  # rounds
     # Performance only; None takes the measured default of the backend.
-    config.lanes = config_dict.placeholder(int)  # clients trained side by side
+    config.lanes = config_dict.placeholder(int)  # clients trained side by side on each device
+    config.devices = config_dict.placeholder(int)  # that share the lanes; None: all
     config.rounds_per_dispatch = config_dict.placeholder(int)  # rounds between two looks at progress and signals
 
     config.data = ConfigDict()
@@ -105,6 +107,7 @@ def validate(config: ConfigDict) -> None:
         "eval_batch_size": 1,
         "checkpoint_every": 1,
         "lanes": 1,
+        "devices": 1,
         "rounds_per_dispatch": 1,
         "data.num_anchors": 1,
         "data.examples_per_client": 0,
@@ -122,6 +125,9 @@ def validate(config: ConfigDict) -> None:
         value = _get(config, field)
         if value is not None and value < least:
             raise UserError(f"{field} must be at least {least}, not {value}")
+    seeds = config.seeds
+    if any(type(seed) is not int or seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds must be different whole numbers from 0 on, as in (0, 1, 2), not {tuple(seeds)}")
     for field in (
         "client.learning_rate",
         "server.learning_rate",
@@ -135,6 +141,13 @@ def validate(config: ConfigDict) -> None:
             f"clients_per_round is {config.clients_per_round}, but the federation has num_clients = "
             f"{config.num_clients}"
         )
+
+
+def for_seed(config: ConfigDict, seed: int) -> ConfigDict:
+    """The configuration of one of the runs that `config.seeds` asks for: as if it had been asked for alone."""
+    config = config.copy_and_resolve_references()
+    config.seed, config.seeds = seed, ()
+    return config
 
 
 def differences(old: dict, new: dict) -> dict[str, tuple]:

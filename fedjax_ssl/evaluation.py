@@ -27,15 +27,16 @@ def evaluate(network: Network, state: State, data: FederatedData, batch_size: in
 
 
 def score_pseudo_labels(
-    report: Report, rows: jax.Array, sizes: jax.Array, hidden_labels: jax.Array
+    report: Report, rows: jax.Array, sizes: jax.Array, hidden_labels: jax.Array, num_clients: int
 ) -> dict[str, jax.Array]:
     """How many of a cohort's pseudo-labels are right.
 
     Args:
-        report: leaves [M, n_max].
-        rows: int32 [M, n_max], the examples that the report speaks of.
-        sizes: int32 [M]; positions beyond are padding.
+        report: leaves [R, n_max].
+        rows: int32 [R, n_max], the examples that the report speaks of.
+        sizes: int32 [R]; positions beyond are padding.
         hidden_labels: int32 [N], the truth.
+        num_clients: how many of the rows stand for a client.
 
     Returns:
         `pseudo_label_accuracy` of the labels that the method uses, `pseudo_label_accuracy_<rule>` of each rule,
@@ -43,6 +44,7 @@ def score_pseudo_labels(
         `qualified_per_client`, their mean number over the cohort.
     """
     there = jnp.arange(rows.shape[1]) < sizes[:, None]
+    qualified = report.qualified & there
     truth = hidden_labels[rows]
 
     def accuracy(labels: jax.Array, counted: jax.Array) -> jax.Array:
@@ -52,9 +54,9 @@ def score_pseudo_labels(
     return {
         "pseudo_label_accuracy": accuracy(used, there),
         **{f"pseudo_label_accuracy_{rule}": accuracy(labels, there) for rule, labels in report.pseudo_labels.items()},
-        "qualified_accuracy": accuracy(used, report.qualified),
-        "qualified_per_client": jnp.mean(jnp.sum(report.qualified, axis=1)),
-        "qualified_share": jnp.sum(report.qualified) / jnp.maximum(jnp.sum(sizes), 1),
+        "qualified_accuracy": accuracy(used, qualified),
+        "qualified_per_client": jnp.sum(qualified) / num_clients,
+        "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(sizes), 1),
     }
 
 

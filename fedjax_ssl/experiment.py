@@ -2,14 +2,11 @@
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 import pathlib
-import platform
-import signal
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +14,17 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import strong_augment, weak_augment
+from fedjax_ssl.backend import (
+    check_memory,
+    default_lanes,
+    jit_on_all_devices,
+    on_all_devices,
+    seeds_together,
+    use_compilation_cache,
+    use_devices,
+)
 from fedjax_ssl.checkpoints import Checkpoints
-from fedjax_ssl.clients import Cohort, train_cohort
-from fedjax_ssl.config import validate
+from fedjax_ssl.config import for_seed, validate
 from fedjax_ssl.data import (
     FederatedData,
     Partition,
@@ -28,20 +33,19 @@ from fedjax_ssl.data import (
     load_partition,
     make_partition,
     save_partition,
+    stack_seeds,
 )
 from fedjax_ssl.errors import TrainingError
-from fedjax_ssl.evaluation import tree_bytes
+from fedjax_ssl.lanes import row
 from fedjax_ssl.method import Method, Problem, State
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.network import build_network
 from fedjax_ssl.progress import RoundProgress
-from fedjax_ssl.rounds import init_key, make_dispatch, make_round
-from fedjax_ssl.statistics import num_exchanging
-from fedjax_ssl.workdir import CHECKPOINTS, METRICS, PARTITION, TIMINGS, Workdir
+from fedjax_ssl.records import bytes_per_client, summarise, to_record, what_went_wrong
+from fedjax_ssl.rounds import init_key, make_dispatch, make_round, over_seeds
+from fedjax_ssl.signals import Signals
+from fedjax_ssl.workdir import CHECKPOINTS, METRICS, PARTITION, TIMINGS, Workdir, fresh_workdir
 
-# On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
-# slower. Elsewhere the whole cohort side by side.
-DEFAULT_LANES = {"cpu": 1}
 DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
 
@@ -64,17 +68,45 @@ class Experiment(NamedTuple):
     partition: Partition
 
 
-def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State:
+class Run(NamedTuple):
+    """One seed's run: an experiment in its folder, and where it stands.
+
+    Attributes:
+        experiment: what is trained.
+        folder: its workdir.
+        state: of its newest checkpoint, None for a run that begins.
+    """
+
+    experiment: Experiment
+    folder: Workdir
+    state: State | None
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        return 0 if self.state is None else int(self.state.round)
+
+
+class Program(NamedTuple):
+    """The compiled functions of a run, the same for every seed."""
+
+    init: Callable  # data -> state
+    dispatch: Callable  # (states, data, hidden labels, number of rounds) -> Dispatch
+    seconds: float  # that compiling took
+
+
+def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State | tuple[State, ...]:
     """Trains what a configuration describes, or takes the run in `workdir` up where it was left.
 
     Args:
         config: see `fedjax_ssl.config.base_config`.
         workdir: the run's folder; by default a fresh one under runs/. It gets config.json, partition.npz,
             metrics.jsonl (a line a round, the same whatever the clock says), timings.jsonl, summary.json and
-            checkpoints/.
+            checkpoints/. With `config.seeds` each seed's run lies in a folder seed_N of its own in there, as if it
+            had been trained alone.
 
     Returns:
-        The state after the last round.
+        The state after the last round; with `config.seeds` one for each of them.
 
     Raises:
         UserError: the configuration, the data or the folder is not usable; nothing has been written.
@@ -83,37 +115,44 @@ def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State
     """
     validate(config)
     use_compilation_cache()
-    with contextlib.closing(Workdir(workdir, config.to_dict())) as folder:
-        experiment = build_experiment(config, folder.path / PARTITION if folder.is_begun else None)
-        # Tracing meets whatever is still wrong; compiling, which takes longer, waits until the folder is ours.
-        started = time.monotonic()
-        init = jax.jit(functools.partial(initialise, experiment)).trace(experiment.data)
-        like = init.out_info
-        round_fn = make_round(experiment.problem, experiment.method, default_lanes(config))
-        dispatch = jax.jit(make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY), donate_argnums=0)
-        dispatch = dispatch.lower(like, experiment.data, experiment.hidden_labels, jnp.int32(1))
-        state = restore_newest(folder, like)
+    with use_devices(config.devices), contextlib.ExitStack() as open_folders:
+        # Meet whatever is wrong before anything is written.
+        runs = open_runs(config, workdir, open_folders)
+        groups = group_runs(runs)
+        programs = {len(group): compile_program(config, group, runs) for group in {len(g): g for g in groups}.values()}
+        if workdir is None and config.seeds:
+            parent = fresh_workdir(pathlib.Path("runs"), config.method)
+            for run in runs:
+                run.folder.path = parent / f"seed_{run.folder.config['seed']}"
 
-        # From here on things are written.
-        first_round = 0 if state is None else int(state.round)
-        folder.begin(first_round)
-        with (
-            contextlib.closing(Checkpoints(folder.path / CHECKPOINTS)) as checkpoints,
-            RoundProgress(config.num_rounds, first_round) as progress,
-            _Signals() as signals,
-        ):
-            progress.say(f"workdir {folder.path}" + (f", from round {first_round}" if first_round else ""))
-            if not (folder.path / PARTITION).exists():
-                save_partition(folder.path / PARTITION, experiment.partition)
-            dispatch = dispatch.compile()
-            init = init.lower().compile() if state is None else None
-            folder.append(TIMINGS, [{"round": first_round, "compile_seconds": time.monotonic() - started}])
-            if state is None:
-                state = init(experiment.data)
-                checkpoints.save(0, state)
-            state = _run_rounds(experiment, dispatch, state, folder, checkpoints, progress, signals)
-        folder.write_summary(summarise(experiment, folder))
-    return state
+        states = {}
+        for group in groups:
+            trained = _train_group(config, group, programs[len(group)])
+            states.update(zip([run.folder.config["seed"] for run in group], trained))
+    return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
+
+
+def open_runs(config: ConfigDict, workdir: str | os.PathLike | None, open_folders: contextlib.ExitStack) -> list[Run]:
+    """The runs that a configuration asks for, one for each seed, with the states of those that were begun before.
+
+    Args:
+        config: of all the seeds.
+        workdir: see `train`.
+        open_folders: closes the runs' folders.
+
+    Raises:
+        UserError: a folder, the data or a field is not usable.
+    """
+    configs = [for_seed(config, seed) for seed in config.seeds] or [config]
+    apart = workdir is not None and config.seeds
+    paths = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
+    folders = [
+        open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict()))) for path, c in zip(paths, configs)
+    ]
+    partition_files = [folder.path / PARTITION if folder.is_begun else None for folder in folders]
+    experiments = build_experiments(configs, partition_files)
+    like = jax.eval_shape(functools.partial(initialise, experiments[0]), experiments[0].data)
+    return [Run(e, folder, restore_newest(folder, like)) for e, folder in zip(experiments, folders)]
 
 
 def restore_newest(folder: Workdir, like: State) -> State | None:
@@ -124,22 +163,40 @@ def restore_newest(folder: Workdir, like: State) -> State | None:
         return None if checkpoints.latest_round() is None else checkpoints.restore(like)
 
 
+def group_runs(runs: list[Run]) -> list[list[Run]]:
+    """Which runs go through the lanes together: those at the same round, as far as the backend gains by it."""
+    together, groups = seeds_together(len(runs)), []
+    for run in runs:
+        if not groups or len(groups[-1]) == together or groups[-1][-1].round != run.round:
+            groups.append([])
+        groups[-1].append(run)
+    return groups
+
+
 def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:
-    """Everything that a run is made of.
+    """Everything that a run is made of; see `build_experiments`."""
+    return build_experiments([config], [partition_file])[0]
+
+
+def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.Path | None]) -> list[Experiment]:
+    """Everything that runs of one configuration and several seeds are made of, with arrays of the same shapes.
 
     Args:
-        config: a valid configuration.
-        partition_file: the partition of a run that is taken up again, where there is one.
+        configs: valid configurations that differ in nothing but the seed.
+        partition_files: the partitions of runs that are taken up again, where there are some.
 
     Raises:
         UserError: the data are not there or not what the configuration needs, or a name is unknown.
     """
+    config = configs[0]
     dataset = load_dataset(config.data)
-    if partition_file is not None and partition_file.exists():
-        partition = load_partition(partition_file, len(dataset.y_train), config.num_clients)
-    else:
-        partition = make_partition(dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed)
-    data, hidden_labels = federate(dataset, partition, config.seed)
+    partitions = [
+        load_partition(file, len(dataset.y_train), config.num_clients)
+        if file is not None and file.exists()
+        else make_partition(dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed)
+        for c, file in zip(configs, partition_files)
+    ]
+    width = max(len(rows) for partition in partitions for rows in partition.client_rows)
     weak = functools.partial(weak_augment, flip=dataset.flip, padding=config.augment.padding)
     strong = functools.partial(
         strong_augment,
@@ -149,8 +206,14 @@ def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = N
         num_ops=config.augment.num_ops,
         magnitude=config.augment.magnitude,
     )
-    problem = Problem(config, build_network(config, dataset), weak, strong, dataset.num_classes)
-    return Experiment(problem, METHODS[config.method](problem), data, hidden_labels, partition)
+    experiments, network, first = [], build_network(config, dataset), None
+    for c, partition in zip(configs, partitions):
+        problem = Problem(c, network, weak, strong, dataset.num_classes)
+        method = METHODS[config.method](problem)
+        data, hidden_labels = federate(dataset, partition, c.seed, max(1, width), first)
+        first = first or data
+        experiments.append(Experiment(problem, method, data, hidden_labels, partition))
+    return experiments
 
 
 def initialise(experiment: Experiment, data: FederatedData) -> State:
@@ -159,149 +222,118 @@ def initialise(experiment: Experiment, data: FederatedData) -> State:
     return experiment.method.statistics(state, data, jnp.zeros((0,), jnp.int32))
 
 
-def use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX has been told where, or not to."""
-    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(cache / "fedjax_ssl" / "xla"))
+def compile_program(config: ConfigDict, group: list[Run], runs: list[Run]) -> Program:
+    """Compiles what a group of runs needs; other groups of the same size among all `runs` need nothing else.
+
+    Raises:
+        UserError: something that only tracing meets, or too little memory.
+    """
+    started = time.monotonic()
+    experiment, num_seeds = group[0].experiment, len(group)
+    init = jit_on_all_devices(functools.partial(initialise, experiment)).lower(experiment.data)
+    round_fn = make_round(experiment.problem, experiment.method, default_lanes(config, num_seeds))
+    state, data = jax.eval_shape(functools.partial(initialise, experiment), experiment.data), experiment.data
+    if num_seeds > 1:
+        round_fn = over_seeds(round_fn)
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
+        data = jax.eval_shape(stack_seeds, [run.experiment.data for run in group])
+    dispatch = make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY)
+    dispatch = jit_on_all_devices(dispatch, donate_argnums=0)
+    dispatch = dispatch.lower(state, data, experiment.hidden_labels, jnp.int32(1)).compile()
+    check_memory(dispatch)
+    # A run that was begun has its state from a checkpoint.
+    init = init.compile() if any(run.state is None for run in runs) else None
+    return Program(init, dispatch, time.monotonic() - started)
 
 
-def default_lanes(config: ConfigDict) -> int:
-    """How many clients train side by side, where the configuration leaves it to the backend."""
-    lanes = config.lanes or DEFAULT_LANES.get(jax.default_backend(), config.clients_per_round)
-    return min(lanes, config.clients_per_round)
+def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list[State]:
+    """Runs that go through the lanes together, from where they stand to the end; their states."""
+    first_round = group[0].round
+    for run in group:
+        run.folder.begin(first_round)
+        run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / len(group)}])
+        if not (run.folder.path / PARTITION).exists():
+            save_partition(run.folder.path / PARTITION, run.experiment.partition)
+    with contextlib.ExitStack() as stack:
+        checkpoints = [
+            stack.enter_context(contextlib.closing(Checkpoints(run.folder.path / CHECKPOINTS))) for run in group
+        ]
+        progress = stack.enter_context(RoundProgress(config.num_rounds, first_round))
+        signals = stack.enter_context(Signals())
+        for run in group:
+            progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
+        states = []
+        for run, own_checkpoints in zip(group, checkpoints):
+            states.append(run.state)
+            if run.state is None:
+                states[-1] = program.init(on_all_devices(run.experiment.data))
+                own_checkpoints.save(0, jax.device_get(states[-1]))
+        states = _run_rounds(config, group, states, program.dispatch, checkpoints, progress, signals)
+    for run in group:
+        run.folder.write_summary(summarise(run.experiment.problem.config, run.folder))
+    return states
 
 
 def _run_rounds(
-    experiment: Experiment,
+    config: ConfigDict,
+    group: list[Run],
+    states: list[State],
     dispatch: Callable,
-    state: State,
-    folder: Workdir,
-    checkpoints: Checkpoints,
+    checkpoints: list[Checkpoints],
     progress: RoundProgress,
-    signals: "_Signals",
-) -> State:
+    signals: Signals,
+) -> list[State]:
     """Dispatches rounds until all are done; between dispatches the metrics, checkpoints and signals have their turn."""
-    config = experiment.problem.config
-    done, num_rounds = int(state.round), config.num_rounds
-    traffic = bytes_per_client(experiment, state)
+    experiment, alone = group[0].experiment, len(group) == 1
+    traffic = bytes_per_client(experiment.problem, experiment.method, states[0], experiment.data)
+    done, num_rounds = group[0].round, config.num_rounds
+    # One run's arrays go in as they are, those of several stacked.
+    state = states[0] if alone else jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    data = experiment.data if alone else stack_seeds([run.experiment.data for run in group])
+    state, data, hidden_labels = on_all_devices((state, data, experiment.hidden_labels))
+    of_run = (lambda tree, _: tree) if alone else row
     rounds = 1  # the first dispatch tells how long a round takes
     signals.act()
     while done < num_rounds:
         to_checkpoint = config.checkpoint_every - done % config.checkpoint_every
         rounds = min(rounds, num_rounds - done, to_checkpoint)
         before = time.monotonic()
-        result = dispatch(state, experiment.data, experiment.hidden_labels, jnp.int32(rounds))
+        result = dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds)))
         state, metrics = result.state, jax.device_get(result.metrics)
         ran = int(result.rounds_done)
         seconds = (time.monotonic() - before) / ran
 
-        lines = [to_record(metrics, index, traffic, config) for index in range(ran)]
-        folder.append(METRICS, lines)
-        folder.append(TIMINGS, [{"round": line["round"], "seconds": seconds} for line in lines])
-        progress.update(lines[-1])
-        if not result.healthy:
-            raise TrainingError(_what_went_wrong(lines[-1]))
+        failures = []
+        for number, run in enumerate(group):
+            own = [of_run(row(metrics, index), number) for index in range(ran)]
+            failures += _write_rounds(run, own, traffic, seconds / len(group), progress if number == 0 else None)
+        if failures:
+            raise TrainingError("; ".join(failures))
         done += ran
         if done % config.checkpoint_every == 0 or done == num_rounds or signals.received:
-            checkpoints.save(done, jax.device_get(state))
+            on_host = jax.device_get(state)
+            for number, own_checkpoints in enumerate(checkpoints):
+                own_checkpoints.save(done, of_run(on_host, number))
         signals.act()
         rounds = config.rounds_per_dispatch or int(np.clip(DISPATCH_SECONDS / seconds, 1, DISPATCH_CAPACITY))
-    return state
+    return [of_run(state, number) for number in range(len(group))]
 
 
-def bytes_per_client(experiment: Experiment, state: State) -> dict[str, int]:
-    """Bytes that one client sends or receives in a round, from the leaves of what travels."""
-    method, data, config = experiment.method, experiment.data, experiment.problem.config
-
-    def exchange(state, data):
-        broadcast = method.broadcast(state, data)
-        cohort = Cohort(jnp.zeros((1,), jnp.int32), jax.tree.map(lambda x: x[:1], state.clients), jax.random.key(0))
-        return broadcast, train_cohort(method.phases, broadcast, data, cohort, 1).finished.upload
-
-    broadcast, upload = jax.eval_shape(exchange, state, data)
-    network = experiment.problem.network
-    exchanging = num_exchanging(network, config.model.statistics, config.clients_per_round, config.num_clients)
-    return {
-        "down": tree_bytes(broadcast),
-        "up": tree_bytes(upload),
-        "statistics_down": exchanging * tree_bytes(state.params),
-        "statistics_up": exchanging * tree_bytes(state.batch_stats),
-    }
-
-
-def to_record(metrics: dict[str, np.ndarray], index: int, traffic: dict[str, int], config) -> dict[str, Any]:
-    """The line of metrics.jsonl for entry `index` of a dispatch's buffer."""
-    record = {name: values[index].item() for name, values in metrics.items()}
-    return {
-        "round": record.pop("round"),
-        **record,
-        "bytes_down": traffic["down"] * config.clients_per_round + traffic["statistics_down"],
-        "bytes_up": traffic["up"] * record["uploads"] + traffic["statistics_up"],
-    }
-
-
-def summarise(experiment: Experiment, folder: Workdir) -> dict[str, Any]:
-    """What summary.json holds, from the records in the folder."""
-    lines, timings = folder.read(METRICS), folder.read(TIMINGS)
-    last = lines[-1]
-    best = max(lines, key=lambda line: line["test_accuracy"])
-    labels = {name: last[name] for name in last if name.startswith(("pseudo_label", "qualified"))}
-    return {
-        "method": experiment.problem.config.method,
-        "seed": experiment.problem.config.seed,
-        "rounds": last["round"],
-        "test_accuracy": last["test_accuracy"],
-        "best_test_accuracy": best["test_accuracy"],
-        "best_round": best["round"],
-        **labels,
-        "seconds": sum(line.get("seconds", 0.0) for line in timings),
-        "compile_seconds": sum(line.get("compile_seconds", 0.0) for line in timings),
-        "bytes_down": sum(line["bytes_down"] for line in lines),
-        "bytes_up": sum(line["bytes_up"] for line in lines),
-        "dropped_uploads": sum(line["dropped_uploads"] for line in lines),
-        "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}",
-        "backend": jax.default_backend(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("fedjax_ssl", "jax", "flax", "optax")},
-        },
-    }
-
-
-def _what_went_wrong(line: dict[str, Any]) -> str:
-    losses = ", ".join(f"{name} {line[name]}" for name in line if name.endswith("_loss"))
-    if line["dropped_uploads"] and line["dropped_uploads"] == line["uploads"]:
-        return f"round {line['round']}: none of the {line['uploads']} uploads is finite ({losses})"
-    return f"round {line['round']}: the global state is not finite ({losses})"
-
-
-class _Signals:
-    """SIGINT and SIGTERM wait for the end of a dispatch; a second one of the same kind does not."""
-
-    def __init__(self):
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "_Signals":
-        def remember(number, _):
-            self.received = number
-            signal.signal(number, self._before[number])
-
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, remember)
-        except ValueError:  # not in the main thread: whoever started it takes the signals
-            pass
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def act(self) -> None:
-        """Ends the run as the signal asks, once the state is safe."""
-        if self.received == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.received is not None:
-            raise SystemExit(128 + self.received)
+def _write_rounds(
+    run: Run,
+    rounds: list[dict[str, np.ndarray]],
+    traffic: dict[str, int],
+    seconds: float,
+    progress: RoundProgress | None,
+) -> list[str]:
+    """Writes one run's rounds down; returns why it cannot go on, or nothing."""
+    config = run.experiment.problem.config
+    # Lane steps depend on the machine, as seconds do.
+    timings = [{"seconds": seconds, "lane_steps": metrics.pop("lane_steps").item()} for metrics in rounds]
+    healthy = [metrics.pop("healthy").item() for metrics in rounds]
+    lines = [to_record(metrics, traffic, config) for metrics in rounds]
+    run.folder.append(METRICS, lines)
+    run.folder.append(TIMINGS, [{"round": line["round"], **timing} for line, timing in zip(lines, timings)])
+    if progress is not None:
+        progress.update(lines[-1])
+    return [] if healthy[-1] else [f"seed {config.seed}, {what_went_wrong(lines[-1])}"]

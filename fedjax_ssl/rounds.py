@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.aggregation import all_finite
 from fedjax_ssl.clients import Cohort, train_cohort
+from fedjax_ssl.data.federated import SEED_AXES
 from fedjax_ssl.evaluation import evaluate, score_pseudo_labels
 from fedjax_ssl.method import Method, Problem, Received, State
 
@@ -24,7 +25,8 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         debug: train the clients in a plain Python loop (call the round without jit then).
 
     Returns:
-        round_fn(state, data, hidden_labels) -> (state, metrics). Only the scoring reads `hidden_labels`.
+        round_fn(state, data, hidden_labels) -> (state, metrics). Only the scoring reads `hidden_labels`. Metrics are
+        scalars; `healthy` says whether the round left a state to go on from.
     """
     config = problem.config
 
@@ -37,39 +39,57 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         own_states = jax.tree.map(lambda leaf: leaf[clients], state.clients)
 
         # The server trains, and broadcasts.
-        state, before = method.server_before(state, data, before_key)
-        broadcast = method.broadcast(state, data)
+        with jax.named_scope("server"):
+            state, before = method.server_before(state, data, before_key)
+            broadcast = method.broadcast(state, data)
 
         # The clients label, train and upload.
         result = train_cohort(method.phases, broadcast, data, Cohort(clients, own_states, client_key), lanes, debug)
         finished, report = result.finished, result.reports[0]
 
         # Aggregate what arrived. An upload that is not finite is dropped, and counted.
-        accepted = result.took_part & all_finite(finished.upload, batch_ndim=1)
-        sizes = data.client_size[clients]
-        received = Received(finished.upload, accepted, sizes, jnp.sum(report.qualified, axis=1))
-        state = method.aggregate(state, received)
-        state = state._replace(clients=_write_back(state.clients, finished.state, clients, accepted))
+        with jax.named_scope("aggregate"):
+            accepted = result.took_part & all_finite(finished.upload, batch_ndim=1)
+            sizes = jnp.where(result.there, data.client_size[result.clients], 0)
+            received = Received(finished.upload, accepted, sizes, jnp.sum(report.qualified, axis=1))
+            state = method.aggregate(state, received)
+            state = state._replace(clients=_write_back(state.clients, finished.state, result.clients, accepted))
 
         # The server trains on the new model; normalisation statistics are brought up to date.
-        state, after = method.server_after(state, data, after_key)
-        state = method.statistics(state, data, clients)
+        with jax.named_scope("server"):
+            state, after = method.server_after(state, data, after_key)
+        with jax.named_scope("statistics"):
+            state = method.statistics(state, data, clients)
         state = state._replace(round=state.round + 1)
 
+        with jax.named_scope("evaluate"):
+            tested = evaluate(problem.network, state, data, config.eval_batch_size)
+            rows = data.client_index[result.clients]
+            scored = score_pseudo_labels(report, rows, sizes, hidden_labels, config.clients_per_round)
+        uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
+        all_dropped = (dropped > 0) & (dropped == uploads)
         metrics = {
             "round": state.round,
-            **evaluate(problem.network, state, data, config.eval_batch_size),
-            **score_pseudo_labels(report, data.client_index[clients], sizes, hidden_labels),
+            **tested,
+            **scored,
             **_means(finished.metrics, accepted),
             **before,
             **after,
-            "uploads": jnp.sum(result.took_part),
-            "dropped_uploads": jnp.sum(result.took_part & ~accepted),
+            "uploads": uploads,
+            "dropped_uploads": dropped,
             "local_steps": jnp.sum(result.num_steps),
+            "lane_steps": result.lane_steps,
+            "healthy": all_finite((state.params, state.batch_stats)) & ~all_dropped,
         }
         return state, metrics
 
     return round_fn
+
+
+def over_seeds(round_fn: Callable) -> Callable:
+    """The same round for several seeds at once: states and metrics have a leading axis, and so has what of the data
+    differs from seed to seed (see `SEED_AXES`). Their clients go through the same lanes."""
+    return jax.vmap(round_fn, in_axes=(0, SEED_AXES, None))
 
 
 class Dispatch(NamedTuple):
@@ -77,9 +97,9 @@ class Dispatch(NamedTuple):
 
     Attributes:
         state: after the last round that ran.
-        metrics: leaves [capacity]; the first `rounds_done` entries are filled.
+        metrics: leaves [capacity, ...]; the first `rounds_done` entries are filled.
         rounds_done: int32 [].
-        healthy: bool [], whether the last round left a state to go on from.
+        healthy: bool [], whether the last round left a state to go on from, for every seed.
     """
 
     state: State
@@ -92,7 +112,7 @@ def make_dispatch(round_fn: Callable, capacity: int) -> Callable:
     """Up to `capacity` rounds as one program; how many is traced, so that any number runs without compiling.
 
     Args:
-        round_fn: a round.
+        round_fn: a round, of one seed or of several.
         capacity: size of the buffer of metrics.
 
     Returns:
@@ -102,14 +122,12 @@ def make_dispatch(round_fn: Callable, capacity: int) -> Callable:
 
     def dispatch(state, data, hidden_labels, num_rounds) -> Dispatch:
         shapes = jax.eval_shape(round_fn, state, data, hidden_labels)[1]
-        buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity,), leaf.dtype), shapes)
+        buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), shapes)
 
         def body(so_far: Dispatch) -> Dispatch:
             state, metrics = round_fn(so_far.state, data, hidden_labels)
             buffer = jax.tree.map(lambda all_, one: all_.at[so_far.rounds_done].set(one), so_far.metrics, metrics)
-            all_dropped = (metrics["dropped_uploads"] > 0) & (metrics["dropped_uploads"] == metrics["uploads"])
-            healthy = all_finite((state.params, state.batch_stats)) & ~all_dropped
-            return Dispatch(state, buffer, so_far.rounds_done + 1, healthy)
+            return Dispatch(state, buffer, so_far.rounds_done + 1, jnp.all(metrics["healthy"]))
 
         def goes_on(so_far: Dispatch) -> jax.Array:
             return (so_far.rounds_done < num_rounds) & so_far.healthy

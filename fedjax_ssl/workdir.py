@@ -47,7 +47,7 @@ class Workdir:
                 process is at work there.
         """
         self.path = None if path is None else pathlib.Path(path)
-        self.config = config
+        self.config = json.loads(json.dumps(config))  # as it will be read: tuples are lists there
         self._files: dict[str, Any] = {}
         self.is_begun = path is not None and (self.path / CONFIG).exists()
         if path is None:

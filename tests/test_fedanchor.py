@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 from conftest import make_tiny_config
 from fedjax_ssl import State, UserError
 from fedjax_ssl.clients import Cohort
-from fedjax_ssl.experiment import build_experiment, bytes_per_client, initialise
+from fedjax_ssl.experiment import build_experiment, initialise
 from fedjax_ssl.fix_mix import ModelUpload
 from fedjax_ssl.method import Received
+from fedjax_ssl.records import bytes_per_client
 from fedjax_ssl.rounds import make_dispatch, make_round, round_key
 
 
@@ -222,7 +223,7 @@ def test_table_4_comes_out_of_the_leaves(tmp_path, num_classes, num_anchors, per
 def test_bytes_are_the_sizes_of_what_travels(tiny_experiment):
     experiment, state = tiny_experiment
     count = lambda tree: sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
-    traffic = bytes_per_client(experiment, state)
+    traffic = bytes_per_client(experiment.problem, experiment.method, state, experiment.data)
     class_anchors = 10 * 128 * 4 + 10 * 4
     learning_rate = 4
     assert traffic["down"] == count(state.params) + count(state.batch_stats) + class_anchors + learning_rate
@@ -234,7 +235,7 @@ def test_bytes_are_the_sizes_of_what_travels(tiny_experiment):
 def test_statistics_from_clients_are_a_second_exchange():
     experiment = build_experiment(make_tiny_config(**{"model.statistics": "all"}))
     state = State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
-    traffic = bytes_per_client(experiment, state)
+    traffic = bytes_per_client(experiment.problem, experiment.method, state, experiment.data)
     count = lambda tree: sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
     assert traffic["statistics_down"] == 8 * count(state.params)
     assert traffic["statistics_up"] == 8 * count(state.batch_stats)

@@ -1,11 +1,12 @@
 """Data: sources of images, their partition over clients, and the federation as device arrays."""
 
-from fedjax_ssl.data.federated import FederatedData, federate
+from fedjax_ssl.data.federated import SEED_AXES, FederatedData, federate, stack_seeds
 from fedjax_ssl.data.partition import PARTITIONS, Partition, load_partition, make_partition, save_partition
 from fedjax_ssl.data.sources import SOURCES, Dataset, load_dataset
 
 __all__ = [
     "PARTITIONS",
+    "SEED_AXES",
     "SOURCES",
     "Dataset",
     "FederatedData",
@@ -15,4 +16,5 @@ __all__ = [
     "load_partition",
     "make_partition",
     "save_partition",
+    "stack_seeds",
 ]

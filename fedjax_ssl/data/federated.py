@@ -36,8 +36,34 @@ class FederatedData(NamedTuple):
     seed: jax.Array
 
 
+# Which arrays differ between the seeds of one run; the images are there once for all of them.
+SEED_AXES = FederatedData(
+    images=None,
+    visible_labels=0,
+    client_index=0,
+    client_size=0,
+    anchor_index=0,
+    test_images=None,
+    test_labels=None,
+    seed=0,
+)
+
+
+def stack_seeds(federations: list[FederatedData]) -> FederatedData:
+    """The federations of several seeds as one, stacked where they differ (see `SEED_AXES`)."""
+    leaves = [
+        federations[0][place] if axis is None else jnp.stack([federation[place] for federation in federations])
+        for place, axis in enumerate(SEED_AXES)
+    ]
+    return FederatedData(*leaves)
+
+
 def federate(
-    dataset: Dataset, partition: Partition, seed: int, max_client_size: int | None = None
+    dataset: Dataset,
+    partition: Partition,
+    seed: int,
+    max_client_size: int | None = None,
+    same_images: FederatedData | None = None,
 ) -> tuple[FederatedData, jax.Array]:
     """Puts a partitioned data set on the device, the hidden labels apart.
 
@@ -51,6 +77,7 @@ def federate(
         seed: the run's seed.
         max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
           the size of the largest client.
+        same_images: a federation of the same data set, whose images are taken instead of one more copy.
 
     Returns:
         The federation's data, and the hidden labels: int32 [N], the true label of every training example.
@@ -66,14 +93,15 @@ def federate(
     client_index[np.arange(width) < sizes[:, np.newaxis]] = np.concatenate(partition.client_rows)
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
     visible_labels[partition.anchor_index] = dataset.y_train[partition.anchor_index]
+    there = same_images is not None
     data = FederatedData(
-        images=jnp.asarray(dataset.x_train, jnp.uint8),
+        images=same_images.images if there else jnp.asarray(dataset.x_train, jnp.uint8),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
         anchor_index=jnp.asarray(partition.anchor_index, jnp.int32),
-        test_images=jnp.asarray(dataset.x_test, jnp.uint8),
-        test_labels=jnp.asarray(dataset.y_test, jnp.int32),
+        test_images=same_images.test_images if there else jnp.asarray(dataset.x_test, jnp.uint8),
+        test_labels=same_images.test_labels if there else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.int32),
     )
     return data, jnp.asarray(dataset.y_train, jnp.int32)

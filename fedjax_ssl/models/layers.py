@@ -62,7 +62,7 @@ def _conv2d_by_columns(x, kernel, stride):
     positions last: whole rows are copied, instead of a few channels at a time.
     """
     vertical, horizontal = (kernel.shape[0] - 1) // 2, (kernel.shape[1] - 1) // 2
-    batch, height, width, _ = x.shape
+    _, height, width, _ = x.shape
     planes = jnp.pad(x.transpose(3, 0, 1, 2), ((0, 0), (0, 0), (vertical, vertical), (horizontal, horizontal)))
     shifted = [
         planes[:, :, a : a + height : stride, b : b + width : stride]

@@ -1,0 +1,39 @@
+"""Signals that end a run, kept until its state is safe."""
+
+import signal
+from typing import Any
+
+
+class Signals:
+    """SIGINT and SIGTERM wait for the end of a dispatch; a second one of the same kind does not.
+
+    Attributes:
+        received: the signal that waits, None while there is none.
+    """
+
+    def __init__(self):
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        def remember(number, _):
+            self.received = number
+            signal.signal(number, self._before[number])
+
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, remember)
+        except ValueError:  # not in the main thread: whoever started it takes the signals
+            pass
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def act(self) -> None:
+        """Ends the run as the signal asks, once the state is safe."""
+        if self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.received is not None:
+            raise SystemExit(128 + self.received)

@@ -1,0 +1,69 @@
+"""A process of its own, for the number of devices is fixed when JAX starts: prints as JSON what several devices did.
+
+    python devices_process.py DEVICES
+"""
+
+import json
+import re
+import sys
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+from conftest import make_tiny_config  # noqa: E402
+from fedjax_ssl.backend import jit_on_all_devices, on_all_devices, use_devices  # noqa: E402
+from fedjax_ssl.evaluation import tree_bytes  # noqa: E402
+from fedjax_ssl.experiment import build_experiment, initialise  # noqa: E402
+from fedjax_ssl.rounds import make_round  # noqa: E402
+
+
+def largest_result(program: str, operation: str) -> int:
+    """The most bytes that one such collective operation gives, 0 where there is none; 4 bytes a number at most."""
+    sizes = [0]
+    for shapes in re.findall(rf"= (.*?) {operation}(?:-start)?\(", program):
+        for dimensions in re.findall(r"\w+\[([\d,]*)\]", shapes):
+            sizes.append(4 * int(np.prod([int(n) for n in dimensions.split(",") if n])))
+    return max(sizes)
+
+
+def main() -> None:
+    # 16 clients of 33 examples, all of which qualify: jobs of equal length.
+    overrides = {
+        "num_clients": 20,
+        "clients_per_round": 16,
+        "client.epochs": 1,
+        "augment.num_ops": 0,
+        "fedanchor.threshold": -2.0,
+    }
+    experiment = build_experiment(make_tiny_config(**overrides))
+    start = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
+    hidden, found = experiment.hidden_labels, {}
+    for name, devices, lanes in (("one", 1, int(sys.argv[1])), ("several", None, 1)):
+        with use_devices(devices):
+            arguments = on_all_devices((start, experiment.data, hidden))
+            round_fn = jit_on_all_devices(make_round(experiment.problem, experiment.method, lanes))
+            program = round_fn.lower(*arguments).compile()
+            state, metrics = jax.device_get(program(*arguments))
+        found[name] = state, metrics, program.as_text()
+    (one, metrics, _), (several, metrics_several, program) = found["one"], found["several"]
+    apart = [float(np.max(np.abs(a - b))) for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(several.params))]
+    report = {
+        "apart": max(apart),
+        "moved": max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(*map(jax.tree.leaves, (one.params, start.params)))),
+        "lane_steps": [metrics["lane_steps"].item(), metrics_several["lane_steps"].item()],
+        "local_steps": metrics_several["local_steps"].item(),
+        "qualified_accuracy": [metrics["qualified_accuracy"].item(), metrics_several["qualified_accuracy"].item()],
+        "largest_all_gather": largest_result(program, "all-gather"),
+        "largest_all_reduce": largest_result(program, "all-reduce"),
+        "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", program)),
+        "params": tree_bytes(start.params),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Lanes split over devices, and seeds that share lanes, against one device and runs of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conftest import ROOT, make_tiny_config
+from fedjax_ssl import train
+from fedjax_ssl.config import for_seed
+from fedjax_ssl.data import stack_seeds
+from fedjax_ssl.experiment import build_experiments, initialise
+from fedjax_ssl.lanes import deal
+from fedjax_ssl.rounds import make_round, over_seeds
+
+
+def test_a_round_on_eight_devices_equals_one_device():
+    tests = str(ROOT / "tests")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), tests])}
+    command = [sys.executable, f"{tests}/devices_process.py", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["apart"] < 1e-4 < report["moved"]
+    assert report["qualified_accuracy"][0] == pytest.approx(report["qualified_accuracy"][1])
+    # 16 jobs of 4 steps: each device steps twice 4 times, as one device does with eight lanes.
+    assert report["lane_steps"] == [64, 64] and report["local_steps"] == 64
+    # The uploads stay where they were made: what is gathered does not grow with the model, and the mean is reduced.
+    assert report["largest_all_gather"] < 0.01 * report["params"]
+    assert 1 <= report["all_reduces"] <= 4
+
+
+def deal_by_hand(num_steps, devices):
+    """Each job, longest first, to the device with the least to do that has room left: plain Python."""
+    groups, jobs = num_steps.shape
+    room = -(-jobs // devices)
+    load, rows = [0] * devices, [[[] for _ in range(devices)] for _ in range(groups)]
+    for steps, group, job in sorted(
+        ((-num_steps[g, j], g, j) for g in range(groups) for j in range(jobs)), key=lambda entry: entry[0]
+    ):
+        device = min((d for d in range(devices) if len(rows[group][d]) < room), key=lambda d: load[d])
+        rows[group][device].append(job)
+        load[device] -= steps
+    return [[job for own in group for job in own + [jobs] * (room - len(own))] for group in rows]
+
+
+@pytest.mark.parametrize(("groups", "jobs", "devices"), [(1, 10, 3), (2, 7, 4), (1, 3, 8), (3, 16, 8)])
+def test_jobs_are_dealt_longest_first_to_the_idlest(groups, jobs, devices):
+    num_steps = np.random.default_rng(jobs).integers(0, 40, (groups, jobs))
+    dealt = np.asarray(deal(jnp.array(num_steps, jnp.int32), devices))
+    np.testing.assert_array_equal(dealt, deal_by_hand(num_steps, devices))
+    np.testing.assert_array_equal(deal(jnp.array(num_steps, jnp.int32), 1)[0], np.arange(jobs))
+    for row in dealt:
+        assert sorted(row[row < jobs]) == list(range(jobs))
+
+
+def test_seeds_in_one_program_equal_runs_of_their_own():
+    config = make_tiny_config(**{"fedanchor.threshold": 0.7, "seeds": (0, 3)})
+    experiments = build_experiments([for_seed(config, seed) for seed in config.seeds], [None, None])
+    first = experiments[0]
+    assert all(e.data.images is first.data.images for e in experiments)
+    states = [jax.jit(lambda data: initialise(first, data))(e.data) for e in experiments]
+    round_fn = make_round(first.problem, first.method, 3)
+    alone_fn = jax.jit(round_fn)
+    alone = [alone_fn(state, e.data, first.hidden_labels) for state, e in zip(states, experiments)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    together, metrics = jax.jit(over_seeds(round_fn))(
+        stacked, stack_seeds([e.data for e in experiments]), first.hidden_labels
+    )
+    for number, (state, own_metrics) in enumerate(alone):
+        for mine, reference in zip(jax.tree.leaves(together), jax.tree.leaves(state)):
+            np.testing.assert_allclose(mine[number], reference, atol=1e-4)
+        for name in ("local_steps", "uploads", "test_accuracy", "qualified_accuracy"):
+            np.testing.assert_allclose(metrics[name][number], own_metrics[name], atol=2e-3)
+    # One queue for both: fewer idle lane steps than two queues have.
+    assert int(metrics["lane_steps"][0]) <= sum(int(own["lane_steps"]) for _, own in alone)
+    assert not np.allclose(alone[0][1]["local_steps"], 0)
+
+
+def test_several_seeds_through_train(tmp_path, finished_run):
+    workdir, state = finished_run
+    states = train(make_tiny_config(seeds=(2, 0)), tmp_path / "seeds")
+    own = tmp_path / "seeds" / "seed_0"
+    assert (own / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
+    assert json.loads((own / "config.json").read_text()) == json.loads((workdir / "config.json").read_text())
+    for mine, reference in zip(jax.tree.leaves(states[1]), jax.tree.leaves(state)):
+        np.testing.assert_array_equal(mine, reference)
+    assert json.loads((tmp_path / "seeds" / "seed_2" / "summary.json").read_text())["seed"] == 2
