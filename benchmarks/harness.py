@@ -51,10 +51,11 @@ def describe() -> dict:
     }
 
 
-def write(path: str, machine: dict, rows: list[dict]) -> None:
-    """Prints the rows as a table, and writes them as JSON."""
-    print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
-    print_table(rows)
+def write(path: str, machine: dict, rows: list[dict], table: bool = True) -> None:
+    """Prints the machine and the rows as a table, and writes them as JSON."""
+    if table:
+        print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
+        print_table(rows)
     pathlib.Path(path).write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
 
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -119,6 +120,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State
         # Meet whatever is wrong before anything is written.
         runs = open_runs(config, workdir, open_folders)
         groups = group_runs(runs)
+        print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
         programs = {len(group): compile_program(config, group, runs) for group in {len(g): g for g in groups}.values()}
         if workdir is None and config.seeds:
             parent = fresh_workdir(pathlib.Path("runs"), config.method)
@@ -229,21 +231,32 @@ def compile_program(config: ConfigDict, group: list[Run], runs: list[Run]) -> Pr
         UserError: something that only tracing meets, or too little memory.
     """
     started = time.monotonic()
-    experiment, num_seeds = group[0].experiment, len(group)
-    init = jit_on_all_devices(functools.partial(initialise, experiment)).lower(experiment.data)
-    round_fn = make_round(experiment.problem, experiment.method, default_lanes(config, num_seeds))
-    state, data = jax.eval_shape(functools.partial(initialise, experiment), experiment.data), experiment.data
-    if num_seeds > 1:
-        round_fn = over_seeds(round_fn)
-        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
-        data = jax.eval_shape(stack_seeds, [run.experiment.data for run in group])
-    dispatch = make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY)
-    dispatch = jit_on_all_devices(dispatch, donate_argnums=0)
-    dispatch = dispatch.lower(state, data, experiment.hidden_labels, jnp.int32(1)).compile()
-    check_memory(dispatch)
+    experiments = [run.experiment for run in group]
+    init = jit_on_all_devices(functools.partial(initialise, experiments[0])).lower(experiments[0].data)
+    dispatch = compile_dispatch(config, experiments)
     # A run that was begun has its state from a checkpoint.
     init = init.compile() if any(run.state is None for run in runs) else None
     return Program(init, dispatch, time.monotonic() - started)
+
+
+def compile_dispatch(config: ConfigDict, experiments: list[Experiment]) -> Callable:
+    """Compiles the program of many rounds, for one experiment or for several seeds' together.
+
+    Raises:
+        UserError: it does not fit into the memory.
+    """
+    first, num_seeds = experiments[0], len(experiments)
+    round_fn = make_round(first.problem, first.method, default_lanes(config, num_seeds))
+    state, data = jax.eval_shape(functools.partial(initialise, first), first.data), first.data
+    if num_seeds > 1:
+        round_fn = over_seeds(round_fn)
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
+        data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
+    dispatch = make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY)
+    dispatch = jit_on_all_devices(dispatch, donate_argnums=0)
+    dispatch = dispatch.lower(state, data, first.hidden_labels, jnp.int32(1)).compile()
+    check_memory(dispatch)
+    return dispatch
 
 
 def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list[State]:

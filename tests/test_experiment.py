@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, make_tiny_config
-from fedjax_ssl import TrainingError, UserError, train
+from fedjax_ssl import TrainingError, UserError, backend, train
 from fedjax_ssl.checkpoints import Checkpoints
 from fedjax_ssl.experiment import build_experiment, initialise
 
@@ -31,7 +31,7 @@ def newest_state(workdir, config):
 def test_what_a_run_leaves_behind(finished_run):
     workdir, state = finished_run
     config = json.loads((workdir / "config.json").read_text())
-    assert config == make_tiny_config().to_dict()
+    assert config == json.loads(json.dumps(make_tiny_config().to_dict()))
     lines = lines_of(workdir / "metrics.jsonl")
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
     timings = lines_of(workdir / "timings.jsonl")
@@ -88,7 +88,7 @@ def start(tmp_path):
         process.communicate()
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.stderr.read()
@@ -187,6 +187,14 @@ def test_a_checkpoint_of_another_model_is_refused(finished_run, tmp_path):
         train(config, copy)
     assert "\n" not in str(caught.value)
     assert (copy / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
+
+
+def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_path, monkeypatch):
+    del finished_run  # compiles the same program
+    monkeypatch.setattr(backend, "memory_limit", lambda: 2**20)
+    with pytest.raises(UserError, match=r"needs .* GiB, but the device has 0.0; lower lanes, client.batch_size"):
+        train(make_tiny_config(), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_state_that_is_not_finite_stops_the_run(tmp_path):

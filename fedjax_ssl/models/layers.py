@@ -7,6 +7,8 @@ on CPU the convolution brings its own backward pass, written in forward convolut
 only. The same holds for `reduce_window`, hence pooling by reshape.
 """
 
+import contextlib
+import contextvars
 import functools
 
 import flax.linen as nn
@@ -27,14 +29,15 @@ def conv2d(x, kernel, stride=1, implementation=None):
     """Two-dimensional convolution (cross-correlation) with symmetric padding and no bias.
 
     Each side is padded by (kernel size - 1) / 2, as `padding=1` for 3x3 in PyTorch, also where the stride is
-    2 (XLA's "SAME" would pad one side only), so a side of n becomes ceil(n / stride).
+    2 (XLA's "SAME" would pad one side only), so a side of n becomes ceil(n / stride). Under `jax.vmap` over
+    kernels (one a lane) the form of `LANE_FORMS` in use is taken.
 
     Args:
         x: [N, H, W, in] activations.
         kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`.
         stride: 1 or 2, for both sides.
-        implementation: 'lax' (XLA's convolution and its automatic gradient) or 'custom_backward' (see the
-          module's docstring). None chooses 'custom_backward' on CPU and 'lax' elsewhere.
+        implementation: 'lax' (XLA's convolution and its gradients) or 'custom_backward' (see the module's
+          docstring). None chooses 'custom_backward' on CPU and 'lax' elsewhere.
 
     Returns:
         [N, ceil(H / stride), ceil(W / stride), out].
@@ -44,15 +47,117 @@ def conv2d(x, kernel, stride=1, implementation=None):
     """
     if implementation is None:
         implementation = "custom_backward" if jax.default_backend() == "cpu" else "lax"
-    if implementation not in ("lax", "custom_backward"):
-        raise UserError(f"unknown convolution {implementation!r}; known: 'custom_backward', 'lax'")
-    if implementation == "lax":
-        return _forward(x, kernel, stride)
-    if kernel.shape[:2] == (1, 1):
-        return jnp.matmul(x[:, ::stride, ::stride], kernel[0, 0])
-    if kernel.shape[2] < FEW_CHANNELS:
-        return _conv2d_by_columns(x, kernel, stride)
-    return _conv2d_custom_backward(x, kernel, stride)
+    if implementation not in _PASSES:
+        raise UserError(f"unknown convolution {implementation!r}; known: {', '.join(sorted(_PASSES))}")
+    if implementation == "custom_backward":
+        if kernel.shape[:2] == (1, 1):
+            return jnp.matmul(x[:, ::stride, ::stride], kernel[0, 0])
+        if kernel.shape[2] < FEW_CHANNELS:
+            return _conv2d_by_columns(x, kernel, stride)
+    return _conv2d(x, kernel, stride, implementation, _lane_form())
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _conv2d(x, kernel, stride, implementation, lane_form):
+    return _in_lanes(_forward, _forward_by_columns, lane_form, stride)(x, kernel)
+
+
+def _conv2d_forward(x, kernel, stride, implementation, lane_form):
+    return _conv2d(x, kernel, stride, implementation, lane_form), (x, kernel)
+
+
+def _conv2d_backward(stride, implementation, lane_form, residuals, gradient):
+    x, kernel = residuals
+    to_input, to_kernel = _PASSES[implementation]
+    sizes = {"input_shape": x.shape, "kernel_shape": kernel.shape}
+    return (
+        _in_lanes(to_input, _input_gradient_by_columns, lane_form, stride, **sizes)(gradient, kernel),
+        _in_lanes(to_kernel, _kernel_gradient_by_columns, lane_form, stride, **sizes)(x, gradient),
+    )
+
+
+_conv2d.defvjp(_conv2d_forward, _conv2d_backward)
+
+
+# --- Lanes: many kernels at once. -------------------------------------------------------------------------------------
+
+# How a pass runs when `vmap` gives every lane a kernel of its own: 'grouped', XLA's grouped convolution; 'im2col', the
+# shifted inputs side by side and one batched matrix product; 'loop', one lane after the other.
+LANE_FORMS = ("grouped", "im2col", "loop")
+DEFAULT_LANE_FORM = {"cpu": "loop"}  # measured, see docs/performance.md; 'grouped' elsewhere
+_forced_lane_form = contextvars.ContextVar("lane_form", default=None)
+
+
+@contextlib.contextmanager
+def use_lane_form(form):
+    """Makes whatever is traced inside take this form of `LANE_FORMS`: for measurements and tests."""
+    token = _forced_lane_form.set(form)
+    try:
+        yield
+    finally:
+        _forced_lane_form.reset(token)
+
+
+def _lane_form():
+    form = _forced_lane_form.get() or DEFAULT_LANE_FORM.get(jax.default_backend(), "grouped")
+    if form not in LANE_FORMS:
+        raise UserError(f"unknown form of convolutions in lanes {form!r}; known: {', '.join(LANE_FORMS)}")
+    return form
+
+
+def _in_lanes(one_lane, by_columns, form, stride, **sizes):
+    """A pass of two arguments which under `vmap` over both of them takes the given form."""
+    one_lane, by_columns = (functools.partial(function, stride=stride, **sizes) for function in (one_lane, by_columns))
+    one_pass = jax.custom_batching.custom_vmap(one_lane)
+
+    @one_pass.def_vmap
+    def lanes(number, mapped, *arguments):
+        in_axes = [0 if is_mapped else None for is_mapped in mapped]
+        if form == "grouped" or not all(mapped):
+            return jax.vmap(one_lane, in_axes)(*arguments), True
+        if form == "im2col":
+            return jax.vmap(by_columns, in_axes)(*arguments), True
+        return jax.lax.map(lambda one: one_lane(*one), arguments), True
+
+    return one_pass
+
+
+def _columns(x, kernel_size, stride):
+    """The shifted inputs side by side (im2col): [N, Ho, Wo, kernel_h * kernel_w * C]."""
+    vertical, horizontal = (kernel_size[0] - 1) // 2, (kernel_size[1] - 1) // 2
+    height, width = x.shape[1:3]
+    padded = jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
+    return jnp.concatenate(
+        [
+            padded[:, a : a + height : stride, b : b + width : stride]
+            for a in range(kernel_size[0])
+            for b in range(kernel_size[1])
+        ],
+        axis=-1,
+    )
+
+
+def _forward_by_columns(x, kernel, stride):
+    return jnp.matmul(_columns(x, kernel.shape[:2], stride), kernel.reshape(-1, kernel.shape[3]))
+
+
+def _input_gradient_by_columns(gradient, kernel, stride, input_shape, kernel_shape):
+    del kernel_shape
+    if stride > 1:  # The gradient with zeros between its rows and columns, in the size of the input.
+        batch, height, width, channels = gradient.shape
+        spread = jnp.zeros((batch, *input_shape[1:3], channels), gradient.dtype)
+        gradient = spread.at[:, : stride * height : stride, : stride * width : stride].set(gradient)
+    flipped = kernel[::-1, ::-1].transpose(0, 1, 3, 2)
+    return _forward_by_columns(gradient, flipped, 1)
+
+
+def _kernel_gradient_by_columns(x, gradient, stride, input_shape, kernel_shape):
+    del input_shape
+    product = _contract_positions(_columns(x, kernel_shape[:2], stride), gradient)
+    return product.reshape(kernel_shape).astype(gradient.dtype)
+
+
+# --- One lane. --------------------------------------------------------------------------------------------------------
 
 
 def _conv2d_by_columns(x, kernel, stride):
@@ -81,27 +186,7 @@ def _forward(x, kernel, stride):
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=_DIMENSIONS)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _conv2d_custom_backward(x, kernel, stride):
-    return _forward(x, kernel, stride)
-
-
-def _conv2d_forward(x, kernel, stride):
-    return _forward(x, kernel, stride), (x, kernel)
-
-
-def _conv2d_backward(stride, residuals, gradient):
-    x, kernel = residuals
-    return (
-        _input_gradient(gradient, kernel, stride, x.shape[1:3]),
-        _kernel_gradient(x, gradient, stride, kernel.shape[:2]),
-    )
-
-
-_conv2d_custom_backward.defvjp(_conv2d_forward, _conv2d_backward)
-
-
-def _input_gradient(gradient, kernel, stride, size):
+def _input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
     """Gradient with respect to the input, by forward convolutions of stride 1 only.
 
     Input position i = stride * o + a - p meets output position o through tap a (p is the padding). The
@@ -111,6 +196,8 @@ def _input_gradient(gradient, kernel, stride, size):
     kernel. (The textbook form for stride 2, a convolution of the gradient with zeros inserted, does four
     times the arithmetic.)
     """
+
+    del kernel_shape
 
     def taps(remainder, length):
         """The kernel positions that reach one remainder, in the order of their outputs, and the padding."""
@@ -137,14 +224,16 @@ def _input_gradient(gradient, kernel, stride, size):
         return columns[0]
     batch, height, width, channels = columns[0].shape
     interleaved = jnp.stack(rows, axis=2).reshape(batch, stride * height, stride * width, channels)
-    return interleaved[:, : size[0], : size[1]]
+    return interleaved[:, : input_shape[1], : input_shape[2]]
 
 
-def _kernel_gradient(x, gradient, stride, kernel_size):
+def _kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
     """Gradient with respect to the kernel, by matrix products that sum over examples and positions.
 
     Tap (a, b) is the sum over positions (i, j) of x[i + a, j + b] gradient[i, j], with x padded.
     """
+    del input_shape
+    kernel_size = kernel_shape[:2]
     vertical, horizontal = (kernel_size[0] - 1) // 2, (kernel_size[1] - 1) // 2
     padded = jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
     # One product wastes (kernel_h - 1) of its rows on padding, and pays for joined copies of the gradient,
@@ -190,6 +279,31 @@ def _contract_positions(a, b):
     """Sum over examples and positions of a [N, H, W, I] times b [N, H, W, J]: [I, J], float32."""
     a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
     return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _lax_input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
+    """XLA's own gradient with respect to the input."""
+    del kernel_shape
+    of_input = jax.linear_transpose(
+        lambda x: _forward(x, kernel, stride), jax.ShapeDtypeStruct(input_shape, gradient.dtype)
+    )
+    return of_input(gradient)[0]
+
+
+def _lax_kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
+    """XLA's own gradient with respect to the kernel."""
+    del input_shape
+    of_kernel = jax.linear_transpose(
+        lambda kernel: _forward(x, kernel, stride), jax.ShapeDtypeStruct(kernel_shape, gradient.dtype)
+    )
+    return of_kernel(gradient)[0]
+
+
+# Implementation -> its gradients with respect to the input and to the kernel.
+_PASSES = {
+    "custom_backward": (_input_gradient, _kernel_gradient),
+    "lax": (_lax_input_gradient, _lax_kernel_gradient),
+}
 
 
 class Conv(nn.Module):
