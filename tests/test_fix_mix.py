@@ -9,6 +9,7 @@ from conftest import make_tiny_config
 from fedjax_ssl.augment import sample_lambda
 from fedjax_ssl.clients import Cohort, train_cohort
 from fedjax_ssl.experiment import build_experiment
+from fedjax_ssl.method import State
 
 # Every example qualifies, 33 of them: the fourth batch of an epoch has three. Augmentation is off, because its draws
 # depend on the size of the batch, which padding changes.
@@ -66,13 +67,18 @@ def train_by_hand(experiment, state, client, work, cohort_key, num_steps):
 
 def test_padded_steps_equal_the_unpadded_plain_loop():
     experiment = build_experiment(make_tiny_config(**PLAIN, **{"model.normalisation": "running"}))
-    state = jax.jit(experiment.method.init)(experiment.data, jax.random.key(0))
+    state = State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
     broadcast = jax.jit(experiment.method.broadcast)(state, experiment.data)
     cohort = Cohort(jnp.array([5]), (), jax.random.key(1))
     phase = experiment.method.phases[0]
-    result = jax.jit(lambda b, d: train_cohort((phase,), b, d, cohort, 1))(broadcast, experiment.data)
     phase_cohort = cohort._replace(key=jax.random.fold_in(cohort.key, 0))
-    jobs = jax.jit(lambda b, d: phase.prepare(b, d, phase_cohort, None))(broadcast, experiment.data)
+
+    @jax.jit
+    def both(broadcast, data):
+        trained = train_cohort((phase,), broadcast, data, cohort, 1)
+        return trained, phase.prepare(broadcast, data, phase_cohort, None)
+
+    result, jobs = both(broadcast, experiment.data)
     work = jax.tree.map(lambda leaf: leaf[0], jobs.work)
     assert int(work.num_fix) == 33 and int(result.num_steps[0]) == 4
     trained, batch_stats = train_by_hand(experiment, state, 5, work, cohort.key, 4)

@@ -1,0 +1,353 @@
+"""How a round grows with its clients, with their examples and with the federation, and how well the lanes are filled.
+
+    python benchmarks/scaling.py --out=scaling.json                    # all three parts
+    python benchmarks/scaling.py --parts=lanes                         # counts, no clock: about a minute
+    python benchmarks/scaling.py --parts=clients,federation --repeats=9
+
+Whole rounds of FedAnchor (`fedjax_ssl.rounds`): the small CNN on random images of 28x28x1, one local epoch in batches
+of 10, a server of 50 anchors, 100 test images. The threshold is below all cosines: every image of every client is
+trained on, so that the work is known. All points of a sweep are timed in turn in one process; a time is the median
+over the repeats.
+
+clients     Seconds of a round against the clients of a round (each with --images images) and against the images of
+            each client (in a cohort of --cohort), in a federation of 100 clients. Each sweep gets the line
+            a + b * local steps that fits best relative to the times; prints `scaling clients X` and `scaling images X`,
+            the largest deviation of a time from its line, as a share of it. On backends whose default is a lane for
+            each client of the cohort the clients' sweep measures how much one step of many lanes costs, which need not
+            be a line; --lanes sets one number for all points.
+
+federation  The same round against the number of clients in the federation, --federation, cohort of 10, 100 images of
+            each client, drawn with repetition from the same 10,000. Time: prints `scaling federation X`, the largest
+            deviation of the round's time from that of the first size, the median of the repeats' ratios. Memory: each
+            size in a process of its own that compiles and runs two rounds; peak resident set of the process (in
+            which the compiler has the largest part, and on a GPU the driver) and, where the backend has it, the
+            device's peak_bytes_in_use; prints `scaling memory X`, the largest deviation of either from the first
+            size. 'planned' is the compiler's figure for the round alone: arguments, the clients' table among them
+            (four bytes an image of a client), results and temporaries.
+
+lanes       Useful steps over all steps of the lanes, idle ones included, counted by the engine itself
+            (`train_cohort`, with steps that do nothing) over many rounds, for each number of lanes. Prints
+            `scaling lanes L X`. Lengths of jobs: 50,000 labels of 10 balanced classes, 500 anchors taken away, the
+            rest in LDA shares of alpha 0.1 over 100 clients (`fedjax_ssl.data.make_partition`); cohorts of 10, five
+            local epochs in batches of 10. Which examples qualify is ASSUMED, not trained: in each round every class c
+            has a share q_c ~ Beta(s, s) of examples above the threshold, and each example of the class qualifies with
+            that probability. A client's share then follows from its classes, few at alpha 0.1, and moves from round
+            to round, as it does while one anchor's neighbourhood or another grows. s = 1 (uniform shares) is the case
+            that `scaling lanes` reports; --spreads has others: 0.3 (most classes near none or near all) makes more
+            short jobs, 5 (shares near one half) more equal ones. 'bound' is what no schedule could exceed, given
+            that a job stays in one lane: all useful steps over L times the larger of the mean load and the longest
+            job. L = 10 is the plain `vmap`.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import describe, random_federation, seconds_of, write_tables
+
+from fedjax_ssl import base_config
+from fedjax_ssl.augment import strong_augment, weak_augment
+from fedjax_ssl.backend import default_lanes
+from fedjax_ssl.clients import Cohort, Finished, Jobs, Phase, train_cohort
+from fedjax_ssl.data import make_partition
+from fedjax_ssl.method import Problem
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models import build_model
+from fedjax_ssl.network import Network
+from fedjax_ssl.rounds import init_key, make_round
+
+IMAGE_SHAPE = (28, 28, 1)
+CLASSES, ANCHORS, TEST_IMAGES, BATCH_SIZE = 10, 50, 100, 10
+FEDERATION_IMAGES, FEDERATION_COHORT, FEDERATION_EACH = 10_000, 10, 100
+LABELS, LANES_CLIENTS, LANES_COHORT, LANES_EPOCHS = 50_000, 100, 10, 5
+REPORTED_SPREAD = 1.0
+
+
+# --- Whole rounds. ----------------------------------------------------------------------------------------------------
+
+
+class CompiledRound(NamedTuple):
+    """A round that is ready to be timed.
+
+    Attributes:
+        run: without arguments, runs the first round; its result is the state and the metrics.
+        lanes: how many clients it trains side by side.
+        megabytes: what the compiler plans for it: arguments, results and temporaries.
+    """
+
+    run: Callable
+    lanes: int
+    megabytes: float
+
+
+def round_of(num_clients: int, clients_per_round: int, images_each: int, num_images: int, lanes: int) -> CompiledRound:
+    """A compiled round of FedAnchor in which every client trains on all of its images.
+
+    Args:
+        num_clients: in the federation.
+        clients_per_round: the cohort.
+        images_each: of every client, drawn with repetition from a table of `num_images`.
+        num_images: see above.
+        lanes: 0 takes the backend's default.
+    """
+    config = base_config()
+    config.model.name = "cnn"
+    config.num_clients, config.clients_per_round = num_clients, clients_per_round
+    config.client.epochs, config.client.batch_size = 1, BATCH_SIZE
+    config.server.pretrain_epochs = 0
+    config.fedanchor.threshold = -2.0
+    if lanes:
+        config.lanes = lanes
+    weak = functools.partial(weak_augment, flip=False, padding=config.augment.padding)
+    strong = functools.partial(
+        strong_augment,
+        flip=False,
+        padding=config.augment.padding,
+        flavour=config.augment.flavour,
+        num_ops=config.augment.num_ops,
+        magnitude=config.augment.magnitude,
+    )
+    network = Network(build_model(config.model, CLASSES), (0.5,), (0.25,), IMAGE_SHAPE, config.model.normalisation)
+    problem = Problem(config, network, weak, strong, CLASSES)
+    method = METHODS[config.method](problem)
+    rows = np.random.default_rng(1).integers(0, num_images, (num_clients, images_each))
+    data = random_federation(rows, num_images, IMAGE_SHAPE, CLASSES, ANCHORS, TEST_IMAGES)
+    state = jax.jit(lambda data: method.init(data, init_key(data.seed)))(data)
+    lanes = default_lanes(config)
+    arguments = (state, data, data.visible_labels)
+    # Its result has the state, too: what is not asked for is not computed.
+    round_fn = jax.jit(make_round(problem, method, lanes)).lower(*arguments).compile()
+    run = functools.partial(round_fn, *arguments)
+    plan = round_fn.memory_analysis()
+    planned = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+
+    expected = clients_per_round * -(-images_each // BATCH_SIZE)
+    taken = int(run()[1]["local_steps"])
+    assert taken == expected, f"the round took {taken} local steps instead of {expected}: not every image qualified"
+    return CompiledRound(run, lanes, planned / 1e6)
+
+
+def line_through(work: list[float], seconds: list[float]) -> np.ndarray:
+    """The values at `work` of the line a + b * work whose relative distances from `seconds` are least in squares."""
+    work, seconds = np.array(work, float), np.array(seconds)
+    design = np.stack([np.ones_like(work), work], axis=1)
+    return design @ np.linalg.lstsq(design / seconds[:, None], np.ones_like(seconds), rcond=None)[0]
+
+
+def clients_part(options) -> list[dict]:
+    """Time against the clients of a round, and against the images of each."""
+    cohorts, images = numbers(options.clients), numbers(options.examples)
+    num_clients = max(100, *cohorts, options.cohort)
+    sweeps = {
+        "clients": [(cohort, options.images) for cohort in cohorts],
+        "images": [(options.cohort, each) for each in images],
+    }
+    rows = []
+    for sweep, points in sweeps.items():
+        rounds = {point: round_of(num_clients, *point, 10_000, options.lanes) for point in points}
+        times = seconds_of({point: compiled.run for point, compiled in rounds.items()}, options.repeats)
+        steps = [cohort * -(-each // BATCH_SIZE) for cohort, each in points]
+        seconds = [statistics.median(times[point]) for point in points]
+        deviations = np.array(seconds) / line_through(steps, seconds) - 1
+        print(f"scaling {sweep} {np.abs(deviations).max():.3f}", flush=True)
+        rows += [
+            {
+                "sweep": sweep,
+                "clients": point[0],
+                "images each": point[1],
+                "lanes": rounds[point].lanes,
+                "local steps": step,
+                "seconds": second,
+                "ms per step": 1e3 * second / step,
+                "off the line": float(deviation),
+            }
+            for point, step, second, deviation in zip(points, steps, seconds, deviations)
+        ]
+    return rows
+
+
+# --- The federation's size. -------------------------------------------------------------------------------------------
+
+
+def federation_round(num_clients: int, lanes: int) -> CompiledRound:
+    """A round in a federation of so many clients."""
+    return round_of(num_clients, FEDERATION_COHORT, FEDERATION_EACH, FEDERATION_IMAGES, lanes)
+
+
+def peak_memory(num_clients: int, lanes: int) -> dict[str, float | None]:
+    """MB at the most in this process, after two rounds: resident on the host, and in use on the device."""
+    jax.block_until_ready(federation_round(num_clients, lanes).run())
+    on_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    # Not getrusage: its peak is handed down from the process that started this one.
+    status = pathlib.Path("/proc/self/status").read_text()
+    resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    return {"resident, MB": resident * 1024 / 1e6, "device, MB": None if on_device is None else on_device / 1e6}
+
+
+def memory_in_a_process_of_its_own(num_clients: int, lanes: int) -> dict[str, float | None]:
+    """`peak_memory` in a fresh process."""
+    command = [sys.executable, __file__, f"--memory_of={num_clients}", f"--lanes={lanes}"]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(printed.splitlines()[-1])
+
+
+def federation_memory(options) -> dict[int, dict]:
+    """Peak memory for each size of the federation."""
+    return {size: memory_in_a_process_of_its_own(size, options.lanes) for size in numbers(options.federation)}
+
+
+def federation_part(options, memory: dict[int, dict]) -> list[dict]:
+    """Time and memory of a round against the federation's size."""
+    sizes = numbers(options.federation)
+    rounds = {size: federation_round(size, options.lanes) for size in sizes}
+    times = seconds_of({size: compiled.run for size, compiled in rounds.items()}, options.repeats)
+    first = sizes[0]
+    rows = []
+    for size in sizes:
+        row = {
+            "federation": size,
+            "seconds": statistics.median(times[size]),
+            f"time / that of {first}": statistics.median(t / f for t, f in zip(times[size], times[first])),
+        }
+        for name, megabytes in memory[size].items():
+            row[name] = megabytes
+            row[f"{name} / that of {first}"] = megabytes and megabytes / memory[first][name]
+        row["planned, MB"] = rounds[size].megabytes
+        rows.append(row)
+    ratios = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0] if " / " in name}
+    deviation = {name: max((abs(ratio - 1) for ratio in found), default=0.0) for name, found in ratios.items()}
+    time_name, *memory_names = deviation
+    print(f"scaling federation {deviation[time_name]:.3f}")
+    print(f"scaling memory {max(deviation[name] for name in memory_names):.3f}", flush=True)
+    return rows
+
+
+# --- How well the lanes are filled. -----------------------------------------------------------------------------------
+
+
+def class_counts(seed: int) -> np.ndarray:
+    """Examples of each class that each client has, [K, C]: FedAnchor's partition of labels like CIFAR-10's."""
+    config = base_config().data
+    config.num_anchors, config.partition, config.alpha = 500, "lda", 0.1
+    labels = np.random.default_rng(seed).permutation(np.arange(LABELS) % CLASSES)
+    partition = make_partition(labels, CLASSES, config, LANES_CLIENTS, seed)
+    return np.stack([np.bincount(labels[rows], minlength=CLASSES) for rows in partition.client_rows])
+
+
+def draw_lengths(spread: float, num_rounds: int, seed: int) -> np.ndarray:
+    """Local steps of each job of each round, int32 [T, M], under the assumption in the module's docstring."""
+    counts, rng = class_counts(seed), np.random.default_rng([seed, 1])
+    rounds = []
+    for _ in range(num_rounds):
+        cohort = rng.choice(LANES_CLIENTS, LANES_COHORT, replace=False)
+        shares = rng.beta(spread, spread, CLASSES)
+        qualified = rng.binomial(counts[cohort], shares).sum(axis=1)
+        rounds.append(LANES_EPOCHS * -(-qualified // BATCH_SIZE))
+    return np.array(rounds, np.int32)
+
+
+def count_lane_steps(lengths: np.ndarray, lanes: int) -> np.ndarray:
+    """Steps of all lanes in each round, [T], as the engine counts them, for jobs of `lengths` int [T, M]."""
+    idle_phase = Phase(
+        prepare=lambda broadcast, data, cohort, previous: Jobs(broadcast[cohort.clients], (), ()),
+        start=lambda broadcast, work, state: jnp.int32(0),
+        step=lambda broadcast, data, work, carry, index, key: carry + 1,
+        finish=lambda broadcast, work, carry, num_steps: Finished(carry, (), {}),
+    )
+    cohort = Cohort(jnp.arange(lengths.shape[1]), (), jax.random.key(0))
+
+    @jax.jit
+    def count(lengths):
+        def one_round(num_steps):
+            result = train_cohort((idle_phase,), num_steps, None, cohort, lanes)
+            return result.lane_steps, result.finished.upload
+
+        return jax.lax.map(one_round, lengths)
+
+    lane_steps, steps_taken = count(jnp.asarray(lengths))
+    np.testing.assert_array_equal(steps_taken, lengths)  # every job took the steps that it was given, no more
+    return np.asarray(lane_steps)
+
+
+def lanes_part(options) -> list[dict]:
+    """Useful over all lane steps, for each number of lanes and each spread of the qualified shares."""
+    spreads = list(dict.fromkeys([REPORTED_SPREAD, *map(float, options.spreads.split(","))]))
+    rows = []
+    for spread in spreads:
+        lengths = np.concatenate([draw_lengths(spread, options.rounds, seed) for seed in range(options.seeds)])
+        useful = lengths.sum(axis=1)
+        for lanes in numbers(options.lane_counts):
+            lane_steps = count_lane_steps(lengths, lanes)
+            least = lanes * np.maximum(-(-useful // lanes), lengths.max(axis=1))
+            there = useful > 0
+            shares = useful[there] / lane_steps[there]
+            row = {
+                "lanes": lanes,
+                "spread": spread,
+                "rounds": len(lengths),
+                "mean steps of a job": float(lengths.mean()),
+                "longest / mean": float(np.mean(lengths.max(axis=1)[there] / lengths.mean(axis=1)[there])),
+                "useful share": float(useful.sum() / lane_steps.sum()),
+                "of a round, 5 %": float(np.quantile(shares, 0.05)),
+                "of a round, 95 %": float(np.quantile(shares, 0.95)),
+                "bound": float(useful.sum() / least.sum()),
+            }
+            rows.append(row)
+            if spread == REPORTED_SPREAD:
+                print(f"scaling lanes {lanes} {row['useful share']:.3f}", flush=True)
+    return rows
+
+
+def numbers(text: str) -> list[int]:
+    """'1,3,10' to [1, 3, 10]."""
+    return [int(word) for word in text.split(",")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="clients,federation,lanes")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lanes", type=int, default=0, help="of the timed rounds; 0: the backend's default")
+    parser.add_argument("--clients", default="1,3,10,30,100", help="clients of a round, to sweep over")
+    parser.add_argument("--images", type=int, default=100, help="of each client in that sweep")
+    parser.add_argument("--examples", default="30,100,300,1000", help="images of each client, to sweep over")
+    parser.add_argument("--cohort", type=int, default=10, help="clients of a round in that sweep")
+    parser.add_argument("--federation", default="100,1000,10000", help="clients in the federation")
+    parser.add_argument("--lane_counts", default="1,3,4,5,10")
+    parser.add_argument("--spreads", default="0.3,1,5", help="s of the qualified shares' Beta(s, s)")
+    parser.add_argument("--rounds", type=int, default=500, help="for each seed")
+    parser.add_argument("--seeds", type=int, default=5, help="partitions")
+    parser.add_argument("--out", default="scaling.json")
+    parser.add_argument("--memory_of", type=int, help=argparse.SUPPRESS)  # how a point's process is told its size
+    options = parser.parse_args()
+    if options.memory_of:
+        print(json.dumps(peak_memory(options.memory_of, options.lanes)))
+        return
+    parts = options.parts.split(",")
+    unknown = set(parts) - {"clients", "federation", "lanes"}
+    if unknown:
+        parser.error(f"unknown part {unknown.pop()!r}; known: clients, federation, lanes")
+    # First of all: on a GPU this process will keep most of the device's memory once it has touched it.
+    memory = federation_memory(options) if "federation" in parts else {}
+    tables = {}
+    for part in parts:
+        if part == "clients":
+            tables[part] = clients_part(options)
+        elif part == "federation":
+            tables[part] = federation_part(options, memory)
+        else:
+            tables[part] = lanes_part(options)
+    write_tables(options.out, describe(), tables)
+
+
+if __name__ == "__main__":
+    main()

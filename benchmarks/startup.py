@@ -1,0 +1,158 @@
+"""Seconds from the command to the first finished round, with an empty compilation cache and with a filled one.
+
+    python benchmarks/startup.py --out=startup.json
+    python benchmarks/startup.py --model=cnn --repeats=1
+
+Each measurement is `python launch.py --config=configs/fedanchor_cifar10.py:MODEL` as a process of its own, in a fresh
+workdir: 100 clients of 100 images, 2 of them a round, one local epoch, one round; everything else as in the config, the
+pre-training on 500 anchors included. The images are random and every one of them is trained on (a threshold below all
+cosines), so that both runs do the same work. 'cold' gets an empty folder in JAX_COMPILATION_CACHE_DIR, 'warm' the same
+folder again; with --repeats=N there are N such pairs. The operating system's file cache is warm in both, except perhaps
+for the first.
+
+A round is finished when its line is in the workdir's metrics.jsonl, which is looked at every 20 ms. The parts:
+
+    begin      interpreter, imports, data, partition, shapes: whatever comes before the clock of the next part
+    compile    tracing, and compiling or loading both programs: compile_seconds of timings.jsonl
+    init       until the first round: initialisation, pre-training, the first checkpoint
+    round      seconds of round 1 in timings.jsonl
+
+'process' is the whole process, with the last checkpoint and the summary.
+
+Prints `startup cold X`, `startup warm X` and `startup warm/cold X`, medians over the pairs.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+from harness import describe, write
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CLASSES, CLIENTS, IMAGES_EACH, ANCHORS = 10, 100, 100, 500
+LOOK_EVERY = 0.02  # seconds
+
+
+def make_images(path: pathlib.Path, num_test: int) -> None:
+    """Writes an npz of random images in CIFAR-10's shape: just enough for the clients and the anchors."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", CLIENTS * IMAGES_EACH + ANCHORS), ("test", num_test)):
+        arrays[f"x_{part}"] = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
+        arrays[f"y_{part}"] = np.arange(count) % CLASSES
+    np.savez(path, **arrays)
+
+
+def command_of(model: str, images: pathlib.Path, workdir: pathlib.Path) -> list[str]:
+    """The command line that is measured."""
+    overrides = {
+        "num_clients": CLIENTS,
+        "clients_per_round": 2,
+        "num_rounds": 1,
+        "client.epochs": 1,
+        "data.source": "npz",
+        "data.path": images,
+        "data.flip": "true",
+        "data.num_anchors": ANCHORS,
+        "data.examples_per_client": IMAGES_EACH,
+        "fedanchor.threshold": -2.0,
+    }
+    return [
+        sys.executable,
+        str(ROOT / "launch.py"),
+        f"--config={ROOT / 'configs' / 'fedanchor_cifar10.py'}:{model}",
+        f"--workdir={workdir}",
+        *(f"--config.{name}={value}" for name, value in overrides.items()),
+    ]
+
+
+def lines_of(path: pathlib.Path) -> list[dict]:
+    """The finished lines of a .jsonl file that another process is writing; none before it exists."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def measure(command: list[str], workdir: pathlib.Path, cache: pathlib.Path) -> dict[str, float]:
+    """Runs a command to its end; returns seconds to the first round, and their parts.
+
+    Raises:
+        RuntimeError: the run ended without a finished round; what it wrote is in the message.
+    """
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    log = workdir.with_suffix(".log")
+    compiled = finished = None
+    with log.open("w") as output:
+        started = time.monotonic()
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while finished is None:
+                ended = process.poll() is not None  # looked at first: a run's last line comes before its end
+                now = time.monotonic() - started
+                if compiled is None and lines_of(workdir / "timings.jsonl"):
+                    compiled = now
+                if lines_of(workdir / "metrics.jsonl"):
+                    finished = now
+                elif ended:
+                    raise RuntimeError(f"no round was finished:\n{log.read_text()}")
+                else:
+                    time.sleep(LOOK_EVERY)
+            if process.wait() != 0:
+                raise RuntimeError(f"the run ended with status {process.returncode}:\n{log.read_text()}")
+            ended = time.monotonic() - started
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    timings = lines_of(workdir / "timings.jsonl")
+    compile_seconds = next(line["compile_seconds"] for line in timings if "compile_seconds" in line)
+    round_seconds = next(line["seconds"] for line in timings if "seconds" in line)
+    local_steps = lines_of(workdir / "metrics.jsonl")[0]["local_steps"]
+    assert local_steps == 2 * IMAGES_EACH // 10, f"the round had {local_steps} local steps: not every image qualified"
+    return {
+        "first round": finished,
+        "begin": compiled - compile_seconds,
+        "compile": compile_seconds,
+        "init": finished - compiled - round_seconds,
+        "round": round_seconds,
+        "process": ended,
+        "cache, MB": sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) / 1e6,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="wrn28_2")
+    parser.add_argument("--test_images", type=int, default=500)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", default="startup.json")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        make_images(folder / "images.npz", options.test_images)
+        for pair in range(options.repeats):
+            cache = folder / f"cache{pair}"
+            for kind in ("cold", "warm"):
+                workdir = folder / f"{kind}{pair}"
+                command = command_of(options.model, folder / "images.npz", workdir)
+                rows.append({"pair": pair, "cache": kind, **measure(command, workdir, cache)})
+                print(f"{kind} {rows[-1]['first round']:.1f} s", file=sys.stderr, flush=True)
+    # The machine is described last: on a GPU this process would otherwise take memory from those it measures.
+    machine = {**describe(), "model": options.model}
+    cold, warm = ([row["first round"] for row in rows if row["cache"] == kind] for kind in ("cold", "warm"))
+    print(f"startup cold {statistics.median(cold):.2f}")
+    print(f"startup warm {statistics.median(warm):.2f}")
+    print(f"startup warm/cold {statistics.median(w / c for w, c in zip(warm, cold)):.3f}")
+    write(options.out, machine, rows)
+
+
+if __name__ == "__main__":
+    main()
