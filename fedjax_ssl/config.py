@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict, config_dict
 
 from fedjax_ssl.aggregation import WEIGHTS
+from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import DEFAULTS, METHODS
 from fedjax_ssl.models import BACKBONES
@@ -113,8 +114,6 @@ def validate(config: ConfigDict) -> None:
         "data.examples_per_client": 0,
         "model.anchor_dim": 0,
         "augment.padding": 0,
-        "augment.num_ops": 0,
-        "augment.magnitude": 0,
         "client.epochs": 1,
         "client.batch_size": 1,
         "server.epochs": 0,
@@ -125,6 +124,7 @@ def validate(config: ConfigDict) -> None:
         value = _get(config, field)
         if value is not None and value < least:
             raise UserError(f"{field} must be at least {least}, not {value}")
+    check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
     seeds = config.seeds
     if any(type(seed) is not int or seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
         raise UserError(f"seeds must be different whole numbers from 0 on, as in (0, 1, 2), not {tuple(seeds)}")

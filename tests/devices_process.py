@@ -1,6 +1,6 @@
 """A process of its own, for the number of devices is fixed when JAX starts: prints as JSON what several devices did.
 
-    python devices_process.py DEVICES
+python devices_process.py DEVICES
 """
 
 import json

@@ -312,7 +312,11 @@ def test_a_host_that_accepts_and_stays_silent_fails_in_time(monkeypatch):
 
 
 def test_name_resolution_that_hangs_fails_in_time(monkeypatch):
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(5))
+    def hang(*args, **kwargs):
+        time.sleep(5)
+        raise socket.gaierror("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
     start = time.monotonic()
     with pytest.raises(UserError) as error:
         _check_reachable("cifar10", ["http://host.invalid/a", "http://other.invalid/b"], within=1.0)

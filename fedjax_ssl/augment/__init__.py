@@ -3,7 +3,7 @@
 from fedjax_ssl.augment.flavours import FLAVOURS, Flavour, PoolEntry, get_flavour
 from fedjax_ssl.augment.mixup import mix, sample_lambda
 from fedjax_ssl.augment.operations import Operation
-from fedjax_ssl.augment.randaugment import rand_augment, strong_augment
+from fedjax_ssl.augment.randaugment import check_rand_augment, rand_augment, strong_augment
 from fedjax_ssl.augment.weak import flip_and_crop, weak_augment
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Flavour",
     "Operation",
     "PoolEntry",
+    "check_rand_augment",
     "flip_and_crop",
     "get_flavour",
     "mix",

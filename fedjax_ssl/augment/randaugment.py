@@ -43,17 +43,27 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
 
     Source: RandAugment (Cubuk et al., 2020); the flavours' sources stand in `flavours`.
     """
-    chosen = get_flavour(flavour)
+    chosen = check_rand_augment(flavour, num_ops, magnitude)
     if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
         raise UserError(f"RandAugment needs uint8 images with 1 or 3 channels, got {images.dtype} {images.shape}")
+    draws = draw_operations(key, chosen, images.shape, num_ops, magnitude)
+    return apply_draws(images, draws, chosen.fill)
+
+
+def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
+    """Looks RandAugment's settings over before anything is traced; returns the flavour.
+
+    Raises:
+        UserError: there is no such flavour, num_ops is negative or the magnitude is out of range.
+    """
+    chosen = get_flavour(flavour)
     if num_ops < 0:
         raise UserError(f"RandAugment's number of operations must be at least 0, got {num_ops}")
     if not 0 <= magnitude <= chosen.max_magnitude:
         raise UserError(
             f"the magnitude of RandAugment flavour {flavour!r} goes from 0 to {chosen.max_magnitude}, got {magnitude}"
         )
-    draws = draw_operations(key, chosen, images.shape, num_ops, magnitude)
-    return apply_draws(images, draws, chosen.fill)
+    return chosen
 
 
 def strong_augment(
