@@ -40,7 +40,7 @@ from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.backend import default_lanes
 from fedjax_ssl.clients import Cohort, Phase, train_cohort
-from fedjax_ssl.fix_mix import fix_mix_phase
+from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
 from fedjax_ssl.method import Problem, Report
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.layers import Conv
@@ -76,8 +76,8 @@ def make_problem(name: str, batch_size: int, rand_augment: bool) -> Problem:
 def make_phase(problem: Problem) -> Phase:
     """Fix and mix training in which every image comes with its label, so that all clients are of one length."""
 
-    def label(broadcast, data, rows, keys):
-        return Report({"given": data.visible_labels[rows]}, jnp.ones(rows.shape, bool))
+    def label(broadcast, data, examples):
+        return Labelled(Report({"given": data.visible_labels[examples.rows]}, examples.there), {})
 
     return fix_mix_phase(problem, label, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS)
 

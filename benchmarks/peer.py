@@ -31,7 +31,7 @@ from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.backend import default_lanes
 from fedjax_ssl.clients import Cohort, train_cohort
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.fix_mix import fix_mix_phase
+from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
 from fedjax_ssl.method import Problem, Report
 from fedjax_ssl.models import build_model
 from fedjax_ssl.network import Network
@@ -240,8 +240,8 @@ def our_problem(name, image_shape, config, rand_augment):
 def our_round(problem, num_clients, lanes):
     """(broadcast, data, key) -> the mean model."""
 
-    def label(broadcast, data, rows, keys):
-        return Report({"given": data.visible_labels[rows]}, jnp.ones(rows.shape, bool))
+    def label(broadcast, data, examples):
+        return Labelled(Report({"given": data.visible_labels[examples.rows]}, examples.there), {})
 
     phase = fix_mix_phase(problem, label, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS)
 

@@ -18,11 +18,10 @@ The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
 """
 
 from fedjax_ssl.config import apply_arguments, base_config
-from fedjax_ssl.methods.fedanchor import VARIANTS
 
 
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "cifar10"
     config.data.num_anchors = 500
-    return apply_arguments(config, arguments, VARIANTS)
+    return apply_arguments(config, arguments)

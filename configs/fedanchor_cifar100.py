@@ -16,7 +16,6 @@ The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
 """
 
 from fedjax_ssl.config import apply_arguments, base_config
-from fedjax_ssl.methods.fedanchor import VARIANTS
 
 
 def get_config(arguments=""):
@@ -24,4 +23,4 @@ def get_config(arguments=""):
     config.data.source = "cifar100"
     config.data.num_anchors = 10000
     config.fedanchor.contrastive_batch_size = 250  # as many examples of a class as 25 have with 10 classes
-    return apply_arguments(config, arguments, VARIANTS)
+    return apply_arguments(config, arguments)

@@ -9,7 +9,6 @@ Arguments: iid, anchors=, alpha=, images= (for each client), and the variants of
 """
 
 from fedjax_ssl.config import apply_arguments, base_config
-from fedjax_ssl.methods.fedanchor import VARIANTS
 
 
 def get_config(arguments=""):
@@ -20,4 +19,4 @@ def get_config(arguments=""):
     config.data.examples_per_client = 500
     config.model.name = "cnn"
     config.server.augmentation = "weak"  # strong, as in the paper, costs this small model some points: docs/results.md
-    return apply_arguments(config, arguments, VARIANTS)
+    return apply_arguments(config, arguments)

@@ -17,11 +17,10 @@ The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
 """
 
 from fedjax_ssl.config import apply_arguments, base_config
-from fedjax_ssl.methods.fedanchor import VARIANTS
 
 
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "svhn_cropped"
     config.data.num_anchors = 1000
-    return apply_arguments(config, arguments, VARIANTS)
+    return apply_arguments(config, arguments)

@@ -7,7 +7,6 @@ Arguments: iid, anchors=, alpha=, images= (for each client), and the variants of
 """
 
 from fedjax_ssl.config import apply_arguments, base_config
-from fedjax_ssl.methods.fedanchor import VARIANTS
 
 
 def get_config(arguments=""):
@@ -21,4 +20,4 @@ def get_config(arguments=""):
     config.model.name = "cnn"
     config.server.augmentation = "weak"  # strong, as in the paper, costs this small model some points: docs/results.md
     config.augment.padding = 1
-    return apply_arguments(config, arguments, VARIANTS)
+    return apply_arguments(config, arguments)

@@ -1,11 +1,95 @@
-"""From stacked uploads to one model: who counts how much, and the weighted mean."""
+"""From stacked uploads to one model: weights, clipping, the weighted mean, and a server optimiser."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
+
+from fedjax_ssl import sgd
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.local_training import model_upload
+from fedjax_ssl.method import Problem, Received, State
 
 WEIGHTS = ("size", "qualified", "uniform")
+# The server's step along the mean of the clients' updates; every one of them is optax's.
+OPTIMIZERS = {
+    "fedavg": lambda options: None,  # the mean itself (McMahan et al., 2017)
+    "fedavgm": lambda options: optax.sgd(options.learning_rate, options.momentum),  # SemiFL's server momentum
+    "fedadagrad": lambda options: optax.adagrad(options.learning_rate, eps=options.adaptivity),
+    "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, options.adaptivity),
+    "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, options.adaptivity),
+}
+OPT_STATE = "aggregation"  # the entry of `State.server` that a server optimiser has
+
+
+class Aggregation(NamedTuple):
+    """Two pure functions.
+
+    Attributes:
+        init: params -> the entries of `State.server` that aggregation needs.
+        aggregate: (state, received) -> (state, metrics), the stage of a method.
+    """
+
+    init: Callable[[Any], dict[str, Any]]
+    aggregate: Callable[[State, Received], tuple[State, dict[str, jax.Array]]]
+
+
+def make_aggregation(
+    problem: Problem,
+    parts: tuple[str, ...],
+    screen: Callable[[State, Received], jax.Array] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Aggregation:
+    """The chain: weights, screened; clipped updates; their mean; the server optimiser.
+
+    Statistics of normalisation layers take the same weights, and neither clipping nor optimiser.
+
+    Args:
+        problem: the run, for `config.aggregation`.
+        parts: of the model that the uploads hold.
+        screen: what a method's own rule multiplies the weights by, float32 or bool [R].
+        optimizer: any transformation of optax, instead of the one that the configuration names.
+
+    Returns:
+        The Aggregation. Where nothing was accepted the model and the optimiser's state stay as they are. Its metric
+        is `update_norm`, the Euclidean length of the model's change.
+
+    Raises:
+        UserError: the configuration names no server optimiser.
+    """
+    options, network = problem.config.aggregation, problem.network
+    if options.optimizer not in OPTIMIZERS:
+        raise UserError(f"aggregation.optimizer is {options.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
+    optimizer = optimizer or OPTIMIZERS[options.optimizer](options)
+
+    def init(params) -> dict[str, Any]:
+        return {} if optimizer is None else {OPT_STATE: optimizer.init(sgd.select(params, parts))}
+
+    def aggregate(state: State, received: Received):
+        weights = client_weights(options.weights, received.sizes, received.num_qualified, received.accepted)
+        if screen is not None:
+            weights = weights * screen(state, received)
+        uploads, current = received.uploads, model_upload(network, state, parts)
+        if options.clip_norm:
+            uploads = uploads._replace(params=clip_updates(uploads.params, current.params, options.clip_norm))
+        model = weighted_mean(uploads, weights, otherwise=current)
+        params, server = model.params, state.server
+        if optimizer is not None:
+            # The mean update is what the optimiser takes for a descent direction: a negative gradient.
+            gradient = jax.tree.map(jnp.subtract, current.params, model.params)
+            updates, opt_state = optimizer.update(gradient, server[OPT_STATE], current.params)
+            moved = optax.apply_updates(current.params, updates), opt_state
+            params, opt_state = _where(jnp.sum(weights) > 0, moved, (current.params, server[OPT_STATE]))
+            server = {**server, OPT_STATE: opt_state}
+        change = norm(jax.tree.map(jnp.subtract, params, current.params))
+        state = state._replace(
+            params={**state.params, **params}, batch_stats=model.batch_stats or state.batch_stats, server=server
+        )
+        return state, {"update_norm": change}
+
+    return Aggregation(init, aggregate)
 
 
 def all_finite(tree: Any, batch_ndim: int = 0) -> jax.Array:
@@ -19,7 +103,7 @@ def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accept
 
     Args:
         kind: 'size', n_m the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', its examples
-            with an accepted pseudo-label; 'uniform', one each (SemiFL).
+            with an accepted pseudo-label; 'uniform', one each (SemiFL, FedIL).
         sizes: int32 [M].
         num_qualified: int32 [M].
         accepted: bool [M], whether there is an upload that counts at all.
@@ -46,9 +130,53 @@ def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
     shares = weights / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
 
     def mean(stacked, fallback):
-        column = (-1,) + (1,) * (stacked.ndim - 1)
-        counted = jnp.where((weights > 0).reshape(column), stacked, 0)
-        average = jnp.sum(counted * shares.reshape(column).astype(stacked.dtype), axis=0)
+        counted = jnp.where(_column(weights > 0, stacked), stacked, 0)
+        average = jnp.sum(counted * _column(shares, stacked).astype(stacked.dtype), axis=0)
         return jnp.where(total > 0, average, fallback)
 
     return jax.tree.map(mean, uploads, otherwise)
+
+
+def clip_updates(uploads: Any, current: Any, max_norm: float) -> Any:
+    """Shortens each client's update to a length: w + (w_m - w) min(1, max_norm / |w_m - w|).
+
+    Args:
+        uploads: parameters, every leaf [M, ...].
+        current: the model that the clients started from, leaves [...].
+        max_norm: of the whole update.
+    """
+    updates = jax.tree.map(lambda stacked, now: stacked - now, uploads, current)
+    factor = jnp.minimum(1.0, max_norm / jnp.maximum(row_norms(updates), jnp.finfo(jnp.float32).tiny))
+    return jax.tree.map(lambda update, now: now + update * _column(factor, update), updates, current)
+
+
+def cosines(updates: Any, direction: Any) -> jax.Array:
+    """Cosine similarity of each update, leaves [M, ...], and one direction, leaves [...]; 0 where one has no length.
+
+    Source: FedIL eq. 26, over all parameters as one vector.
+    """
+    products = jax.tree.map(
+        lambda update, one: jnp.sum(update * one, axis=tuple(range(1, update.ndim))), updates, direction
+    )
+    lengths = row_norms(updates) * norm(direction)
+    return jnp.where(lengths > 0, sum(jax.tree.leaves(products)) / jnp.where(lengths > 0, lengths, 1.0), 0.0)
+
+
+def norm(tree: Any) -> jax.Array:
+    """Euclidean length of a pytree, all its leaves as one vector: float32 []."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def row_norms(tree: Any) -> jax.Array:
+    """Euclidean length of each row of a stacked pytree, leaves [M, ...], all leaves as one vector: float32 [M]."""
+    squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))), tree)
+    return jnp.sqrt(sum(jax.tree.leaves(squares)))
+
+
+def _column(values: jax.Array, like: jax.Array) -> jax.Array:
+    """[M] as [M, 1, ...], to go with a stacked leaf."""
+    return values.reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def _where(condition: jax.Array, yes: Any, no: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

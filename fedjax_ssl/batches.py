@@ -30,6 +30,26 @@ def map_batches(function: Callable, rows: Any, batch_size: int) -> Any:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], results)
 
 
+def epoch_orders(key: jax.Array, included: jax.Array, epochs: int) -> jax.Array:
+    """For each epoch a random order of the included positions, the others behind them.
+
+    Args:
+        key: a JAX random key.
+        included: bool [n].
+        epochs: E.
+
+    Returns:
+        int32 [E, n].
+    """
+    draws = jax.random.uniform(key, (epochs, len(included)))
+    return jnp.argsort(jnp.where(included, draws, jnp.inf), axis=1)
+
+
+def draw_with_replacement(key: jax.Array, size: jax.Array, count: int) -> jax.Array:
+    """`count` positions drawn from 0..size-1: int32 [count]."""
+    return jnp.minimum(jnp.floor(jax.random.uniform(key, (count,)) * size).astype(jnp.int32), size - 1)
+
+
 def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The places of batch number `batch` in a list of `count` entries.
 

@@ -5,12 +5,13 @@ from ml_collections import ConfigDict, config_dict
 from fedjax_ssl.aggregation import WEIGHTS
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.methods import DEFAULTS, METHODS
+from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS
 from fedjax_ssl.models import BACKBONES
+from fedjax_ssl.recipes import RECIPES
 from fedjax_ssl.schedule import SCHEDULES
 
 # Fields that change no result beyond rounding: they may differ when a run is taken up again.
-CHANGES_NO_RESULT = ("checkpoint_every", "devices", "lanes", "rounds_per_dispatch")
+CHANGES_NO_RESULT = ("checkpoint_every", "checkpoint_every_persistent", "devices", "lanes", "rounds_per_dispatch")
 
 # What every config file takes behind its colon, besides a method's variants.
 ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
@@ -29,6 +30,7 @@ def base_config() -> ConfigDict:
     config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
     config.checkpoint_every = 10  # rounds
+    config.checkpoint_every_persistent = 50  # instead, where clients keep optimisers: a model for each in a checkpoint
     # Performance only; None takes the measured default of the backend.
     config.lanes = config_dict.placeholder(int)  # clients trained side by side on each device
     config.devices = config_dict.placeholder(int)  # that share the lanes; None: all
@@ -46,10 +48,12 @@ def base_config() -> ConfigDict:
     config.data.classes_per_client = 2  # of the 'shards' partition
     config.data.examples_per_client = 0  # at most so many for each client; 0: all
     config.data.partition_file = ""  # take this saved partition instead
+    config.data.reveal_labels = False  # to the methods: for upper bounds alone, and marked in every table
+    config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
     config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2'
-    config.model.anchor_dim = 128  # width of the anchor head; 0: no such head
+    config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
     config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
     config.model.statistics = "server"  # of 'static': whose images they are from: 'server', 'cohort' or 'all'
     config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
@@ -61,6 +65,7 @@ def base_config() -> ConfigDict:
     config.augment.magnitude = 10  # m
 
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
+    config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
 
     config.server = _sgd_section(learning_rate=0.03, epochs=1, batch_size=10)
     config.server.augmentation = "strong"  # of the labelled images in cross-entropy: 'strong' or 'weak'
@@ -69,6 +74,17 @@ def base_config() -> ConfigDict:
 
     config.aggregation = ConfigDict()
     config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
+    config.aggregation.clip_norm = 0.0  # of each client's whole update; 0: no clipping
+    config.aggregation.optimizer = "fedavg"  # or 'fedavgm', 'fedadagrad', 'fedadam', 'fedyogi'
+    config.aggregation.learning_rate = 1.0  # of the server optimiser; 'fedavg' has none
+    config.aggregation.momentum = 0.5  # of 'fedavgm', and the first moment's decay of 'fedadam' and 'fedyogi'
+    config.aggregation.adaptivity = 1e-3  # tau of the adaptive ones (Reddi et al., 2021)
+
+    config.threshold = ConfigDict()
+    # Of pseudo-labels: 'fixed' at the method's own threshold; or 'client_mean', 'sat', 'freematch', 'flexmatch', which
+    # adapt to the client or the class: see fedjax_ssl/thresholds.py.
+    config.threshold.kind = "fixed"
+    config.threshold.momentum = 0.9  # of the averages that 'freematch' keeps at each client
 
     for method, defaults in DEFAULTS.items():
         config[method] = defaults()
@@ -84,6 +100,7 @@ def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDi
     section.nesterov = False
     section.weight_decay = 5e-4
     section.clip_norm = 1.0  # of the whole gradient; 0: no clipping
+    section.persistent = False  # the optimiser's state survives rounds; of clients: one more model for each of all K
     return section
 
 
@@ -107,6 +124,7 @@ def validate(config: ConfigDict) -> None:
         "clients_per_round": 1,
         "eval_batch_size": 1,
         "checkpoint_every": 1,
+        "checkpoint_every_persistent": 1,
         "lanes": 1,
         "devices": 1,
         "rounds_per_dispatch": 1,
@@ -116,9 +134,11 @@ def validate(config: ConfigDict) -> None:
         "augment.padding": 0,
         "client.epochs": 1,
         "client.batch_size": 1,
+        "client.proximal": 0,
         "server.epochs": 0,
         "server.batch_size": 1,
         "server.pretrain_epochs": 0,
+        "aggregation.clip_norm": 0,
         "seed": 0,
     }.items():
         value = _get(config, field)
@@ -132,6 +152,8 @@ def validate(config: ConfigDict) -> None:
         "client.learning_rate",
         "server.learning_rate",
         "server.pretrain_learning_rate",
+        "aggregation.learning_rate",
+        "aggregation.adaptivity",
         "data.alpha",
     ):
         if not _get(config, field) > 0:
@@ -169,14 +191,14 @@ def flatten(nested: dict, prefix: str = "") -> dict:
     return flat
 
 
-def apply_arguments(config: ConfigDict, arguments: str, variants: dict[str, dict]) -> ConfigDict:
-    """Applies the part of `--config=FILE:ARGUMENTS` behind the colon, for instance 'wrn28_2,anchors=500,alpha=0.1'.
+def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
+    """Applies the part of `--config=FILE:ARGUMENTS` behind the colon, for instance 'semifl,strong,wrn28_2,anchors=500'.
 
     Args:
         config: is changed.
-        arguments: with commas between them: name=value pairs of `ARGUMENT_FIELDS`; the name of a backbone; 'iid'; a
-            variant.
-        variants: the method's: bare name -> the fields that it sets, with their values.
+        arguments: with commas between them, applied in their order: name=value pairs of `ARGUMENT_FIELDS`; the name of
+            a method, instead of the file's; a recipe; a backbone; 'iid'; 'centralised', the fully supervised bound
+            without a federation; a variant of the method.
 
     Returns:
         The configuration.
@@ -184,9 +206,16 @@ def apply_arguments(config: ConfigDict, arguments: str, variants: dict[str, dict
     Raises:
         UserError: for an unknown name, or a value that is not of the field's type.
     """
-    backbones = {name: {"model.name": name} for name in BACKBONES}
-    variants, fields = {**backbones, "iid": {"data.alpha": IID_ALPHA}, **variants}, ARGUMENT_FIELDS
+    general = {
+        **FIELDS,
+        **RECIPES,
+        **{name: {"model.name": name} for name in BACKBONES},
+        "iid": {"data.alpha": IID_ALPHA},
+        "centralised": {"method": "anchors_only", "data.centralised": True},
+    }
+    fields = ARGUMENT_FIELDS
     for argument in filter(None, arguments.split(",")):
+        variants = {**general, **VARIANTS[config.method]}
         name, equals, text = argument.partition("=")
         if equals and name in fields:
             kind = type(_get(config, fields[name]))

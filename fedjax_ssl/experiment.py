@@ -39,7 +39,7 @@ from fedjax_ssl.data import (
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.lanes import row
 from fedjax_ssl.method import Method, Problem, State
-from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
 from fedjax_ssl.network import build_network
 from fedjax_ssl.progress import RoundProgress
 from fedjax_ssl.records import bytes_per_client, summarise, to_record, what_went_wrong
@@ -167,7 +167,9 @@ def restore_newest(folder: Workdir, like: State) -> State | None:
 
 def group_runs(runs: list[Run]) -> list[list[Run]]:
     """Which runs go through the lanes together: those at the same round, as far as the backend gains by it."""
-    together, groups = seeds_together(len(runs)), []
+    # Each seed has an end of its own where the method says when a run is over.
+    together = 1 if runs[0].experiment.method.converged else seeds_together(len(runs))
+    groups = []
     for run in runs:
         if not groups or len(groups[-1]) == together or groups[-1][-1].round != run.round:
             groups.append([])
@@ -208,11 +210,14 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         num_ops=config.augment.num_ops,
         magnitude=config.augment.magnitude,
     )
-    experiments, network, first = [], build_network(config, dataset), None
+    network = build_network(config, dataset, config.method in DOUBLE_HEADED)
+    experiments, first = [], None
     for c, partition in zip(configs, partitions):
         problem = Problem(c, network, weak, strong, dataset.num_classes)
         method = METHODS[config.method](problem)
-        data, hidden_labels = federate(dataset, partition, c.seed, max(1, width), first)
+        data, hidden_labels = federate(
+            dataset, partition, c.seed, max(1, width), first, config.data.reveal_labels, config.data.centralised
+        )
         first = first or data
         experiments.append(Experiment(problem, method, data, hidden_labels, partition))
     return experiments
@@ -252,7 +257,7 @@ def compile_dispatch(config: ConfigDict, experiments: list[Experiment]) -> Calla
         round_fn = over_seeds(round_fn)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
-    dispatch = make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY)
+    dispatch = make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY, first.method.converged)
     dispatch = jit_on_all_devices(dispatch, donate_argnums=0)
     dispatch = dispatch.lower(state, data, first.hidden_labels, jnp.int32(1)).compile()
     check_memory(dispatch)
@@ -306,9 +311,11 @@ def _run_rounds(
     state, data, hidden_labels = on_all_devices((state, data, experiment.hidden_labels))
     of_run = (lambda tree, _: tree) if alone else row
     rounds = 1  # the first dispatch tells how long a round takes
+    checkpoint_every = config.checkpoint_every_persistent if config.client.persistent else config.checkpoint_every
+    converged = experiment.method.converged or (lambda state: False)
     signals.act()
-    while done < num_rounds:
-        to_checkpoint = config.checkpoint_every - done % config.checkpoint_every
+    while done < num_rounds and not converged(state):
+        to_checkpoint = checkpoint_every - done % checkpoint_every
         rounds = min(rounds, num_rounds - done, to_checkpoint)
         before = time.monotonic()
         result = dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds)))
@@ -323,7 +330,7 @@ def _run_rounds(
         if failures:
             raise TrainingError("; ".join(failures))
         done += ran
-        if done % config.checkpoint_every == 0 or done == num_rounds or signals.received:
+        if done % checkpoint_every == 0 or done == num_rounds or signals.received or converged(state):
             on_host = jax.device_get(state)
             for number, own_checkpoints in enumerate(checkpoints):
                 own_checkpoints.save(done, of_run(on_host, number))

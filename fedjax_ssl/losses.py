@@ -1,5 +1,7 @@
 """The losses of the papers, each a pure function of a (possibly padded) batch."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -32,6 +34,38 @@ def mixup_cross_entropy(
         mask: bool [B].
     """
     return mixing * cross_entropy(logits, labels, mask) + (1 - mixing) * cross_entropy(logits, partner_labels, mask)
+
+
+def fixmatch_loss(logits: jax.Array, labels: jax.Array, confident: jax.Array, mask: jax.Array) -> jax.Array:
+    """1/B sum_b 1[confident] H(y_b, f(A(x_b))): FixMatch eq. 4, over all of the batch and not the confident ones alone.
+
+    Args:
+        logits: float32 [B, C], of the strong views.
+        labels: int32 [B], the pseudo-labels.
+        confident: bool [B].
+        mask: bool [B], False for padding.
+    """
+    counted = confident & mask
+    return cross_entropy(logits, labels, counted) * jnp.sum(counted) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of KL(p_0, p) over the examples that count, p_0 the reference's distribution (FedIL eq. 12).
+
+    Args:
+        reference_logits: float32 [B, C], without gradient.
+        logits: float32 [B, C].
+        mask: bool [B].
+    """
+    reference = jax.nn.log_softmax(jax.lax.stop_gradient(reference_logits))
+    divergences = jnp.sum(jnp.exp(reference) * (reference - jax.nn.log_softmax(logits)), axis=-1)
+    return jnp.sum(jnp.where(mask, divergences, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def proximal_term(params: Any, reference: Any) -> jax.Array:
+    """1/2 |w - w_t|^2 over all leaves, FedProx (Li et al., 2020, eq. 2) without its mu: float32 []."""
+    squares = jax.tree.map(lambda leaf, other: jnp.sum(jnp.square(leaf - other)), params, reference)
+    return 0.5 * sum(jax.tree.leaves(squares))
 
 
 def unit_vectors(vectors: jax.Array) -> jax.Array:

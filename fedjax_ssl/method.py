@@ -35,15 +35,15 @@ class State(NamedTuple):
     Attributes:
         round: int32 [], rounds done.
         params, batch_stats: the global model.
-        server: what the method keeps at the server besides.
-        clients: the clients' own states, every leaf [K, ...]; () where they keep nothing.
+        server: what the parts of the method keep at the server besides, by their names.
+        clients: what each client keeps for itself, by the parts' names, every leaf [K, ...].
     """
 
     round: jax.Array
     params: Params
     batch_stats: BatchStats
-    server: Any = ()
-    clients: Any = ()
+    server: dict[str, Any] = {}
+    clients: dict[str, Any] = {}
 
 
 class Report(NamedTuple):
@@ -86,16 +86,18 @@ class Method(NamedTuple):
         init: (data, key) -> State, with the server's pre-training where there is one.
         server_before: (state, data, key) -> (state, metrics), what the server trains before it broadcasts.
         broadcast: (state, data) -> pytree, exactly what travels to each client.
-        phases: what a client does with it; the first phase's report is a `Report`.
-        aggregate: (state, received) -> state.
+        phases: what a client does with it; the first phase's report is a `Report`. () where no client takes part.
+        aggregate: (state, received) -> (state, metrics).
         server_after: (state, data, key) -> (state, metrics), what the server trains after it aggregated.
         statistics: (state, data, clients [M]) -> state, with the global normalisation statistics brought up to date.
+        converged: state -> bool [], whether the run is to end before its last round; None: it never is.
     """
 
     init: Callable[..., State]
     broadcast: Callable[..., Any]
     phases: tuple[Phase, ...]
-    aggregate: Callable[..., State]
+    aggregate: Callable[..., tuple[State, dict[str, jax.Array]]]
     statistics: Callable[..., State]
     server_before: Callable[..., tuple[State, dict[str, jax.Array]]] = unchanged
     server_after: Callable[..., tuple[State, dict[str, jax.Array]]] = unchanged
+    converged: Callable[[State], jax.Array] | None = None

@@ -86,10 +86,19 @@ class Network(NamedTuple):
         return views_out, updated.get("batch_stats", {})
 
 
-def build_network(config, dataset) -> Network:
-    """The network that `config.model` names, for a `Dataset`'s image shape, classes and pixel statistics."""
+def build_network(config, dataset, double_head: bool) -> Network:
+    """The network that `config.model` names, for a `Dataset`'s image shape, classes and pixel statistics.
+
+    Args:
+        config: the configuration.
+        dataset: what the images and classes are.
+        double_head: whether it has the anchor head, `model.anchor_dim` wide.
+    """
+    model = config.model.copy_and_resolve_references()
+    if not double_head:
+        model.anchor_dim = 0
     return Network(
-        model=build_model(config.model, dataset.num_classes),
+        model=build_model(model, dataset.num_classes),
         mean=dataset.mean,
         std=dataset.std,
         image_shape=dataset.x_train.shape[1:],

@@ -57,7 +57,5 @@ def describe(metrics: dict[str, Any]) -> str:
         for name, value in metrics.items()
         if name.startswith(prefix)
     )
-    return (
-        f"test {100 * metrics['test_accuracy']:.2f} %  labels: {labels}  "
-        f"qualified {metrics['qualified_per_client']:.1f}"
-    )
+    test = f"test {100 * metrics['test_accuracy']:.2f} %"
+    return f"{test}  labels: {labels}  qualified {metrics['qualified_per_client']:.1f}" if labels else test

@@ -1,4 +1,4 @@
-"""Pseudo-labels by cosine similarity to labelled anchors, and which of them qualify (FedAnchor, section 4.2)."""
+"""Scores of unlabelled examples: cosine similarity to labelled anchors (FedAnchor, section 4.2), or any other."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.batches import map_batches
+from fedjax_ssl.clients import Cohort
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.losses import unit_vectors
 
 
@@ -81,24 +83,32 @@ def all_pairs_scores(embeddings: jax.Array, anchors: AnchorEmbeddings, num_class
     return jnp.where(counts > 0, scores, -jnp.inf)
 
 
-def qualify(scores: jax.Array, threshold: float) -> tuple[jax.Array, jax.Array]:
-    """Hard pseudo-labels, FedAnchor eq. 4, and whether each one enters the fix set, eq. 5 (strictly above).
+class CohortExamples(NamedTuple):
+    """A cohort's own examples, for labelling in large batches.
 
-    Args:
-        scores: float32 [..., C].
-        threshold: t, in the scores' unit.
-
-    Returns:
-        labels int32 [...], qualified bool [...].
+    Attributes:
+        rows: int32 [M, n_max], of the image table.
+        there: bool [M, n_max], False beyond a client's size.
+        keys: [M], the clients' own: what they draw does not depend on who else is in the cohort.
+        states: the clients' own, leaves [M, ...].
     """
-    return jnp.argmax(scores, axis=-1).astype(jnp.int32), jnp.max(scores, axis=-1) > threshold
+
+    rows: jax.Array
+    there: jax.Array
+    keys: jax.Array
+    states: dict[str, Any]
+
+    @classmethod
+    def of(cls, data: FederatedData, cohort: Cohort, keys: jax.Array) -> "CohortExamples":
+        """The examples of the cohort's clients."""
+        rows, sizes = data.client_index[cohort.clients], data.client_size[cohort.clients]
+        return cls(rows, jnp.arange(rows.shape[1]) < sizes[:, None], keys, cohort.states)
 
 
 def score_cohort(
     scores: Callable,
     images: jax.Array,
-    rows: jax.Array,
-    keys: jax.Array,
+    examples: CohortExamples,
     *,
     batch_size: int,
     weak: Callable,
@@ -109,8 +119,7 @@ def score_cohort(
     Args:
         scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image on its own.
         images: uint8 [N, H, W, C], the flat table.
-        rows: int32 [M, n_max], the examples of each client.
-        keys: [M], the clients' own: a client's views do not depend on who else is in the cohort.
+        examples: of the cohort.
         batch_size: images at a time.
         weak: the weak augmentation, (key, images) -> images.
         num_views: 0 scores the raw images; otherwise the mean over so many weakly augmented views (the ensemble of
@@ -119,6 +128,7 @@ def score_cohort(
     Returns:
         The scores, leaves [M, n_max, ...].
     """
+    rows, keys = examples.rows, examples.keys
     num_jobs, n_max = rows.shape
 
     def weak_view(view: int, example: jax.Array, batch: jax.Array) -> jax.Array:

@@ -19,6 +19,8 @@ from fedjax_ssl.workdir import METRICS, TIMINGS, Workdir
 def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) -> dict[str, int]:
     """Bytes that one client sends or receives in a round, from the leaves of what travels; nothing is computed."""
     config, network = problem.config, problem.network
+    if not method.phases:
+        return {"down": 0, "up": 0, "statistics_down": 0, "statistics_up": 0}
 
     def exchange(state, data):
         broadcast = method.broadcast(state, data)
@@ -64,6 +66,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
     return {
         "method": config.method,
         "seed": config.seed,
+        "labels_revealed": config.data.reveal_labels or config.data.centralised,
         "rounds": last["round"],
         "test_accuracy": last["test_accuracy"],
         "best_test_accuracy": best["test_accuracy"],

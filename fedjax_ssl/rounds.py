@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.aggregation import all_finite
-from fedjax_ssl.clients import Cohort, train_cohort
+from fedjax_ssl.clients import Cohort, CohortResult, train_cohort
 from fedjax_ssl.data.federated import SEED_AXES
 from fedjax_ssl.evaluation import evaluate, score_pseudo_labels
 from fedjax_ssl.method import Method, Problem, Received, State
@@ -43,17 +43,14 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             state, before = method.server_before(state, data, before_key)
             broadcast = method.broadcast(state, data)
 
-        # The clients label, train and upload.
-        result = train_cohort(method.phases, broadcast, data, Cohort(clients, own_states, client_key), lanes, debug)
-        finished, report = result.finished, result.reports[0]
-
-        # Aggregate what arrived. An upload that is not finite is dropped, and counted.
-        with jax.named_scope("aggregate"):
-            accepted = result.took_part & all_finite(finished.upload, batch_ndim=1)
-            sizes = jnp.where(result.there, data.client_size[result.clients], 0)
-            received = Received(finished.upload, accepted, sizes, jnp.sum(report.qualified, axis=1))
-            state = method.aggregate(state, received)
-            state = state._replace(clients=_write_back(state.clients, finished.state, result.clients, accepted))
+        # The clients label, train and upload; what arrives is aggregated.
+        from_clients, usable = {"uploads": jnp.int32(0), "dropped_uploads": jnp.int32(0)}, jnp.bool_(True)
+        from_clients |= {"local_steps": jnp.int32(0), "lane_steps": jnp.int32(0)}
+        if method.phases:
+            cohort = Cohort(clients, own_states, client_key)
+            result = train_cohort(method.phases, broadcast, data, cohort, lanes, debug)
+            with jax.named_scope("aggregate"):
+                state, from_clients, usable = _aggregate(method, state, data, result)
 
         # The server trains on the new model; normalisation statistics are brought up to date.
         with jax.named_scope("server"):
@@ -64,22 +61,18 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
         with jax.named_scope("evaluate"):
             tested = evaluate(problem.network, state, data, config.eval_batch_size)
-            rows = data.client_index[result.clients]
-            scored = score_pseudo_labels(report, rows, sizes, hidden_labels, config.clients_per_round)
-        uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
-        all_dropped = (dropped > 0) & (dropped == uploads)
+            scored = {}
+            if method.phases:
+                rows, sizes = data.client_index[result.clients], _sizes(data, result)
+                scored = score_pseudo_labels(result.reports[0], rows, sizes, hidden_labels, config.clients_per_round)
         metrics = {
             "round": state.round,
             **tested,
             **scored,
-            **_means(finished.metrics, accepted),
             **before,
+            **from_clients,
             **after,
-            "uploads": uploads,
-            "dropped_uploads": dropped,
-            "local_steps": jnp.sum(result.num_steps),
-            "lane_steps": result.lane_steps,
-            "healthy": all_finite((state.params, state.batch_stats)) & ~all_dropped,
+            "healthy": all_finite((state.params, state.batch_stats)) & usable,
         }
         return state, metrics
 
@@ -108,16 +101,17 @@ class Dispatch(NamedTuple):
     healthy: jax.Array
 
 
-def make_dispatch(round_fn: Callable, capacity: int) -> Callable:
+def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None = None) -> Callable:
     """Up to `capacity` rounds as one program; how many is traced, so that any number runs without compiling.
 
     Args:
         round_fn: a round, of one seed or of several.
         capacity: size of the buffer of metrics.
+        converged: the method's, see `Method`; for one seed only.
 
     Returns:
         dispatch(state, data, hidden_labels, num_rounds) -> Dispatch. It ends early when a round leaves a state that
-        is not finite, or when every upload of a round was dropped.
+        is not finite, when every upload of a round was dropped, or when the method says that the run is over.
     """
 
     def dispatch(state, data, hidden_labels, num_rounds) -> Dispatch:
@@ -130,7 +124,8 @@ def make_dispatch(round_fn: Callable, capacity: int) -> Callable:
             return Dispatch(state, buffer, so_far.rounds_done + 1, jnp.all(metrics["healthy"]))
 
         def goes_on(so_far: Dispatch) -> jax.Array:
-            return (so_far.rounds_done < num_rounds) & so_far.healthy
+            over = False if converged is None else converged(so_far.state)
+            return (so_far.rounds_done < num_rounds) & so_far.healthy & ~jnp.bool_(over)
 
         return jax.lax.while_loop(goes_on, body, Dispatch(state, buffer, jnp.int32(0), jnp.bool_(True)))
 
@@ -145,6 +140,35 @@ def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
 def init_key(seed: jax.Array) -> jax.Array:
     """The key of the initialisation and the pre-training, before the first round."""
     return jax.random.fold_in(jax.random.key(seed), 0)
+
+
+def _aggregate(method: Method, state: State, data, result: CohortResult) -> tuple[State, Metrics, jax.Array]:
+    """What arrived becomes the new model. An upload that is not finite is dropped, and counted.
+
+    Returns:
+        The state, the metrics, and whether anything could be used: False where all uploads were dropped.
+    """
+    finished = result.finished
+    accepted = result.took_part & all_finite(finished.upload, batch_ndim=1)
+    num_qualified = jnp.sum(result.reports[0].qualified, axis=1)
+    received = Received(finished.upload, accepted, _sizes(data, result), num_qualified)
+    state, aggregated = method.aggregate(state, received)
+    state = state._replace(clients=_write_back(state.clients, finished.state, result.clients, accepted))
+    uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
+    metrics = {
+        **_means(finished.metrics, accepted),
+        **aggregated,
+        "uploads": uploads,
+        "dropped_uploads": dropped,
+        "local_steps": jnp.sum(result.num_steps),
+        "lane_steps": result.lane_steps,
+    }
+    return state, metrics, (dropped == 0) | (dropped < uploads)
+
+
+def _sizes(data, result: CohortResult) -> jax.Array:
+    """Examples of each row's client, 0 for a row that only fills a device up."""
+    return jnp.where(result.there, data.client_size[result.clients], 0)
 
 
 def _write_back(all_states: Any, new_states: Any, clients: jax.Array, accepted: jax.Array) -> Any:

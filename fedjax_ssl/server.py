@@ -1,6 +1,7 @@
 """What the server trains by itself: epochs over its labelled anchors."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,10 @@ import jax.numpy as jnp
 from fedjax_ssl import sgd
 from fedjax_ssl.batches import batch_positions
 from fedjax_ssl.fix_mix import mix_images
+from fedjax_ssl.local_training import CLASSIFIER
 from fedjax_ssl.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.method import Problem, State
+from fedjax_ssl.schedule import learning_rate_at
 
 
 def train_on_anchors(
@@ -23,8 +26,9 @@ def train_on_anchors(
     parts: tuple[str, ...],
     epochs: int,
     batch_size: int,
+    kept_as: str | None = None,
 ) -> tuple[State, dict[str, jax.Array]]:
-    """SGD over the anchors, shuffled anew in each epoch, starting with a fresh optimiser.
+    """SGD over the anchors, shuffled anew in each epoch.
 
     Args:
         state: whose model is trained.
@@ -36,9 +40,12 @@ def train_on_anchors(
         parts: names of the top-level entries of `params` to train.
         epochs: passes over the anchors; none leaves the state as it is.
         batch_size: the last batch of an epoch may be short; its padding is masked.
+        kept_as: the entry of `state.server` with the optimiser's state of the round before, which `own_optimizer`
+            made; None, or no such entry: the optimiser starts afresh.
 
     Returns:
-        The state with the trained model, and each metric's mean over the steps of the last epoch.
+        The state with the trained model (and the optimiser's state in its entry), and each metric's mean over the steps
+        of the last epoch.
     """
     if epochs == 0:
         return state, {}
@@ -61,9 +68,62 @@ def train_on_anchors(
         return sgd.step(loss_of_batch, optimizer, learner, parts)
 
     learner = sgd.start(optimizer, state.params, state.batch_stats, parts)
+    keeps = kept_as in state.server
+    if keeps:
+        learner = learner._replace(opt_state=state.server[kept_as])
     learner, metrics = jax.lax.scan(step, learner, jnp.arange(epochs * steps_per_epoch))
     last_epoch = jax.tree.map(lambda metric: jnp.mean(metric[-steps_per_epoch:]), metrics)
-    return state._replace(params=learner.params, batch_stats=learner.batch_stats), last_epoch
+    server = {**state.server, kept_as: learner.opt_state} if keeps else state.server
+    return state._replace(params=learner.params, batch_stats=learner.batch_stats, server=server), last_epoch
+
+
+def own_optimizer(config, params: Any, parts: tuple[str, ...], kept_as: str) -> dict[str, Any]:
+    """The entry of `State.server` for one of the server's trainings; nothing where optimisers start afresh.
+
+    Args:
+        config: the server's section.
+        params: of the model.
+        parts: those that the training trains.
+        kept_as: the entry's name.
+    """
+    return {kept_as: sgd.make_optimizer(config, 0.0).init(sgd.select(params, parts))} if config.persistent else {}
+
+
+CLASSIFICATION = "classification"  # the entry of `State.server` that the epochs of cross-entropy have
+
+
+def train_classifier(problem: Problem, state: State, data, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+    """The server's epochs of cross-entropy in a round, on augmented anchors; its metric is `server_loss`."""
+    config = problem.config
+    return train_on_anchors(
+        state,
+        data,
+        supervised_loss(problem, data, config.server.augmentation),
+        config.server,
+        learning_rate_at(config, config.server.learning_rate, state.round),
+        key,
+        parts=CLASSIFIER,
+        epochs=config.server.epochs,
+        batch_size=config.server.batch_size,
+        kept_as=CLASSIFICATION,
+    )
+
+
+def pretrained_classifier(problem: Problem, data, key: jax.Array) -> State:
+    """Fresh weights, trained on the anchors by cross-entropy for `server.pretrain_epochs`: before the first round."""
+    config, (init_key, train_key) = problem.config, jax.random.split(key)
+    state = State(jnp.int32(0), *problem.network.init(init_key))
+    return train_on_anchors(
+        state,
+        data,
+        supervised_loss(problem, data, config.server.augmentation),
+        config.server,
+        jnp.float32(config.server.pretrain_learning_rate),
+        train_key,
+        parts=CLASSIFIER,
+        epochs=config.server.pretrain_epochs,
+        batch_size=config.server.batch_size,
+    )[0]
 
 
 def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:

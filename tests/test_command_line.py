@@ -102,15 +102,21 @@ def test_help(capsys):
 
 
 def test_config_arguments():
-    variants = {"mix": {"fedanchor.server_mixup": True}}
-    config = apply_arguments(base_config(), "cnn,mix,iid,anchors=250,images=7", variants)
+    config = apply_arguments(base_config(), "cnn,mix,iid,anchors=250,images=7")
     assert (config.model.name, config.fedanchor.server_mixup, config.data.alpha) == ("cnn", True, 1000.0)
     assert (config.data.num_anchors, config.data.examples_per_client) == (250, 7)
-    assert apply_arguments(base_config(), "", variants).to_dict() == base_config().to_dict()
-    for text, line in {"anchor=5": "known: .*cnn, .*mix, anchors=..., alpha=...", "anchors=many": "int",
+    assert apply_arguments(base_config(), "").to_dict() == base_config().to_dict()
+    for text, line in {"anchor=5": "known: .*cnn, .*mix, .*anchors=..., alpha=...", "anchors=many": "int",
                        "alpha": "known", "cnn=1": "known"}.items():  # fmt: skip
         with pytest.raises(UserError, match=line):
-            apply_arguments(base_config(), text, variants)
+            apply_arguments(base_config(), text)
+    # Arguments apply in their order: a variant is the method's that was named before it.
+    config = apply_arguments(base_config(), "semifl,strong,no_mixup")
+    assert (config.method, config.semifl.mixup, config.client.persistent) == ("semifl", False, True)
+    with pytest.raises(UserError, match="unknown config argument 'mix'"):
+        apply_arguments(base_config(), "semifl,mix")
+    assert apply_arguments(base_config(), "supervised").data.reveal_labels
+    assert apply_arguments(base_config(), "centralised").method == "anchors_only"
 
 
 @pytest.mark.parametrize("path", sorted(launch.QUICKSTART.parent.glob("*.py")), ids=lambda path: path.stem)

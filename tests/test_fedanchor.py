@@ -121,11 +121,13 @@ def test_aggregation_weighs_by_size_and_leaves_the_anchor_head():
     statistics = three_random(state.batch_stats)
     accepted = jnp.array([True, False, True])
     received = Received(ModelUpload(trained, statistics), accepted, jnp.array([30, 99, 10]), jnp.array([1, 1, 1]))
-    after = experiment.method.aggregate(state, received)
+    after, metrics = experiment.method.aggregate(state, received)
     assert after.params.keys() == state.params.keys()
     for name in trained:
         chex.assert_trees_all_close(after.params[name], expected(trained[name]), rtol=1e-5)
     chex.assert_trees_all_equal(after.params["anchor_head"], state.params["anchor_head"])
+    change = [np.asarray(after.params[n]["kernel"] - state.params[n]["kernel"]).ravel() for n in ("classifier",)]
+    assert metrics["update_norm"] > np.linalg.norm(np.concatenate(change))
     chex.assert_trees_all_close(after.batch_stats, expected(statistics), rtol=1e-5)
 
 

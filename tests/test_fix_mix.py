@@ -7,6 +7,7 @@ import optax
 
 from conftest import make_tiny_config
 from fedjax_ssl.augment import sample_lambda
+from fedjax_ssl.batches import draw_with_replacement
 from fedjax_ssl.clients import Cohort, train_cohort
 from fedjax_ssl.experiment import build_experiment
 from fedjax_ssl.method import State
@@ -90,9 +91,7 @@ def test_padded_steps_equal_the_unpadded_plain_loop():
 
 def test_the_mix_set_is_drawn_with_replacement_from_the_whole_client():
     """Eq. 6: qualified or not, and an example more than once."""
-    from fedjax_ssl.fix_mix import _draw_with_replacement
-
-    drawn = np.asarray(_draw_with_replacement(jax.random.key(0), jnp.int32(7), 7000))
+    drawn = np.asarray(draw_with_replacement(jax.random.key(0), jnp.int32(7), 7000))
     counts = np.bincount(drawn, minlength=7)
     assert len(counts) == 7  # nothing beyond the client's size
     # 1000 expected each, standard deviation 29.

@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.losses import cross_entropy, label_contrastive_loss, mixup_cross_entropy, unit_vectors
+from fedjax_ssl.losses import (
+    cross_entropy,
+    fixmatch_loss,
+    kl_divergence,
+    label_contrastive_loss,
+    mixup_cross_entropy,
+    proximal_term,
+    unit_vectors,
+)
 
 CLASSES = 4
 
@@ -98,3 +106,30 @@ def test_label_contrastive_loss_pulls_a_class_together():
 def test_unit_vectors():
     rows = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
     np.testing.assert_allclose(unit_vectors(rows), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
+
+
+def test_fixmatch_loss_counts_the_whole_batch():
+    """FixMatch eq. 4: what is not confident adds nothing, and the mean is over all that is there."""
+    rng = np.random.default_rng(5)
+    logits, labels = rng.normal(size=(6, 4)).astype(np.float32), rng.integers(0, 4, 6)
+    confident, mask = np.array([1, 0, 1, 1, 0, 1], bool), np.array([1, 1, 1, 1, 1, 0], bool)
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    expected = sum(-log_p[b, labels[b]] for b in (0, 2, 3)) / 5
+    np.testing.assert_allclose(fixmatch_loss(logits, labels, confident, mask), expected, rtol=1e-5)
+    assert fixmatch_loss(logits, labels, np.zeros(6, bool), mask) == 0
+
+
+def test_kl_divergence():
+    rng = np.random.default_rng(6)
+    reference, logits = rng.normal(size=(2, 6, 4)).astype(np.float32)
+    mask = np.array([1, 1, 0, 1, 1, 0], bool)
+    p, q = (np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) for x in (reference, logits))
+    expected = np.mean(np.sum(p * np.log(p / q), axis=1)[mask])
+    np.testing.assert_allclose(kl_divergence(reference, logits, mask), expected, rtol=1e-5)
+    # The reference has no gradient: it is the server's.
+    assert np.all(np.asarray(jax.grad(lambda r: kl_divergence(r, logits, mask))(reference)) == 0)
+
+
+def test_proximal_term():
+    params, reference = {"a": np.array([1.0, 2.0]), "b": np.array([[3.0]])}, {"a": np.zeros(2), "b": np.ones((1, 1))}
+    assert proximal_term(params, reference) == 0.5 * (1 + 4 + 4)

@@ -8,8 +8,8 @@ from fedjax_ssl.pseudo_labels import (
     all_pairs_scores,
     class_anchors,
     class_mean_scores,
-    qualify,
 )
+from fedjax_ssl.thresholds import qualify
 
 CLASSES, ABSENT = 5, 3
 
@@ -51,15 +51,16 @@ def test_both_forms_equal_the_equation(anchors_and_images):
 def test_labels_and_threshold(anchors_and_images):
     anchors, images = anchors_and_images
     expected = scores_by_hand(anchors, images)
-    labels, qualified = qualify(class_mean_scores(images, class_anchors(anchors, CLASSES)), 0.1)
+    labels, qualified = qualify(class_mean_scores(images, class_anchors(anchors, CLASSES)), 0.1, strictly=True)
     np.testing.assert_array_equal(labels, expected.argmax(axis=1))
     np.testing.assert_array_equal(qualified, expected.max(axis=1) > 0.1)
     assert 0 < np.sum(qualified) < len(images)
 
 
-def test_the_threshold_is_strict():
+def test_a_score_at_the_threshold():
     scores = np.array([[0.5, 0.25], [0.25, 0.75]], np.float32)
-    np.testing.assert_array_equal(qualify(scores, 0.5)[1], [False, True])
+    np.testing.assert_array_equal(qualify(scores, 0.5, strictly=True)[1], [False, True])
+    np.testing.assert_array_equal(qualify(scores, 0.5, strictly=False)[1], [True, True])
 
 
 def test_an_embedding_equal_to_every_anchor_of_a_class_scores_one():

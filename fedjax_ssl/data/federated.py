@@ -64,6 +64,8 @@ def federate(
     seed: int,
     max_client_size: int | None = None,
     same_images: FederatedData | None = None,
+    reveal_labels: bool = False,
+    centralised: bool = False,
 ) -> tuple[FederatedData, jax.Array]:
     """Puts a partitioned data set on the device, the hidden labels apart.
 
@@ -78,6 +80,8 @@ def federate(
         max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
           the size of the largest client.
         same_images: a federation of the same data set, whose images are taken instead of one more copy.
+        reveal_labels: every label is visible, for the fully supervised bounds.
+        centralised: the server holds all images of the federation, with their labels, as anchors.
 
     Returns:
         The federation's data, and the hidden labels: int32 [N], the true label of every training example.
@@ -91,15 +95,19 @@ def federate(
         raise ValueError(f"max_client_size={max_client_size}, but a client has {sizes.max()} examples")
     client_index = np.zeros((len(sizes), width), np.int32)
     client_index[np.arange(width) < sizes[:, np.newaxis]] = np.concatenate(partition.client_rows)
+    anchors = partition.anchor_index
+    if centralised:
+        anchors = np.concatenate([anchors, *partition.client_rows])
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
-    visible_labels[partition.anchor_index] = dataset.y_train[partition.anchor_index]
+    visible = np.arange(len(visible_labels)) if reveal_labels else anchors
+    visible_labels[visible] = dataset.y_train[visible]
     there = same_images is not None
     data = FederatedData(
         images=same_images.images if there else jnp.asarray(dataset.x_train, jnp.uint8),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
-        anchor_index=jnp.asarray(partition.anchor_index, jnp.int32),
+        anchor_index=jnp.asarray(anchors, jnp.int32),
         test_images=same_images.test_images if there else jnp.asarray(dataset.x_test, jnp.uint8),
         test_labels=same_images.test_labels if there else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.int32),

@@ -16,26 +16,26 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.aggregation import client_weights, weighted_mean
+from fedjax_ssl.aggregation import make_aggregation
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.fix_mix import fix_mix_phase, model_upload
+from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
+from fedjax_ssl.local_training import CLASSIFIER, own_optimizers
 from fedjax_ssl.losses import label_contrastive_loss
 from fedjax_ssl.method import Method, Problem, Report, State
 from fedjax_ssl.pseudo_labels import (
     AnchorEmbeddings,
+    CohortExamples,
     all_pairs_scores,
     class_anchors,
     class_mean_scores,
-    qualify,
     score_cohort,
 )
 from fedjax_ssl.schedule import learning_rate_at
-from fedjax_ssl.server import supervised_loss, supervised_mixup_loss, train_on_anchors
+from fedjax_ssl.server import CLASSIFICATION, own_optimizer, supervised_loss, supervised_mixup_loss, train_on_anchors
 from fedjax_ssl.statistics import make_statistics
+from fedjax_ssl.thresholds import own_thresholds, qualify_cohort
 
-CLASSIFICATION = ("backbone", "classifier")  # the parts that cross-entropy trains, and that clients upload
 CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
-
 
 # The systems of the paper's tables that differ from FedAnchor in a field or two: name -> fields.
 VARIANTS = {
@@ -45,7 +45,7 @@ VARIANTS = {
     "no_contrastive": {"fedanchor.contrastive": False},  # Table 3, "w/o contr loss"
     "ensemble": {"fedanchor.ensemble_views": 4},  # section 4.5
     "all_pairs": {"fedanchor.travels": "all_pairs"},  # what travels in the paper
-    "anchors_only": {"fedanchor.threshold": 2.0},  # no cosine reaches it: only the server trains. The lower bound
+    "no_clients": {"fedanchor.threshold": 2.0},  # no cosine reaches it: only the server trains, with both its losses
 }
 
 
@@ -53,7 +53,7 @@ def defaults() -> ConfigDict:
     """The section `config.fedanchor`."""
     section = ConfigDict()
     # Pseudo-labels (section 4.2).
-    section.threshold = 0.6  # t of eq. 5: a label counts when its score is above it (appendix C)
+    section.threshold = 0.6  # t of eq. 5: a label counts when its score is above it (appendix C); see config.threshold
     section.travels = "class_means"  # C vectors go down; 'all_pairs': all S, as in the paper. The scores are the same
     section.ensemble_views = 0  # section 4.5: n > 0 averages the scores of n weakly augmented views; 0: the raw image
     # Local training (section 4.3, appendix B).
@@ -119,19 +119,20 @@ def fedanchor(problem: Problem) -> Method:
             by_anchors = all_pairs_scores(outputs.embeddings, received.anchors, num_classes)
         return by_anchors, jax.nn.softmax(outputs.logits)
 
-    def label(received: Broadcast, data, rows, keys) -> Report:
+    def label(received: Broadcast, data, examples: CohortExamples) -> Labelled:
         by_anchors, probabilities = score_cohort(
             lambda images: scores(received, images),
             data.images,
-            rows,
-            keys,
+            examples,
             batch_size=config.eval_batch_size,
             weak=problem.weak,
             num_views=options.ensemble_views,
         )
-        labels, qualified = qualify(by_anchors, options.threshold)  # eq. 4, eq. 5
+        labels, qualified, kept = qualify_cohort(  # eq. 4, eq. 5
+            problem, options.threshold, by_anchors, examples.there, examples.states, strictly=True
+        )
         by_classifier = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
-        return Report({"anchor_head": labels, "classification_head": by_classifier}, qualified)
+        return Labelled(Report({"anchor_head": labels, "classification_head": by_classifier}, qualified), kept)
 
     local_training = fix_mix_phase(  # eq. 5 to 10
         problem,
@@ -139,17 +140,12 @@ def fedanchor(problem: Problem) -> Method:
         mixup_alpha=options.mixup_alpha if options.client_mixup else 0.0,
         mix_weight=options.mix_weight,
         mix_order=options.mix_order,
-        parts=CLASSIFICATION,
+        parts=CLASSIFIER,
     )
 
     # --- Server: w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1). A client with an empty fix set sent nothing. -----
 
-    def aggregate(state: State, received) -> State:
-        weights = client_weights(config.aggregation.weights, received.sizes, received.num_qualified, received.accepted)
-        model = weighted_mean(received.uploads, weights, otherwise=model_upload(network, state, CLASSIFICATION))
-        return state._replace(
-            params={**state.params, **model.params}, batch_stats=model.batch_stats or state.batch_stats
-        )
+    aggregation = make_aggregation(problem, CLASSIFIER)
 
     # --- Server: one epoch on the classification head, one on the anchor head (section 4.4). -----------------------
 
@@ -172,6 +168,8 @@ def fedanchor(problem: Problem) -> Method:
 
         return loss_fn
 
+    contrastive_parts = CONTRASTIVE[options.contrastive_trains]
+
     def train_both_heads(state: State, data, key, rates, epochs: tuple[int, int]):
         """So many epochs of cross-entropy, then so many of the label contrastive loss."""
         keys = jax.random.split(key)
@@ -187,9 +185,10 @@ def fedanchor(problem: Problem) -> Method:
             config.server,
             rates[0],
             keys[0],
-            parts=CLASSIFICATION,
+            parts=CLASSIFIER,
             epochs=epochs[0],
             batch_size=config.server.batch_size,
+            kept_as=CLASSIFICATION,
         )
         state, contrastive_metrics = train_on_anchors(
             state,
@@ -198,9 +197,10 @@ def fedanchor(problem: Problem) -> Method:
             config.server,
             rates[1],
             keys[1],
-            parts=CONTRASTIVE[options.contrastive_trains],
+            parts=contrastive_parts,
             epochs=epochs[1] if options.contrastive else 0,
             batch_size=options.contrastive_batch_size,
+            kept_as="contrastive",
         )
         return state, {**classification_metrics, **contrastive_metrics}
 
@@ -217,13 +217,21 @@ def fedanchor(problem: Problem) -> Method:
         state = State(jnp.int32(0), *network.init(init_key))
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
         epochs = (epochs, epochs if options.pretrain_contrastive else 0)
-        return train_both_heads(state, data, train_key, (rate, rate), epochs)[0]
+        state = train_both_heads(state, data, train_key, (rate, rate), epochs)[0]
+        return state._replace(
+            server={
+                **aggregation.init(state.params),
+                **own_optimizer(config.server, state.params, CLASSIFIER, CLASSIFICATION),
+                **own_optimizer(config.server, state.params, contrastive_parts, "contrastive"),
+            },
+            clients={**own_optimizers(problem, state.params, CLASSIFIER), **own_thresholds(problem)},
+        )
 
     return Method(
         init=init,
         broadcast=broadcast,
         phases=(local_training,),
-        aggregate=aggregate,
+        aggregate=aggregation.aggregate,
         server_after=server_after,
         statistics=make_statistics(network, config.model.statistics),
     )

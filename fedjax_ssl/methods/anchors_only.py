@@ -1,0 +1,15 @@
+"""The server's training alone, the lower bound: nobody but the server trains, on its labelled anchors.
+
+With `data.centralised` the same code is the centralised fully supervised bound (SemiFL's "Fully Supervised", FedIL's
+"Fully-Supervised"): the server then holds every image of the federation, with its label.
+"""
+
+from fedjax_ssl.alternating import alternating
+from fedjax_ssl.method import Method, Problem
+
+VARIANTS = {"no_pretraining": {"server.pretrain_epochs": 0}}
+
+
+def anchors_only(problem: Problem) -> Method:
+    """`server.epochs` of cross-entropy a round, as a Method without clients."""
+    return alternating(problem, ())

@@ -1,0 +1,292 @@
+"""FedIL: Federated Incremental Learning from Decentralized Unlabeled Data with Convergence Analysis.
+
+Yang, Yuan, Liu, Deng and Bao, 2023 (arXiv 2302.11823). What differs from FedAvg:
+  1. the server trains first; its own model theta_0 goes down beside the global one theta', and a divergence holds the
+     clients' predictions to its (iterative similarity fusion, eq. 12);
+  2. an image whose label has been the same, confident, and agreed with by theta_0 k times in a row joins the client's
+     pseudo-label set for good (incremental credibility learning, eq. 14 to 21);
+  3. uploads that point away from the server's update are left out of the mean (global incremental learning, eq. 24 to
+     26).
+
+The paper gives no learning rate, no batch size, no weight of the divergence, and not how often the count advances.
+Its Theorem 1 (the increment's norm decreases if and only if theta' converges) does not hold as stated: a norm of 1/t
+decreases and its sum diverges. The norm and its moving average are logged, and `fedil.stop_below` ends a run when the
+norm has been below an absolute tolerance for `fedil.stop_rounds` rounds.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl import local_training
+from fedjax_ssl.aggregation import cosines, make_aggregation
+from fedjax_ssl.alternating import alternating
+from fedjax_ssl.batches import batch_positions, draw_with_replacement, epoch_orders
+from fedjax_ssl.clients import Finished, Jobs, Phase
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.local_training import CLASSIFIER, Training, global_model
+from fedjax_ssl.losses import cross_entropy, fixmatch_loss, kl_divergence
+from fedjax_ssl.method import Method, Problem, Received, Report, State, unchanged
+from fedjax_ssl.pseudo_labels import CohortExamples, score_cohort
+from fedjax_ssl.server_model import SERVER_MODEL, ServerModel, train_server_model, with_server_model
+from fedjax_ssl.sgd import select
+from fedjax_ssl.thresholds import qualify
+
+FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean
+VARIANTS = {  # Table II
+    "no_label_set": {"fedil.label_set": False},
+    "no_cosine": {"fedil.cosine_screening": False},
+    "plain_fedil": {"fedil.label_set": False, "fedil.cosine_screening": False},
+}
+COUNT_PER = ("epoch", "round")
+CREDIBILITY, INCREMENTS = "credibility", "increments"  # entries of a client's own state, and of the server's
+
+
+def defaults() -> ConfigDict:
+    """The section `config.fedil`."""
+    section = ConfigDict()
+    section.threshold = 0.95  # tau of eq. 12
+    section.successive = 7  # k: counts in a row until a label joins the set (Table III: 2 to 8)
+    section.count_per = "round"  # t of eq. 17 to 19 counts a client's rounds; 'epoch': its local epochs
+    section.label_set = True  # xi_c of eq. 14; False: Table II's "without pseudo-label set"
+    section.kl_weight = 1.0  # of xi_b in eq. 11
+    section.cosine_screening = True  # epsilon(S) of eq. 25; False: Table II's "without Cosine Similarity"
+    section.average_rounds = 20  # of the moving average of the increment's norm (Figure 4)
+    section.stop_below = 0.0  # ends the run when the norm stays below it; 0: never
+    section.stop_rounds = 20  # for so many rounds
+    return section
+
+
+class Broadcast(NamedTuple):
+    """What travels down: two models.
+
+    Attributes:
+        params, batch_stats: theta', the global model.
+        server: theta_0, the server's.
+        learning_rate: float32 [], of this round's local training.
+    """
+
+    params: Any
+    batch_stats: Any
+    server: ServerModel
+    learning_rate: jax.Array
+
+
+class Credibility(NamedTuple):
+    """What a client remembers of its examples.
+
+    Attributes:
+        label: int32 [n_max], the label that is being counted, or that of a member of the set.
+        count: int32 [n_max], how often in a row it has been found.
+        in_set: bool [n_max], whether the example is in the pseudo-label set D^l.
+    """
+
+    label: jax.Array
+    count: jax.Array
+    in_set: jax.Array
+
+
+class Work(NamedTuple):
+    """What one client trains on; positions count its own examples.
+
+    Attributes:
+        rows: int32 [n_max], of the image table.
+        size: int32 [], its examples.
+        order: int32 [E, n_max], their positions, shuffled for each epoch.
+        set_first: int32 [n_max], the positions of the set's members first.
+        set_size: int32 [].
+    """
+
+    rows: jax.Array
+    size: jax.Array
+    order: jax.Array
+    set_first: jax.Array
+    set_size: jax.Array
+
+
+class Carry(NamedTuple):
+    """What the steps carry: the model, and what is found out about the examples."""
+
+    training: Training
+    credibility: Credibility
+    set_labels: jax.Array  # int32 [n_max], of the set as it was when the round began
+
+
+def fedil(problem: Problem) -> Method:
+    """Algorithms 1 and 2 as a Method."""
+    options = problem.config.fedil
+    _check(options)
+    frame = alternating(problem, (_phase(problem),), own_states=_no_credibility)
+
+    def init(data, key) -> State:
+        state = with_server_model(frame.init(data, key))
+        rounds = max(options.average_rounds, options.stop_rounds)
+        return state._replace(server={**state.server, INCREMENTS: jnp.full(rounds, jnp.nan)})
+
+    def broadcast(state: State, data) -> Broadcast:
+        del data
+        down = global_model(problem, state)
+        return Broadcast(down.params, down.batch_stats, state.server[SERVER_MODEL], down.learning_rate)
+
+    def same_direction(state: State, received: Received) -> jax.Array:
+        """epsilon(S) of eq. 25 and 26: whether an update points where the server's does."""
+        from_global = lambda tree: jax.tree.map(  # noqa: E731
+            jnp.subtract, select(tree, CLASSIFIER), select(state.params, CLASSIFIER)
+        )
+        return cosines(from_global(received.uploads.params), from_global(state.server[SERVER_MODEL].params)) >= 0
+
+    aggregation = make_aggregation(problem, CLASSIFIER, same_direction if options.cosine_screening else None)
+
+    def aggregate(state: State, received: Received):
+        """Eq. 24 and 25; if nobody passes, theta' stays."""
+        after, metrics = aggregation.aggregate(state, received)
+        increments = jnp.concatenate([metrics["update_norm"][None], state.server[INCREMENTS][:-1]])
+        metrics["update_norm_average"] = jnp.nanmean(increments[: options.average_rounds])
+        if options.cosine_screening:
+            metrics["screened_out"] = jnp.sum(received.accepted & ~same_direction(state, received))
+        return after._replace(server={**after.server, INCREMENTS: increments}), metrics
+
+    def converged(state: State) -> jax.Array:
+        return jnp.all(state.server[INCREMENTS][: options.stop_rounds] < options.stop_below)  # NaN is below nothing
+
+    return frame._replace(
+        init=init,
+        server_before=lambda state, data, key: train_server_model(problem, state, data, key),  # eq. 22
+        broadcast=broadcast,
+        aggregate=aggregate,
+        server_after=unchanged,
+        converged=converged if options.stop_below > 0 else None,
+    )
+
+
+def _no_credibility(data) -> dict[str, Credibility]:
+    zeros = jnp.zeros(data.client_index.shape, jnp.int32)
+    return {CREDIBILITY: Credibility(zeros, zeros, zeros.astype(bool))}
+
+
+def _phase(problem: Problem) -> Phase:
+    network, config, options = problem.network, problem.config.client, problem.config.fedil
+
+    def prepare(broadcast: Broadcast, data, cohort, previous) -> Jobs:
+        del previous
+        keys, set_size = cohort.keys(), jnp.sum(cohort.states[CREDIBILITY].in_set, axis=1)
+        examples = CohortExamples.of(data, cohort, keys)
+
+        def probabilities(images):
+            return jax.nn.softmax(network.predict(broadcast.params, broadcast.batch_stats, images).logits)
+
+        scores = score_cohort(  # for the record: training makes its labels step by step
+            probabilities, data.images, examples, batch_size=problem.config.eval_batch_size, weak=problem.weak
+        )
+        labels, qualified = qualify(scores, options.threshold, strictly=False)
+        work = Work(
+            rows=examples.rows,
+            size=jnp.sum(examples.there, axis=1),
+            order=jax.vmap(lambda key, there: epoch_orders(key, there, config.epochs))(keys, examples.there),
+            set_first=jnp.argsort(~cohort.states[CREDIBILITY].in_set, axis=1, stable=True),
+            set_size=set_size,
+        )
+        report = Report({"classification_head": labels}, qualified & examples.there)
+        return Jobs(config.epochs * _steps_per_epoch(work.size), work, report)
+
+    def start(broadcast, work, states) -> Carry:
+        del work
+        metrics = ("client_loss", "pseudo_loss", "kl_loss", "set_loss", "confident_share")
+        training = local_training.start(config, broadcast, states, CLASSIFIER, metrics)
+        return Carry(training, states[CREDIBILITY], states[CREDIBILITY].label)
+
+    def step(broadcast: Broadcast, data, work, carry: Carry, index, key) -> Carry:
+        epoch, batch = jnp.divmod(index, _steps_per_epoch(work.size))
+        places, mask = batch_positions(batch, config.batch_size, work.size)
+        positions = work.order[epoch, jnp.minimum(places, len(work.rows) - 1)]
+        images = data.images[work.rows[positions]]
+        weak_key, strong_key, set_key, set_view_key = jax.random.split(key, 4)
+        weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
+        reference = network.predict(broadcast.server.params, broadcast.server.batch_stats, weak).logits  # eq. 10, y_0
+        views = (weak, strong)
+        if options.label_set:
+            # A batch of D^l, with replacement. While the set is empty the batch's own images stand in, unlearned from.
+            drawn = work.set_first[draw_with_replacement(set_key, jnp.maximum(work.set_size, 1), config.batch_size)]
+            drawn = jnp.where(work.set_size > 0, drawn, positions)
+            views += (problem.weak(set_view_key, data.images[work.rows[drawn]]),)
+
+        def loss_fn(params, batch_stats):
+            outputs, batch_stats = network.train(params, batch_stats, views, mask)
+            of_weak, of_strong = outputs[0].logits, outputs[1].logits
+            labels, confident = qualify(jax.nn.softmax(of_weak), options.threshold, strictly=False)
+            pseudo_loss = fixmatch_loss(of_strong, labels, confident, mask)  # xi_a of eq. 12
+            kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
+            set_loss = jnp.float32(0.0)
+            if options.label_set:  # xi_c, eq. 15
+                set_loss = cross_entropy(outputs[2].logits, carry.set_labels[drawn], mask & (work.set_size > 0))
+            loss = pseudo_loss + options.kl_weight * kl_loss + set_loss  # eq. 14
+            metrics = {
+                "client_loss": loss,
+                "pseudo_loss": pseudo_loss,
+                "kl_loss": kl_loss,
+                "set_loss": set_loss,
+                "confident_share": jnp.sum(confident & mask) / jnp.sum(mask),
+            }
+            return loss, (batch_stats, metrics, (labels, confident))
+
+        training, (labels, confident) = local_training.step_and_found(
+            config, broadcast, carry.training, loss_fn, CLASSIFIER
+        )
+        agreed = jnp.argmax(reference, axis=-1).astype(jnp.int32) == labels  # eq. 18
+        counts = mask & ((epoch == config.epochs - 1) | (options.count_per == "epoch"))
+        credibility = advance(carry.credibility, positions, labels, confident & agreed, counts, options.successive)
+        return Carry(training, credibility, carry.set_labels)
+
+    def finish(broadcast, work, carry: Carry, num_steps) -> Finished:
+        del broadcast
+        own = {CREDIBILITY: carry.credibility}
+        finished = local_training.finish(problem, carry.training, own, num_steps, CLASSIFIER)
+        return finished._replace(metrics={**finished.metrics, "set_size": work.set_size.astype(jnp.float32)})
+
+    def _steps_per_epoch(size):
+        return -(-size // config.batch_size)
+
+    return Phase(prepare, start, step, finish)
+
+
+def advance(
+    credibility: Credibility,
+    positions: jax.Array,
+    labels: jax.Array,
+    credible: jax.Array,
+    counts: jax.Array,
+    successive: int,
+) -> Credibility:
+    """Counts a batch's labels (eq. 17 to 21).
+
+    Args:
+        credibility: before, leaves [n_max].
+        positions: int32 [B], the batch's examples.
+        labels: int32 [B], argmax of their predictions.
+        credible: bool [B], whether the label is confident and the server's model agrees (both factors of eq. 19).
+        counts: bool [B], which of the batch are looked at at all.
+        successive: k.
+
+    Returns:
+        Credibility after: the same label again adds one, another credible one starts again with one, one that is not
+        credible starts again with none; at k the example joins the set, and its label changes no more.
+    """
+    old = jax.tree.map(lambda leaf: leaf[positions], credibility)
+    same = (old.count > 0) & (old.label == labels)
+    count = jnp.where(credible, jnp.where(same, old.count + 1, 1), 0)
+    changes = counts & ~old.in_set
+    place = jnp.where(changes, positions, len(credibility.label))  # beyond the end: dropped
+    put = lambda leaf, values: leaf.at[place].set(values, mode="drop")  # noqa: E731
+    return Credibility(
+        put(credibility.label, labels), put(credibility.count, count), put(credibility.in_set, count >= successive)
+    )
+
+
+def _check(options) -> None:
+    if options.count_per not in COUNT_PER:
+        raise UserError(f"fedil.count_per is {options.count_per!r}; known: {', '.join(COUNT_PER)}")
+    for field in ("successive", "average_rounds", "stop_rounds"):
+        if options[field] < 1:
+            raise UserError(f"fedil.{field} must be at least 1, not {options[field]}")

@@ -1,0 +1,149 @@
+"""FedAvg+FixMatch: FixMatch at each client, the server's supervised training beside it.
+
+Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020 (arXiv
+2001.07685), as the baseline of SemiFL (its Table 4) and FedAnchor (Tables 1 and 2). What differs from FedAvg:
+  1. the pseudo-label of an image is made in the very step that trains on it, by the client's current model;
+  2. the strong view of an image is trained towards the label of its weak view where that is confident;
+  3. the server trains in alternation (FedAnchor's form), or in parallel from the same global model, and then has half
+     the weight in the mean (SemiFL's).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl import local_training
+from fedjax_ssl.alternating import alternating
+from fedjax_ssl.batches import batch_positions, epoch_orders
+from fedjax_ssl.clients import Finished, Jobs, Phase
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.local_training import CLASSIFIER, GlobalModel, Training
+from fedjax_ssl.losses import fixmatch_loss
+from fedjax_ssl.method import Method, Problem, Report, unchanged
+from fedjax_ssl.pseudo_labels import CohortExamples, score_cohort
+from fedjax_ssl.server_model import SERVER_MODEL, train_server_model, with_server_model
+from fedjax_ssl.thresholds import class_thresholds, own_thresholds, qualify
+
+VARIANTS = {"parallel": {"fixmatch.server": "parallel"}}  # SemiFL's Table 4
+SERVERS = ("alternate", "parallel")
+LABEL_MODES = ("train", "eval")
+
+
+def defaults() -> ConfigDict:
+    """The section `config.fixmatch`."""
+    section = ConfigDict()
+    section.threshold = 0.95  # tau; a label counts from it on
+    section.server = "alternate"  # or 'parallel'
+    # Batch statistics in labelling: 'train', those of the weak batch, in one pass with the strong one, as the reference
+    # code does; 'eval', the model's running or static ones.
+    section.label_mode = "train"
+    return section
+
+
+class Work(NamedTuple):
+    """What one client trains on: all its examples.
+
+    Attributes:
+        rows: int32 [n_max], of the image table.
+        size: int32 [], its examples.
+        order: int32 [E, n_max], their positions, shuffled for each epoch.
+        thresholds: float32 [C], for each class.
+        kept: entries of the client's own state for its next round.
+    """
+
+    rows: jax.Array
+    size: jax.Array
+    order: jax.Array
+    thresholds: jax.Array
+    kept: dict
+
+
+def fixmatch(problem: Problem) -> Method:
+    """FedAvg+FixMatch as a Method."""
+    options = problem.config.fixmatch
+    for field, known in {"server": SERVERS, "label_mode": LABEL_MODES}.items():
+        if options[field] not in known:
+            raise UserError(f"fixmatch.{field} is {options[field]!r}; known: {', '.join(known)}")
+    phases = (_phase(problem),)
+    method = alternating(problem, phases, own_states=lambda data: own_thresholds(problem))
+    if options.server == "alternate":
+        return method
+
+    def aggregate(state, received):
+        """1/2 of the clients' mean and 1/2 of the server's model; the global model where no client sent anything."""
+        averaged, metrics = method.aggregate(state, received)
+        own = state.server[SERVER_MODEL]
+        half = lambda clients, server: 0.5 * clients + 0.5 * server  # noqa: E731
+        averaged = averaged._replace(params=jax.tree.map(half, averaged.params, own.params))
+        if problem.network.normalisation == "running":
+            averaged = averaged._replace(batch_stats=jax.tree.map(half, averaged.batch_stats, own.batch_stats))
+        return averaged, metrics
+
+    return method._replace(
+        init=lambda data, key: with_server_model(method.init(data, key)),
+        server_before=lambda state, data, key: train_server_model(problem, state, data, key),
+        aggregate=aggregate,
+        server_after=unchanged,
+    )
+
+
+def _phase(problem: Problem) -> Phase:
+    network, config, options = problem.network, problem.config.client, problem.config.fixmatch
+
+    def prepare(broadcast: GlobalModel, data, cohort, previous) -> Jobs:
+        del previous
+        keys = cohort.keys()
+        examples = CohortExamples.of(data, cohort, keys)
+
+        def probabilities(images):
+            return jax.nn.softmax(network.predict(broadcast.params, broadcast.batch_stats, images).logits)
+
+        # What the received model makes of the client: for the thresholds that adapt, and for the record.
+        scores = score_cohort(
+            probabilities, data.images, examples, batch_size=problem.config.eval_batch_size, weak=problem.weak
+        )
+        thresholds, kept = jax.vmap(
+            lambda s, t, own: class_thresholds(problem.config.threshold, options.threshold, s, t, own)
+        )(scores, examples.there, cohort.states)
+        labels, qualified = qualify(scores, thresholds[:, None, :], strictly=False)
+        size = jnp.sum(examples.there, axis=1)
+        order = jax.vmap(lambda key, there: epoch_orders(key, there, config.epochs))(keys, examples.there)
+        work = Work(examples.rows, size, order, thresholds, kept)
+        report = Report({"classification_head": labels}, qualified & examples.there)
+        return Jobs(config.epochs * _steps_per_epoch(size), work, report)
+
+    def start(broadcast, work, states) -> Training:
+        del work
+        return local_training.start(config, broadcast, states, CLASSIFIER, ("client_loss", "confident_share"))
+
+    def step(broadcast, data, work, carry, index, key) -> Training:
+        epoch, batch = jnp.divmod(index, _steps_per_epoch(work.size))
+        positions, mask = batch_positions(batch, config.batch_size, work.size)
+        positions = work.order[epoch, jnp.minimum(positions, len(work.rows) - 1)]
+        images = data.images[work.rows[positions]]
+        weak_key, strong_key = jax.random.split(key)
+        weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
+
+        def loss_fn(params, batch_stats):
+            if options.label_mode == "train":
+                (of_weak, of_strong), batch_stats = network.train(params, batch_stats, (weak, strong), mask)
+            else:
+                of_weak = network.predict(params, batch_stats, weak)
+                (of_strong,), batch_stats = network.train(params, batch_stats, (strong,), mask)
+            labels, confident = qualify(jax.nn.softmax(of_weak.logits), work.thresholds, strictly=False)
+            loss = fixmatch_loss(of_strong.logits, labels, confident, mask)
+            share = jnp.sum(confident & mask) / jnp.sum(mask)
+            return loss, (batch_stats, {"client_loss": loss, "confident_share": share})
+
+        return local_training.step(config, broadcast, carry, loss_fn, CLASSIFIER)
+
+    def finish(broadcast, work, carry, num_steps) -> Finished:
+        del broadcast
+        return local_training.finish(problem, carry, work.kept, num_steps, CLASSIFIER)
+
+    def _steps_per_epoch(size):
+        return -(-size // config.batch_size)
+
+    return Phase(prepare, start, step, finish)

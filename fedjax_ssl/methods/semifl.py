@@ -1,0 +1,72 @@
+"""SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training.
+
+Diao, Ding and Tarokh, NeurIPS 2022 (arXiv 2106.01432). What differs from FedAvg:
+  1. clients label their images once a round with the global model that they received, and keep the confident ones;
+  2. they train on a fix set and a mix set (MixMatch's mixup with an unthresholded partner);
+  3. after each aggregation, which has a momentum, the server trains on its labelled images.
+
+The paper's own recipe is the fragment `strong` (see `fedjax_ssl/recipes.py`): static batch normalisation, a cosine
+schedule, Nesterov momentum, clipping, optimisers that survive rounds, uniform weights, server momentum 0.5. FedAnchor's
+tables have a SemiFL some 10 to 20 points below its own paper's: the recipe `plain` is the likely reason.
+"""
+
+import jax
+from ml_collections import ConfigDict
+
+from fedjax_ssl.alternating import alternating
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
+from fedjax_ssl.local_training import CLASSIFIER, GlobalModel
+from fedjax_ssl.method import Method, Problem, Report
+from fedjax_ssl.pseudo_labels import CohortExamples, score_cohort
+from fedjax_ssl.thresholds import own_thresholds, qualify_cohort
+
+VARIANTS = {"no_mixup": {"semifl.mixup": False}}  # FedAnchor's Table 3, "SemiFL + no mixup"
+
+
+def defaults() -> ConfigDict:
+    """The section `config.semifl`."""
+    section = ConfigDict()
+    section.threshold = 0.95  # tau of eq. 4; a label counts from it on
+    section.label_views = 1  # the probabilities' mean over so many weakly augmented views; 0: the raw image
+    section.mixup = True
+    section.mixup_alpha = 0.75  # a of lambda ~ Beta(a, a), eq. 6
+    section.mix_weight = 1.0  # lambda of L_fix + lambda L_mix, eq. 8
+    section.mix_order = "augment_then_mix"  # eq. 6; 'mix_then_augment' is FedAnchor's
+    return section
+
+
+def semifl(problem: Problem) -> Method:
+    """Algorithm 1 as a Method."""
+    options, network = problem.config.semifl, problem.network
+    if options.label_views < 0:
+        raise UserError(f"semifl.label_views must be at least 0, not {options.label_views}")
+
+    def label(received: GlobalModel, data, examples: CohortExamples) -> Labelled:
+        """Eq. 4: the global model's hard labels, and which of them reach the threshold."""
+
+        def probabilities(images):
+            return jax.nn.softmax(network.predict(received.params, received.batch_stats, images).logits)
+
+        scores = score_cohort(
+            probabilities,
+            data.images,
+            examples,
+            batch_size=problem.config.eval_batch_size,
+            weak=problem.weak,
+            num_views=options.label_views,
+        )
+        labels, qualified, kept = qualify_cohort(
+            problem, options.threshold, scores, examples.there, examples.states, strictly=False
+        )
+        return Labelled(Report({"classification_head": labels}, qualified), kept)
+
+    local_training = fix_mix_phase(  # eq. 5 to 8
+        problem,
+        label,
+        parts=CLASSIFIER,
+        mixup_alpha=options.mixup_alpha if options.mixup else 0.0,
+        mix_weight=options.mix_weight,
+        mix_order=options.mix_order,
+    )
+    return alternating(problem, (local_training,), own_states=lambda data: own_thresholds(problem))
