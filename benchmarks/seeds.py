@@ -2,7 +2,7 @@
 
     python benchmarks/seeds.py --seeds=0,1,2 --workdir=runs/digits \\
         'fedanchor: --config=configs/quickstart.py' \\
-        'anchors: --config=configs/quickstart.py:anchors_only'
+        'anchors: --config=configs/quickstart.py:no_clients'
 
 Each argument is a name and the words of a `launch.py` command line. Runs lie in WORKDIR/NAME/SEED; one that is
 finished is not run again, one that was stopped goes on. Differences are against the last variant, seed by seed.

@@ -35,15 +35,15 @@ class State(NamedTuple):
     Attributes:
         round: int32 [], rounds done.
         params, batch_stats: the global model.
-        server: what the parts of the method keep at the server besides, by their names.
-        clients: what each client keeps for itself, by the parts' names, every leaf [K, ...].
+        server: a dict of what the parts of the method keep at the server besides, by their names.
+        clients: a dict of what each client keeps for itself, by the parts' names, every leaf [K, ...].
     """
 
     round: jax.Array
     params: Params
     batch_stats: BatchStats
-    server: dict[str, Any] = {}
-    clients: dict[str, Any] = {}
+    server: Any = ()
+    clients: Any = ()
 
 
 class Report(NamedTuple):

@@ -75,7 +75,7 @@ def test_updates_against_the_server_s_direction_are_left_out():
         updates = flat(received.uploads.params, 5) - theta
         cosine = updates @ (server - theta) / np.linalg.norm(updates, axis=1) / np.linalg.norm(server - theta)
         kept = np.asarray(received.accepted) & ((cosine >= 0) | (not screening))
-        assert 0 < kept.sum() and (not screening or kept.sum() < 4)
+        assert kept.sum() > 0 and (not screening or kept.sum() < 4)
         np.testing.assert_allclose(flat(after.params), theta + updates[kept].mean(axis=0), atol=1e-5)
         np.testing.assert_allclose(metrics["update_norm"], np.linalg.norm(updates[kept].mean(axis=0)), rtol=1e-5)
         if screening:
@@ -93,7 +93,7 @@ def test_nobody_in_the_server_s_direction_leaves_the_model():
 
 
 def test_a_run_ends_when_the_increment_stays_small():
-    method, state, _ = fake_federation(True)
+    method, _state, _ = fake_federation(True)
     for increments, over in ([0.4, 0.3, 9.0], True), ([0.4, 0.6, 0.1], False), ([0.4, np.nan, np.nan], False):
         held = types.SimpleNamespace(server={"increments": jnp.array(increments)})
         assert bool(method.converged(held)) is over

@@ -57,7 +57,7 @@ def trained(request):
 
 
 def test_two_rounds_train_and_stay_finite(trained):
-    method, experiment, _, states, history = trained
+    method, _, _, states, history = trained
     chex.assert_tree_all_finite((states[-1].params, states[-1].batch_stats, states[-1].clients))
     moved = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), states[0].params, states[-1].params)
     assert all(change > 0 for change in jax.tree.leaves(moved))
@@ -72,7 +72,7 @@ def test_two_rounds_train_and_stay_finite(trained):
 def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):
     method, experiment, round_fn, states, _ = trained
     permuted = jax.random.permutation(jax.random.key(0), experiment.hidden_labels)
-    state, metrics = round_fn(states[0], experiment.data, permuted)
+    state, _metrics = round_fn(states[0], experiment.data, permuted)
     chex.assert_trees_all_equal(state, states[1])
     if method in REVEALED:  # the labels are given to it, and only then
         assert np.all(np.asarray(experiment.data.visible_labels) >= 0)
@@ -93,7 +93,7 @@ def test_bytes_are_those_of_the_models_that_travel(trained):
 
 
 def test_only_the_cohort_s_own_states_change(trained):
-    method, experiment, _, states, history = trained
+    method, _, _, states, _ = trained
     if not states[0].clients:
         pytest.skip(f"the clients of {method} keep nothing here")
     changed = np.zeros(8, bool)
