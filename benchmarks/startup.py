@@ -4,11 +4,12 @@
     python benchmarks/startup.py --model=cnn --repeats=1
 
 Each measurement is `python launch.py --config=configs/fedanchor_cifar10.py:MODEL` as a process of its own, in a fresh
-workdir: 100 clients of 100 images, 2 of them a round, one local epoch, one round; everything else as in the config, the
-pre-training on 500 anchors included. The images are random and every one of them is trained on (a threshold below all
-cosines), so that both runs do the same work. 'cold' gets an empty folder in JAX_COMPILATION_CACHE_DIR, 'warm' the same
-folder again; with --repeats=N there are N such pairs. The operating system's file cache is warm in both, except perhaps
-for the first.
+workdir: 100 clients of 100 images, 2 of them a round, one local epoch, one round. The server has --anchors images and
+pre-trains --pretrain_epochs on them: few, because that is the method's work and no part of starting up, and not none,
+because the pre-training has to be compiled. Everything else is as in the config. The images are random and every one
+of them is trained on (a threshold below all cosines), so that both runs do the same work. 'cold' gets an empty folder
+in JAX_COMPILATION_CACHE_DIR, 'warm' the same folder again; with --repeats=N there are N such pairs. The operating
+system's file cache is warm in both, except perhaps for the first.
 
 A round is finished when its line is in the workdir's metrics.jsonl, which is looked at every 20 ms. The parts:
 
@@ -36,21 +37,21 @@ import numpy as np
 from harness import describe, write
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CLASSES, CLIENTS, IMAGES_EACH, ANCHORS = 10, 100, 100, 500
+CLASSES, CLIENTS, IMAGES_EACH = 10, 100, 100
 LOOK_EVERY = 0.02  # seconds
 
 
-def make_images(path: pathlib.Path, num_test: int) -> None:
+def make_images(path: pathlib.Path, num_anchors: int, num_test: int) -> None:
     """Writes an npz of random images in CIFAR-10's shape: just enough for the clients and the anchors."""
     rng = np.random.default_rng(0)
     arrays = {}
-    for part, count in (("train", CLIENTS * IMAGES_EACH + ANCHORS), ("test", num_test)):
+    for part, count in (("train", CLIENTS * IMAGES_EACH + num_anchors), ("test", num_test)):
         arrays[f"x_{part}"] = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
         arrays[f"y_{part}"] = np.arange(count) % CLASSES
     np.savez(path, **arrays)
 
 
-def command_of(model: str, images: pathlib.Path, workdir: pathlib.Path) -> list[str]:
+def command_of(options: argparse.Namespace, images: pathlib.Path, workdir: pathlib.Path) -> list[str]:
     """The command line that is measured."""
     overrides = {
         "num_clients": CLIENTS,
@@ -60,14 +61,15 @@ def command_of(model: str, images: pathlib.Path, workdir: pathlib.Path) -> list[
         "data.source": "npz",
         "data.path": images,
         "data.flip": "true",
-        "data.num_anchors": ANCHORS,
+        "data.num_anchors": options.anchors,
+        "server.pretrain_epochs": options.pretrain_epochs,
         "data.examples_per_client": IMAGES_EACH,
         "fedanchor.threshold": -2.0,
     }
     return [
         sys.executable,
         str(ROOT / "launch.py"),
-        f"--config={ROOT / 'configs' / 'fedanchor_cifar10.py'}:{model}",
+        f"--config={ROOT / 'configs' / 'fedanchor_cifar10.py'}:{options.model}",
         f"--workdir={workdir}",
         *(f"--config.{name}={value}" for name, value in overrides.items()),
     ]
@@ -130,6 +132,8 @@ def measure(command: list[str], workdir: pathlib.Path, cache: pathlib.Path) -> d
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="wrn28_2")
+    parser.add_argument("--anchors", type=int, default=100)
+    parser.add_argument("--pretrain_epochs", type=int, default=1)
     parser.add_argument("--test_images", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", default="startup.json")
@@ -137,16 +141,21 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        make_images(folder / "images.npz", options.test_images)
+        make_images(folder / "images.npz", options.anchors, options.test_images)
         for pair in range(options.repeats):
             cache = folder / f"cache{pair}"
             for kind in ("cold", "warm"):
                 workdir = folder / f"{kind}{pair}"
-                command = command_of(options.model, folder / "images.npz", workdir)
+                command = command_of(options, folder / "images.npz", workdir)
                 rows.append({"pair": pair, "cache": kind, **measure(command, workdir, cache)})
                 print(f"{kind} {rows[-1]['first round']:.1f} s", file=sys.stderr, flush=True)
     # The machine is described last: on a GPU this process would otherwise take memory from those it measures.
-    machine = {**describe(), "model": options.model}
+    machine = {
+        **describe(),
+        "model": options.model,
+        "anchors": options.anchors,
+        "pretrain_epochs": options.pretrain_epochs,
+    }
     cold, warm = ([row["first round"] for row in rows if row["cache"] == kind] for kind in ("cold", "warm"))
     print(f"startup cold {statistics.median(cold):.2f}")
     print(f"startup warm {statistics.median(warm):.2f}")

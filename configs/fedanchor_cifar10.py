@@ -5,7 +5,8 @@
     python launch.py --config=configs/fedanchor_cifar10.py:mix,iid --config.data.source=npz --config.data.path=FILE \\
         --config.data.flip=true
 
-100 clients of 495 images, Dir 0.1, 500 labelled anchors at the server, 10 clients a round, 5 local epochs, 500 rounds.
+100 clients of 495 images, Dir 0.1, 500 labelled anchors at the server, 10 clients a round, 5 local epochs, 500
+rounds.
 Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each client), and the variants of
 fedjax_ssl/methods/fedanchor.py.
 

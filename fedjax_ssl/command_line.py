@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import pathlib
+from collections.abc import Callable
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -23,7 +24,11 @@ def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
     Raises:
         UserError: there is no such file or field, or a value is of the wrong type.
     """
-    config = load_config_file(config_file)
+    return override(load_config_file(config_file), overrides)
+
+
+def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
+    """A configuration with fields replaced by words like '--config.seed=1'; see `parse_config`."""
     for word in overrides:
         if word.startswith(OVERRIDE):
             _check_field(config, word.removeprefix(OVERRIDE).partition("=")[0])
@@ -41,6 +46,11 @@ def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
 def load_config_file(config_file: str) -> ConfigDict:
     """What `get_config` of a Python file returns; the part behind a colon is its argument."""
     path, colon, arguments = config_file.partition(":")
+    return load_python_file(path, "get_config")(*([arguments] if colon else []))
+
+
+def load_python_file(path: str, function: str) -> Callable:
+    """A function of a Python file."""
     if not pathlib.Path(path).is_file():
         raise UserError(f"there is no config file {path}")
     spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
@@ -48,9 +58,9 @@ def load_config_file(config_file: str) -> ConfigDict:
         raise UserError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise UserError(f"{path} has no function get_config")
-    return module.get_config(*([arguments] if colon else []))
+    if not hasattr(module, function):
+        raise UserError(f"{path} has no function {function}")
+    return getattr(module, function)
 
 
 def _check_field(config: ConfigDict, field: str) -> None:

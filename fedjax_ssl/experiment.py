@@ -1,5 +1,6 @@
 """A run from its configuration to its trained model: `train(config, workdir)`."""
 
+import concurrent.futures
 import contextlib
 import functools
 import os
@@ -60,6 +61,7 @@ class Experiment(NamedTuple):
         data: the federation, on the device.
         hidden_labels: int32 [N], the truth, for scoring only.
         partition: who owns which rows.
+        state_shape: a state's shapes. Tracing is slow, and everything that needs them takes them from here.
     """
 
     problem: Problem
@@ -67,6 +69,7 @@ class Experiment(NamedTuple):
     data: FederatedData
     hidden_labels: jax.Array
     partition: Partition
+    state_shape: State
 
 
 class Run(NamedTuple):
@@ -153,8 +156,7 @@ def open_runs(config: ConfigDict, workdir: str | os.PathLike | None, open_folder
     ]
     partition_files = [folder.path / PARTITION if folder.is_begun else None for folder in folders]
     experiments = build_experiments(configs, partition_files)
-    like = jax.eval_shape(functools.partial(initialise, experiments[0]), experiments[0].data)
-    return [Run(e, folder, restore_newest(folder, like)) for e, folder in zip(experiments, folders)]
+    return [Run(e, folder, restore_newest(folder, e.state_shape)) for e, folder in zip(experiments, folders)]
 
 
 def restore_newest(folder: Workdir, like: State) -> State | None:
@@ -219,14 +221,22 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             dataset, partition, c.seed, max(1, width), first, config.data.reveal_labels, config.data.centralised
         )
         first = first or data
-        experiments.append(Experiment(problem, method, data, hidden_labels, partition))
+        shape = experiments[0].state_shape if experiments else jax.eval_shape(_initialise(method), data)
+        experiments.append(Experiment(problem, method, data, hidden_labels, partition, shape))
     return experiments
 
 
 def initialise(experiment: Experiment, data: FederatedData) -> State:
     """The state before the first round: initialised, pre-trained, with statistics from the server's images."""
-    state = experiment.method.init(data, init_key(data.seed))
-    return experiment.method.statistics(state, data, jnp.zeros((0,), jnp.int32))
+    return _initialise(experiment.method)(data)
+
+
+def _initialise(method: Method) -> Callable[[FederatedData], State]:
+    def init(data):
+        state = method.init(data, init_key(data.seed))
+        return method.statistics(state, data, jnp.zeros((0,), jnp.int32))
+
+    return init
 
 
 def compile_program(config: ConfigDict, group: list[Run], runs: list[Run]) -> Program:
@@ -237,11 +247,13 @@ def compile_program(config: ConfigDict, group: list[Run], runs: list[Run]) -> Pr
     """
     started = time.monotonic()
     experiments = [run.experiment for run in group]
-    init = jit_on_all_devices(functools.partial(initialise, experiments[0])).lower(experiments[0].data)
-    dispatch = compile_dispatch(config, experiments)
-    # A run that was begun has its state from a checkpoint.
-    init = init.compile() if any(run.state is None for run in runs) else None
-    return Program(init, dispatch, time.monotonic() - started)
+    with concurrent.futures.ThreadPoolExecutor(1) as aside:  # the compiler does not hold Python's lock
+        init = None
+        if any(run.state is None for run in runs):  # A run that was begun has its state from a checkpoint.
+            lowered = jit_on_all_devices(functools.partial(initialise, experiments[0])).lower(experiments[0].data)
+            init = aside.submit(lowered.compile)
+        dispatch = compile_dispatch(config, experiments)
+        return Program(init and init.result(), dispatch, time.monotonic() - started)
 
 
 def compile_dispatch(config: ConfigDict, experiments: list[Experiment]) -> Callable:
@@ -252,7 +264,7 @@ def compile_dispatch(config: ConfigDict, experiments: list[Experiment]) -> Calla
     """
     first, num_seeds = experiments[0], len(experiments)
     round_fn = make_round(first.problem, first.method, default_lanes(config, num_seeds))
-    state, data = jax.eval_shape(functools.partial(initialise, first), first.data), first.data
+    state, data = first.state_shape, first.data
     if num_seeds > 1:
         round_fn = over_seeds(round_fn)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)

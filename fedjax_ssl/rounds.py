@@ -114,6 +114,8 @@ def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None 
         is not finite, when every upload of a round was dropped, or when the method says that the run is over.
     """
 
+    round_fn = jax.jit(round_fn)  # traced once, for its shapes and in the loop
+
     def dispatch(state, data, hidden_labels, num_rounds) -> Dispatch:
         shapes = jax.eval_shape(round_fn, state, data, hidden_labels)[1]
         buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), shapes)

@@ -34,7 +34,7 @@ def test_overrides():
         ("--config.lanes=many", "config.lanes takes a value of type int .*'many'"),
         ("--config=nowhere.py", "there is no config file nowhere.py"),
         ("--wrokdir=x", "wrokdir"),
-        ("sweep", "cannot make sense of 'sweep'"),
+        ("swep", "cannot make sense of .swep."),
         ("--config.method=fedmagic", "method is 'fedmagic'; known: .*fedanchor"),
         ("--config.model.name=vgg", "'vgg'; known: .*cnn.*resnet18.*wrn28_2"),
         ("--config.model.normalisation=none", "'none'; known: .*static"),

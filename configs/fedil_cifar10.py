@@ -1,0 +1,29 @@
+"""FedIL on CIFAR-10, its Tables I to III and Figures 5 and 6 (arXiv 2302.11823), on Wide-ResNet-28-2 in place
+of ResNet9.
+
+    python launch.py --config=configs/fedil_cifar10.py
+
+Label rate 0.01: 500 labelled images at the server, 495 unlabelled ones at each of 100 clients, 5 clients a
+round, 5 local epochs, 2,000 rounds; IID, or 2 of the 10 classes for each client (two_classes). The paper's
+test accuracy: 61.31 and 58.98.
+Arguments: two_classes, a backbone, anchors=, images=, the variants of fedjax_ssl/methods/fedil.py (Table II),
+other methods.
+"""
+
+from fedjax_ssl.config import apply_arguments, base_config
+
+
+def get_config(arguments=""):
+    config = base_config()
+    apply_arguments(config, "fedil,wrn28_2")
+    config.num_rounds = 2000
+    config.clients_per_round = 5
+    config.data.num_anchors = 500
+    config.data.anchors = "random"
+    config.data.partition = "iid"
+    config.server.augmentation = "weak"
+    words = arguments.split(",")
+    if "two_classes" in words:
+        config.data.partition = "shards"
+        config.data.classes_per_client = 2
+    return apply_arguments(config, ",".join(word for word in words if word != "two_classes"))

@@ -1,0 +1,35 @@
+"""All methods on MNIST, on the same partitions, anchors, model and seeds.
+
+    python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/mnist_methods
+
+The small CNN, 100 clients of 100 images, 10 a round, 100 anchors, 40 rounds, 3 seeds; LDA 0.1 and IID. Every
+method under the recipe `plain`; FedAnchor, SemiFL and FixMatch under `strong`, too; FedAnchor with thresholds
+that adapt.
+"""
+
+from fedjax_ssl.sweep import Sweep
+
+
+def get_sweep():
+    return Sweep(
+        config="configs/fedanchor_mnist.py",
+        common={"num_rounds": 40, "data.examples_per_client": 100},
+        methods={
+            "Centralised supervised": "centralised,plain",
+            "Supervised FedAvg": "supervised,plain",
+            "Supervised FedProx": "supervised,plain,fedprox",
+            "Anchors only": "anchors_only,plain",
+            "FixMatch": "fixmatch,plain",
+            "FixMatch (strong)": "fixmatch,strong",
+            "SemiFL": "semifl,plain",
+            "SemiFL (strong)": "semifl,strong",
+            "FedIL": "fedil",
+            "FedAnchor": "plain",
+            "FedAnchor (mix)": "plain,mix",
+            "FedAnchor (strong)": "strong",
+            "FedAnchor, threshold by client": ("plain", {"threshold.kind": "client_mean"}),
+            "FedAnchor, threshold by class": ("plain", {"threshold.kind": "sat"}),
+        },
+        fields={"data.alpha": (0.1, 1000.0)},
+        seeds=(0, 1, 2),
+    )

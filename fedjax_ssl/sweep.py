@@ -1,0 +1,173 @@
+"""Many runs from one file: methods, fields' values and seeds; a table that grows as runs finish.
+
+A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. A run lies in
+WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips what is finished and goes on with what was begun.
+"""
+
+import itertools
+import json
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from fedjax_ssl.command_line import load_config_file, load_python_file, override
+from fedjax_ssl.config import CHANGES_NO_RESULT, differences, for_seed, validate
+from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.experiment import train
+from fedjax_ssl.sweep_table import Cell, write_table
+from fedjax_ssl.workdir import CONFIG, METRICS, SUMMARY, read_lines
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Sweep(NamedTuple):
+    """What a sweep file describes: every method with every combination of the fields' values and every seed.
+
+    Attributes:
+        config: a config file, as seen from the folder that `launch.py` lies in, or an absolute path.
+        methods: a row's name in the table -> the config's arguments, or (arguments, {field: value}).
+        seeds: every combination is run with each.
+        fields: a field's name -> its values, a grid over all of them.
+        common: fields that are set in all runs.
+        target_accuracy: the table counts the rounds to this test accuracy, a share.
+    """
+
+    config: str
+    methods: Mapping[str, str | tuple[str, Mapping[str, Any]]]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    fields: Mapping[str, tuple] = {}
+    common: Mapping[str, Any] = {}
+    target_accuracy: float = 0.9
+
+
+def run_sweep(
+    sweep_file: str, workdir: str | os.PathLike | None, overrides: list[str] = (), dry_run: bool = False
+) -> list[Cell]:
+    """Runs what is not finished, cell by cell, and keeps WORKDIR/table.md and table.csv up to date.
+
+    Args:
+        sweep_file: path of a Python file with `get_sweep()`.
+        workdir: the sweep's folder.
+        overrides: words like '--config.num_rounds=2', for all runs.
+        dry_run: lists the runs and does nothing.
+
+    Returns:
+        The cells of the table.
+
+    Raises:
+        UserError: the file, a field or the folder is not usable; nothing has been written.
+        TrainingError: some runs failed; the others are finished, and the table has them.
+    """
+    if workdir is None:
+        raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
+    sweep = load_sweep(sweep_file)
+    cells = plan(sweep, pathlib.Path(workdir), overrides)
+    if dry_run:
+        for cell in cells:
+            for seed in sweep.seeds:
+                print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
+        return cells
+    failures = {}
+    for cell in cells:
+        todo = tuple(seed for seed in sweep.seeds if not is_finished(cell, seed))
+        if todo:
+            print(f"{cell.title()}: seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
+            failures.update(_run_cell(cell, todo))
+            jax.clear_caches()  # the next cell's programs are others
+        table = write_table(pathlib.Path(workdir), sweep, cells)
+    print(table)
+    if failures:
+        for name, why in failures.items():
+            print(f"failed: {name}: {why}", file=sys.stderr)
+        raise TrainingError(f"{len(failures)} of {len(cells) * len(sweep.seeds)} runs of the sweep")
+    return cells
+
+
+def load_sweep(sweep_file: str) -> Sweep:
+    """What `get_sweep` of a Python file returns."""
+    sweep = load_python_file(sweep_file, "get_sweep")()
+    if not isinstance(sweep, Sweep):
+        raise UserError(f"get_sweep of {sweep_file} must return a fedjax_ssl.sweep.Sweep")
+    if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
+        raise UserError(f"the seeds of {sweep_file} must be different, and at least one")
+    return sweep
+
+
+def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list[Cell]:
+    """The cells of the table with their configurations, all of them looked over.
+
+    Raises:
+        UserError: a name, a field or a value is wrong, or two cells would share a folder.
+    """
+    cells = []
+    for name, method in sweep.methods.items():
+        arguments, own_fields = (method, {}) if isinstance(method, str) else method
+        for values in itertools.product(*sweep.fields.values()):
+            grid = dict(zip(sweep.fields, values))
+            config = load_config_file(f"{ROOT / sweep.config}:{arguments}")
+            for field, value in {**sweep.common, **own_fields, **grid}.items():
+                _set(config, field, value)
+            config = override(config, list(overrides))
+            validate(config)
+            folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
+            cells.append(Cell(name, grid, config, folder, sweep.seeds))
+    if len({cell.folder for cell in cells}) < len(cells):
+        raise UserError("two rows of the sweep would share a folder: their names are too much alike")
+    return cells
+
+
+def is_finished(cell: Cell, seed: int) -> bool:
+    """Whether a run has its summary, for this very configuration."""
+    folder = cell.folder / f"seed_{seed}"
+    if not (folder / SUMMARY).exists():
+        return False
+    old = json.loads((folder / CONFIG).read_text())
+    new = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
+    return not set(differences(old, new)) - set(CHANGES_NO_RESULT)
+
+
+def progress_of(cell: Cell, seed: int) -> str:
+    """One word or two on where a run stands."""
+    if is_finished(cell, seed):
+        return "finished"
+    lines = read_lines(cell.folder / f"seed_{seed}" / METRICS)
+    return f"begun, {len(lines)} of {cell.config.num_rounds} rounds" if lines else "to do"
+
+
+def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
+    """Trains a cell's seeds with one compilation; if that fails, one by one, so that none takes the others down.
+
+    Returns:
+        Which runs failed, and why.
+    """
+    attempts, failures = [seeds], {}
+    while attempts:
+        attempt = attempts.pop(0)
+        config = cell.config.copy_and_resolve_references()
+        config.seeds = attempt
+        try:
+            train(config, cell.folder)
+        except Exception as error:  # whatever it is, the other runs go on
+            if len(attempt) > 1:
+                attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
+            else:
+                failures[f"{cell.title()}, seed {attempt[0]}"] = " ".join(f"{type(error).__name__}: {error}".split())
+    return failures
+
+
+def _set(config: ConfigDict, field: str, value: Any) -> None:
+    try:
+        config.update_from_flattened_dict({field: value})
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the sweep sets {field} to {value!r}: {' '.join(str(error).split())}") from error
+
+
+def _slug(text: str) -> str:
+    """A text as a folder's name."""
+    return re.sub(r"[^A-Za-z0-9=.,+-]+", "_", text).strip("_")
