@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import sgd
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.local_training import model_upload
 from fedjax_ssl.method import Problem, Received, State
 
@@ -55,13 +54,8 @@ def make_aggregation(
     Returns:
         The Aggregation. Where nothing was accepted the model and the optimiser's state stay as they are. Its metric
         is `update_norm`, the Euclidean length of the model's change.
-
-    Raises:
-        UserError: the configuration names no server optimiser.
     """
     options, network = problem.config.aggregation, problem.network
-    if options.optimizer not in OPTIMIZERS:
-        raise UserError(f"aggregation.optimizer is {options.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
     optimizer = optimizer or OPTIMIZERS[options.optimizer](options)
 
     def init(params) -> dict[str, Any]:

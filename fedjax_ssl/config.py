@@ -2,13 +2,14 @@
 
 from ml_collections import ConfigDict, config_dict
 
-from fedjax_ssl.aggregation import WEIGHTS
+from fedjax_ssl.aggregation import OPTIMIZERS, WEIGHTS
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.recipes import RECIPES
 from fedjax_ssl.schedule import SCHEDULES
+from fedjax_ssl.thresholds import KINDS
 
 # Fields that change no result beyond rounding: they may differ when a run is taken up again.
 CHANGES_NO_RESULT = ("checkpoint_every", "checkpoint_every_persistent", "devices", "lanes", "rounds_per_dispatch")
@@ -115,6 +116,8 @@ def validate(config: ConfigDict) -> None:
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
         "aggregation.weights": WEIGHTS,
+        "aggregation.optimizer": OPTIMIZERS,
+        "threshold.kind": KINDS,
     }.items():
         if _get(config, field) not in known:
             raise UserError(f"{field} is {_get(config, field)!r}; known: {', '.join(known)}")
@@ -158,6 +161,9 @@ def validate(config: ConfigDict) -> None:
     ):
         if not _get(config, field) > 0:
             raise UserError(f"{field} must be above 0, not {_get(config, field)}")
+    for field in ("threshold.momentum", "aggregation.momentum"):
+        if not 0 <= _get(config, field) < 1:
+            raise UserError(f"{field} must be at least 0 and below 1, not {_get(config, field)}")
     if config.clients_per_round > config.num_clients:
         raise UserError(
             f"clients_per_round is {config.clients_per_round}, but the federation has num_clients = "

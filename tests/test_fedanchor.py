@@ -13,7 +13,7 @@ from conftest import make_tiny_config
 from fedjax_ssl import State, UserError
 from fedjax_ssl.clients import Cohort
 from fedjax_ssl.experiment import DISPATCH_CAPACITY, build_experiment, initialise
-from fedjax_ssl.fix_mix import ModelUpload
+from fedjax_ssl.local_training import ModelUpload
 from fedjax_ssl.method import Received
 from fedjax_ssl.records import bytes_per_client
 from fedjax_ssl.rounds import make_dispatch, make_round, round_key

@@ -126,7 +126,7 @@ def test_fedil_s_set_grows_and_is_learned_from(trained):
         ("semifl", {"semifl.label_views": -1}, "label_views"),
         ("semifl", {"threshold.kind": "soft"}, "threshold.kind is 'soft'; known: fixed"),
         ("semifl", {"threshold.momentum": 1.0}, "threshold.momentum"),
-        ("semifl", {"aggregation.optimizer": "adamw"}, "known: fedavg, fedavgm"),
+        ("semifl", {"aggregation.optimizer": "adamw"}, "aggregation.optimizer is 'adamw'; known: fedavg, fedavgm"),
         ("fedil", {"fedil.count_per": "day"}, "known: epoch, round"),
         ("fedil", {"fedil.successive": 0}, "fedil.successive must be at least 1"),
     ],
@@ -135,6 +135,7 @@ def test_wrong_options_are_named(method, fields, words):
     config = apply_arguments(make_tiny_config(), method)
     config.update_from_flattened_dict(fields)
     with pytest.raises(UserError, match=words):
+        validate(config)
         build_experiment(config)
 
 
