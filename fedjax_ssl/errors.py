@@ -14,3 +14,7 @@ class TrainingError(RuntimeError):
 
     The command line prints the message and exits with status 3; the last good checkpoint is kept.
     """
+
+
+class BusyError(UserError):
+    """Another process is at work on it."""

@@ -1,7 +1,8 @@
 """Many runs from one file: methods, fields' values and seeds; a table that grows as runs finish.
 
 A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. A run lies in
-WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips what is finished and goes on with what was begun.
+WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips what is finished and goes on with what was begun. The
+same command may run several times at once, on as many cores or machines: each takes what no other is at work on.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.command_line import load_config_file, load_python_file, override
 from fedjax_ssl.config import CHANGES_NO_RESULT, differences, for_seed, validate
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.experiment import train
 from fedjax_ssl.sweep_table import Cell, write_table
 from fedjax_ssl.workdir import CONFIG, METRICS, SUMMARY, read_lines
@@ -73,12 +74,15 @@ def run_sweep(
             for seed in sweep.seeds:
                 print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
         return cells
-    failures = {}
+    failures, table = {}, ""
     for cell in cells:
         todo = tuple(seed for seed in sweep.seeds if not is_finished(cell, seed))
         if todo:
             print(f"{cell.title()}: seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
-            failures.update(_run_cell(cell, todo))
+            try:
+                failures.update(_run_cell(cell, todo))
+            except BusyError:
+                print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
             jax.clear_caches()  # the next cell's programs are others
         table = write_table(pathlib.Path(workdir), sweep, cells)
     print(table)
@@ -145,6 +149,9 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
 
     Returns:
         Which runs failed, and why.
+
+    Raises:
+        BusyError: another process is at work on one of them.
     """
     attempts, failures = [seeds], {}
     while attempts:
@@ -153,6 +160,8 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
         config.seeds = attempt
         try:
             train(config, cell.folder)
+        except BusyError:
+            raise
         except Exception as error:  # whatever it is, the other runs go on
             if len(attempt) > 1:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from fedjax_ssl.config import CHANGES_NO_RESULT, differences
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import BusyError, UserError
 
 try:
     import fcntl
@@ -80,7 +80,7 @@ class Workdir:
         """Writes the configuration, and cuts the records back to `round_number`, where the run goes on.
 
         Raises:
-            UserError: the folder cannot be written to.
+            UserError: the folder cannot be written to, or (BusyError) another process was quicker.
         """
         if self.path is None:
             self.path = fresh_workdir(pathlib.Path("runs"), self.config["method"])
@@ -107,7 +107,7 @@ class Workdir:
             fcntl.flock(self._files["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise UserError(f"another process is training in the workdir {self.path}") from None
+            raise BusyError(f"another process is training in the workdir {self.path}") from None
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
         """Appends lines to METRICS or TIMINGS, through to the operating system."""
@@ -131,7 +131,7 @@ class Workdir:
 
 def replace_file(path: pathlib.Path, text: str) -> None:
     """Writes a file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("w") as file:
         file.write(text)
         file.flush()

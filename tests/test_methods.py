@@ -1,11 +1,14 @@
 """What every method of the registry must do: train, the same way each time, blind to hidden labels, by honest bytes."""
 
+import shutil
+
 import chex
 import jax
 import numpy as np
 import pytest
 
 from conftest import make_tiny_config
+from fedjax_ssl import train
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.experiment import build_experiment, initialise
@@ -146,3 +149,16 @@ def test_centralised_data_are_the_server_s():
     np.testing.assert_array_equal(np.sort(data.anchor_index), np.sort(owned))
     np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], np.asarray(experiment.hidden_labels)[owned])
     assert len(owned) == 40 + 8 * 33
+
+
+def test_own_optimisers_are_checkpointed_at_an_interval_of_their_own_and_resumed(tmp_path):
+    config = make_config("semifl")
+    config.update_from_flattened_dict({"checkpoint_every": 1, "checkpoint_every_persistent": 2, "num_rounds": 4})
+    state = train(config, tmp_path)
+    assert {folder.name for folder in (tmp_path / "checkpoints").glob("[0-9]*")} == {"2", "4"}
+    assert set(state.clients) == {"opt_state", "threshold"} and set(state.server) == {"aggregation", "classification"}
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been killed in round 4
+    resumed = train(config, tmp_path)
+    chex.assert_trees_all_equal(resumed, state)
+    assert (tmp_path / "metrics.jsonl").read_text() == metrics

@@ -9,7 +9,7 @@ import pytest
 import launch
 from conftest import ROOT
 from fedjax_ssl import sweep as sweep_module
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep
 from fedjax_ssl.sweep_table import mean_and_spread, rounds_text
 
@@ -108,6 +108,19 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
     assert "1 of 4 runs" in errors
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))
     assert [row["seeds"] for row in rows] == ["1 of 2", "2 of 2"]
+
+
+def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, monkeypatch, capsys):
+    taken = []
+
+    def train(config, folder):
+        taken.append(config.method)
+        raise BusyError("another process is training")
+
+    monkeypatch.setattr(sweep_module, "train", train)
+    assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 0
+    assert taken == ["anchors_only"] * 2  # tried once for each row, and no seed by itself
+    assert capsys.readouterr().err.count("left to another process") == 2
 
 
 def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):

@@ -132,7 +132,7 @@ def save_partition(path: str | os.PathLike, partition: Partition) -> None:
         partition: the partition.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         np.savez(
             file,
