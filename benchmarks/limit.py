@@ -17,7 +17,8 @@ are counted, as everywhere. Wide-ResNet-28-2 by pencil: 428.7 million for the co
 (which leaves the padding out, and counts everything else in).
 
 The denominator is the best rate of any product of two square float32 matrices (--sizes), in a compiled loop whose
-iterations depend on each other and as a single call, at JAX's default precision, which is also that of the
+iterations depend on each other and as a single call, with XLA's default options and with those of large backbones
+("options"), at JAX's default precision, which is also that of the
 convolutions (on a GPU this may be TF32). Step and products are timed in turn. `limit` takes the least of each one's
 timings, 'limit by medians' the medians.
 """
@@ -38,7 +39,7 @@ from harness import describe, random_federation, seconds_of, write_tables
 
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.backend import default_lanes
+from fedjax_ssl.backend import compiler_options, default_lanes
 from fedjax_ssl.clients import Cohort, Phase, train_cohort
 from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
 from fedjax_ssl.method import Problem, Report
@@ -128,7 +129,7 @@ def training_side(name: str, options) -> tuple[Callable, dict]:
     broadcast = Broadcast(params, batch_stats, jnp.float32(0.03))
     cohort = Cohort(jnp.arange(lanes), (), jax.random.key(1))
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=compiler_options(problem.config))
     def train(broadcast, data, cohort):
         result = train_cohort((phase,), broadcast, data, cohort, lanes)
         return result.finished, result.num_steps
@@ -147,13 +148,14 @@ def training_side(name: str, options) -> tuple[Callable, dict]:
     return functools.partial(train, broadcast, data, cohort), row
 
 
-def product_sides(size: int, budget: float) -> tuple[dict[str, Callable], dict[str, float]]:
+def product_sides(size: int, budget: float, compiler: dict) -> tuple[dict[str, Callable], dict[str, float]]:
     """Square matrix products: functions by name, in a loop and as a single call, and the operations of each."""
+    kind = f"{size}, options" if compiler else f"{size}"
     keys = jax.random.split(jax.random.key(size))
     # Divided by sqrt(size), so that neither powers of it nor their logarithms run away.
     a, b = (jax.random.normal(key, (size, size)) / math.sqrt(size) for key in keys)
-    loop = jax.jit(lambda a, b, count: jax.lax.fori_loop(0, count, lambda _, x: x @ b, a))
-    once = jax.jit(lambda a, b: a @ b)
+    loop = jax.jit(lambda a, b, count: jax.lax.fori_loop(0, count, lambda _, x: x @ b, a), compiler_options=compiler)
+    once = jax.jit(lambda a, b: a @ b, compiler_options=compiler)
 
     def timed(count):
         started = time.perf_counter()
@@ -164,8 +166,8 @@ def product_sides(size: int, budget: float) -> tuple[dict[str, Callable], dict[s
     first = min(timed(1) for _ in range(3))
     iterations = int(np.clip(budget / first, 1, 10_000))
     operations = 2 * size**3
-    sides = {f"loop {size}": functools.partial(loop, a, b, iterations), f"once {size}": functools.partial(once, a, b)}
-    return sides, {f"loop {size}": iterations * operations, f"once {size}": operations}
+    sides = {f"loop {kind}": functools.partial(loop, a, b, iterations), f"once {kind}": functools.partial(once, a, b)}
+    return sides, {f"loop {kind}": iterations * operations, f"once {kind}": operations}
 
 
 def main():
@@ -183,8 +185,9 @@ def main():
 
     products, operations = {}, {}
     for size in map(int, options.sizes.split(",")):
-        sides, counts = product_sides(size, options.budget)
-        products, operations = {**products, **sides}, {**operations, **counts}
+        for compiler in {str(of): of for of in ({}, compiler_options(base_config()))}.values():
+            sides, counts = product_sides(size, options.budget, compiler)
+            products, operations = {**products, **sides}, {**operations, **counts}
     rows, rates = [], []
     for name in options.models.split(","):
         train, row = training_side(name, options)

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from fedjax_ssl import base_config
 from fedjax_ssl.aggregation import weighted_mean
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.backend import default_lanes
+from fedjax_ssl.backend import compiler_options, default_lanes
 from fedjax_ssl.clients import Cohort, train_cohort
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
@@ -254,7 +254,7 @@ def our_round(problem, num_clients, lanes):
         )
         return weighted_mean(upload, jnp.ones(len(result.took_part)) * result.took_part, otherwise=kept)
 
-    return jax.jit(round_fn)
+    return jax.jit(round_fn, compiler_options=compiler_options(problem.config))
 
 
 def compare(name, options):

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.backend import (
     check_memory,
+    compiler_options,
     default_lanes,
     jit_on_all_devices,
     on_all_devices,
@@ -250,7 +251,9 @@ def compile_program(config: ConfigDict, group: list[Run], runs: list[Run]) -> Pr
     with concurrent.futures.ThreadPoolExecutor(1) as aside:  # the compiler does not hold Python's lock
         init = None
         if any(run.state is None for run in runs):  # A run that was begun has its state from a checkpoint.
-            lowered = jit_on_all_devices(functools.partial(initialise, experiments[0])).lower(experiments[0].data)
+            init = functools.partial(initialise, experiments[0])
+            init = jit_on_all_devices(init, compiler_options=compiler_options(config))
+            lowered = init.lower(experiments[0].data)
             init = aside.submit(lowered.compile)
         dispatch = compile_dispatch(config, experiments)
         return Program(init and init.result(), dispatch, time.monotonic() - started)
@@ -270,7 +273,7 @@ def compile_dispatch(config: ConfigDict, experiments: list[Experiment]) -> Calla
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
     dispatch = make_dispatch(round_fn, config.rounds_per_dispatch or DISPATCH_CAPACITY, first.method.converged)
-    dispatch = jit_on_all_devices(dispatch, donate_argnums=0)
+    dispatch = jit_on_all_devices(dispatch, donate_argnums=0, compiler_options=compiler_options(config))
     dispatch = dispatch.lower(state, data, first.hidden_labels, jnp.int32(1)).compile()
     check_memory(dispatch)
     return dispatch

@@ -11,11 +11,13 @@ import time
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from conftest import ROOT, make_tiny_config
 from fedjax_ssl import TrainingError, UserError, backend, train
+from fedjax_ssl.backend import compiler_options
 from fedjax_ssl.checkpoints import Checkpoints
 from fedjax_ssl.experiment import build_experiment, initialise
 
@@ -257,3 +259,10 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
     # How many rounds are one dispatch changes no figure.
     lines = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()
     assert lines[:4] == (finished_run[0] / "metrics.jsonl").read_bytes().splitlines()
+
+
+def test_large_backbones_are_compiled_with_options_of_their_own():
+    small, large = make_tiny_config(), make_tiny_config(**{"model.name": "wrn28_2"})
+    assert compiler_options(small) == {}
+    function = jax.jit(lambda x: x @ x, compiler_options=compiler_options(large))
+    np.testing.assert_allclose(function(jnp.eye(64)), np.eye(64))  # this XLA takes them, or they are left out
