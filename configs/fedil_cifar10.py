@@ -22,8 +22,4 @@ def get_config(arguments=""):
     config.data.anchors = "random"
     config.data.partition = "iid"
     config.server.augmentation = "weak"
-    words = arguments.split(",")
-    if "two_classes" in words:
-        config.data.partition = "shards"
-        config.data.classes_per_client = 2
-    return apply_arguments(config, ",".join(word for word in words if word != "two_classes"))
+    return apply_arguments(config, arguments)

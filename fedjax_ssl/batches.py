@@ -50,6 +50,11 @@ def draw_with_replacement(key: jax.Array, size: jax.Array, count: int) -> jax.Ar
     return jnp.minimum(jnp.floor(jax.random.uniform(key, (count,)) * size).astype(jnp.int32), size - 1)
 
 
+def num_batches(count: jax.Array, batch_size: int) -> jax.Array:
+    """Batches of an epoch over `count` examples, a short last one included: the local steps of an epoch."""
+    return -(-count // batch_size)
+
+
 def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The places of batch number `batch` in a list of `count` entries.
 

@@ -203,8 +203,8 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     Args:
         config: is changed.
         arguments: with commas between them, applied in their order: name=value pairs of `ARGUMENT_FIELDS`; the name of
-            a method, instead of the file's; a recipe; a backbone; 'iid'; 'centralised', the fully supervised bound
-            without a federation; a variant of the method.
+            a method, instead of the file's; a recipe; a backbone; 'iid'; 'two_classes', for each client;
+            'centralised', the fully supervised bound without a federation; a variant of the method.
 
     Returns:
         The configuration.
@@ -217,6 +217,7 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
         **RECIPES,
         **{name: {"model.name": name} for name in BACKBONES},
         "iid": {"data.alpha": IID_ALPHA},
+        "two_classes": {"data.partition": "shards", "data.classes_per_client": 2},  # FedIL's non-IID
         "centralised": {"method": "anchors_only", "data.centralised": True},
     }
     fields = ARGUMENT_FIELDS

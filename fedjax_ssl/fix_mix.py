@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl import local_training
 from fedjax_ssl.augment import mixup
-from fedjax_ssl.batches import batch_positions, draw_with_replacement, epoch_orders
+from fedjax_ssl.batches import batch_positions, draw_with_replacement, epoch_orders, num_batches
 from fedjax_ssl.clients import Finished, Jobs, Phase
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.local_training import Training
@@ -105,14 +105,16 @@ def fix_mix_phase(
             mix=jax.vmap(draw_with_replacement, in_axes=(0, 0, None))(mix_keys, sizes, rows.shape[1]),  # eq. 6
             kept=kept,
         )
-        return Jobs(config.epochs * _steps_per_epoch(work.num_fix), work, report._replace(qualified=qualified))
+        return Jobs(
+            config.epochs * num_batches(work.num_fix, config.batch_size), work, report._replace(qualified=qualified)
+        )
 
     def start(broadcast, work, states) -> Training:
         del work
         return local_training.start(config, broadcast, states, parts, metric_names)
 
     def step(broadcast, data, work, carry, index, key) -> Training:
-        epoch, batch = jnp.divmod(index, _steps_per_epoch(work.num_fix))
+        epoch, batch = jnp.divmod(index, num_batches(work.num_fix, config.batch_size))
         positions, mask = batch_positions(batch, config.batch_size, work.num_fix)
         positions = jnp.minimum(positions, len(work.rows) - 1)
         strong_key, mix_key = jax.random.split(key)
@@ -140,9 +142,6 @@ def fix_mix_phase(
     def finish(broadcast, work, carry, num_steps) -> Finished:
         del broadcast
         return local_training.finish(problem, carry, work.kept, num_steps, parts)
-
-    def _steps_per_epoch(num_fix):
-        return -(-num_fix // config.batch_size)
 
     return Phase(prepare, start, step, finish)
 

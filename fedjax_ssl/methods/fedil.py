@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl import local_training
 from fedjax_ssl.aggregation import cosines, make_aggregation
 from fedjax_ssl.alternating import alternating
-from fedjax_ssl.batches import batch_positions, draw_with_replacement, epoch_orders
+from fedjax_ssl.batches import batch_positions, draw_with_replacement, epoch_orders, num_batches
 from fedjax_ssl.clients import Finished, Jobs, Phase
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.local_training import CLASSIFIER, Training, global_model
@@ -189,7 +189,7 @@ def _phase(problem: Problem) -> Phase:
             set_size=set_size,
         )
         report = Report({"classification_head": labels}, qualified & examples.there)
-        return Jobs(config.epochs * _steps_per_epoch(work.size), work, report)
+        return Jobs(config.epochs * num_batches(work.size, config.batch_size), work, report)
 
     def start(broadcast, work, states) -> Carry:
         del work
@@ -198,7 +198,7 @@ def _phase(problem: Problem) -> Phase:
         return Carry(training, states[CREDIBILITY], states[CREDIBILITY].label)
 
     def step(broadcast: Broadcast, data, work, carry: Carry, index, key) -> Carry:
-        epoch, batch = jnp.divmod(index, _steps_per_epoch(work.size))
+        epoch, batch = jnp.divmod(index, num_batches(work.size, config.batch_size))
         places, mask = batch_positions(batch, config.batch_size, work.size)
         positions = work.order[epoch, jnp.minimum(places, len(work.rows) - 1)]
         images = data.images[work.rows[positions]]
@@ -244,9 +244,6 @@ def _phase(problem: Problem) -> Phase:
         own = {CREDIBILITY: carry.credibility}
         finished = local_training.finish(problem, carry.training, own, num_steps, CLASSIFIER)
         return finished._replace(metrics={**finished.metrics, "set_size": work.set_size.astype(jnp.float32)})
-
-    def _steps_per_epoch(size):
-        return -(-size // config.batch_size)
 
     return Phase(prepare, start, step, finish)
 

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl import local_training
 from fedjax_ssl.alternating import alternating
-from fedjax_ssl.batches import batch_positions, epoch_orders
+from fedjax_ssl.batches import batch_positions, epoch_orders, num_batches
 from fedjax_ssl.clients import Finished, Jobs, Phase
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.local_training import CLASSIFIER, GlobalModel, Training
@@ -112,14 +112,14 @@ def _phase(problem: Problem) -> Phase:
         order = jax.vmap(lambda key, there: epoch_orders(key, there, config.epochs))(keys, examples.there)
         work = Work(examples.rows, size, order, thresholds, kept)
         report = Report({"classification_head": labels}, qualified & examples.there)
-        return Jobs(config.epochs * _steps_per_epoch(size), work, report)
+        return Jobs(config.epochs * num_batches(size, config.batch_size), work, report)
 
     def start(broadcast, work, states) -> Training:
         del work
         return local_training.start(config, broadcast, states, CLASSIFIER, ("client_loss", "confident_share"))
 
     def step(broadcast, data, work, carry, index, key) -> Training:
-        epoch, batch = jnp.divmod(index, _steps_per_epoch(work.size))
+        epoch, batch = jnp.divmod(index, num_batches(work.size, config.batch_size))
         positions, mask = batch_positions(batch, config.batch_size, work.size)
         positions = work.order[epoch, jnp.minimum(positions, len(work.rows) - 1)]
         images = data.images[work.rows[positions]]
@@ -142,8 +142,5 @@ def _phase(problem: Problem) -> Phase:
     def finish(broadcast, work, carry, num_steps) -> Finished:
         del broadcast
         return local_training.finish(problem, carry, work.kept, num_steps, CLASSIFIER)
-
-    def _steps_per_epoch(size):
-        return -(-size // config.batch_size)
 
     return Phase(prepare, start, step, finish)
