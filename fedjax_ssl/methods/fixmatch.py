@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl import local_training
+from fedjax_ssl.aggregation import norm
 from fedjax_ssl.alternating import alternating
 from fedjax_ssl.batches import batch_positions, epoch_orders, num_batches
 from fedjax_ssl.clients import Finished, Jobs, Phase
@@ -79,7 +80,8 @@ def fixmatch(problem: Problem) -> Method:
         averaged = averaged._replace(params=jax.tree.map(half, averaged.params, own.params))
         if problem.network.normalisation == "running":
             averaged = averaged._replace(batch_stats=jax.tree.map(half, averaged.batch_stats, own.batch_stats))
-        return averaged, metrics
+        change = norm(jax.tree.map(jnp.subtract, averaged.params, state.params))
+        return averaged, {**metrics, "update_norm": change}
 
     return method._replace(
         init=lambda data, key: with_server_model(method.init(data, key)),
