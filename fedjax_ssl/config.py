@@ -12,7 +12,15 @@ from fedjax_ssl.schedule import SCHEDULES
 from fedjax_ssl.thresholds import KINDS
 
 # Fields that change no result beyond rounding: they may differ when a run is taken up again.
-CHANGES_NO_RESULT = ("checkpoint_every", "checkpoint_every_persistent", "devices", "lanes", "rounds_per_dispatch")
+CHANGES_NO_RESULT = (
+    "checkpoint_every",
+    "checkpoint_every_persistent",
+    "devices",
+    "lanes",
+    "log.report",
+    "rounds_per_dispatch",
+    "snapshot_rounds",
+)
 
 # What every config file takes behind its colon, besides a method's variants.
 ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
@@ -32,6 +40,7 @@ def base_config() -> ConfigDict:
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
     config.checkpoint_every = 10  # rounds
     config.checkpoint_every_persistent = 50  # instead, where clients keep optimisers: a model for each in a checkpoint
+    config.snapshot_rounds = ()  # after which the report shows the latent space, and the last; 0: before the first
     # Performance only; None takes the measured default of the backend.
     config.lanes = config_dict.placeholder(int)  # clients trained side by side on each device
     config.devices = config_dict.placeholder(int)  # that share the lanes; None: all
@@ -86,6 +95,9 @@ def base_config() -> ConfigDict:
     # adapt to the client or the class: see fedjax_ssl/thresholds.py.
     config.threshold.kind = "fixed"
     config.threshold.momentum = 0.9  # of the averages that 'freematch' keeps at each client
+
+    config.log = ConfigDict()
+    config.log.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over
 
     for method, defaults in DEFAULTS.items():
         config[method] = defaults()
@@ -151,6 +163,9 @@ def validate(config: ConfigDict) -> None:
     seeds = config.seeds
     if any(type(seed) is not int or seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
         raise UserError(f"seeds must be different whole numbers from 0 on, as in (0, 1, 2), not {tuple(seeds)}")
+    snapshots = config.snapshot_rounds
+    if any(type(number) is not int or number < 0 for number in snapshots):
+        raise UserError(f"snapshot_rounds must be whole numbers from 0 on, as in (1, 50), not {tuple(snapshots)}")
     for field in (
         "client.learning_rate",
         "server.learning_rate",

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import functools
+import json
 import os
 import pathlib
 import sys
@@ -29,8 +30,10 @@ from fedjax_ssl.backend import (
 from fedjax_ssl.checkpoints import Checkpoints
 from fedjax_ssl.config import for_seed, validate
 from fedjax_ssl.data import (
+    Dataset,
     FederatedData,
     Partition,
+    class_counts,
     federate,
     load_dataset,
     load_partition,
@@ -39,15 +42,27 @@ from fedjax_ssl.data import (
     stack_seeds,
 )
 from fedjax_ssl.errors import TrainingError
+from fedjax_ssl.files import replace_arrays, replace_file
 from fedjax_ssl.lanes import row
 from fedjax_ssl.method import Method, Problem, State
 from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
 from fedjax_ssl.network import build_network
 from fedjax_ssl.progress import RoundProgress
-from fedjax_ssl.records import bytes_per_client, summarise, to_record, what_went_wrong
+from fedjax_ssl.records import bytes_per_client, dataset_facts, summarise, to_record, what_went_wrong
 from fedjax_ssl.rounds import init_key, make_dispatch, make_round, over_seeds
 from fedjax_ssl.signals import Signals
-from fedjax_ssl.workdir import CHECKPOINTS, METRICS, PARTITION, TIMINGS, Workdir, fresh_workdir
+from fedjax_ssl.snapshots import make_snapshot, save_snapshot
+from fedjax_ssl.workdir import (
+    CHECKPOINTS,
+    CLASS_COUNTS,
+    DATASET,
+    METRICS,
+    PARTITION,
+    SNAPSHOTS,
+    TIMINGS,
+    Workdir,
+    fresh_workdir,
+)
 
 DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
@@ -62,6 +77,7 @@ class Experiment(NamedTuple):
         data: the federation, on the device.
         hidden_labels: int32 [N], the truth, for scoring only.
         partition: who owns which rows.
+        dataset: on the host.
         state_shape: a state's shapes. Tracing is slow, and everything that needs them takes them from here.
     """
 
@@ -70,6 +86,7 @@ class Experiment(NamedTuple):
     data: FederatedData
     hidden_labels: jax.Array
     partition: Partition
+    dataset: Dataset
     state_shape: State
 
 
@@ -223,7 +240,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         )
         first = first or data
         shape = experiments[0].state_shape if experiments else jax.eval_shape(_initialise(method), data)
-        experiments.append(Experiment(problem, method, data, hidden_labels, partition, shape))
+        experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, shape))
     return experiments
 
 
@@ -285,8 +302,7 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list
     for run in group:
         run.folder.begin(first_round)
         run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / len(group)}])
-        if not (run.folder.path / PARTITION).exists():
-            save_partition(run.folder.path / PARTITION, run.experiment.partition)
+        _write_facts(run)
     with contextlib.ExitStack() as stack:
         checkpoints = [
             stack.enter_context(contextlib.closing(Checkpoints(run.folder.path / CHECKPOINTS))) for run in group
@@ -299,12 +315,25 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list
         for run, own_checkpoints in zip(group, checkpoints):
             states.append(run.state)
             if run.state is None:
-                states[-1] = program.init(on_all_devices(run.experiment.data))
+                before = time.monotonic()
+                states[-1] = jax.block_until_ready(program.init(on_all_devices(run.experiment.data)))
+                run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
                 own_checkpoints.save(0, jax.device_get(states[-1]))
         states = _run_rounds(config, group, states, program.dispatch, checkpoints, progress, signals)
     for run in group:
         run.folder.write_summary(summarise(run.experiment.problem.config, run.folder))
     return states
+
+
+def _write_facts(run: Run) -> None:
+    """What does not change while a run goes on: who holds what, and what the images are."""
+    folder, experiment = run.folder.path, run.experiment
+    if not (folder / PARTITION).exists():
+        save_partition(folder / PARTITION, experiment.partition)
+    dataset = experiment.dataset
+    counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
+    replace_arrays(folder / CLASS_COUNTS, **counts)
+    replace_file(folder / DATASET, json.dumps(dataset_facts(dataset), indent=2) + "\n")
 
 
 def _run_rounds(
@@ -327,11 +356,22 @@ def _run_rounds(
     of_run = (lambda tree, _: tree) if alone else row
     rounds = 1  # the first dispatch tells how long a round takes
     checkpoint_every = config.checkpoint_every_persistent if config.client.persistent else config.checkpoint_every
+
     converged = experiment.method.converged or (lambda state: False)
+    snapshot = jax.jit(make_snapshot(experiment.problem.network, config.eval_batch_size))
+
+    def take_snapshots() -> None:
+        for number, run in enumerate(group):
+            taken = jax.device_get(snapshot(of_run(state, number), run.experiment.data))
+            save_snapshot(run.folder.path / SNAPSHOTS, done, taken)
+
+    if done in config.snapshot_rounds:
+        take_snapshots()
     signals.act()
     while done < num_rounds and not converged(state):
         to_checkpoint = checkpoint_every - done % checkpoint_every
-        rounds = min(rounds, num_rounds - done, to_checkpoint)
+        to_snapshot = min((number - done for number in config.snapshot_rounds if number > done), default=rounds)
+        rounds = min(rounds, num_rounds - done, to_checkpoint, to_snapshot)
         before = time.monotonic()
         result = dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds)))
         state, metrics = result.state, jax.device_get(result.metrics)
@@ -345,10 +385,17 @@ def _run_rounds(
         if failures:
             raise TrainingError("; ".join(failures))
         done += ran
-        if done % checkpoint_every == 0 or done == num_rounds or signals.received or converged(state):
+        is_over = done == num_rounds or converged(state)
+        if is_over or done in config.snapshot_rounds:
+            take_snapshots()
+        if is_over or done % checkpoint_every == 0 or signals.received:
+            before = time.monotonic()
             on_host = jax.device_get(state)
             for number, own_checkpoints in enumerate(checkpoints):
                 own_checkpoints.save(done, of_run(on_host, number))
+            for run in group:
+                spent = (time.monotonic() - before) / len(group)
+                run.folder.append(TIMINGS, [{"round": done, "checkpoint_seconds": spent}])
         signals.act()
         rounds = config.rounds_per_dispatch or int(np.clip(DISPATCH_SECONDS / seconds, 1, DISPATCH_CAPACITY))
     return [of_run(state, number) for number in range(len(group))]

@@ -43,6 +43,14 @@ class Network(NamedTuple):
         variables = {"params": params, "batch_stats": batch_stats}
         return self.model.apply(variables, self.normalise(images), train=False)
 
+    def predict_with_features(
+        self, params: Params, batch_stats: BatchStats, images: jax.Array
+    ) -> tuple[Outputs, jax.Array]:
+        """The same, and the backbone's features float32 [B, F]."""
+        variables = {"params": params, "batch_stats": batch_stats}
+        outputs, seen = self.model.apply(variables, self.normalise(images), train=False, mutable=["intermediates"])
+        return outputs, seen["intermediates"]["features"][0]
+
     def predict_rows(
         self, params: Params, batch_stats: BatchStats, images: jax.Array, rows: jax.Array, batch_size: int
     ) -> Outputs:

@@ -10,10 +10,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.clients import Cohort, train_cohort
+from fedjax_ssl.data import Dataset
 from fedjax_ssl.evaluation import tree_bytes
 from fedjax_ssl.method import Method, Problem, State
 from fedjax_ssl.statistics import num_exchanging
 from fedjax_ssl.workdir import METRICS, TIMINGS, Workdir
+
+# What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
+SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")
 
 
 def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) -> dict[str, int]:
@@ -35,6 +39,20 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
         "up": tree_bytes(upload),
         "statistics_down": exchanging * tree_bytes(state.params),
         "statistics_up": exchanging * tree_bytes(state.batch_stats),
+    }
+
+
+def dataset_facts(dataset: Dataset) -> dict[str, Any]:
+    """What dataset.json holds: all that a trained model's user must know about its images."""
+    return {
+        "name": dataset.name,
+        "num_classes": dataset.num_classes,
+        "image_shape": list(dataset.x_train.shape[1:]),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "flip": dataset.flip,
+        "num_train": len(dataset.x_train),
+        "num_test": len(dataset.x_test),
     }
 
 
@@ -72,8 +90,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         "best_test_accuracy": best["test_accuracy"],
         "best_round": best["round"],
         **labels,
-        "seconds": sum(line.get("seconds", 0.0) for line in timings),
-        "compile_seconds": sum(line.get("compile_seconds", 0.0) for line in timings),
+        **{name: sum(line.get(name, 0.0) for line in timings) for name in SECONDS},
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "dropped_uploads": sum(line["dropped_uploads"] for line in lines),

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.workdir import METRICS, SUMMARY, read_lines, replace_file
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.workdir import METRICS, SUMMARY, read_lines
 
 REVEALED = "labels revealed"  # how a bound that sees the clients' labels is marked
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedjax_ssl.config import CHANGES_NO_RESULT, differences
 from fedjax_ssl.errors import BusyError, UserError
+from fedjax_ssl.files import replace_file
 
 try:
     import fcntl
@@ -16,6 +17,8 @@ except ImportError:  # not on Windows, which goes without the lock
 
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
 PARTITION, CHECKPOINTS = "partition.npz", "checkpoints"
+DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
+REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
 
 def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
@@ -127,16 +130,6 @@ class Workdir:
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-
-def replace_file(path: pathlib.Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -1,7 +1,14 @@
 """Data: sources of images, their partition over clients, and the federation as device arrays."""
 
 from fedjax_ssl.data.federated import SEED_AXES, FederatedData, federate, stack_seeds
-from fedjax_ssl.data.partition import PARTITIONS, Partition, load_partition, make_partition, save_partition
+from fedjax_ssl.data.partition import (
+    PARTITIONS,
+    Partition,
+    class_counts,
+    load_partition,
+    make_partition,
+    save_partition,
+)
 from fedjax_ssl.data.sources import SOURCES, Dataset, load_dataset
 
 __all__ = [
@@ -11,6 +18,7 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Partition",
+    "class_counts",
     "federate",
     "load_dataset",
     "load_partition",

@@ -13,8 +13,17 @@ import numpy as np
 from fedjax_ssl.data import npz
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import replace_arrays
 
-__all__ = ["PARTITIONS", "Partition", "draw_anchors", "load_partition", "make_partition", "save_partition"]
+__all__ = [
+    "PARTITIONS",
+    "Partition",
+    "class_counts",
+    "draw_anchors",
+    "load_partition",
+    "make_partition",
+    "save_partition",
+]
 
 ANCHOR_DRAWS = ("balanced", "random")
 _FILE_KEYS = ("anchor_index", "client_index", "client_size")
@@ -123,6 +132,28 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
     return Partition(anchors, client_rows)
 
 
+def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> dict[str, np.ndarray]:
+    """Who holds what: examples of each class, for pictures and reports.
+
+    Args:
+        labels: int [N], labels of the training set.
+        partition: its owners.
+        num_classes: number of classes C.
+
+    Returns:
+        `train`, int [C], the whole training set; `anchors`, int [C], the server's part of it; `clients`, int [K, C].
+    """
+
+    def count(rows: np.ndarray) -> np.ndarray:
+        return np.bincount(labels[rows], minlength=num_classes)
+
+    return {
+        "train": np.bincount(labels, minlength=num_classes),
+        "anchors": count(partition.anchor_index),
+        "clients": np.stack([count(rows) for rows in partition.client_rows]),
+    }
+
+
 def save_partition(path: str | os.PathLike, partition: Partition) -> None:
     """Writes a partition to an npz file, at once or not at all.
 
@@ -131,16 +162,12 @@ def save_partition(path: str | os.PathLike, partition: Partition) -> None:
           all clients one after the other.
         partition: the partition.
     """
-    path = pathlib.Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        np.savez(
-            file,
-            anchor_index=partition.anchor_index.astype(np.int32),
-            client_index=np.concatenate(partition.client_rows).astype(np.int32),
-            client_size=np.array([len(rows) for rows in partition.client_rows], np.int32),
-        )
-    temporary.replace(path)
+    replace_arrays(
+        pathlib.Path(path),
+        anchor_index=partition.anchor_index.astype(np.int32),
+        client_index=np.concatenate(partition.client_rows).astype(np.int32),
+        client_size=np.array([len(rows) for rows in partition.client_rows], np.int32),
+    )
 
 
 def load_partition(

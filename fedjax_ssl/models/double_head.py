@@ -46,6 +46,7 @@ class DoubleHead(nn.Module):
             Outputs.
         """
         features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
+        self.sow("intermediates", "features", features)  # costs nothing unless somebody asks for it
         logits = nn.Dense(self.num_classes, name="classifier")(features)
         if self.anchor_dim == 0:
             return Outputs(logits, None)
