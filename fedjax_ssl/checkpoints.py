@@ -8,6 +8,8 @@ import orbax.checkpoint as ocp
 
 from fedjax_ssl.errors import UserError
 
+_DIGITS = 5  # of the number before each leaf's name
+
 
 class Checkpoints:
     """The checkpoints of one run, by round.
@@ -68,6 +70,41 @@ class Checkpoints:
             ) from error
         return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(found))
 
+    def restore_part(self, like: Any) -> Any:
+        """Some entries of the newest checkpoint, without reading the others.
+
+        Args:
+            like: a pytree with arrays or shapes for leaves, each at the path that it has in the state: for its model
+                `State(None, params, batch_stats)`.
+
+        Raises:
+            UserError: there is no checkpoint, or it has no such entries of these shapes.
+        """
+        step = self.latest_round()
+        if step is None:
+            raise UserError(f"there is no checkpoint in {self._folder}")
+        wanted, structure = jax.tree.flatten_with_path(like)
+        wanted = {jax.tree_util.keystr(path): leaf for path, leaf in wanted}
+        # A manager of its own: the other's handler gives whole states only.
+        options = ocp.CheckpointManagerOptions(create=False)
+        with ocp.CheckpointManager(
+            self._folder, options=options, item_handlers=ocp.PyTreeCheckpointHandler()
+        ) as manager:
+            saved = {name[_DIGITS:]: name for name in dict(manager.item_metadata(step))}
+            missing = [name for name in wanted if name not in saved]
+            if missing:
+                raise UserError(f"the checkpoint {self._folder / str(step)} does not fit: it has no {missing[0]}")
+            item = {saved[name]: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+            found = manager.restore(step, args=ocp.args.PyTreeRestore(item=item, partial_restore=True))
+        for name, leaf in wanted.items():
+            shape = tuple(found[saved[name]].shape)
+            if shape != tuple(leaf.shape):
+                raise UserError(
+                    f"the checkpoint {self._folder / str(step)} does not fit: {name} has shape {shape}, not "
+                    f"{tuple(leaf.shape)}"
+                )
+        return jax.tree.unflatten(structure, [found[saved[name]] for name in wanted])
+
     def close(self) -> None:
         """Releases the folder."""
         if self._manager is not None:
@@ -79,7 +116,7 @@ def _to_dict(state: Any) -> dict[str, Any]:
     """A flat dict from each leaf's path to the leaf: NamedTuples and empty entries keep their place by name."""
     leaves, _ = jax.tree.flatten_with_path(state)
     # Zero-padded numbers keep the order of the leaves whatever order a dict is sorted in.
-    return {f"{number:05d}{jax.tree_util.keystr(path)}": leaf for number, (path, leaf) in enumerate(leaves)}
+    return {f"{number:0{_DIGITS}d}{jax.tree_util.keystr(path)}": leaf for number, (path, leaf) in enumerate(leaves)}
 
 
 def _compare(saved: Any, wanted: dict[str, Any]) -> None:
@@ -88,6 +125,6 @@ def _compare(saved: Any, wanted: dict[str, Any]) -> None:
     for name in sorted(saved.keys() | wanted.keys()):
         if name not in saved or name not in wanted:
             where = "only in the checkpoint" if name in saved else "not in the checkpoint"
-            raise ValueError(f"{name[5:]} is {where}")
+            raise ValueError(f"{name[_DIGITS:]} is {where}")
         if tuple(saved[name].shape) != tuple(wanted[name].shape):
-            raise ValueError(f"{name[5:]} has shape {tuple(saved[name].shape)}, not {tuple(wanted[name].shape)}")
+            raise ValueError(f"{name[_DIGITS:]} has shape {tuple(saved[name].shape)}, not {tuple(wanted[name].shape)}")

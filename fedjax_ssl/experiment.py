@@ -34,6 +34,7 @@ from fedjax_ssl.data import (
     FederatedData,
     Partition,
     class_counts,
+    dataset_facts,
     federate,
     load_dataset,
     load_partition,
@@ -48,7 +49,7 @@ from fedjax_ssl.method import Method, Problem, State
 from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
 from fedjax_ssl.network import build_network
 from fedjax_ssl.progress import RoundProgress
-from fedjax_ssl.records import bytes_per_client, dataset_facts, summarise, to_record, what_went_wrong
+from fedjax_ssl.records import bytes_per_client, summarise, to_record, what_went_wrong
 from fedjax_ssl.rounds import init_key, make_dispatch, make_round, over_seeds
 from fedjax_ssl.signals import Signals
 from fedjax_ssl.snapshots import make_snapshot, save_snapshot
@@ -230,7 +231,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         num_ops=config.augment.num_ops,
         magnitude=config.augment.magnitude,
     )
-    network = build_network(config, dataset, config.method in DOUBLE_HEADED)
+    network = build_network(config, dataset_facts(dataset), config.method in DOUBLE_HEADED)
     experiments, first = [], None
     for c, partition in zip(configs, partitions):
         problem = Problem(c, network, weak, strong, dataset.num_classes)
@@ -322,7 +323,20 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list
         states = _run_rounds(config, group, states, program.dispatch, checkpoints, progress, signals)
     for run in group:
         run.folder.write_summary(summarise(run.experiment.problem.config, run.folder))
+        if config.log.report:
+            _report(run)
     return states
+
+
+def _report(run: Run) -> None:
+    """Writes the finished run's report. Whatever goes wrong there, the run itself is complete."""
+    from fedjax_ssl.report import write_report  # matplotlib takes a second to import
+
+    try:
+        print(f"report {write_report(run.folder.path)}", file=sys.stderr)
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"the run is complete, but its report failed: {why}", file=sys.stderr)
 
 
 def _write_facts(run: Run) -> None:

@@ -94,21 +94,21 @@ class Network(NamedTuple):
         return views_out, updated.get("batch_stats", {})
 
 
-def build_network(config, dataset, double_head: bool) -> Network:
-    """The network that `config.model` names, for a `Dataset`'s image shape, classes and pixel statistics.
+def build_network(config, facts: dict[str, Any], double_head: bool) -> Network:
+    """The network that `config.model` names.
 
     Args:
         config: the configuration.
-        dataset: what the images and classes are.
+        facts: of the data set, see `fedjax_ssl.data.dataset_facts`; its classes, image shape, mean and std are read.
         double_head: whether it has the anchor head, `model.anchor_dim` wide.
     """
     model = config.model.copy_and_resolve_references()
     if not double_head:
         model.anchor_dim = 0
     return Network(
-        model=build_model(model, dataset.num_classes),
-        mean=dataset.mean,
-        std=dataset.std,
-        image_shape=dataset.x_train.shape[1:],
+        model=build_model(model, facts["num_classes"]),
+        mean=tuple(facts["mean"]),
+        std=tuple(facts["std"]),
+        image_shape=tuple(facts["image_shape"]),
         normalisation=config.model.normalisation,
     )

@@ -10,7 +10,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.clients import Cohort, train_cohort
-from fedjax_ssl.data import Dataset
 from fedjax_ssl.evaluation import tree_bytes
 from fedjax_ssl.method import Method, Problem, State
 from fedjax_ssl.statistics import num_exchanging
@@ -39,20 +38,6 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
         "up": tree_bytes(upload),
         "statistics_down": exchanging * tree_bytes(state.params),
         "statistics_up": exchanging * tree_bytes(state.batch_stats),
-    }
-
-
-def dataset_facts(dataset: Dataset) -> dict[str, Any]:
-    """What dataset.json holds: all that a trained model's user must know about its images."""
-    return {
-        "name": dataset.name,
-        "num_classes": dataset.num_classes,
-        "image_shape": list(dataset.x_train.shape[1:]),
-        "mean": list(dataset.mean),
-        "std": list(dataset.std),
-        "flip": dataset.flip,
-        "num_train": len(dataset.x_train),
-        "num_test": len(dataset.x_test),
     }
 
 

@@ -21,8 +21,10 @@ from fedjax_ssl.command_line import load_config_file, load_python_file, override
 from fedjax_ssl.config import CHANGES_NO_RESULT, differences, for_seed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.experiment import train
-from fedjax_ssl.sweep_table import Cell, write_table
-from fedjax_ssl.workdir import CONFIG, METRICS, SUMMARY, read_lines
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.report.runs import read_run
+from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
+from fedjax_ssl.workdir import CONFIG, METRICS, REPORT, SUMMARY, read_lines
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -47,10 +49,38 @@ class Sweep(NamedTuple):
     target_accuracy: float = 0.9
 
 
+class Cell(NamedTuple):
+    """One row of the table: a method with one combination of values.
+
+    Attributes:
+        name: of the row.
+        grid: field -> value.
+        config: the configuration, but for its seed.
+        folder: holds seed_N.
+        seeds: all that belong to it.
+    """
+
+    name: str
+    grid: dict[str, Any]
+    config: ConfigDict
+    folder: pathlib.Path
+    seeds: tuple[int, ...]
+
+    def title(self) -> str:
+        """Name and values."""
+        return ", ".join([self.name, *(f"{field} {value}" for field, value in self.grid.items())])
+
+    def row(self) -> Row:
+        """What is finished of it."""
+        runs = [read_run(self.folder / f"seed_{seed}") for seed in self.seeds if is_finished(self, seed)]
+        revealed = self.config.data.reveal_labels or self.config.data.centralised
+        return Row(self.name, self.grid, runs, len(self.seeds), revealed)
+
+
 def run_sweep(
     sweep_file: str, workdir: str | os.PathLike | None, overrides: list[str] = (), dry_run: bool = False
 ) -> list[Cell]:
-    """Runs what is not finished, cell by cell, and keeps WORKDIR/table.md and table.csv up to date.
+    """Runs what is not finished, cell by cell, and keeps WORKDIR/table.md, table.csv and table.tex up to date.
 
     Args:
         sweep_file: path of a Python file with `get_sweep()`.
@@ -85,7 +115,12 @@ def run_sweep(
                 print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
             jax.clear_caches()  # the next cell's programs are others
         table = write_table(pathlib.Path(workdir), sweep, cells)
-    print(table)
+    print(table, end="")
+    if any(cell.row().runs for cell in cells):
+        from fedjax_ssl.report.comparison import write_comparison  # matplotlib takes a second to import
+
+        page = write_comparison([workdir], pathlib.Path(workdir) / REPORT, sweep.target_accuracy)
+        print(f"report {page}", file=sys.stderr)
     if failures:
         for name, why in failures.items():
             print(f"failed: {name}: {why}", file=sys.stderr)
@@ -117,6 +152,7 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
             config = load_config_file(f"{ROOT / sweep.config}:{arguments}")
             for field, value in {**sweep.common, **own_fields, **grid}.items():
                 _set(config, field, value)
+            config.log.report = False  # the sweep's own report has all runs; an override brings theirs back
             config = override(config, list(overrides))
             validate(config)
             folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
@@ -124,6 +160,15 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
     if len({cell.folder for cell in cells}) < len(cells):
         raise UserError("two rows of the sweep would share a folder: their names are too much alike")
     return cells
+
+
+def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
+    """Replaces the table's three files by what the finished runs say; returns the Markdown."""
+    table = make_table([cell.row() for cell in cells], sweep.target_accuracy)
+    workdir.mkdir(parents=True, exist_ok=True)
+    for name, write in {"table.csv": to_csv, "table.md": to_markdown, "table.tex": to_latex}.items():
+        replace_file(workdir / name, write(table))
+    return to_markdown(table)
 
 
 def is_finished(cell: Cell, seed: int) -> bool:

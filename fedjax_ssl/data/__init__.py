@@ -9,7 +9,7 @@ from fedjax_ssl.data.partition import (
     make_partition,
     save_partition,
 )
-from fedjax_ssl.data.sources import SOURCES, Dataset, load_dataset
+from fedjax_ssl.data.sources import SOURCES, Dataset, dataset_facts, load_dataset
 
 __all__ = [
     "PARTITIONS",
@@ -19,6 +19,7 @@ __all__ = [
     "FederatedData",
     "Partition",
     "class_counts",
+    "dataset_facts",
     "federate",
     "load_dataset",
     "load_partition",

@@ -88,6 +88,20 @@ def load_dataset(config: Any) -> Dataset:
     raise UserError(f"unknown data.source {config.source!r}; known sources: {', '.join(SOURCES)}")
 
 
+def dataset_facts(dataset: Dataset) -> dict[str, Any]:
+    """All that a trained model's user must know about its images."""
+    return {
+        "name": dataset.name,
+        "num_classes": dataset.num_classes,
+        "image_shape": list(dataset.x_train.shape[1:]),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "flip": dataset.flip,
+        "num_train": len(dataset.x_train),
+        "num_test": len(dataset.x_test),
+    }
+
+
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Computes the mean and the standard deviation of each channel over all pixels of all images.
 

@@ -1,0 +1,168 @@
+"""A trained model to take away: from images to classes, with everything inside that it was trained with."""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_ssl.checkpoints import Checkpoints
+from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.method import State
+from fedjax_ssl.methods import DOUBLE_HEADED
+from fedjax_ssl.network import build_network
+from fedjax_ssl.workdir import CHECKPOINTS, CONFIG, DATASET
+
+BATCH_SIZE = 256  # images at a time, whatever the number: one program, and a bound for the memory
+
+
+class Prediction(NamedTuple):
+    """What a model says about B images.
+
+    Attributes:
+        labels: int32 [B], the most probable class.
+        probabilities: float32 [B, C].
+        embeddings: float32 [B, D], the anchor head's; None for a model without one.
+    """
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+    embeddings: np.ndarray | None
+
+
+class Predictor(NamedTuple):
+    """A trained model; call it with images.
+
+    Attributes:
+        image_shape: (height, width, channels).
+        class_names: of the C classes; their numbers where the data set had none.
+        round: after which the model was saved.
+        outputs: images [BATCH_SIZE, H, W, C] -> (probabilities, embeddings), compiled.
+    """
+
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    round: int
+    outputs: Callable
+
+    def __call__(self, images: np.ndarray) -> Prediction:
+        """Classifies images.
+
+        Args:
+            images: uint8 [B, H, W, C], or [B, H, W] where there is one channel; or floats of the same range, 0 to 255.
+
+        Raises:
+            UserError: the images are of another shape than the model's, or not of that range.
+        """
+        images = self._check(np.asarray(images))
+        found = []
+        for start in range(0, len(images), BATCH_SIZE):
+            chunk = images[start : start + BATCH_SIZE]
+            padding = [(0, BATCH_SIZE - len(chunk))] + [(0, 0)] * 3
+            found.append(jax.device_get(self.outputs(jnp.asarray(np.pad(chunk, padding)))))
+        outputs = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *found)
+        probabilities, embeddings = outputs
+        return Prediction(np.argmax(probabilities, axis=-1).astype(np.int32), probabilities, embeddings)
+
+    def _check(self, images: np.ndarray) -> np.ndarray:
+        if images.ndim == 3 and self.image_shape[-1] == 1:
+            images = images[..., np.newaxis]
+        if images.shape[1:] != self.image_shape:
+            wanted = "x".join(map(str, self.image_shape))
+            raise UserError(f"images of shape {images.shape}; the model takes [B, H, W, C] of {wanted}")
+        if len(images) == 0:
+            raise UserError("there are no images")
+        if images.dtype != np.uint8:
+            if not np.issubdtype(images.dtype, np.number) or np.issubdtype(images.dtype, np.complexfloating):
+                raise UserError(f"images are {images.dtype}; the model takes numbers from 0 to 255")
+            images = images.astype(np.float32)
+            if not (np.isfinite(images).all() and images.min() >= 0 and images.max() <= 255):
+                raise UserError("images have values outside of 0 to 255; give pixels as they are, not normalised")
+            if images.max() <= 1 and len(np.unique(images)) > 2:
+                raise UserError("images have no value above 1; the model takes pixels from 0 to 255: multiply by 255")
+        return images
+
+
+def load(workdir: str | os.PathLike) -> Predictor:
+    """The model of a run's newest checkpoint.
+
+    Args:
+        workdir: of a run, finished or not.
+
+    Returns:
+        A function from images to a `Prediction`, with the pixel normalisation inside.
+
+    Raises:
+        UserError: there is no run, or no checkpoint in it yet, or it is not readable.
+    """
+    folder = pathlib.Path(workdir)
+    if not (folder / CONFIG).exists():
+        runs = [path.parent.name for path in sorted(folder.glob(f"*/{CONFIG}"))]
+        seeds = f"; its runs are in {', '.join(runs[:3])}" if runs else ""
+        raise UserError(f"{folder} holds no run: there is no {CONFIG}{seeds}")
+    if not (folder / DATASET).exists():
+        raise UserError(f"the run in {folder} has no {DATASET}; start it again to have it written")
+    try:
+        config = ConfigDict(json.loads((folder / CONFIG).read_text()))
+        facts = json.loads((folder / DATASET).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
+    network = build_network(config, facts, config.method in DOUBLE_HEADED)
+    params, batch_stats = jax.eval_shape(lambda: network.init(jax.random.key(0)))
+    with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:
+        state = checkpoints.restore_part(State(None, params, batch_stats))
+        newest = checkpoints.latest_round()
+
+    @jax.jit
+    def outputs(images):
+        found = network.predict(state.params, state.batch_stats, images)
+        return jax.nn.softmax(found.logits), found.embeddings
+
+    class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
+    return Predictor(tuple(facts["image_shape"]), tuple(class_names), newest, outputs)
+
+
+def predict_file(workdir: str | os.PathLike, images_file: str, out: str | os.PathLike, key: str = "") -> Prediction:
+    """Classifies the images of an npz file, and writes `labels`, `probabilities` and `embeddings` into another.
+
+    Args:
+        workdir: of a run.
+        images_file: an npz file.
+        out: the npz file to be written.
+        key: name of the images' array in it; by default `images`, `x`, `x_test`, or the only one there is.
+
+    Raises:
+        UserError: see `load`, `Predictor` and `read_arrays`; or the file cannot be written.
+    """
+    predictor = load(workdir)
+    images = read_arrays(images_file, (key or _image_key(images_file),), field="npz")
+    (images,) = images.values()
+    prediction = predictor(images)
+    path = pathlib.Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_arrays(path, **{name: value for name, value in prediction._asdict().items() if value is not None})
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    return prediction
+
+
+def _image_key(path: str) -> str:
+    """Which array of an npz file holds the images."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = archive.files
+    except (OSError, ValueError, AttributeError, EOFError) as error:
+        raise UserError(f"{path} is not an npz file that can be read ({' '.join(str(error).split())})") from error
+    usual = [name for name in ("images", "x", "x_test") if name in names]
+    if not usual and len(names) != 1:
+        raise UserError(f"{path} holds {', '.join(names)}; say which are the images: --key=NAME")
+    return (usual or names)[0]

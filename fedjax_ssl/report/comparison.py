@@ -1,0 +1,104 @@
+"""Several runs in one report: curves with a band over seeds, and the table as HTML, CSV, Markdown and LaTeX."""
+
+import os
+import pathlib
+from collections.abc import Iterable
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.report import figures, page, style
+from fedjax_ssl.report.runs import Group, read_groups
+from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
+
+MANY = 12  # curves that one picture can hold
+
+
+def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLike, target: float = 0.9) -> pathlib.Path:
+    """Writes a page that compares runs, with the same table beside it as OUT.csv, OUT.md and OUT.tex.
+
+    Args:
+        folders: runs, folders of several seeds' runs, or whole sweeps. Runs that differ in nothing but the seed are
+            one row and one curve.
+        out: the page's path, NAME.html.
+        target: test accuracy, a share, to which rounds and bytes are counted.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        UserError: a folder holds no run, none has finished a round, or the page cannot be written.
+    """
+    path = pathlib.Path(out)
+    if path.suffix != ".html":
+        raise UserError(f"the page must be named NAME.html, not {path}")
+    if not 0 < target <= 1:
+        raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target}")
+    groups, skipped = read_groups(map(pathlib.Path, folders))
+    rows = [Row(g.name, {}, g.runs, len(g.runs), g.runs[0].labels_revealed) for g in groups]
+    table = make_table(rows, target)
+    unfinished = [f"{run.folder} ({run.standing()})" for group in groups for run in group.runs if not run.is_finished]
+    with style.styled():
+        drawn = _draw(groups)
+    columns = list(table[0])
+    page.write_page(
+        path,
+        f"{len(groups)} configurations, {sum(len(group.runs) for group in groups)} runs",
+        "Curves are means over seeds, bands reach from the least to the most. Accuracies in the table are percent, "
+        "mean ± standard deviation over seeds.",
+        *(page.note(line) for line in skipped),
+        page.note(f"Not finished, and shown as far as they are: {', '.join(unfinished)}") if unfinished else "",
+        page.section("Table", page.table(columns, [list(row.values()) for row in table])),
+        *(page.section(title, page.pictures(found)) for title, found in drawn.items()),
+        page.section("As LaTeX", page.code(to_latex(table))),
+    )
+    for suffix, write in {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.items():
+        replace_file(path.with_suffix(suffix), write(table))
+    return path
+
+
+def _draw(groups: list[Group]) -> dict[str, list[page.Picture]]:
+    """Section -> its pictures, one for each bundle of curves that one picture can hold."""
+    made: dict[str, list[page.Picture]] = {}
+
+    def add(title: str, draw, caption: str) -> None:
+        for name, bundle in bundles(groups).items():
+            figure = draw(bundle)
+            if figure is not None:
+                said = f"{name}. {caption}" if name else caption
+                made.setdefault(title, []).append(page.Picture(style.inline_svg(figure, said), said))
+
+    add(
+        "Accuracy",
+        lambda some: figures.over_rounds(some, "test_accuracy", "test accuracy (%)", 100, top=100),
+        "Test accuracy.",
+    )
+    add("Accuracy", figures.accuracy_over_bytes, "Test accuracy over what has travelled.")
+    add("Pseudo-labels", _labels, "Pseudo-labels that are right.")
+    add("Pseudo-labels", figures.qualified, "Examples that a client trains on.")
+    return made
+
+
+def _labels(groups: list[Group]):
+    if not any(group.has("pseudo_label_accuracy") for group in groups):
+        return None
+    return figures.over_rounds(groups, "pseudo_label_accuracy", "pseudo-labels that are right (%)", 100, top=100)
+
+
+def bundles(groups: list[Group]) -> dict[str, list[Group]]:
+    """Groups of curves for one picture each: where they are many, those of the same values of a sweep's grid.
+
+    Returns:
+        What they have in common -> the groups, named by what is left.
+    """
+    if len(groups) <= MANY:
+        return {"": groups}
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        name, slash, values = group.name.rpartition("/")
+        found.setdefault(values if slash else "", []).append(group._replace(name=name if slash else group.name))
+    split = {}
+    for values, some in found.items():
+        for part, start in enumerate(range(0, len(some), MANY)):
+            again = f" (part {part + 1})" if len(some) > MANY else ""
+            split[f"{values}{again}".strip()] = some[start : start + MANY]
+    return split

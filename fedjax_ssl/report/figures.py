@@ -1,0 +1,265 @@
+"""The report's pictures, each a function from what runs wrote down to a figure; call them inside `style.styled()`."""
+
+import warnings
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedjax_ssl.report.runs import Group, RunRecords
+from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, SMALL, WIDE, curve_style
+
+RULES = "pseudo_label_accuracy_"  # the metrics of single rules of labelling begin so
+MANY = 20  # classes from which on cells and bars go without figures
+
+
+def over_rounds(groups: list[Group], metric: str, label: str, scale: float = 1.0, top: float | None = None) -> Figure:
+    """A metric over rounds, one curve a group: the mean over its seeds and the band between the least and the most."""
+    figure, axes = plt.subplots(figsize=SMALL)
+    for number, group in enumerate(group for group in groups if group.has(metric)):
+        values = scale * group.values(metric)
+        draw_band(axes, np.arange(1, values.shape[1] + 1), values, group.name, number)
+    finish_curves(figure, axes, label, top, legend=len(groups) > 1)
+    return figure
+
+
+def losses(run: RunRecords) -> Figure:
+    """Every loss that the run recorded, over rounds."""
+    names = [name for name in run.metrics[0] if name.endswith("_loss") and run.has(name)]
+    names.sort(key=lambda name: name != "test_loss")
+    figure, axes = plt.subplots(figsize=SMALL)
+    for number, name in enumerate(names):
+        draw_band(axes, rounds_of(run), run.values(name)[None], name.removesuffix("_loss").replace("_", " "), number)
+    finish_curves(figure, axes, "loss (nats)", legend=True)
+    return figure
+
+
+def pseudo_labels(run: RunRecords) -> Figure | None:
+    """Accuracy of the pseudo-labels by each rule, and of those that qualified (FedAnchor's Figures 3d and 9)."""
+    names = {name: name.removeprefix(RULES).replace("_", " ") for name in run.metrics[0] if name.startswith(RULES)}
+    names["qualified_accuracy"] = "those trained on"
+    names = {name: label for name, label in names.items() if run.has(name)}
+    if not names:
+        return None
+    figure, axes = plt.subplots(figsize=SMALL)
+    for number, (name, label) in enumerate(names.items()):
+        draw_band(axes, rounds_of(run), 100 * run.values(name)[None], label, number)
+    finish_curves(figure, axes, "pseudo-labels that are right (%)", top=100, legend=True)
+    return figure
+
+
+def qualified(groups: list[Group]) -> Figure | None:
+    """Examples per client that it trains on, over rounds (FedAnchor's Figures 2 and 3c)."""
+    if not any(group.has("qualified_per_client") for group in groups):
+        return None
+    figure = over_rounds(groups, "qualified_per_client", "qualified examples per client")
+    figure.axes[0].set_ylim(bottom=0)
+    return figure
+
+
+def bytes_over_rounds(run: RunRecords) -> Figure:
+    """What travels, in each round and in total."""
+    figure, (each, total) = plt.subplots(1, 2, figsize=WIDE)
+    for number, (name, label) in enumerate({"bytes_down": "down", "bytes_up": "up"}.items()):
+        values = run.values(name) / 1e6
+        draw_band(each, rounds_of(run), values[None], label, number)
+        draw_band(total, rounds_of(run), np.cumsum(values)[None], label, number)
+    finish_curves(figure, each, "MB in a round", legend=False)
+    finish_curves(figure, total, "MB since the beginning", legend=False)
+    for axes in (each, total):
+        axes.set_ylim(bottom=0)
+    legend_above(figure, each)
+    return figure
+
+
+def accuracy_over_bytes(groups: list[Group]) -> Figure:
+    """Test accuracy over what has travelled both ways until then."""
+    figure, axes = plt.subplots(figsize=SMALL)
+    for number, group in enumerate(groups):
+        accuracy = 100 * group.values("test_accuracy")
+        travelled = np.cumsum(group.values("bytes_down") + group.values("bytes_up"), axis=1) / 1e6
+        draw_band(axes, nan_mean(travelled), accuracy, group.name, number)
+    finish_curves(figure, axes, "test accuracy (%)", top=100, legend=len(groups) > 1)
+    axes.set_xlabel("MB travelled, both ways")
+    return figure
+
+
+def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure:
+    """Where the time went: by kind, and of the rounds by stage where a profile was taken."""
+    kinds = {"compiling": "compile_seconds", "before the first round": "init_seconds", "rounds": "seconds",
+             "checkpoints": "checkpoint_seconds"}  # fmt: skip
+    spent = {label: run.seconds(name) for label, name in kinds.items()}
+    figure, all_axes = plt.subplots(1, 2 if profile else 1, figsize=WIDE if profile else SMALL, squeeze=False)
+    draw_bars(all_axes[0, 0], spent, "seconds in all")
+    if profile:
+        draw_bars(all_axes[0, 1], profile["seconds_by_stage"], "seconds in a round, by stage")
+    return figure
+
+
+def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Figure | None:
+    """Clients by classes, and each class before and after the server has taken its anchors."""
+    if not counts:
+        return None
+    clients, train, anchors = counts["clients"], counts["train"], counts["anchors"]
+    num_clients, num_classes = clients.shape
+    figure, (heat, bars) = plt.subplots(1, 2, figsize=WIDE, width_ratios=(3, 2))
+    image = heat.imshow(clients.T, aspect="auto", cmap=COUNTS, interpolation="nearest", rasterized=True)
+    heat.set(xlabel="client", ylabel="class", title="Images at each client")
+    heat.grid(False)
+    heat.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=heat, label="images")
+    label_classes(heat.yaxis, class_names)
+    place = np.arange(num_classes)
+    bars.barh(place - 0.2, train, 0.4, color=COLOURS[4], label="before: the training set")
+    bars.barh(place + 0.2, clients.sum(axis=0), 0.4, color=COLOURS[0], label="after: all clients")
+    bars.barh(place + 0.2, anchors, 0.4, left=clients.sum(axis=0), color=COLOURS[1], label="anchors at the server")
+    bars.invert_yaxis()
+    bars.set(xlabel="images", title=f"{anchors.sum():,} anchors, {clients.sum():,} images at {num_clients:,} clients")
+    label_classes(bars.yaxis, class_names)
+    handles, labels = bars.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def latent_space(planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: list[str]) -> Figure:
+    """The latent space at some rounds, with class centroids as stars (FedAnchor's Figure 5).
+
+    Args:
+        planes: round -> (positions in the plane [n, 2], labels [n]).
+        class_names: of all classes.
+    """
+    count = len(planes)
+    columns = min(count, 4)
+    rows = -(-count // columns)
+    size = (SMALL[0], SMALL[0]) if count == 1 else (2.4 * columns + 0.2, 2.5 * rows + 0.6)
+    figure, all_axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    colours = class_colours(len(class_names))
+    for axes in all_axes.flat[count:]:
+        axes.remove()
+    for axes, (number, (positions, labels)) in zip(all_axes.flat, planes.items()):
+        axes.scatter(*positions.T, c=colours[labels], s=5, linewidths=0, alpha=0.75, rasterized=True)
+        for label in np.unique(labels):
+            centre = positions[labels == label].mean(axis=0)
+            axes.scatter(*centre, marker="*", s=190, color=colours[label], edgecolors=INK, linewidths=0.7)
+            # Beside the star, so that nobody has to tell ten colours apart.
+            axes.annotate(class_names[label], centre, (6, 4), textcoords="offset points", fontsize=8, weight="bold")
+        axes.set(xticks=[], yticks=[], title=f"round {number}" if number else "before the first round")
+    return figure
+
+
+def confusion(labels: np.ndarray, predictions: np.ndarray, class_names: list[str]) -> Figure:
+    """How test images of each class were classified, percent of the class."""
+    matrix = confusion_matrix(labels, predictions, len(class_names))
+    share = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    figure, axes = plt.subplots(figsize=(SMALL[0], 4.2))
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100, interpolation="nearest", rasterized=True)
+    axes.set(xlabel="classified as", ylabel="class")
+    axes.grid(False)
+    label_classes(axes.xaxis, class_names, rotate=True)
+    label_classes(axes.yaxis, class_names)
+    figure.colorbar(image, ax=axes, label="% of the class", shrink=0.8)
+    if len(class_names) <= MANY:
+        for row, column in np.ndindex(*share.shape):
+            if share[row, column] >= 0.5:
+                colour = "white" if share[row, column] > 60 else "#262727"  # dark on the light cells of every page
+                axes.text(column, row, f"{share[row, column]:.0f}", ha="center", va="center", fontsize=7, color=colour)
+    return figure
+
+
+def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: list[str]) -> Figure:
+    """Accuracy on the test images of each class; the line is the accuracy over all."""
+    matrix = confusion_matrix(labels, predictions, len(class_names))
+    share = 100 * np.diag(matrix) / np.maximum(matrix.sum(axis=1), 1)
+    figure, axes = plt.subplots(figsize=(SMALL[0], 4.2))
+    place = np.arange(len(class_names))
+    axes.barh(place, share, color=COLOURS[0])
+    axes.axvline(100 * np.mean(labels == predictions), color=COLOURS[5], linestyle="--")
+    axes.invert_yaxis()
+    axes.set(xlabel="test images of the class classified right (%), and of all (dashed)", ylabel="class", xlim=(0, 100))
+    label_classes(axes.yaxis, class_names)
+    axes.grid(False, axis="y")
+    if len(class_names) <= MANY:
+        for row, value in zip(place, share):
+            axes.text(1, row, f"{value:.1f}", va="center", fontsize=7, color="white")
+    return figure
+
+
+def class_colours(num_classes: int) -> np.ndarray:
+    """[C, 4], as far apart for every kind of colour vision as ten colours can be (Tol's muted scheme), or a scale."""
+    if num_classes <= len(CLASS_COLOURS):
+        return to_rgba_array(CLASS_COLOURS[:num_classes])
+    return plt.get_cmap("turbo")(np.linspace(0, 1, num_classes))
+
+
+def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
+    """int [C, C], how many images of the class of the row were classified as that of the column."""
+    return np.bincount(labels * num_classes + predictions, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def rounds_of(run: RunRecords) -> np.ndarray:
+    """int [rounds]."""
+    return np.array([line["round"] for line in run.metrics])
+
+
+def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number: int) -> None:
+    """Curve number 0, 1, ...: the mean of values [seeds, rounds], and their range as a band."""
+    style = curve_style(number)
+    alone = {"marker": "o", "markersize": 4} if values.shape[1] == 1 else {}  # one round makes no line
+    axes.plot(x, nan_mean(values), label=label, **style, **alone)
+    if len(values) > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # rounds in which nothing could be measured
+            low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+
+
+def nan_mean(values: np.ndarray) -> np.ndarray:
+    """float [rounds], the mean over the seeds that have a value."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.nanmean(values, axis=0)
+
+
+def finish_curves(figure: Figure, axes: Axes, label: str, top: float | None = None, legend: bool = True) -> None:
+    """Names of the axes, and the legend above the curves, where it covers none."""
+    axes.set(xlabel="round", ylabel=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if top is not None and axes.get_ylim()[1] > top:
+        axes.set_ylim(top=top + 0.5)
+    if legend:
+        legend_above(figure, axes)
+
+
+def legend_above(figure: Figure, axes: Axes) -> None:
+    """The legend of a picture's curves, outside of it, in as many columns as its width has room for."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        letters = 15 * figure.get_figwidth()  # on a line, about
+        columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 6))))
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+
+
+def draw_bars(axes: Axes, values: dict[str, float], label: str) -> None:
+    """Horizontal bars with their figures."""
+    place = np.arange(len(values))
+    axes.barh(place, list(values.values()), color=COLOURS[0])
+    axes.set_yticks(place, list(values))
+    axes.invert_yaxis()
+    axes.set(xlabel=label)
+    axes.grid(False, axis="y")
+    widest = max(values.values()) or 1.0
+    axes.set_xlim(0, 1.18 * widest)
+    for row, value in zip(place, values.values()):
+        axes.text(value + 0.01 * widest, row, f"{value:.3g}", va="center", fontsize=8, color=INK)
+
+
+def label_classes(axis: Any, class_names: list[str], rotate: bool = False) -> None:
+    """Every class by its name, or where they are many some of them."""
+    if len(class_names) <= MANY:
+        turned = {"rotation": 60, "ha": "right"} if rotate and max(map(len, class_names)) > 2 else {}
+        axis.set_ticks(range(len(class_names)), class_names, **turned)
+        axis.set_tick_params(length=0)

@@ -1,0 +1,99 @@
+"""The model card of a run: what the model is, what it was trained on, how good it is, how to use it."""
+
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.report.runs import RunRecords
+from fedjax_ssl.workdir import MODEL_CARD
+
+# Method -> how its labels come about, and where it is from.
+_METHODS = {
+    "fedanchor": ("FedAnchor", "https://arxiv.org/abs/2402.10191"),
+    "fedil": ("FedIL", "https://arxiv.org/abs/2302.11823"),
+    "semifl": ("SemiFL", "https://arxiv.org/abs/2106.01432"),
+    "fixmatch": ("FedAvg with FixMatch", "https://arxiv.org/abs/2001.07685"),
+    "supervised": ("supervised FedAvg", "https://arxiv.org/abs/1602.05629"),
+    "anchors_only": ("the server's training alone", ""),
+}
+
+
+def write_model_card(run: RunRecords) -> None:
+    """Writes WORKDIR/MODEL_CARD.md.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    replace_file(run.folder / MODEL_CARD, model_card(run))
+
+
+def model_card(run: RunRecords) -> str:
+    """The card, as Markdown."""
+    config, dataset, last = run.config, run.dataset(), run.metrics[-1]
+    data, name = config["data"], dataset.get("name", config["data"]["source"])
+    method, source = _METHODS.get(config["method"], (config["method"], ""))
+    height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
+    division = data["partition"] + (f" (alpha {data['alpha']:g})" if data["partition"] == "lda" else "")
+    accuracy = run.values("test_accuracy")
+    notes = []
+    if not run.is_finished:
+        notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
+    if run.labels_revealed:
+        notes.append("**An upper bound:** the labels of the clients' images were revealed to the method.\n")
+    versions = (run.summary or {}).get("versions", {})
+    made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
+    return f"""# {config["model"]["name"]} trained with {method} on {name}
+
+{"".join(note + chr(10) for note in notes)}An image classifier trained by federated semi-supervised learning: \
+{config["num_clients"]} clients held images without labels, a server
+{data["num_anchors"]} labelled ones. Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
+
+## Data
+
+| | |
+|---|---|
+| data set | {name} |
+| images | {height} x {width} pixels, {channels} channel(s), {dataset.get("num_classes", "?")} classes |
+| training set | {dataset.get("num_train", "?")} images: {data["num_anchors"]} labelled at the server \
+({data["anchors"]}), the rest unlabelled at {config["num_clients"]} clients |
+| division | {division}, seed {config["seed"]} |
+| test set | {dataset.get("num_test", "?")} images |
+
+## Figures
+
+| | |
+|---|---|
+| rounds | {last["round"]}, {config["clients_per_round"]} clients each |
+| test accuracy | {100 * accuracy[-1]:.2f} % (best {100 * accuracy.max():.2f} %, round \
+{run.metrics[int(accuracy.argmax())]["round"]}) |
+| test loss | {last["test_loss"]:.3f} |
+| communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
+| made with | {made_with} |
+
+The accuracy is that of one seed on images like those of training. The test set also decided nothing in this run: no
+round was picked by it. Nothing is known about images from elsewhere; look at the accuracy by class in `report.html`.
+
+## Use
+
+```python
+import fedjax_ssl
+
+predict = fedjax_ssl.load("{run.folder}")
+prediction = predict(images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside
+prediction.labels, prediction.probabilities
+```
+
+```
+python launch.py predict --workdir={run.folder} --npz=FILE --out=predictions.npz
+```
+
+## Train it again
+
+The configuration is `config.json`, the clients' images are `partition.npz`:
+
+```python
+import json
+import fedjax_ssl
+
+config = fedjax_ssl.base_config()
+config.update(json.load(open("{run.folder}/config.json")))
+fedjax_ssl.train(config, "runs/again")
+```
+"""

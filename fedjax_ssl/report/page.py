@@ -1,0 +1,138 @@
+"""A self-contained HTML page: readable in light and dark, wide and narrow, with no network and no script."""
+
+import html
+import pathlib
+from typing import Any, NamedTuple
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import replace_file
+
+_STYLE = """
+:root { color-scheme: light dark; --ground: #ffffff; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --card: #f6f8fa;
+  --accent: #0969da; --note: #fff8c5; }
+@media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --ink: #e6edf3; --soft: #9198a1; --line: #3d444d;
+  --card: #151b23; --accent: #4493f8; --note: #3a2f0b; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1160px; padding: 1.5rem 1rem 4rem; background: var(--ground); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; padding-bottom: .3rem; border-bottom: 1px solid var(--line); }
+p.lead { color: var(--soft); margin: 0 0 1rem; overflow-wrap: anywhere; }
+p.note { background: var(--note); border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1rem 0; }
+.tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
+.tiles dt { color: var(--soft); font-size: .8rem; }
+.tiles dd { margin: 0; font-size: 1.3rem; font-weight: 600; overflow-wrap: anywhere; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 1.25rem; }
+figure { margin: 0; border: 1px solid var(--line); border-radius: 8px; padding: .75rem; min-width: 0; }
+figure.wide { grid-column: 1 / -1; }
+figure .scroll { overflow-x: auto; }
+figure svg { display: block; width: 100%; height: auto; }
+figure.wide svg { min-width: 34rem; }
+figcaption { font-size: .85rem; color: var(--soft); margin-top: .5rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; }
+th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+td.long { white-space: normal; overflow-wrap: anywhere; min-width: 12rem; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+tr.changed td { font-weight: 600; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem; overflow-x: auto;
+  font-size: .82rem; }
+a { color: var(--accent); }
+@media print { figure { break-inside: avoid; } }
+"""
+
+
+class Picture(NamedTuple):
+    """A picture of a page.
+
+    Attributes:
+        svg: the element.
+        caption: what it shows, in a sentence or two.
+        wide: whether it takes the page's whole width.
+    """
+
+    svg: str
+    caption: str
+    wide: bool = False
+
+
+def tiles(figures: dict[str, str]) -> str:
+    """A few figures in large letters: name -> value."""
+    cells = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in figures.items()
+    )
+    return f'<dl class="tiles">{cells}</dl>'
+
+
+def pictures(found: list[Picture]) -> str:
+    """Pictures side by side, as far as there is room."""
+    return '<div class="pictures">' + "".join(map(_picture, found)) + "</div>"
+
+
+def _picture(picture: Picture) -> str:
+    kind = ' class="wide"' if picture.wide else ""
+    return (
+        f'<figure{kind}><div class="scroll">{picture.svg}</div>'
+        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """A heading and what belongs to it; nothing where there is nothing."""
+    inside = "".join(part for part in parts if part)
+    return f"<section><h2>{html.escape(title)}</h2>{inside}</section>" if inside else ""
+
+
+def note(text: str) -> str:
+    """A line that must not be overlooked."""
+    return f'<p class="note">{html.escape(text)}</p>'
+
+
+def paragraph(text: str) -> str:
+    """A paragraph of plain text."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def code(text: str) -> str:
+    """Lines as they are."""
+    return f"<pre>{html.escape(text)}</pre>"
+
+
+def table(
+    columns: list[str], rows: list[list[Any]], changed: set[int] = frozenset(), long: tuple[int, ...] = ()
+) -> str:
+    """A table.
+
+    Args:
+        columns: heads.
+        rows: of cells.
+        changed: numbers of the rows in bold letters.
+        long: numbers of the columns whose text may go over several lines.
+    """
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = []
+    for number, row in enumerate(rows):
+        kinds = [' class="long"' if place in long else "" for place in range(len(row))]
+        cells = "".join(f"<td{kind}>{html.escape(str(cell))}</td>" for kind, cell in zip(kinds, row))
+        body.append(f"<tr{' class=changed' if number in changed else ''}>{cells}</tr>")
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def write_page(path: pathlib.Path, title: str, lead: str, *sections: str) -> None:
+    """Writes the page, whole or not at all.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    text = (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head>\n<body><header><h1>{html.escape(title)}</h1>'
+        f'<p class="lead">{html.escape(lead)}</p></header>\n' + "\n".join(filter(None, sections)) + "\n</body></html>\n"
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error

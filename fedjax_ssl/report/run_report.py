@@ -1,0 +1,207 @@
+"""The report of one run: WORKDIR/report.html, and its pictures in WORKDIR/figures/."""
+
+import json
+import os
+import pathlib
+
+import numpy as np
+
+from fedjax_ssl.config import base_config, flatten
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.methods import DEFAULTS
+from fedjax_ssl.report import figures, page, style
+from fedjax_ssl.report.latent import to_plane
+from fedjax_ssl.report.model_card import write_model_card
+from fedjax_ssl.report.runs import Group, RunRecords, read_run
+from fedjax_ssl.workdir import FIGURES, REPORT
+
+PROFILE = "profile/profile.json"  # where `launch.py profile --workdir=WORKDIR/profile` puts it
+
+
+def write_report(workdir: str | os.PathLike) -> pathlib.Path:
+    """Writes what a run shows: report.html, figures/*.png and *.svg, and MODEL_CARD.md.
+
+    Args:
+        workdir: of a run, finished or not; what is there is shown, and the page says how far it is.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
+    """
+    run = read_run(pathlib.Path(workdir))
+    found = _Pictures(run.folder / FIGURES)
+    try:
+        with style.styled():
+            _draw(run, found)
+        write_model_card(run)
+    except OSError as error:
+        raise UserError(f"cannot write to {run.folder}: {error.strerror}") from error
+    path = run.folder / REPORT
+    page.write_page(path, title_of(run), lead_of(run), *_sections(run, found))
+    return path
+
+
+class _Pictures:
+    """The pictures of a report as they are made: each is saved, and kept for the page."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.made: dict[str, page.Picture] = {}
+
+    def add(self, name: str, figure, caption: str, wide: bool = False) -> None:
+        """Saves a figure and keeps it; None is a picture that this run has nothing for."""
+        if figure is not None:
+            style.save(figure, self.folder, name)
+            self.made[name] = page.Picture(style.inline_svg(figure, name.replace("_", " ")), caption, wide)
+
+    def of(self, *names: str) -> str:
+        """Those of the named pictures that were made, as a part of the page."""
+        there = [self.made[name] for name in names if name in self.made]
+        return page.pictures(there) if there else ""
+
+
+def _draw(run: RunRecords, found: _Pictures) -> None:
+    alone = [Group(run.config["method"], [run])]
+    found.add(
+        "test_accuracy",
+        figures.over_rounds(alone, "test_accuracy", "test accuracy (%)", 100, top=100),
+        "Accuracy of the classification head on the test set after each round.",
+    )
+    found.add("losses", figures.losses(run), "Losses, means over a round; the test loss is cross-entropy.")
+    found.add(
+        "pseudo_labels",
+        figures.pseudo_labels(run),
+        "How many of the pseudo-labels of a round's cohort are right, by each way of labelling, and of those that "
+        "clients train on.",
+    )
+    found.add(
+        "qualified",
+        figures.qualified(alone),
+        "Examples that a client of the round's cohort trains on: those whose label passes the threshold.",
+    )
+    names = class_names(run)
+    found.add(
+        "who_holds_what",
+        figures.who_holds_what(run.class_counts(), names),
+        "Who holds what: images of each class at each client, and each class before and after the server took its "
+        "anchors. Clients may hold fewer images than are left where their number is limited.",
+        wide=True,
+    )
+    snapshots = run.snapshots()
+    if snapshots:
+        end = max(snapshots)
+        last = snapshots[end]
+        planes = {when: (to_plane(kept["embeddings"]), kept["embedding_labels"]) for when, kept in snapshots.items()}
+        found.add(
+            "latent_space",
+            figures.latent_space(planes, names),
+            f"The latent space by t-SNE: {len(last['embeddings']):,} test images, coloured by class; a star is the "
+            "middle of its class in the picture.",
+            wide=len(planes) > 1,
+        )
+        shown = (last["labels"], last["predictions"], names)
+        found.add("confusion", figures.confusion(*shown), f"Test images after round {end}, percent of a class.")
+        found.add("class_accuracy", figures.class_accuracy(*shown), f"Accuracy by class after round {end}.")
+    found.add("bytes", figures.bytes_over_rounds(run), "What travels between server and clients.", wide=True)
+    found.add(
+        "accuracy_over_bytes",
+        figures.accuracy_over_bytes(alone),
+        "Test accuracy over everything that has travelled until then.",
+    )
+    profile = run.folder / PROFILE
+    found.add(
+        "time",
+        figures.time_spent(run, json.loads(profile.read_text()) if profile.exists() else None),
+        "Where the time went."
+        + ("" if profile.exists() else " The stages of a round: python launch.py profile --workdir=RUN/profile."),
+        wide=profile.exists(),
+    )
+
+
+def _sections(run: RunRecords, found: _Pictures) -> list[str]:
+    accuracy = run.values("test_accuracy")
+    figures_of_run = {
+        "test accuracy": f"{100 * accuracy[-1]:.2f} %",
+        "best": f"{100 * accuracy.max():.2f} % (round {run.metrics[int(accuracy.argmax())]['round']})",
+        "rounds": f"{run.metrics[-1]['round']} of {run.config['num_rounds']}",
+        "down": f"{run.values('bytes_down').sum() / 1e6:,.1f} MB",
+        "up": f"{run.values('bytes_up').sum() / 1e6:,.1f} MB",
+        "time in rounds": describe_seconds(run.seconds()),
+    }
+    notes = []
+    if not run.is_finished:
+        notes.append(page.note(f"This run is not finished: it stands at {run.standing()}, and is shown that far."))
+    if run.labels_revealed:
+        notes.append(page.note("An upper bound: the clients' labels were revealed to the method."))
+    starts = sum("compile_seconds" in line for line in run.timings)
+    return [
+        *notes,
+        page.tiles(figures_of_run),
+        page.section("Accuracy", found.of("test_accuracy", "losses", "confusion", "class_accuracy")),
+        page.section("Pseudo-labels", found.of("pseudo_labels", "qualified")),
+        page.section("Latent space", found.of("latent_space")),
+        page.section("Data", found.of("who_holds_what")),
+        page.section("Communication", found.of("bytes", "accuracy_over_bytes")),
+        page.section(
+            "Time", found.of("time"), page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""
+        ),
+        page.section("Configuration", *_configuration(run)),
+    ]
+
+
+def _configuration(run: RunRecords) -> list[str]:
+    """All fields that matter to the method, those in bold that differ from the library's defaults."""
+    defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: tuples are lists there
+    flat, flat_defaults = flatten(run.config), flatten(defaults)
+    of_others = set(DEFAULTS) - {run.config["method"]}
+    fields = [name for name in flat if name.partition(".")[0] not in of_others]
+    rows = [[name, _short(flat[name]), _short(flat_defaults.get(name, "-"))] for name in fields]
+    changed = {number for number, row in enumerate(rows) if row[1] != row[2]}
+    versions = (run.summary or {}).get("versions", {})
+    parts = [page.table(["field", "value", "default"], rows, changed, long=(1,))]
+    if versions:
+        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+        parts.append(page.paragraph(f"{run.summary['device']} ({run.summary['backend']}); {listed}."))
+    return parts
+
+
+def _short(value) -> str:
+    return "none" if value is None else str(value)
+
+
+def title_of(run: RunRecords) -> str:
+    """The page's title."""
+    data = run.dataset().get("name", run.config["data"]["source"])
+    return f"{run.config['method']} on {data}, seed {run.config['seed']}"
+
+
+def lead_of(run: RunRecords) -> str:
+    """The line below it."""
+    config = run.config
+    return (
+        f"{config['model']['name']}; {config['clients_per_round']} of {config['num_clients']} clients a round, "
+        f"{config['data']['num_anchors']} labelled images at the server; {run.folder}"
+    )
+
+
+def class_names(run: RunRecords) -> list[str]:
+    """Of the data set, or their numbers."""
+    dataset = run.dataset()
+    counts = run.class_counts()
+    number = dataset.get("num_classes") or (len(counts["train"]) if counts else 0)
+    names = dataset.get("class_names") or []
+    if len(names) == number:
+        return list(names)
+    snapshots = run.snapshots()
+    if not number and snapshots:
+        number = int(max(np.max(kept["labels"]) for kept in snapshots.values())) + 1
+    return [str(label) for label in range(number)]
+
+
+def describe_seconds(seconds: float) -> str:
+    """As a person would say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,97 @@
+"""How the report's pictures look: sizes, colours, and SVG that takes the page's text colour."""
+
+import contextlib
+import io
+import pathlib
+import re
+from collections.abc import Iterator
+
+import matplotlib
+
+matplotlib.use("Agg", force=False)
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from fedjax_ssl.files import replaced
+
+# Okabe and Ito's colours, which every kind of colour vision tells apart; without their yellow and black, which
+# vanish on white and on black. Line styles tell the curves apart once the colours are used up.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+CLASS_COLOURS = (
+    "#CC6677", "#332288", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#888888",
+)  # fmt: skip
+LINES = ("-", "--", ":", "-.")
+INK = "#262626"  # everything that is no datum; the page's own text colour takes its place
+COUNTS = "cividis"  # of heat maps: it grows as evenly in grey as in colour
+
+# Small figures with large letters: one column of a wide page, the whole of a narrow one.
+SMALL = (4.8, 3.2)
+WIDE = (9.6, 3.2)
+DPI = 150
+
+_STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "grid.color": INK,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.6,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "path",  # letters as outlines: nothing moves when a reader's fonts are others
+    "svg.hashsalt": "fedjax_ssl",  # the same picture gives the same file
+}
+
+
+def curve_style(number: int) -> dict[str, str]:
+    """Colour and line of a picture's curve number 0, 1, 2, ..."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    }
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Figures that are made inside have the report's style; nothing is left behind, neither style nor figures."""
+    with plt.rc_context(_STYLE):
+        before = set(plt.get_fignums())
+        try:
+            yield
+        finally:
+            for number in set(plt.get_fignums()) - before:
+                plt.close(number)
+
+
+def save(figure: Figure, folder: pathlib.Path, name: str) -> None:
+    """Writes FOLDER/NAME.png and FOLDER/NAME.svg, on white."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in ("png", "svg"):
+        with replaced(folder / f"{name}.{kind}") as file:
+            # Without a date, or a file would differ each time.
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
+
+
+def inline_svg(figure: Figure, title: str) -> str:
+    """The figure as an element for a page: no background, and text in the page's own colour."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = svg.replace(INK, "currentColor")
+    # Its size is the page's business; the viewBox keeps its shape.
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)

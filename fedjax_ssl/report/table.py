@@ -1,0 +1,130 @@
+"""The table of several runs: mean and spread over seeds, rounds and bytes to an accuracy; Markdown, CSV and LaTeX."""
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedjax_ssl.report.runs import RunRecords
+
+REVEALED = "labels revealed"  # how a bound that sees the clients' labels is marked
+
+
+class Row(NamedTuple):
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        name: of the method, say.
+        values: what else tells it from other rows, a column each.
+        runs: those that are there so far.
+        num_seeds: how many there will be.
+        labels_revealed: whether they are bounds that see the clients' labels.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    runs: list[RunRecords]
+    num_seeds: int
+    labels_revealed: bool
+
+
+def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
+    """The figures of each row, column -> text.
+
+    Accuracies are percent, mean ± standard deviation over the seeds. Rounds and bytes to the target are the means over
+    the seeds that reached it, and how many did if not all. Bytes are of one run, both ways for all clients; seconds are
+    those of its rounds, without compiling.
+
+    Args:
+        rows: of the table.
+        target: test accuracy, a share.
+    """
+    percent = f"{100 * target:g} %"
+    table = []
+    for row in rows:
+        reached = [rounds_to(run, target) for run in row.runs]
+        unfinished = [run for run in row.runs if not run.is_finished]
+        table.append(
+            {
+                "method": f"{row.name} ({REVEALED})" if row.labels_revealed else row.name,
+                **row.values,
+                "seeds": f"{len(row.runs)} of {row.num_seeds}"
+                + (f" ({len(unfinished)} unfinished)" if unfinished else ""),
+                "test accuracy": mean_and_spread([100 * run.metrics[-1]["test_accuracy"] for run in row.runs]),
+                "best": mean_and_spread([100 * max(run.values("test_accuracy")) for run in row.runs]),
+                f"rounds to {percent}": of_those_that_did(reached),
+                f"MB to {percent}": of_those_that_did(
+                    [rounds and megabytes(run, rounds) for run, rounds in zip(row.runs, reached)]
+                ),
+                "MB down": mean([sum(run.values("bytes_down")) / 1e6 for run in row.runs]),
+                "MB up": mean([sum(run.values("bytes_up")) / 1e6 for run in row.runs]),
+                "seconds": mean([run.seconds() for run in row.runs]),
+            }
+        )
+    return table
+
+
+def to_markdown(table: list[dict[str, Any]]) -> str:
+    """As a Markdown table."""
+    columns = list(table[0])
+    lines = [columns, ["---"] * len(columns), *(list(row.values()) for row in table)]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def to_csv(table: list[dict[str, Any]]) -> str:
+    """As comma-separated values."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def to_latex(table: list[dict[str, Any]]) -> str:
+    """As a LaTeX tabular, with the rules of the package booktabs."""
+    columns = list(table[0])
+    lines = [" & ".join(_latex(cell) for cell in row) + r" \\" for row in (columns, *(row.values() for row in table))]
+    head, *body = lines
+    inside = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
+    return f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}\n{inside}\n\\end{{tabular}}\n"
+
+
+def rounds_to(run: RunRecords, target: float) -> int | None:
+    """The first round with the target's test accuracy; None if there is none."""
+    return next((line["round"] for line in run.metrics if line["test_accuracy"] >= target), None)
+
+
+def megabytes(run: RunRecords, rounds: int) -> float:
+    """What travelled both ways in the first so many rounds."""
+    return sum(line["bytes_down"] + line["bytes_up"] for line in run.metrics[:rounds]) / 1e6
+
+
+def of_those_that_did(values: list[float | None]) -> str:
+    """The mean over the seeds that reached something, and how many did if not all."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "-"
+    share = "" if len(there) == len(values) else f" ({len(there)} of {len(values)})"
+    return f"{mean(there)}{share}"
+
+
+def mean(values: list[float]) -> str:
+    """To four digits; '-' where there is nothing."""
+    return f"{statistics.mean(values):.4g}" if values else "-"
+
+
+def mean_and_spread(values: list[float]) -> str:
+    """Mean ± standard deviation; a single value has no spread."""
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}"
+
+
+_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+          "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # fmt: skip
+
+
+def _latex(cell: Any) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in str(cell))
