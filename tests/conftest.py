@@ -62,6 +62,7 @@ def make_tiny_config(**overrides):
     config.model.normalisation = "static"  # running averages need more steps than a tiny run has
     config.server.augmentation = "weak"
     config.fedanchor.threshold = 0.5
+    config.log.report = False  # pictures take longer than such a run
     config.update_from_flattened_dict(overrides)
     return config
 

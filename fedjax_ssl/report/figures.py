@@ -20,9 +20,10 @@ MANY = 20  # classes from which on cells and bars go without figures
 def over_rounds(groups: list[Group], metric: str, label: str, scale: float = 1.0, top: float | None = None) -> Figure:
     """A metric over rounds, one curve a group: the mean over its seeds and the band between the least and the most."""
     figure, axes = plt.subplots(figsize=SMALL)
-    for number, group in enumerate(group for group in groups if group.has(metric)):
-        values = scale * group.values(metric)
-        draw_band(axes, np.arange(1, values.shape[1] + 1), values, group.name, number)
+    for number, group in enumerate(groups):  # a group's number is its colour in every picture
+        if group.has(metric):
+            values = scale * group.values(metric)
+            draw_band(axes, np.arange(1, values.shape[1] + 1), values, group.name, number)
     finish_curves(figure, axes, label, top, legend=len(groups) > 1)
     return figure
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.report.runs import RunRecords
 
+LAST = 5  # rounds whose mean says more than the last one where accuracies jump from round to round
 REVEALED = "labels revealed"  # how a bound that sees the clients' labels is marked
 
 
@@ -52,6 +53,9 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
                 "seeds": f"{len(row.runs)} of {row.num_seeds}"
                 + (f" ({len(unfinished)} unfinished)" if unfinished else ""),
                 "test accuracy": mean_and_spread([100 * run.metrics[-1]["test_accuracy"] for run in row.runs]),
+                f"last {LAST} rounds": mean_and_spread(
+                    [100 * run.values("test_accuracy")[-LAST:].mean() for run in row.runs]
+                ),
                 "best": mean_and_spread([100 * max(run.values("test_accuracy")) for run in row.runs]),
                 f"rounds to {percent}": of_those_that_did(reached),
                 f"MB to {percent}": of_those_that_did(

@@ -1,0 +1,251 @@
+"""Reports: figures against other libraries, what is missing or unfinished, and the page in a real browser."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
+
+import launch
+from conftest import make_tiny_config
+from fedjax_ssl import UserError
+from fedjax_ssl.data import load_dataset
+from fedjax_ssl.report import write_comparison, write_report
+from fedjax_ssl.report.comparison import bundles
+from fedjax_ssl.report.figures import confusion_matrix
+from fedjax_ssl.report.latent import to_plane
+from fedjax_ssl.report.runs import Group, read_groups, read_run
+from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
+
+PICTURES = {
+    "test_accuracy", "losses", "pseudo_labels", "qualified", "who_holds_what", "latent_space", "confusion",
+    "class_accuracy", "bytes", "accuracy_over_bytes", "time",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reported_run(finished_run, tmp_path_factory):
+    """A copy of the finished run, with its report."""
+    workdir = tmp_path_factory.mktemp("reported") / "run"
+    shutil.copytree(finished_run[0], workdir)
+    assert launch.main(["report", str(workdir)]) == 0
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def three_runs(finished_run, tmp_path_factory):
+    """Two seeds of one configuration and one of another, made up from a finished run's records."""
+    folder = tmp_path_factory.mktemp("three")
+    for name, changed, better in (("a/seed_0", {"seed": 0}, 0.0), ("a/seed_1", {"seed": 1}, 0.1),
+                                  ("b/seed_0", {"seed": 0, "method": "semifl"}, -0.1)):  # fmt: skip
+        shutil.copytree(finished_run[0], folder / name, ignore=shutil.ignore_patterns("checkpoints"))
+        config = json.loads((folder / name / "config.json").read_text())
+        (folder / name / "config.json").write_text(json.dumps({**config, **changed}))
+        lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["test_accuracy"] = 0.5 + 0.1 * line["round"] + better
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_run_keeps_what_its_report_needs(finished_run):
+    workdir, state = finished_run
+    run = read_run(workdir)
+    assert run.is_finished
+    (kept,) = run.snapshots().values()  # of the last round
+    assert np.mean(kept["predictions"] == kept["labels"]) == pytest.approx(run.metrics[-1]["test_accuracy"])
+    assert kept["embeddings"].shape == (360, 128) and len(kept["embedding_labels"]) == 360
+    counts, labels = run.class_counts(), load_dataset(make_tiny_config().data).y_train
+    with np.load(workdir / "partition.npz") as partition:
+        held = np.split(partition["client_index"], np.cumsum(partition["client_size"])[:-1])
+        anchors = partition["anchor_index"]
+    assert counts["clients"].tolist() == [[int(np.sum(labels[rows] == c)) for c in range(10)] for rows in held]
+    assert counts["anchors"].tolist() == [4] * 10 == [int(np.sum(labels[anchors] == c)) for c in range(10)]
+    assert counts["train"].sum() == len(labels)
+
+
+def test_every_picture_is_a_file_of_its_own(reported_run):
+    for kind in ("png", "svg"):
+        assert {path.stem for path in (reported_run / "figures").glob(f"*.{kind}")} == PICTURES
+    for path in (reported_run / "figures").glob("*.png"):
+        pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+        assert len(np.unique(pixels, axis=0)) > 20, path.name
+    page = (reported_run / "report.html").read_text()
+    assert page.count("<svg ") == len(PICTURES) and "http" not in page.replace("http://www.w3.org/", "")
+    assert "fedanchor on digits, seed 0" in page
+    card = (reported_run / "MODEL_CARD.md").read_text()
+    accuracy = json.loads((reported_run / "summary.json").read_text())["test_accuracy"]
+    assert f"{100 * accuracy:.2f} %" in card and str(reported_run) in card and "2402.10191" in card
+
+
+def test_a_report_is_the_same_when_it_is_made_again(reported_run):
+    before = {path.name: path.read_bytes() for path in (reported_run / "figures").iterdir()}
+    page = (reported_run / "report.html").read_text()
+    write_report(reported_run)
+    assert page == (reported_run / "report.html").read_text()
+    assert before == {path.name: path.read_bytes() for path in (reported_run / "figures").iterdir()}
+
+
+def test_an_unfinished_run_is_reported_as_far_as_it_goes(finished_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run[0], run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:30])  # killed while it wrote
+    for name in ("summary.json", "dataset.json", "class_counts.npz"):
+        (run / name).unlink()
+    shutil.rmtree(run / "snapshots")
+    text = write_report(run).read_text()
+    assert "not finished: it stands at round 2 of 4" in text
+    assert "Unfinished" in (run / "MODEL_CARD.md").read_text()
+    assert {path.stem for path in (run / "figures").glob("*.png")} == PICTURES - {
+        "latent_space", "confusion", "class_accuracy", "who_holds_what"
+    }  # fmt: skip
+
+
+def test_a_comparison_tells_seeds_from_configurations(three_runs, tmp_path):
+    groups, skipped = read_groups([three_runs])
+    assert [(group.name, len(group.runs)) for group in groups] == [("a", 2), ("b", 1)] and skipped == []
+    out = tmp_path / "all" / "compare.html"
+    assert launch.main(["report", str(three_runs / "a"), str(three_runs / "b"), f"--out={out}", "--target=0.8"]) == 0
+    rows = list(csv.DictReader(out.with_suffix(".csv").open()))
+    assert [row["method"] for row in rows] == ["a", "b"]
+    assert rows[0]["test accuracy"] == f"{np.mean([90, 100]):.2f} ± {np.std([90, 100], ddof=1):.2f}"
+    assert rows[0]["last 5 rounds"] == f"{np.mean([75, 85]):.2f} ± {np.std([75, 85], ddof=1):.2f}"
+    assert (rows[0]["rounds to 80 %"], rows[1]["rounds to 80 %"]) == ("2.5", "4")
+    each = read_run(three_runs / "a" / "seed_0").metrics[0]
+    megabytes = (each["bytes_down"] + each["bytes_up"]) / 1e6
+    assert float(rows[1]["MB to 80 %"]) == pytest.approx(
+        sum(line["bytes_down"] + line["bytes_up"] for line in read_run(three_runs / "b" / "seed_0").metrics) / 1e6, rel=1e-3
+    )
+    assert float(rows[0]["MB to 80 %"]) < 3 * 1.05 * megabytes
+    text = out.read_text()
+    assert text.count("<svg ") == 4 and "2 configurations, 3 runs" in text
+    assert out.with_suffix(".md").read_text().count("|\n") == 4
+    assert r"90.00 & 75.00" not in text and r"\toprule" in out.with_suffix(".tex").read_text()
+
+
+def test_tables_in_three_languages(three_runs):
+    run = read_run(three_runs / "a" / "seed_0")
+    table = make_table([Row("50 % & more_", {"data.alpha": 0.1}, [run], 3, True)], 0.99)
+    assert table[0]["method"] == "50 % & more_ (labels revealed)" and table[0]["seeds"] == "1 of 3"
+    assert table[0]["rounds to 99 %"] == table[0]["MB to 99 %"] == "-"
+    assert list(csv.DictReader(io.StringIO(to_csv(table)))) == [{k: str(v) for k, v in table[0].items()}]
+    assert to_markdown(table).splitlines()[1] == "| --- " * len(table[0]) + "|"
+    latex = to_latex(table)
+    assert r"50 \% \& more\_ (labels revealed) & 0.1 & 1 of 3" in latex and latex.count(r"\\") == 2
+
+
+def test_many_groups_are_drawn_apart():
+    groups = [Group(f"method {number}/alpha={alpha}", []) for number in range(14) for alpha in (0.1, 1.0)]
+    found = bundles(groups)
+    assert list(found) == ["alpha=0.1 (part 1)", "alpha=0.1 (part 2)", "alpha=1.0 (part 1)", "alpha=1.0 (part 2)"]
+    assert [group.name for group in found["alpha=0.1 (part 2)"]] == ["method 12", "method 13"]
+    assert bundles(groups[:3]) == {"": groups[:3]}
+
+
+def test_confusion_matrix():
+    rng = np.random.default_rng(0)
+    labels, predictions = rng.integers(0, 5, 200), rng.integers(0, 4, 200)
+    np.testing.assert_array_equal(
+        confusion_matrix(labels, predictions, 5), sklearn_confusion_matrix(labels, predictions, labels=range(5))
+    )
+
+
+def test_the_plane_keeps_neighbours_together():
+    rng = np.random.default_rng(0)
+    directions = np.eye(3, 8)[rng.integers(0, 3, 60)]
+    embeddings = rng.uniform(1, 9, (60, 1)) * (directions + 0.05 * rng.normal(size=(60, 8)))  # lengths say nothing
+    plane, group = to_plane(embeddings), directions.argmax(axis=1)
+    distances = np.linalg.norm(plane[:, None] - plane[None], axis=-1) + 1e9 * np.eye(60)
+    assert np.all(group[distances.argmin(axis=1)] == group)
+    assert to_plane(np.ones((2, 5))).shape == (2, 2) and np.isfinite(to_plane(np.zeros((1, 1)))).all()
+
+
+def test_bad_input_is_one_line_and_loses_nothing(reported_run, tmp_path, capfd, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "begun").mkdir()
+    shutil.copy(reported_run / "config.json", tmp_path / "begun")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for words, line in [
+        ([], "which runs?"),
+        ([str(tmp_path / "nowhere")], "there is no folder"),
+        ([str(tmp_path / "empty")], "holds no run"),
+        ([str(tmp_path / "begun")], "has not finished a round yet"),
+        ([str(tmp_path / "broken")], "cannot read the run"),
+        ([str(reported_run), str(tmp_path / "empty"), f"--out={tmp_path / 'c.html'}"], "holds no run"),
+        ([str(reported_run), str(reported_run)], "--out=NAME.html"),
+        ([str(reported_run), f"--out={tmp_path / 'c.txt'}"], "NAME.html"),
+        ([str(reported_run), f"--out={tmp_path / 'c.html'}", "--target=90"], "above 0 and at most 1"),
+        ([str(reported_run), f"--out={reported_run / 'config.json' / 'c.html'}"], "cannot write"),
+    ]:
+        assert launch.main(["report", *words]) == 2, words
+        error = capfd.readouterr().err.strip()
+        assert error.startswith("error: ") and line in error and "\n" not in error, error
+    assert not (tmp_path / "c.html").exists() and sorted(path.name for path in tmp_path.iterdir()) == [
+        "begun", "broken", "empty"
+    ]  # fmt: skip
+
+    # A folder that cannot be written to: root may write anywhere, so the refusal is made here.
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    page = (reported_run / "report.html").read_text()
+    monkeypatch.setattr("fedjax_ssl.report.style.replaced", refuse)
+    with pytest.raises(UserError, match="cannot write to .*: Permission denied"):
+        write_report(reported_run)
+    assert (reported_run / "report.html").read_text() == page
+
+
+# In the page: what is drawn, and whether something reaches beyond the window.
+LOOK = """() => ({
+  overflow: document.documentElement.scrollWidth - window.innerWidth,
+  pictures: [...document.querySelectorAll('figure svg')].map(svg => {
+    const box = svg.getBoundingClientRect();
+    return {name: svg.getAttribute('aria-label'), width: box.width, height: box.height,
+            parts: svg.querySelectorAll('path, use, image').length};
+  }),
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium, driven by Playwright."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no browser on this machine: install Debian's package chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+                 "--disable-component-update", "--disable-sync"]  # fmt: skip
+        started = driver.chromium.launch(executable_path=path, args=quiet)
+        yield started
+        started.close()
+
+
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_pages_in_a_browser(browser, reported_run, three_runs, tmp_path, width, scheme):
+    comparison = write_comparison([three_runs], tmp_path / "compare.html")
+    for path, count in ((reported_run / "report.html", len(PICTURES)), (comparison, 4)):
+        tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        complaints, asked = [], []
+        tab.on("console", lambda message, seen=complaints: seen.append(message.text))
+        tab.on("pageerror", lambda error, seen=complaints: seen.append(str(error)))
+        tab.on("request", lambda request, seen=asked: seen.append(request.url))
+        tab.goto(path.as_uri())
+        seen = tab.evaluate(LOOK)
+        assert complaints == [] and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+        assert seen["overflow"] <= 0, "the page is wider than the window"
+        assert len(seen["pictures"]) == count
+        for number, picture in enumerate(seen["pictures"]):
+            assert picture["width"] > 250 and picture["height"] > 100 and picture["parts"] > 20, picture
+            drawn = Image.open(io.BytesIO(tab.locator("figure svg").nth(number).screenshot())).convert("L")
+            shades = np.asarray(drawn)
+            ground = int(np.median(shades))
+            assert np.mean(np.abs(shades.astype(int) - ground) > 60) > 0.005, picture  # ink that stands off the ground
+            assert (ground > 200) == (scheme == "light") or picture["name"] in ("confusion", "who holds what"), picture
+        tab.close()
