@@ -12,7 +12,15 @@ from fedjax_ssl.schedule import SCHEDULES
 from fedjax_ssl.thresholds import KINDS
 
 # Fields that change no result beyond rounding: they may differ when a run is taken up again.
-CHANGES_NO_RESULT = ("checkpoint_every", "checkpoint_every_persistent", "devices", "lanes", "rounds_per_dispatch")
+CHANGES_NO_RESULT = (
+    "checkpoint_every",
+    "checkpoint_every_persistent",
+    "devices",
+    "lanes",
+    "log.tensorboard",
+    "log.wandb_project",
+    "rounds_per_dispatch",
+)
 
 # What every config file takes behind its colon, besides a method's variants.
 ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
@@ -86,6 +94,10 @@ def base_config() -> ConfigDict:
     # adapt to the client or the class: see fedjax_ssl/thresholds.py.
     config.threshold.kind = "fixed"
     config.threshold.momentum = 0.9  # of the averages that 'freematch' keeps at each client
+
+    config.log = ConfigDict()
+    config.log.tensorboard = True  # event files in WORKDIR/tensorboard
+    config.log.wandb_project = ""  # of Weights & Biases, which gets a run for each seed; '': none
 
     for method, defaults in DEFAULTS.items():
         config[method] = defaults()
@@ -169,6 +181,17 @@ def validate(config: ConfigDict) -> None:
             f"clients_per_round is {config.clients_per_round}, but the federation has num_clients = "
             f"{config.num_clients}"
         )
+    if config.log.wandb_project:
+        _check_wandb()
+
+
+def _check_wandb() -> None:
+    try:
+        import wandb
+    except ImportError:
+        wandb = None
+    if not hasattr(wandb, "init"):  # a folder of that name, which its runs leave behind, can be imported, too
+        raise UserError("log.wandb_project needs the package wandb: pip install 'fedjax_ssl[wandb]'")
 
 
 def for_seed(config: ConfigDict, seed: int) -> ConfigDict:
