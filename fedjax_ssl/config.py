@@ -33,9 +33,9 @@ def base_config() -> ConfigDict:
     config.method = "fedanchor"  # one of fedjax_ssl.methods.METHODS
     config.seed = 0  # partition, initialisation, cohorts, everything random
     config.seeds = ()  # several runs with these seeds instead of one, in WORKDIR/seed_N
-    config.num_rounds = 500
-    config.num_clients = 100
-    config.clients_per_round = 10
+    config.num_rounds = 500  # of communication
+    config.num_clients = 100  # K
+    config.clients_per_round = 10  # M of them, drawn anew in every round
     config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
     config.checkpoint_every = 10  # rounds
@@ -107,8 +107,8 @@ def base_config() -> ConfigDict:
 def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDict:
     section = ConfigDict()
     section.epochs = epochs  # a round
-    section.batch_size = batch_size
-    section.learning_rate = learning_rate
+    section.batch_size = batch_size  # images in a step
+    section.learning_rate = learning_rate  # of SGD; see schedule
     section.momentum = 0.9
     section.nesterov = False
     section.weight_decay = 5e-4
