@@ -4,12 +4,13 @@ The records in the workdir are the truth. A writer gets those that are there whe
 every round's as they are written. None of them can stop a run: one that fails is left out from then on.
 """
 
+import contextlib
 import json
 import math
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -124,8 +125,9 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Workdir):
-        from tensorboardX import event_file_writer, summary  # takes a while, and not every run needs it
-        from tensorboardX.proto import event_pb2, summary_pb2
+        with _without_torch():
+            from tensorboardX import event_file_writer, summary  # not every run needs it
+            from tensorboardX.proto import event_pb2, summary_pb2
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         path = folder.path / TENSORBOARD
@@ -202,3 +204,19 @@ class WandbWriter:
 def _plain(value: Any) -> str | bool | int | float:
     """A field's value as TensorBoard's table of hyperparameters takes it."""
     return value if isinstance(value, str | bool | int | float) else str(value)
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hides PyTorch while tensorboardX is imported, which takes it, where it is installed, for a type annotation.
+
+    It would take seconds and a second set of CUDA libraries in the process.
+    """
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["torch"]
