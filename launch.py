@@ -1,64 +1,131 @@
-"""Trains a federated semi-supervised method.
-
-    python launch.py                                             the quickstart: FedAnchor on handwritten digits
-    python launch.py --config=configs/fedanchor_cifar10.py --workdir=runs/a
-    python launch.py --config=configs/fedanchor_cifar10.py:wrn28_2,anchors=250,alpha=0.1 --config.seed=1
-    python launch.py --config=configs/fedanchor_mnist.py:semifl,strong                    another method, a recipe
-    python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/mnist_methods
-    python launch.py profile --config=configs/fedanchor_cifar10.py --rounds=5
-
-train                       the default: trains, or goes on with a run that was stopped
-sweep FILE                  runs what a file in configs/sweeps/ lists, into one table; goes on where it was stopped;
-                            --dry_run lists the runs; --config.FIELD=VALUE then holds for all of them
-profile                     traces --rounds=5 rounds and says where their time goes
-
---config=FILE[:ARGUMENTS]   what to run; see configs/
---config.FIELD=VALUE        overrides any field; see fedjax_ssl/config.py
---workdir=FOLDER            where results go, and where a run that was stopped goes on; default: a fresh one under runs/
-"""
+"""The command line: `python launch.py --help` says what it takes."""
 
 import pathlib
 import sys
+from typing import Any
 
 from absl import flags
 
-from fedjax_ssl import train
-from fedjax_ssl.command_line import parse_config
+from fedjax_ssl import help_text
 from fedjax_ssl.errors import TrainingError, UserError
-from fedjax_ssl.profiling import profile
-from fedjax_ssl.sweep import run_sweep
+from fedjax_ssl.help_text import Command
 
 QUICKSTART = pathlib.Path(__file__).parent / "configs" / "quickstart.py"
-COMMANDS = ("train", "sweep", "profile")
+
+
+# Each command imports what it needs: most of it takes seconds, and help needs none of it.
+def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Trains, or goes on with a run that was stopped; the default.
+
+    The workdir gets config.json, partition.npz, metrics.jsonl (a line a round),
+    timings.jsonl, summary.json, checkpoints/ and tensorboard/. The same command
+    with the same --workdir goes on from the last checkpoint. Several seeds, each
+    in a folder of its own: --config.seeds='(0, 1, 2)'.
+
+    Watch it with: tensorboard --logdir=runs
+    """
+    from fedjax_ssl import train
+    from fedjax_ssl.command_line import parse_config
+
+    train(parse_config(own.config, overrides), own.workdir)
+
+
+def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Runs what a file in configs/sweeps/ lists, into one table.
+
+    The table is WORKDIR/table.md and table.csv, and grows as runs finish. Started
+    again, a sweep skips what is finished and goes on with what was begun; the same
+    command may run several times at once. --config.FIELD=VALUE holds for all runs.
+    """
+    from fedjax_ssl import sweep
+
+    sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run)
+
+
+def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Traces some rounds and says where their time goes.
+
+    The workdir, a fresh one, gets trace/, profile.json and profile.txt.
+    """
+    from fedjax_ssl.command_line import parse_config
+    from fedjax_ssl.profiling import profile
+
+    profile(parse_config(own.config, overrides), own.rounds, own.workdir)
+
+
+def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Writes what runs show: pictures, a page, a table.
+
+    One run gets WORKDIR/report.html, figures/ and MODEL_CARD.md, as it does by
+    itself when it is over. Several runs, or a folder of them, go into one page,
+    with the table beside it as CSV, Markdown and LaTeX: --out=compare.html. Runs
+    that differ in nothing but the seed are one curve with a band.
+    """
+    from fedjax_ssl.report import report
+
+    print(report(words, own.out, own.target))
+
+
+def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Classifies the images of a file by a run's model.
+
+    The output gets labels [B], probabilities [B, C] and, of a model with two
+    heads, embeddings [B, D].
+    """
+    from fedjax_ssl.predictor import predict_file
+
+    prediction = predict_file(own.workdir, own.npz, own.out, own.key)
+    print(f"{own.out}: {len(prediction.labels)} images")
+
+
+CONFIG = {"config": (str(QUICKSTART), "FILE or FILE:ARGUMENTS, what to run; default: configs/quickstart.py")}
+WORKDIR = {"workdir": (None, "where results go; default: a fresh folder under runs/")}
+COMMANDS = {
+    "train": Command(run_train, {**CONFIG, **WORKDIR}),
+    "sweep": Command(
+        run_sweep,
+        {"workdir": (None, "of the whole sweep"), "dry_run": (False, "lists the runs and does nothing")},
+        "FILE",
+    ),
+    "report": Command(
+        run_report,
+        {"out": (None, "NAME.html, for several runs"), "target": ("0.9", "test accuracy to which rounds are counted")},
+        "RUN...",
+    ),
+    "predict": Command(
+        run_predict,
+        {
+            "workdir": (None, "of the run"),
+            "npz": (None, "the file with the images, uint8 [B, H, W, C]"),
+            "out": (None, "the npz file to be written"),
+            "key": ("", "the images' name in the file; by default images, x or x_test"),
+        },
+    ),
+    "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),
+}
 
 
 def run(command: str, words: list[str]) -> None:
     """Carries one command out."""
     own = flags.FlagValues()
-    flags.DEFINE_string("config", str(QUICKSTART), "the config file", flag_values=own)
-    flags.DEFINE_string("workdir", None, "the run's folder", flag_values=own)
-    if command == "profile":
-        flags.DEFINE_integer("rounds", 5, "how many are traced", flag_values=own)
-    if command == "sweep":
-        flags.DEFINE_bool("dry_run", False, "list the runs and do nothing", flag_values=own)
+    for name, (default, meaning) in COMMANDS[command].flags.items():
+        define = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}.get(type(default), flags.DEFINE_string)
+        define(name, default, meaning, flag_values=own)
     overrides = [word for word in words if word.startswith("--config.")]
-    files = own(["launch.py", *(word for word in words if word not in overrides)])[1:]
-    if len(files) > (command == "sweep"):
-        raise UserError(f"cannot make sense of {files[-1]!r}; see python launch.py --help")
-    if command == "sweep":
-        if not files:
-            raise UserError("which sweep? python launch.py sweep FILE --workdir=FOLDER")
-        run_sweep(files[0], own.workdir, overrides, own.dry_run)
-    elif command == "profile":
-        profile(parse_config(own.config, overrides), own.rounds, own.workdir)
-    else:
-        train(parse_config(own.config, overrides), own.workdir)
+    words = own(["launch.py", *(word for word in words if word not in overrides)])[1:]
+    if not COMMANDS[command].fits(words):
+        names, see = COMMANDS[command].words, f"see python launch.py {command} --help"
+        if len(words) < len(names.split()):
+            raise UserError(f"which {command}? python launch.py {command} {names}; {see}")
+        raise UserError(f"cannot make sense of {words[-1]!r}; {see}")
+    COMMANDS[command].run(own, words, overrides)
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status: 0, 2 for what the user can mend, 3 for failed training."""
     if {"-h", "--help", "help"} & set(argv):
-        print(__doc__)
+        command = next((word for word in argv if word in COMMANDS), None)
+        print(help_text.of_command(command, COMMANDS[command]) if command else help_text.overview(COMMANDS))
         return 0
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:

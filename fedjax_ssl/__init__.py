@@ -1,9 +1,24 @@
 """Federated semi-supervised learning in JAX: a cohort of clients trained as lanes of one compiled program."""
 
-from fedjax_ssl.config import base_config
+import importlib
+from typing import Any
+
 from fedjax_ssl.errors import TrainingError, UserError
-from fedjax_ssl.experiment import train
-from fedjax_ssl.method import State
-from fedjax_ssl.predictor import Prediction, Predictor, load
 
 __all__ = ["Prediction", "Predictor", "State", "TrainingError", "UserError", "base_config", "load", "train"]
+
+# Name -> module, imported when it is asked for: JAX takes seconds, and neither --help nor a typing error needs it.
+_HOMES = {
+    "Prediction": "predictor",
+    "Predictor": "predictor",
+    "State": "method",
+    "base_config": "config",
+    "load": "predictor",
+    "train": "experiment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

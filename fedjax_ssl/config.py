@@ -18,6 +18,8 @@ CHANGES_NO_RESULT = (
     "devices",
     "lanes",
     "log.report",
+    "log.tensorboard",
+    "log.wandb_project",
     "rounds_per_dispatch",
     "snapshot_rounds",
 )
@@ -33,9 +35,9 @@ def base_config() -> ConfigDict:
     config.method = "fedanchor"  # one of fedjax_ssl.methods.METHODS
     config.seed = 0  # partition, initialisation, cohorts, everything random
     config.seeds = ()  # several runs with these seeds instead of one, in WORKDIR/seed_N
-    config.num_rounds = 500
-    config.num_clients = 100
-    config.clients_per_round = 10
+    config.num_rounds = 500  # of communication
+    config.num_clients = 100  # K
+    config.clients_per_round = 10  # M of them, drawn anew in every round
     config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
     config.checkpoint_every = 10  # rounds
@@ -98,6 +100,8 @@ def base_config() -> ConfigDict:
 
     config.log = ConfigDict()
     config.log.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over
+    config.log.tensorboard = True  # event files in WORKDIR/tensorboard
+    config.log.wandb_project = ""  # of Weights & Biases, which gets a run for each seed; '': none
 
     for method, defaults in DEFAULTS.items():
         config[method] = defaults()
@@ -107,8 +111,8 @@ def base_config() -> ConfigDict:
 def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDict:
     section = ConfigDict()
     section.epochs = epochs  # a round
-    section.batch_size = batch_size
-    section.learning_rate = learning_rate
+    section.batch_size = batch_size  # images in a step
+    section.learning_rate = learning_rate  # of SGD; see schedule
     section.momentum = 0.9
     section.nesterov = False
     section.weight_decay = 5e-4
@@ -184,6 +188,17 @@ def validate(config: ConfigDict) -> None:
             f"clients_per_round is {config.clients_per_round}, but the federation has num_clients = "
             f"{config.num_clients}"
         )
+    if config.log.wandb_project:
+        _check_wandb()
+
+
+def _check_wandb() -> None:
+    try:
+        import wandb
+    except ImportError:
+        wandb = None
+    if not hasattr(wandb, "init"):  # a folder of that name, which its runs leave behind, can be imported, too
+        raise UserError("log.wandb_project needs the package wandb: pip install 'fedjax_ssl[wandb]'")
 
 
 def for_seed(config: ConfigDict, seed: int) -> ConfigDict:

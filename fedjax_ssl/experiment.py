@@ -45,10 +45,11 @@ from fedjax_ssl.data import (
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.files import replace_arrays, replace_file
 from fedjax_ssl.lanes import row
+from fedjax_ssl.live import Live, open_live
 from fedjax_ssl.method import Method, Problem, State
 from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
 from fedjax_ssl.network import build_network
-from fedjax_ssl.progress import RoundProgress
+from fedjax_ssl.progress import RoundProgress, title_of
 from fedjax_ssl.records import bytes_per_client, summarise, to_record, what_went_wrong
 from fedjax_ssl.rounds import init_key, make_dispatch, make_round, over_seeds
 from fedjax_ssl.signals import Signals
@@ -98,11 +99,13 @@ class Run(NamedTuple):
         experiment: what is trained.
         folder: its workdir.
         state: of its newest checkpoint, None for a run that begins.
+        live: what shows the rounds while they go on; None before training.
     """
 
     experiment: Experiment
     folder: Workdir
     state: State | None
+    live: Live | None = None
 
     @property
     def round(self) -> int:
@@ -305,10 +308,12 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list
         run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / len(group)}])
         _write_facts(run)
     with contextlib.ExitStack() as stack:
+        group = [run._replace(live=stack.enter_context(open_live(config, run.folder))) for run in group]
         checkpoints = [
             stack.enter_context(contextlib.closing(Checkpoints(run.folder.path / CHECKPOINTS))) for run in group
         ]
-        progress = stack.enter_context(RoundProgress(config.num_rounds, first_round))
+        title = title_of(config.seeds, [run.folder.config["seed"] for run in group])
+        progress = stack.enter_context(RoundProgress(config.num_rounds, first_round, title))
         signals = stack.enter_context(Signals())
         for run in group:
             progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
@@ -425,11 +430,15 @@ def _write_rounds(
     """Writes one run's rounds down; returns why it cannot go on, or nothing."""
     config = run.experiment.problem.config
     # Lane steps depend on the machine, as seconds do.
-    timings = [{"seconds": seconds, "lane_steps": metrics.pop("lane_steps").item()} for metrics in rounds]
+    timings = [
+        {"round": metrics["round"].item(), "seconds": seconds, "lane_steps": metrics.pop("lane_steps").item()}
+        for metrics in rounds
+    ]
     healthy = [metrics.pop("healthy").item() for metrics in rounds]
     lines = [to_record(metrics, traffic, config) for metrics in rounds]
     run.folder.append(METRICS, lines)
-    run.folder.append(TIMINGS, [{"round": line["round"], **timing} for line, timing in zip(lines, timings)])
+    run.folder.append(TIMINGS, timings)
+    run.live.write(lines, timings)
     if progress is not None:
         progress.update(lines[-1])
     return [] if healthy[-1] else [f"seed {config.seed}, {what_went_wrong(lines[-1])}"]

@@ -142,6 +142,9 @@ def predict_file(workdir: str | os.PathLike, images_file: str, out: str | os.Pat
     Raises:
         UserError: see `load`, `Predictor` and `read_arrays`; or the file cannot be written.
     """
+    for name, value in {"workdir": workdir, "npz": images_file, "out": out}.items():
+        if not value:
+            raise UserError(f"--{name} is missing: predict takes --workdir=RUN, --npz=FILE and --out=FILE")
     predictor = load(workdir)
     images = read_arrays(images_file, (key or _image_key(images_file),), field="npz")
     (images,) = images.values()

@@ -108,7 +108,8 @@ def run_sweep(
     for cell in cells:
         todo = tuple(seed for seed in sweep.seeds if not is_finished(cell, seed))
         if todo:
-            print(f"{cell.title()}: seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
+            where = f"{cells.index(cell) + 1} of {len(cells)}"
+            print(f"{cell.title()} ({where}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
             try:
                 failures.update(_run_cell(cell, todo))
             except BusyError:

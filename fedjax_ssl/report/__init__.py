@@ -1,6 +1,35 @@
 """What a run or several of them have to show, read from the files in their folders."""
 
+import pathlib
+
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.report.comparison import write_comparison
 from fedjax_ssl.report.run_report import write_report
+from fedjax_ssl.workdir import CONFIG
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["report", "write_comparison", "write_report"]
+
+
+def report(folders: list[str], out: str | None = None, target: str = "0.9") -> pathlib.Path:
+    """What `python launch.py report` does: one run's own report, or a comparison of several.
+
+    Args:
+        folders: runs, or folders of runs.
+        out: the comparison's page; None for the report of a single run.
+        target: test accuracy, a share, to which rounds and bytes are counted.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        UserError: see `write_report` and `write_comparison`.
+    """
+    try:
+        share = float(target)
+    except ValueError:
+        raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target!r}") from None
+    if out is not None:
+        return write_comparison(folders, out, share)
+    if len(folders) > 1 or list(pathlib.Path(folders[0]).glob(f"*/**/{CONFIG}")):
+        raise UserError("several runs go into one page: --out=NAME.html")
+    return write_report(folders[0])

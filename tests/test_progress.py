@@ -1,0 +1,65 @@
+"""What is shown of a run: whole numbers in narrow terminals, the time left, and which run it is."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from fedjax_ssl import progress as module
+from fedjax_ssl.progress import RoundProgress, describe, title_of
+
+METRICS = {
+    "test_accuracy": 0.93211,
+    "pseudo_label_accuracy": 0.9712,
+    "pseudo_label_accuracy_anchor_head": 0.9712,
+    "pseudo_label_accuracy_classification_head": 0.95,
+    "qualified_per_client": 57.23,
+}
+FIGURES = "test 93.21 %  labels: anchor 97.1 %, classification 95.0 %  qualified 57.2"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless it is set; a round takes two minutes, longer than any estimate of Rich."""
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_bar_keeps_its_numbers_in_a_narrow_terminal(width, clock):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False, _environ={})
+    with RoundProgress(400, 100, "seed 1 (2 of 3)", console) as progress:
+        clock[0] += 240
+        progress.update({**METRICS, "round": 102})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).split("\r")[-1]
+    assert "round 102/400" in shown and "9:56:00 left" in shown and "…" not in shown
+    for part in ("seed 1", "93.21 %", "97.1 %", "95.0 %", "57.2"):
+        assert part in shown
+    assert max(len(line) for line in shown.splitlines()) <= width
+    if width >= 80:
+        assert FIGURES in shown and "seed 1 (2 of 3)" in shown
+
+
+def test_plain_lines_say_the_same(clock):
+    console = Console(file=io.StringIO(), force_terminal=False, highlight=False)
+    with RoundProgress(4, 0, "seed 1 (2 of 3)", console) as progress:
+        for number, seconds in [(1, 30), (2, 1), (3, 30), (4, 1)]:
+            clock[0] += seconds
+            progress.update({**METRICS, "round": number})
+    assert console.file.getvalue().splitlines() == [
+        f"seed 1 (2 of 3)  round 1/4  0:01:30 left  {FIGURES}",
+        f"seed 1 (2 of 3)  round 3/4  0:00:21 left  {FIGURES}",  # the one between came too soon
+        f"seed 1 (2 of 3)  round 4/4  {FIGURES}",
+    ]
+
+
+def test_a_run_alone_has_no_title():
+    console = Console(file=io.StringIO(), force_terminal=False, highlight=False)
+    with RoundProgress(4, 3, console=console) as progress:
+        progress.update({"test_accuracy": 0.5, "round": 4})
+    assert console.file.getvalue() == "round 4/4  test 50.00 %\n"
+    assert describe({"test_accuracy": 0.5}) == "test 50.00 %"
+    assert title_of((), [0]) == "" and title_of((7,), [7]) == "seed 7"
+    assert title_of((5, 6, 7), [6]) == "seed 6 (2 of 3)" and title_of((5, 6, 7), [5, 6, 7]) == "seed 5 (with 6, 7)"
