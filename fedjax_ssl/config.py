@@ -38,10 +38,11 @@ def base_config() -> ConfigDict:
     config.rounds_per_dispatch = config_dict.placeholder(int)  # rounds between two looks at progress and signals
 
     config.data = ConfigDict()
-    config.data.source = "cifar10"  # 'digits', 'npz', or a TensorFlow Datasets name
-    config.data.path = ""  # of the npz: x_train, y_train, x_test, y_test
+    config.data.source = "cifar10"  # 'digits', 'npz', 'folder', or a TensorFlow Datasets name
+    config.data.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/own_data.md
+    config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
-    config.data.flip = False  # for an npz: whether a mirrored image is still one of its class
+    config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
     config.data.num_anchors = 500  # S, labelled images at the server, taken away from the clients
     config.data.anchors = "balanced"  # S / C of each class, or 'random'
     config.data.partition = "lda"  # how the rest is divided; see fedjax_ssl/data/partition_schemes.py
@@ -133,6 +134,7 @@ def validate(config: ConfigDict) -> None:
         "rounds_per_dispatch": 1,
         "data.num_anchors": 1,
         "data.examples_per_client": 0,
+        "data.image_size": 0,
         "model.anchor_dim": 0,
         "augment.padding": 0,
         "client.epochs": 1,
