@@ -6,7 +6,7 @@ from fedjax_ssl.aggregation import OPTIMIZERS, WEIGHTS
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS
-from fedjax_ssl.models import BACKBONES
+from fedjax_ssl.models import BACKBONES, is_own
 from fedjax_ssl.recipes import RECIPES
 from fedjax_ssl.schedule import SCHEDULES
 from fedjax_ssl.thresholds import KINDS
@@ -54,7 +54,7 @@ def base_config() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2'
+    config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2', or 'my_module:MyBackbone', see docs/own_model.md
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
     config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
     config.model.statistics = "server"  # of 'static': whose images they are from: 'server', 'cohort' or 'all'
@@ -205,8 +205,8 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     Args:
         config: is changed.
         arguments: with commas between them, applied in their order: name=value pairs of `ARGUMENT_FIELDS`; the name of
-            a method, instead of the file's; a recipe; a backbone; 'iid'; 'two_classes', for each client;
-            'centralised', the fully supervised bound without a federation; a variant of the method.
+            a method, instead of the file's; a recipe; a backbone, also by its import path; 'iid'; 'two_classes', for
+            each client; 'centralised', the fully supervised bound without a federation; a variant of the method.
 
     Returns:
         The configuration.
@@ -234,6 +234,8 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
                 raise UserError(f"config argument {name} takes a value of type {kind.__name__}, not {text!r}") from None
         elif not equals and name in variants:
             config.update_from_flattened_dict(variants[name])
+        elif is_own(argument):
+            config.model.name = argument
         else:
             known = [*variants, *(f"{field}=..." for field in fields)]
             raise UserError(f"unknown config argument {argument!r}; known: {', '.join(known)}")

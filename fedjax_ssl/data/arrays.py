@@ -49,8 +49,3 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     if actual != kind:
         raise UserError(f"{field}={path} is a {actual}, not a {kind}; give {wanted}")
     return found
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says anything, for a message of one line."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

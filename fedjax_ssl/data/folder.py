@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.arrays import Arrays, existing_path, first_line
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.data.arrays import Arrays, existing_path
+from fedjax_ssl.errors import UserError, first_line
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 TEST_EVERY = 5  # where the folder has no test set of its own

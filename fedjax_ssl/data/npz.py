@@ -5,8 +5,8 @@ import zlib
 
 import numpy as np
 
-from fedjax_ssl.data.arrays import Arrays, existing_path, first_line
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.data.arrays import Arrays, existing_path
+from fedjax_ssl.errors import UserError, first_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from fedjax_ssl.data.arrays import Arrays, first_line
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.data.arrays import Arrays
+from fedjax_ssl.errors import UserError, first_line
 
 _FILE_FORMAT = "array_record"
 # EMNIST's images are stored mirrored and rotated by 90 degrees, that is, transposed.
