@@ -1,12 +1,14 @@
 """The configuration: every field with its default, what it means, and which values make sense."""
 
+import json
+
 from ml_collections import ConfigDict, config_dict
 
 from fedjax_ssl.aggregation import OPTIMIZERS, WEIGHTS
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS
-from fedjax_ssl.models import BACKBONES
+from fedjax_ssl.models import BACKBONES, is_own
 from fedjax_ssl.recipes import RECIPES
 from fedjax_ssl.schedule import SCHEDULES
 from fedjax_ssl.thresholds import KINDS
@@ -49,10 +51,11 @@ def base_config() -> ConfigDict:
     config.rounds_per_dispatch = config_dict.placeholder(int)  # rounds between two looks at progress and signals
 
     config.data = ConfigDict()
-    config.data.source = "cifar10"  # 'digits', 'npz', or a TensorFlow Datasets name
-    config.data.path = ""  # of the npz: x_train, y_train, x_test, y_test
+    config.data.source = "cifar10"  # 'digits', 'npz', 'folder', or a TensorFlow Datasets name
+    config.data.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/own_data.md
+    config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
-    config.data.flip = False  # for an npz: whether a mirrored image is still one of its class
+    config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
     config.data.num_anchors = 500  # S, labelled images at the server, taken away from the clients
     config.data.anchors = "balanced"  # S / C of each class, or 'random'
     config.data.partition = "lda"  # how the rest is divided; see fedjax_ssl/data/partition_schemes.py
@@ -64,7 +67,7 @@ def base_config() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2'
+    config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2', or 'my_module:MyBackbone', see docs/own_model.md
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
     config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
     config.model.statistics = "server"  # of 'static': whose images they are from: 'server', 'cohort' or 'all'
@@ -149,6 +152,7 @@ def validate(config: ConfigDict) -> None:
         "rounds_per_dispatch": 1,
         "data.num_anchors": 1,
         "data.examples_per_client": 0,
+        "data.image_size": 0,
         "model.anchor_dim": 0,
         "augment.padding": 0,
         "client.epochs": 1,
@@ -216,6 +220,20 @@ def differences(old: dict, new: dict) -> dict[str, tuple]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def complete(old: dict) -> dict:
+    """A configuration that an earlier version wrote, with the fields that it did not have yet at their defaults.
+
+    A new field's default is what the library did before it had the field, or a run could not be taken up again.
+    """
+    filled = json.loads(json.dumps(base_config().to_dict()))
+    for section, value in old.items():
+        if isinstance(value, dict) and isinstance(filled.get(section), dict):
+            filled[section].update(value)
+        else:
+            filled[section] = value
+    return filled
+
+
 def flatten(nested: dict, prefix: str = "") -> dict:
     """A nested dict as one level, with dotted names."""
     flat = {}
@@ -233,8 +251,8 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     Args:
         config: is changed.
         arguments: with commas between them, applied in their order: name=value pairs of `ARGUMENT_FIELDS`; the name of
-            a method, instead of the file's; a recipe; a backbone; 'iid'; 'two_classes', for each client;
-            'centralised', the fully supervised bound without a federation; a variant of the method.
+            a method, instead of the file's; a recipe; a backbone, also by its import path; 'iid'; 'two_classes', for
+            each client; 'centralised', the fully supervised bound without a federation; a variant of the method.
 
     Returns:
         The configuration.
@@ -262,6 +280,8 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
                 raise UserError(f"config argument {name} takes a value of type {kind.__name__}, not {text!r}") from None
         elif not equals and name in variants:
             config.update_from_flattened_dict(variants[name])
+        elif is_own(argument):
+            config.model.name = argument
         else:
             known = [*variants, *(f"{field}=..." for field in fields)]
             raise UserError(f"unknown config argument {argument!r}; known: {', '.join(known)}")

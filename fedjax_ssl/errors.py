@@ -18,3 +18,8 @@ class TrainingError(RuntimeError):
 
 class BusyError(UserError):
     """Another process is at work on it."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says anything, for a message of one line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

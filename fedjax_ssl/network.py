@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.batches import map_batches
-from fedjax_ssl.models import Outputs, build_model
+from fedjax_ssl.models import Outputs, build_model, check_backbone, is_own
 
 Params = Any
 BatchStats = Any
@@ -20,7 +20,8 @@ class Network(NamedTuple):
         model: the double-headed (or single-headed) Flax module.
         mean, std: per channel, in units of [0, 1] pixel values; they belong to the data set.
         image_shape: (height, width, channels).
-        normalisation: the batch normalisation policy, 'static', 'running' or 'group'.
+        normalisation: the batch normalisation policy, 'static', 'running' or 'group'; 'group' for a user's own
+          backbone that keeps no statistics, whatever the configuration says.
     """
 
     model: nn.Module
@@ -101,14 +102,20 @@ def build_network(config, facts: dict[str, Any], double_head: bool) -> Network:
         config: the configuration.
         facts: of the data set, see `fedjax_ssl.data.dataset_facts`; its classes, image shape, mean and std are read.
         double_head: whether it has the anchor head, `model.anchor_dim` wide.
+
+    Raises:
+        UserError: a name is unknown, or a user's own backbone cannot be used.
     """
-    model = config.model.copy_and_resolve_references()
+    model, image_shape = config.model.copy_and_resolve_references(), tuple(facts["image_shape"])
     if not double_head:
         model.anchor_dim = 0
+    built = build_model(model, facts["num_classes"])
+    keeps = not is_own(model.name) or check_backbone(model.name, built.backbone, image_shape, model.normalisation)
     return Network(
-        model=build_model(model, facts["num_classes"]),
+        model=built,
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
-        image_shape=tuple(facts["image_shape"]),
-        normalisation=config.model.normalisation,
+        image_shape=image_shape,
+        # Without statistics there are none to be taken, sent or averaged.
+        normalisation=model.normalisation if keeps else "group",
     )

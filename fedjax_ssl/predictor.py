@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.checkpoints import Checkpoints
+from fedjax_ssl.config import complete
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
@@ -111,7 +112,7 @@ def load(workdir: str | os.PathLike) -> Predictor:
     if not (folder / DATASET).exists():
         raise UserError(f"the run in {folder} has no {DATASET}; start it again to have it written")
     try:
-        config = ConfigDict(json.loads((folder / CONFIG).read_text()))
+        config = ConfigDict(complete(json.loads((folder / CONFIG).read_text())))
         facts = json.loads((folder / DATASET).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error

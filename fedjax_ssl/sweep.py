@@ -18,7 +18,7 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.command_line import load_config_file, load_python_file, override
-from fedjax_ssl.config import CHANGES_NO_RESULT, differences, for_seed, validate
+from fedjax_ssl.config import CHANGES_NO_RESULT, complete, differences, for_seed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.experiment import train
 from fedjax_ssl.files import replace_file
@@ -177,7 +177,7 @@ def is_finished(cell: Cell, seed: int) -> bool:
     folder = cell.folder / f"seed_{seed}"
     if not (folder / SUMMARY).exists():
         return False
-    old = json.loads((folder / CONFIG).read_text())
+    old = complete(json.loads((folder / CONFIG).read_text()))
     new = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
     return not set(differences(old, new)) - set(CHANGES_NO_RESULT)
 

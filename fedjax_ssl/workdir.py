@@ -6,7 +6,7 @@ import os
 import pathlib
 from typing import Any
 
-from fedjax_ssl.config import CHANGES_NO_RESULT, differences
+from fedjax_ssl.config import CHANGES_NO_RESULT, complete, differences
 from fedjax_ssl.errors import BusyError, UserError
 from fedjax_ssl.files import replace_file
 
@@ -67,7 +67,7 @@ class Workdir:
 
     def _check_same_run(self) -> None:
         try:
-            old = json.loads((self.path / CONFIG).read_text())
+            old = complete(json.loads((self.path / CONFIG).read_text()))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {self.path / CONFIG}: {error}") from error
         found = differences(old, self.config)

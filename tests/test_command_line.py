@@ -62,6 +62,9 @@ def test_overrides():
         ("--config.augment.flavour=vanilla", "vanilla.*semifl"),
         ("--config.fedanchor.temperature=-1", "temperature must be above 0"),
         ("--config.data.source=npz", "npz"),
+        ("--config.data.source=folder", "data.path is empty; give a folder of images by class"),
+        ("--config.data.image_size=-1", "data.image_size must be at least 0, not -1"),
+        ("--config.model.name=nowhere:Mine", "model.name=nowhere:Mine: there is no module nowhere"),
         ("--config.data.partition_file=nowhere.npz", "nowhere.npz"),
     ],
 )

@@ -39,6 +39,7 @@ def test_digits():
     assert digits.x_train.shape == (1437, 8, 8, 1) and digits.x_test.shape == (360, 8, 8, 1)
     assert digits.x_train.dtype == np.uint8 and digits.y_train.dtype == digits.y_test.dtype == np.int32
     assert digits.num_classes == 10 and digits.name == "digits" and not digits.flip
+    assert digits.class_names == tuple("0123456789")
     # 0 .. 16 became 0 .. 255, all values distinct.
     values = np.unique(digits.x_train)
     assert len(values) == 17 and values[0] == 0 and values[-1] == 255
@@ -83,6 +84,7 @@ def test_npz_round_trip(tmp_path, channels, label_dtype):
     np.testing.assert_array_equal(dataset.y_test, arrays["y_test"])
     assert dataset.y_train.dtype == dataset.y_test.dtype == np.int32
     assert dataset.num_classes == 3 and dataset.flip is True and dataset.name == "mine"
+    assert dataset.class_names == ("0", "1", "2")
     assert len(dataset.mean) == len(dataset.std) == count
     assert load_dataset(data_config(path=tmp_path / "mine.npz")).flip is False
 

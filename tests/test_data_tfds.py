@@ -224,6 +224,9 @@ def test_download_prepare_and_read_without_tensorflow(name, site, tmp_path, monk
         np.testing.assert_array_equal(first.x_test, x_test)
         np.testing.assert_array_equal(first.y_test, y_test)
     assert first.num_classes == {"cifar100": 100, "emnist/byclass": 62}.get(name, 10)
+    assert len(first.class_names) == first.num_classes
+    ends = {"cifar10": ("a", "j"), "cifar100": ("fine0", "fine99"), "emnist/byclass": ("0", "z")}  # of the archives
+    assert (first.class_names[0], first.class_names[-1]) == ends.get(name, ("0", "9"))
     assert first.flip == name.startswith("cifar")
     assert len(first.mean) == len(first.std) == first.x_train.shape[-1]
     assert "tensorflow" not in sys.modules

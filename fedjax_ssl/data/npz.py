@@ -1,33 +1,14 @@
 """A data set of the user's own in one npz file, checked before anything is built on it."""
 
-import pathlib
 import zipfile
 import zlib
-from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.data.arrays import Arrays, existing_path
+from fedjax_ssl.errors import UserError, first_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-
-
-class Arrays(NamedTuple):
-    """The images and labels of a data set, checked.
-
-    Attributes:
-        x_train: uint8 [N, H, W, C], training images.
-        y_train: int32 [N], their labels, 0 .. num_classes - 1.
-        x_test: uint8 [T, H, W, C], test images.
-        y_test: int32 [T], their labels.
-        num_classes: number of classes.
-    """
-
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    num_classes: int
 
 
 def load_npz(path: str) -> Arrays:
@@ -38,7 +19,7 @@ def load_npz(path: str) -> Arrays:
           y_train and y_test, integers [N] of 0 .. num_classes - 1 in which every class occurs at least once.
 
     Returns:
-        The arrays, the images with their channel axis, and the number of classes.
+        The arrays, the images with their channel axis, and the classes, named by their numbers.
 
     Raises:
         UserError: the file is missing or no npz, a key is missing, or an array is not as described above.
@@ -63,7 +44,8 @@ def load_npz(path: str) -> Arrays:
         )
     if len(classes) < 2:
         raise UserError(f"{path}: every label is 0; a classifier needs examples of at least 2 classes")
-    return Arrays(x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32), len(classes))
+    names = tuple(map(str, range(len(classes))))
+    return Arrays(x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32), len(classes), names)
 
 
 def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.ndarray]:
@@ -80,16 +62,11 @@ def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.nd
     Raises:
         UserError: the file is missing, is not an npz, lacks a key, or an array cannot be read.
     """
-    if not path:
-        raise UserError(f"{field} is empty; give the npz file to be used: --config.{field}=FILE")
-    file = pathlib.Path(path).expanduser()
-    if not file.is_file():
-        problem = "is a folder, not a file" if file.is_dir() else "does not exist"
-        raise UserError(f"{field}={path} {problem}; give an npz file with the arrays {', '.join(keys)}")
+    file = existing_path(path, field, "file", f"an npz file with the arrays {', '.join(keys)}")
     try:
         archive = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{field}={path} is not an npz file ({_first_line(error)}); write it with np.savez") from error
+        raise UserError(f"{field}={path} is not an npz file ({first_line(error)}); write it with np.savez") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
         raise UserError(f"{field}={path} holds one array and is not an npz file; write it with np.savez")
     with archive:
@@ -105,7 +82,7 @@ def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.nd
                 arrays[key] = archive[key]
             except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
                 raise UserError(
-                    f"{field}={path}: {key} cannot be read ({_first_line(error)}); write the file anew with "
+                    f"{field}={path}: {key} cannot be read ({first_line(error)}); write the file anew with "
                     "np.savez, numbers only"
                 ) from error
     return arrays
@@ -140,8 +117,3 @@ def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, num_
         row = int(np.argmin(labels))
         raise UserError(f"{path}: {key}[{row}] is {int(labels[row])}; labels must be 0 to C - 1")
     return labels
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error's message, for a message of one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

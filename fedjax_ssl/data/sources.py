@@ -1,16 +1,17 @@
 """Data sources: where the images and labels of a run come from, as host NumPy arrays.
 
-Three kinds of source give the same `Dataset`: scikit-learn's embedded handwritten digits, an npz file of the
-user's own, and the published data sets of TensorFlow Datasets. Normalisation constants, and whether a
-horizontal flip makes sense, belong to the data set and travel with it.
+Four kinds of source give the same `Dataset`: scikit-learn's embedded handwritten digits, an npz file or a folder
+of images of the user's own, and the published data sets of TensorFlow Datasets. Normalisation constants, and
+whether a horizontal flip makes sense, belong to the data set and travel with it.
 """
 
 import pathlib
+import string
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data import npz, tfds
+from fedjax_ssl.data import folder, npz, tfds
 from fedjax_ssl.errors import UserError
 
 
@@ -27,6 +28,7 @@ class Dataset(NamedTuple):
         mean: per channel, in units of [0, 1] pixel values.
         std: per channel, in the same units, never 0.
         flip: whether an image flipped horizontally is still an image of its class.
+        class_names: the classes' names, in the order of the labels; () where nobody gave any.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Dataset(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool
+    class_names: tuple[str, ...] = ()
 
 
 class _Facts(NamedTuple):
@@ -46,6 +49,7 @@ class _Facts(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool
+    class_names: tuple[str, ...] = ()  # where TensorFlow Datasets has only their numbers
 
 
 # The constants of CIFAR and SVHN are those of SemiFL (Diao et al., NeurIPS 2022); its std of CIFAR-10 is, as
@@ -56,35 +60,42 @@ _PUBLISHED = {
     "cifar100": _Facts((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), flip=True),
     "svhn_cropped": _Facts((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), flip=False),
     "mnist": _Facts((0.1307,), (0.3081,), flip=False),
-    "emnist/byclass": _Facts((0.1736,), (0.3317,), flip=False),
+    "emnist/byclass": _Facts(
+        (0.1736,), (0.3317,), flip=False, class_names=(*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
+    ),
 }
 
-SOURCES = ("digits", "npz", *_PUBLISHED)
+SOURCES = ("digits", "npz", "folder", *_PUBLISHED)
 
 
 def load_dataset(config: Any) -> Dataset:
     """Loads the data set that a configuration names.
 
     Args:
-        config: the `data` section. Read are `source` (one of `SOURCES`); for an npz `path` and `flip`; for a
-          published data set `tfds_dir`, the folder of TensorFlow Datasets ('' = its default).
+        config: the `data` section. Read are `source` (one of `SOURCES`); for an npz and a folder `path` and `flip`,
+          for a folder `image_size`, too; for a published data set `tfds_dir`, the folder of TensorFlow Datasets
+          ('' = its default).
 
     Returns:
         The data set.
 
     Raises:
-        UserError: the source is unknown, the file is missing or malformed, or a published data set is neither
+        UserError: the source is unknown, the file or folder is missing or malformed, or a published data set is neither
           on the disk nor within reach of the network.
     """
     if config.source == "digits":
         return _load_digits()
-    if config.source == "npz":
-        arrays = npz.load_npz(config.path)
+    if config.source in ("npz", "folder"):
+        one = config.source == "npz"
+        arrays = npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size)
+        path = pathlib.Path(config.path).expanduser().resolve()
         mean, std = channel_statistics(arrays.x_train)
-        return Dataset(pathlib.Path(config.path).stem, *arrays, mean, std, flip=bool(config.flip))
+        return Dataset(path.stem if one else path.name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
     if config.source in _PUBLISHED:
-        facts = _PUBLISHED[config.source]
-        return Dataset(config.source, *tfds.load_tfds(config.source, config.tfds_dir), *facts)
+        facts = _PUBLISHED[config.source]._asdict()
+        arrays = tfds.load_tfds(config.source, config.tfds_dir)._asdict()
+        facts["class_names"] = facts["class_names"] or arrays["class_names"]
+        return Dataset(config.source, **(arrays | facts))
     raise UserError(f"unknown data.source {config.source!r}; known sources: {', '.join(SOURCES)}")
 
 
@@ -93,6 +104,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
+        "class_names": list(dataset.class_names),
         "image_shape": list(dataset.x_train.shape[1:]),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
@@ -146,4 +158,15 @@ def _load_digits() -> Dataset:
     is_test[np.argsort(labels, kind="stable")[::5]] = True
     x_train = images[~is_test]
     mean, std = channel_statistics(x_train)
-    return Dataset("digits", x_train, labels[~is_test], images[is_test], labels[is_test], 10, mean, std, flip=False)
+    return Dataset(
+        "digits",
+        x_train,
+        labels[~is_test],
+        images[is_test],
+        labels[is_test],
+        10,
+        mean,
+        std,
+        flip=False,
+        class_names=tuple(string.digits),
+    )

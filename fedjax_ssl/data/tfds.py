@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from fedjax_ssl.data.npz import Arrays
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.data.arrays import Arrays
+from fedjax_ssl.errors import UserError, first_line
 
 _FILE_FORMAT = "array_record"
 # EMNIST's images are stored mirrored and rotated by 90 degrees, that is, transposed.
@@ -43,8 +43,9 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
         data_dir: the folder of TFDS ('' = the environment variable TFDS_DATA_DIR, else TFDS's default).
 
     Returns:
-        Images [N, H, W, C] and labels of the train and test splits, and the number of classes. The examples are
-        in their official order where TFDS knows it (CIFAR, SVHN), else in the order of TFDS, fixed as well.
+        Images [N, H, W, C] and labels of the train and test splits, and the classes, by the names that TFDS has. The
+        examples are in their official order where TFDS knows it (CIFAR, SVHN), else in the order of TFDS, fixed as
+        well.
 
     Raises:
         UserError: the data are neither prepared nor within reach, the download is damaged, or what is in the
@@ -64,9 +65,10 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
         except Exception as error:  # The errors of TFDS and of what it is built on have no common base.
             raise UserError(
                 f"data.source={name} cannot be read from {data_dir or 'the default folder of TFDS'} "
-                f"({_first_line(error)}); remove it there, set another data.tfds_dir, or {_NPZ_WAY}"
+                f"({first_line(error)}); remove it there, set another data.tfds_dir, or {_NPZ_WAY}"
             ) from error
-    return Arrays(x_train, y_train, x_test, y_test, builder.info.features["label"].num_classes)
+    classes = builder.info.features["label"]
+    return Arrays(x_train, y_train, x_test, y_test, classes.num_classes, tuple(classes.names))
 
 
 def _import_tfds() -> types.ModuleType:
@@ -74,7 +76,7 @@ def _import_tfds() -> types.ModuleType:
     try:
         return importlib.import_module("tensorflow_datasets")
     except ImportError as error:
-        raise UserError(f"TensorFlow Datasets cannot be imported ({_first_line(error)}); {_NPZ_WAY}") from error
+        raise UserError(f"TensorFlow Datasets cannot be imported ({first_line(error)}); {_NPZ_WAY}") from error
 
 
 def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
@@ -139,7 +141,7 @@ def _prepare(name: str, builder: Any, api: types.ModuleType) -> None:
     except Exception as error:  # Network, disk, checksums, archives: again no common base.
         raise UserError(
             f"data.source={name} could not be downloaded and prepared ({type(error).__name__}: "
-            f"{_first_line(error)}); start it again, or {_NPZ_WAY}"
+            f"{first_line(error)}); start it again, or {_NPZ_WAY}"
         ) from error
 
 
@@ -223,8 +225,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(verbosity)
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error's message that says anything, for a message of one line."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,8 +1,8 @@
 """Models: a backbone chosen by name, with a classifier and an anchor head on top.
 
-To add a backbone, enter its factory: `BACKBONES["mine"] = MyBackbone`, a callable that takes the keywords
-`normalisation` (policy name) and `dtype` and gives a module from (images, train, mask, num_views) to
-features [B, D].
+A backbone's factory is a callable that takes the keywords `normalisation` (policy name) and `dtype` and gives a module
+from (images, train, mask, num_views) to features [B, F]. A user's own is named by its import path (`own.py`); one that
+is to have a short name is entered here, `BACKBONES["mine"] = MyBackbone`.
 """
 
 import functools
@@ -13,10 +13,11 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.double_head import DoubleHead, Outputs
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
+from fedjax_ssl.models.own import build_backbone, check_backbone, is_own
 from fedjax_ssl.models.resnet import ResNet18
 from fedjax_ssl.models.wide_resnet import WideResNet
 
-__all__ = ["BACKBONES", "POLICIES", "DoubleHead", "Normalisation", "Outputs", "build_model"]
+__all__ = ["BACKBONES", "POLICIES", "DoubleHead", "Normalisation", "Outputs", "build_model", "check_backbone", "is_own"]
 
 BACKBONES = {
     "cnn": SmallCNN,
@@ -31,25 +32,32 @@ def build_model(config, num_classes):
     """Builds the model that a configuration names.
 
     Args:
-        config: the `model` section: `name` (a key of `BACKBONES`), `normalisation` (one of `POLICIES`),
-          `anchor_dim` (0: no anchor head) and `dtype` ('float32' or 'bfloat16', of the computation; parameters
-          are float32).
+        config: the `model` section: `name` (a key of `BACKBONES` or an import path), `normalisation` (one of
+          `POLICIES`), `anchor_dim` (0: no anchor head) and `dtype` ('float32' or 'bfloat16', of the computation;
+          parameters are float32).
         num_classes: number of classes.
 
     Returns:
         A `DoubleHead` module.
 
     Raises:
-        UserError: a name is unknown; the message lists the known ones.
+        UserError: a name is unknown (the message lists the known ones), or a user's own backbone cannot be built.
     """
-    for field, value, known in (
-        ("name", config.name, BACKBONES),
-        ("normalisation", config.normalisation, POLICIES),
-        ("dtype", config.dtype, _DTYPES),
+    own = is_own(config.name)
+    for field, value, known, otherwise in (
+        (
+            "name",
+            config.name,
+            [config.name] if own else BACKBONES,
+            ", or your own MODULE:FACTORY, see docs/own_model.md",
+        ),
+        ("normalisation", config.normalisation, POLICIES, ""),
+        ("dtype", config.dtype, _DTYPES, ""),
     ):
         if value not in known:
-            raise UserError(f"unknown model.{field} {value!r}; known: {', '.join(sorted(known))}")
+            raise UserError(f"unknown model.{field} {value!r}; known: {', '.join(sorted(known))}{otherwise}")
     if config.anchor_dim < 0:
         raise UserError(f"model.anchor_dim must be 0 (no anchor head) or more, not {config.anchor_dim}")
-    backbone = BACKBONES[config.name](normalisation=config.normalisation, dtype=_DTYPES[config.dtype])
+    factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
+    backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype])
     return DoubleHead(backbone=backbone, num_classes=num_classes, anchor_dim=config.anchor_dim)

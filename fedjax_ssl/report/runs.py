@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import CHANGES_NO_RESULT, differences, flatten
+from fedjax_ssl.config import CHANGES_NO_RESULT, complete, differences, flatten
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.snapshots import load_snapshots
 from fedjax_ssl.workdir import CLASS_COUNTS, CONFIG, DATASET, METRICS, SNAPSHOTS, SUMMARY, TIMINGS, read_lines
@@ -109,7 +109,7 @@ def read_run(folder: pathlib.Path) -> RunRecords:
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run: there is no {CONFIG}")
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = complete(json.loads((folder / CONFIG).read_text()))
         metrics, timings = read_lines(folder / METRICS), read_lines(folder / TIMINGS)
         summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).exists() else None
     except (OSError, ValueError) as error:

@@ -1,0 +1,51 @@
+"""What every source hands over, and what the sources of a user's own data check alike."""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.errors import UserError
+
+
+class Arrays(NamedTuple):
+    """The images and labels of a data set, checked.
+
+    Attributes:
+        x_train: uint8 [N, H, W, C], training images.
+        y_train: int32 [N], their labels, 0 .. num_classes - 1.
+        x_test: uint8 [T, H, W, C], test images.
+        y_test: int32 [T], their labels.
+        num_classes: number of classes.
+        class_names: their names, in the order of the labels.
+    """
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int
+    class_names: tuple[str, ...]
+
+
+def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path:
+    """The path that a configuration field gives, with ~ resolved.
+
+    Args:
+        path: what the user wrote.
+        field: the configuration field, for messages.
+        kind: 'file' or 'folder', what it must be.
+        wanted: what belongs there, for messages.
+
+    Raises:
+        UserError: the field is empty, or there is no such file or folder.
+    """
+    if not path:
+        raise UserError(f"{field} is empty; give {wanted}: --config.{field}={kind.upper()}")
+    found = pathlib.Path(path).expanduser()
+    if not found.exists():
+        raise UserError(f"{field}={path} does not exist; give {wanted}")
+    actual = "folder" if found.is_dir() else "file"
+    if actual != kind:
+        raise UserError(f"{field}={path} is a {actual}, not a {kind}; give {wanted}")
+    return found

@@ -1,0 +1,281 @@
+"""A user's own backbone by import path: found, adapted where it is plainer than the library's, checked by its shapes.
+
+    --config.model.name=my_package.my_module:MyBackbone
+    --config.model.name=path/to/file.py:MyBackbone
+
+What would go wrong without a word is refused before anything is compiled: statistics that another layer keeps, or that
+padding and other views take part in. docs/own_model.md tells a user what a backbone is.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.models.normalisation import Normalisation
+
+OPTIONAL_ARGUMENTS = ("train", "mask", "num_views")  # of a backbone, after the images
+_CALLS = "(images), (images, train) or (images, train, mask, num_views)"
+_NUM_VIEWS, _VIEW_SIZE = 2, 3  # of the batch that a backbone is checked with
+
+
+class Adapted(nn.Module):
+    """A module that does not take every argument of a backbone, as one that does.
+
+    It is sound for a module that maps each image by itself, in training, too: nothing in it could make use of a mask or
+    of views. `check_backbone` sees to it as far as the library's normalisation is concerned.
+
+    Attributes:
+        module: from images [B, H, W, C], and the arguments named in `takes` as keywords, to features [B, F].
+        takes: those of `OPTIONAL_ARGUMENTS` that it has.
+    """
+
+    module: nn.Module
+    takes: tuple[str, ...]
+
+    def __call__(self, images, train=False, mask=None, num_views=1):
+        """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `DoubleHead`."""
+        given = {"train": train, "mask": mask, "num_views": num_views}
+        return self.module(images, **{name: given[name] for name in self.takes})
+
+
+def is_own(name: str) -> bool:
+    """Whether a model's name is an import path."""
+    return ":" in name
+
+
+def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
+    """Builds the backbone that an import path names.
+
+    Args:
+        name: MODULE:FACTORY or FILE.py:FACTORY. Modules are looked for among the installed ones, and then in the
+          current folder; a file's own imports in its folder, too.
+        normalisation: the policy's name, given to a factory that takes a keyword of this name.
+        dtype: of the computation, likewise.
+
+    Returns:
+        A module that takes (images, train, mask, num_views).
+
+    Raises:
+        UserError: the name leads nowhere, the import or the factory fails, or what it gives cannot be a backbone.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise UserError(f"model.name={name} must be MODULE:FACTORY or FILE.py:FACTORY, as in my_models:MyBackbone")
+    module = _import_file(name, place) if place.endswith(".py") else _import_module(name, place)
+    file = getattr(module, "__file__", None)  # a folder without an __init__.py has none
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"model.name={name}: {file or place} has no {attribute}; it has {', '.join(known) or 'none'}")
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise UserError(f"model.name={name} is no factory; name a class, or a function that gives a Flax module")
+    with _one_line(name, "cannot be built", file):
+        keywords = _keywords_taken(factory, {"normalisation": normalisation, "dtype": dtype})
+        backbone = factory(**keywords)
+    if not isinstance(backbone, nn.Module) or not callable(backbone):
+        raise UserError(
+            f"model.name={name} gives a {type(backbone).__name__}; it must give a flax.linen.Module with a __call__"
+        )
+    if "dtype" not in keywords and dtype != jnp.float32:
+        raise UserError(f"model.name={name} takes no keyword dtype; set model.dtype to 'float32', or add the keyword")
+    return _adapt(name, backbone)
+
+
+def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, int], normalisation: str) -> bool:
+    """Traces a user's backbone as the library will call it, without computing anything.
+
+    Args:
+        name: its import path, for messages.
+        backbone: what `build_backbone` gave.
+        image_shape: (height, width, channels) of the data set.
+        normalisation: the policy's name.
+
+    Returns:
+        Whether it keeps statistics for normalisation.
+
+    Raises:
+        UserError: it fails, its output is not [B, F], or it keeps anything between steps but parameters and the
+          statistics of `Normalisation` layers that are called as they have to be.
+    """
+    layers = []  # of normalisation: each call's (path, policy, arguments)
+
+    def watch(call, arguments, keywords, context):
+        layer = context.module
+        if isinstance(layer, Normalisation) and context.method_name == "__call__":
+            bound = inspect.signature(Normalisation.__call__).bind(layer, *arguments, **keywords)
+            bound.apply_defaults()
+            layers.append((layer.path, layer.policy, bound.arguments))
+        return call(*arguments, **keywords)
+
+    one = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    batch = jax.ShapeDtypeStruct((_NUM_VIEWS * _VIEW_SIZE, *image_shape), jnp.float32)
+    mask = jax.ShapeDtypeStruct(batch.shape[:1], jnp.bool_)
+    # As `DoubleHead` calls it: in initialisation and evaluation, and in training.
+    init = lambda key, x: backbone.init(key, x, False, None, 1)  # noqa: E731
+    train = lambda v, x, m: backbone.apply(v, x, True, m, _NUM_VIEWS, mutable=["batch_stats"])[0]  # noqa: E731
+    evaluate = lambda v, x: backbone.apply(v, x, False, None, 1)  # noqa: E731
+    with nn.intercept_methods(watch):
+        with _one_line(name, f"fails on an image of shape {image_shape}", _file_of(backbone)):
+            variables = jax.eval_shape(init, jax.random.key(0), one)
+        _check_variables(name, variables, {path for path, _, _ in layers})
+        in_evaluation = len(layers)
+        with _one_line(name, f"fails in training on images of shape {image_shape}", _file_of(backbone)):
+            features = jax.eval_shape(train, variables, batch, mask)
+    _check_features(name, features, batch.shape[0])
+    for number, (path, policy, arguments) in enumerate(layers):
+        where = f"model.name={name}: its Normalisation {_shown(path)}"
+        if policy == "group":  # of each example by itself: whatever it is called with
+            continue
+        if policy != normalisation:
+            raise UserError(
+                f"{where} has the policy {policy!r}, but model.normalisation is {normalisation!r}; take the policy "
+                "from the factory's keyword normalisation"
+            )
+        training = number >= in_evaluation
+        alone = arguments["mask"] is None or arguments["num_views"] != _NUM_VIEWS
+        if arguments["train"] is not training or (training and alone):
+            raise UserError(
+                f"{where} must be called with (x, train, mask, num_views), all as the backbone was given them; or set "
+                "model.normalisation to 'group'"
+            )
+    with _one_line(name, f"fails in evaluation on images of shape {image_shape}", _file_of(backbone)):
+        features = jax.eval_shape(evaluate, variables, batch)
+    _check_features(name, features, batch.shape[0])
+    return "batch_stats" in variables
+
+
+def _check_variables(name: str, variables: dict[str, Any], layers: set[tuple[str, ...]]) -> None:
+    """Raises a UserError unless all that a backbone keeps are parameters and the statistics of these layers."""
+    others = sorted(set(variables) - {"params", "batch_stats"})
+    if others:
+        raise UserError(f"model.name={name} keeps {', '.join(others)}, but only parameters survive a training step")
+    if "params" not in variables:
+        raise UserError(f"model.name={name} has no parameters; a backbone must have some to be trained")
+    for keys, _ in jax.tree.leaves_with_path(variables.get("batch_stats", {})):
+        path = tuple(key.key for key in keys[:-1])
+        if path not in layers:
+            raise UserError(
+                f"model.name={name} keeps batch statistics of its own in {_shown(path)}; normalise with "
+                "fedjax_ssl.models.Normalisation, or with one that keeps none, such as flax.linen.GroupNorm"
+            )
+
+
+def _shown(path: tuple[str, ...]) -> str:
+    """A layer as the user knows it: without the name that `Adapted` gives the user's module."""
+    return "/".join(path[1:] if path[0] == "module" else path)
+
+
+def _check_features(name: str, features: Any, batch_size: int) -> None:
+    """Raises a UserError unless these are features [batch_size, F]."""
+    found = jax.tree.leaves(features)
+    is_array = len(found) == 1 and found[0] is features
+    shape = features.shape if is_array else f"{len(found)} arrays ({type(features).__name__})"
+    if not is_array or len(shape) != 2 or shape[0] != batch_size or not jnp.issubdtype(features.dtype, jnp.floating):
+        kind = f"{features.dtype} {shape}" if is_array else shape
+        raise UserError(
+            f"model.name={name} gives {kind} for {batch_size} images; a backbone gives floating-point features [B, F], "
+            "one row an image, without a classifier"
+        )
+
+
+def _keywords_taken(factory: Callable, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Those of the keywords that a factory takes."""
+    parameters = inspect.signature(factory).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {key: value for key, value in keywords.items() if anything or key in parameters}
+
+
+def _adapt(name: str, backbone: nn.Module) -> nn.Module:
+    """The backbone itself where it takes every argument in its place, otherwise an `Adapted` one."""
+    parameters = list(inspect.signature(backbone.__call__).parameters.values())
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        raise UserError(f"model.name={name} takes no images; its __call__ must take {_CALLS}")
+    rest = parameters[1:]
+    for parameter in rest:
+        # Another name may stand for any of them or for their opposite, as 'deterministic' does.
+        if parameter.name not in OPTIONAL_ARGUMENTS:
+            raise UserError(f"model.name={name} takes {parameter.name!r}; its __call__ must take {_CALLS}")
+    takes = tuple(parameter.name for parameter in rest)
+    if takes == OPTIONAL_ARGUMENTS and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in rest):
+        return backbone
+    return Adapted(backbone, takes)
+
+
+def _import_module(name: str, module: str) -> Any:
+    """Imports a module that is installed, or lies in the current folder."""
+    _look_for_modules_in(os.getcwd())
+    try:
+        with _one_line(name, f"importing {module} fails"):
+            return importlib.import_module(module)
+    except UserError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name and f"{module}.".startswith(f"{cause.name}."):
+            raise UserError(
+                f"model.name={name}: there is no module {cause.name}, neither installed nor in {os.getcwd()}; a file "
+                "elsewhere is given as path/to/file.py:FACTORY"
+            ) from cause
+        raise
+
+
+def _import_file(name: str, path: str) -> Any:
+    """Imports a file, which may import what lies beside it."""
+    file = pathlib.Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise UserError(f"model.name={name}: there is no file {path}")
+    _look_for_modules_in(str(file.parent))
+    # A name of its own, so that a file called random.py takes nobody's place.
+    spec = importlib.util.spec_from_file_location(f"fedjax_ssl_own_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses, and so Flax modules, look their annotations up
+    with _one_line(name, f"importing {path} fails", str(file)):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _look_for_modules_in(folder: str) -> None:
+    """Makes a folder's modules importable, behind everything else, so that they replace nothing that is installed.
+
+    Python looks in the folder of launch.py, because that is a script, and not in the current one.
+    """
+    if folder not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()  # the file may be a second old
+
+
+def _file_of(backbone: nn.Module) -> str:
+    """The file in which a backbone's class is defined."""
+    return inspect.getfile(type(backbone.module if isinstance(backbone, Adapted) else backbone))
+
+
+@contextlib.contextmanager
+def _one_line(name: str, what: str, file: str | None = None) -> Iterator[None]:
+    """Turns whatever a user's code raises inside into a UserError of one line, which says where in the code it was.
+
+    Args:
+        name: the backbone's import path.
+        what: what fails.
+        file: the user's; by default the last one of the traceback.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # It is the user's code: it may raise anything.
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and f.filename[0] != "<"
+        ]
+        frames = [frame for frame in frames if file in (None, frame.filename)]
+        where = f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+        raise UserError(f"model.name={name}: {what} ({type(error).__name__}{where}: {first_line(error)})") from error

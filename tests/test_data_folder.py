@@ -1,0 +1,227 @@
+"""A folder of images by class: pixels as Pillow has them, the order of everything, and the errors one by one."""
+
+import numpy as np
+import pytest
+from ml_collections import config_dict
+from PIL import Image
+
+from fedjax_ssl.data import folder as folder_module
+from fedjax_ssl.data import load_dataset
+from fedjax_ssl.errors import UserError
+
+
+def load(path, image_size=0, flip=False):
+    fields = {"source": "folder", "path": str(path), "tfds_dir": "", "flip": flip, "image_size": image_size}
+    return load_dataset(config_dict.ConfigDict(fields))
+
+
+def pixels(seed, height=6, width=6, channels=(3,)):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, *channels), np.uint8)
+
+
+def save(path, array, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path, **options)
+    return path
+
+
+def write_split(root, channels=(3,)):
+    """Two classes, two training images and a test image each; names and classes are written out of their order."""
+    written = {}
+    for seed, name in enumerate(
+        [
+            "train/dog/b.png",
+            "train/cat/2.png",
+            "test/dog/x.png",
+            "train/cat/10.PNG",
+            "train/dog/a.bmp",
+            "test/cat/x.png",
+        ]
+    ):
+        written[name] = pixels(seed, channels=channels)
+        save(root / name, written[name])
+    return written
+
+
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_train_and_test_folders_pixel_by_pixel(tmp_path, channels):
+    written = write_split(tmp_path / "pets", channels)
+    (tmp_path / "pets" / "README.txt").write_text("beside the classes")
+    (tmp_path / "pets" / "train" / "labels.csv").write_text("beside the classes")
+    (tmp_path / "pets" / "train" / ".hidden").mkdir()
+    (tmp_path / "pets" / "train" / "cat" / ".DS_Store").write_text("hidden")
+    (tmp_path / "pets" / "train" / "cat" / "Thumbs.db").write_text("of a file manager")
+    pets = load(tmp_path / "pets", flip=True)
+    count = channels[0] if channels else 1
+    assert pets.x_train.dtype == pets.x_test.dtype == np.uint8
+    assert pets.y_train.dtype == pets.y_test.dtype == np.int32
+    names = ["train/cat/10.PNG", "train/cat/2.png", "train/dog/a.bmp", "train/dog/b.png"]
+    np.testing.assert_array_equal(pets.x_train, np.stack([written[name] for name in names]).reshape(4, 6, 6, count))
+    names = ["test/cat/x.png", "test/dog/x.png"]
+    np.testing.assert_array_equal(pets.x_test, np.stack([written[name] for name in names]).reshape(2, 6, 6, count))
+    assert pets.y_train.tolist() == [0, 0, 1, 1] and pets.y_test.tolist() == [0, 1]
+    assert (pets.name, pets.num_classes, pets.class_names, pets.flip) == ("pets", 2, ("cat", "dog"), True)
+    assert len(pets.mean) == len(pets.std) == count
+    assert load(tmp_path / "pets").flip is False
+
+
+def test_without_a_test_set_every_fifth_image_of_a_class_is_one(tmp_path):
+    for row in range(11):
+        save(tmp_path / "b" / f"{row:02}.png", np.full((4, 4), row, np.uint8))
+    for row in range(4):
+        save(tmp_path / "a" / f"{row}.png", np.full((4, 4), 100 + row, np.uint8))
+    data = load(tmp_path)
+    assert data.x_test[:, 0, 0, 0].tolist() == [4, 9] and data.y_test.tolist() == [1, 1]
+    assert data.x_train[:, 0, 0, 0].tolist() == [100, 101, 102, 103, 0, 1, 2, 3, 5, 6, 7, 8, 10]
+    assert data.y_train.tolist() == [0] * 4 + [1] * 9 and data.class_names == ("a", "b")
+
+
+def test_images_are_cut_square_in_the_middle_and_resized(tmp_path):
+    for name, shape in {"train/a/wide": (10, 17), "train/b/high": (15, 8), "test/a/large": (40, 40)}.items():
+        save(tmp_path / f"{name}.png", pixels(0, *shape))
+    data = load(tmp_path, image_size=8)
+    assert data.x_train.shape == (2, 8, 8, 3)
+    for image, file, box in (
+        (data.x_train[0], "train/a/wide.png", (3, 0, 13, 10)),
+        (data.x_train[1], "train/b/high.png", (0, 3, 8, 11)),
+        (data.x_test[0], "test/a/large.png", (0, 0, 40, 40)),
+    ):
+        expected = Image.open(tmp_path / file).crop(box).resize((8, 8), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(image, np.asarray(expected))
+    # Nothing is resized where nothing has to be, and antialiased where much is: a fine chessboard becomes grey.
+    np.testing.assert_array_equal(data.x_train[1], pixels(0, 15, 8)[3:11])
+    board = np.indices((40, 40)).sum(0) % 2 * 255
+    save(tmp_path / "test" / "a" / "large.png", board.astype(np.uint8))
+    assert np.abs(load(tmp_path, image_size=8).x_test.astype(int) - 127).max() < 16
+
+
+def test_every_kind_of_pixel(tmp_path):
+    grey = pixels(0, channels=())
+    deep = grey.astype(np.uint16) * 256 + 77
+    bits = Image.fromarray(grey).point(lambda value: 255 * (value > 127), mode="1")
+    save(tmp_path / "train" / "a" / "1.png", grey)
+    save(tmp_path / "train" / "a" / "2.png", deep)
+    save(tmp_path / "train" / "a" / "3.tif", deep.astype(np.int32))
+    save(tmp_path / "train" / "a" / "4.png", np.stack([grey, 255 - grey], -1))  # grey and alpha
+    save(tmp_path / "train" / "b" / "1.gif", grey)
+    bits.save(tmp_path / "train" / "b" / "2.png")
+    save(tmp_path / "test" / "a" / "1.pgm", grey)
+    data = load(tmp_path)
+    assert data.x_train.shape == (6, 6, 6, 1)
+    for row in range(5):
+        np.testing.assert_array_equal(data.x_train[row, ..., 0], grey)
+    np.testing.assert_array_equal(data.x_train[5, ..., 0], np.where(grey > 127, 255, 0))
+    # One image in colour makes colours of all.
+    colours = pixels(1)
+    palette = Image.fromarray(colours).quantize(16)
+    palette.save(tmp_path / "train" / "b" / "3.gif")
+    save(tmp_path / "train" / "b" / "4.png", np.dstack([colours, grey]))  # with an alpha channel
+    data = load(tmp_path)
+    assert data.x_train.shape == (8, 6, 6, 3) and data.x_test.shape == (1, 6, 6, 3)
+    np.testing.assert_array_equal(data.x_train[1], np.repeat(grey[..., np.newaxis], 3, -1))
+    np.testing.assert_array_equal(data.x_train[6], np.asarray(palette.convert("RGB")))
+    np.testing.assert_array_equal(data.x_train[7], colours)
+
+
+def test_photographs_are_turned_upright(tmp_path):
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was held on its side: show it a quarter turn clockwise
+    image = pixels(0, 8, 16)
+    save(tmp_path / "test" / "a" / "1.webp", image, lossless=True, exif=turned)
+    save(tmp_path / "train" / "a" / "1.png", pixels(1, 16, 8))
+    save(tmp_path / "train" / "b" / "1.jpg", pixels(2, 8, 16), exif=turned)
+    data = load(tmp_path)
+    np.testing.assert_array_equal(data.x_test[0], np.rot90(image, -1))
+    assert data.x_train.shape == (2, 16, 8, 3)
+
+
+def expect_line(path, parts, **options):
+    with pytest.raises(UserError) as error:
+        load(path, **options)
+    message = str(error.value)
+    assert "\n" not in message, message
+    for part in parts:
+        assert str(part) in message, message
+
+
+def test_a_path_that_is_no_folder(tmp_path):
+    expect_line("", ["data.path is empty", "--config.data.path=FOLDER"])
+    expect_line(tmp_path / "absent", [tmp_path / "absent", "does not exist", "FOLDER/CLASS/IMAGE"])
+    file = save(tmp_path / "image.png", pixels(0))
+    expect_line(file, [file, "is a file, not a folder"])
+
+
+# What is done to the split of two classes -> what the line names, as paths in it, and words.
+BROKEN = {
+    "no test folder": (lambda root: (root / "test").rename(root / "other"), ["test"], ["has a folder train but no"]),
+    "no train folder": (lambda root: (root / "train").rename(root / "other"), ["train"], ["has a folder test but no"]),
+    "empty class": (lambda root: (root / "train" / "cow").mkdir(), ["train/cow"], ["is empty; add images, or remove"]),
+    "empty test class": (lambda root: (root / "test" / "cow").mkdir(), ["test/cow"], ["is empty"]),
+    "class in test alone": (
+        lambda root: save(root / "test" / "cow" / "1.png", pixels(0)),
+        ["test/cow", "train/cow"],
+        ["has no training images; add"],
+    ),
+    "one class": (
+        lambda root: [(root / split / "dog").rename(root / f"{split}_dog") for split in ("train", "test")],
+        ["train"],
+        ["one class, cat; a classifier needs at least 2"],
+    ),
+    "an image without a class": (
+        lambda root: save(root / "train" / "1.png", pixels(0)), ["train/1.png", "train/CLASS"], ["in no class's folder"]
+    ),
+    "a folder inside a class": (
+        lambda root: save(root / "train" / "cat" / "more" / "1.png", pixels(0)), ["train/cat/more"], ["is a folder"]
+    ),
+    "no image by its name": (
+        lambda root: (root / "train" / "cat" / "1.txt").write_text("x"), ["train/cat/1.txt"], [".jpeg", "remove it"]
+    ),
+    "no image by its content": (
+        lambda root: (root / "train" / "cat" / "1.png").write_text("x\ny"), ["train/cat/1.png"], ["cannot be read"]
+    ),
+    "an image cut short": (
+        lambda root: (root / "test" / "cat" / "x.png").write_bytes((root / "test" / "cat" / "x.png").read_bytes()[:99]),
+        ["test/cat/x.png"],
+        ["cannot be read as an image (", "replace or remove it"],
+    ),
+    "a link to nowhere": (
+        lambda root: (root / "test" / "cat" / "y.png").symlink_to(root / "nowhere.png"),
+        ["test/cat/y.png"],
+        ["cannot be read"],
+    ),
+    "numbers that are no pixels": (
+        lambda root: save(root / "train" / "cat" / "1.tif", np.zeros((6, 6), np.float32)),
+        ["train/cat/1.tif"],
+        ["no whole numbers"],
+    ),
+    "other sizes": (
+        lambda root: save(root / "test" / "dog" / "y.png", pixels(0, 6, 7)),
+        ["test/dog/y.png", "train/cat/10.PNG"],
+        ["7 x 6 pixels", "6 x 6", "--config.data.image_size=N"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_folder_that_is_not_as_it_should_be(tmp_path, case):
+    break_it, paths, words = BROKEN[case]
+    write_split(tmp_path)
+    break_it(tmp_path)
+    expect_line(tmp_path, [*(tmp_path / path for path in paths), *words])
+
+
+def test_classes_without_a_test_set_that_are_not_as_they_should_be(tmp_path):
+    expect_line(tmp_path, [tmp_path, "no class's folder", "at least 2"])
+    save(tmp_path / "a" / "1.png", pixels(0))
+    expect_line(tmp_path, [tmp_path, "one class, a;"])
+    save(tmp_path / "b" / "1.png", pixels(0))
+    expect_line(tmp_path, [tmp_path, "no class of 5 images", tmp_path / "test"])
+
+
+def test_what_does_not_fit_into_the_memory_is_refused(tmp_path, monkeypatch):
+    write_split(tmp_path)
+    expect_line(tmp_path, [tmp_path, "6 images", "180.0 GB", "8 GB", "smaller data.image_size"], image_size=10**5)
+    monkeypatch.setattr(folder_module, "MAX_BYTES", 6 * 6 * 6 * 3 - 1)
+    expect_line(tmp_path, ["6 x 6 pixels", "data.image_size"])
+    monkeypatch.setattr(folder_module, "MAX_BYTES", 6 * 6 * 6 * 3)
+    assert load(tmp_path).x_train.shape == (4, 6, 6, 3)

@@ -1,0 +1,86 @@
+"""What docs/own_data.md and docs/own_model.md say is done, command by command, as a reader would."""
+
+import json
+import re
+import shlex
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import launch
+from conftest import ROOT
+from fedjax_ssl.experiment import build_experiment
+
+# A run of a few seconds, whatever is trained.
+TINY = {
+    "num_rounds": 1, "num_clients": 4, "clients_per_round": 2, "data.examples_per_client": 20, "data.alpha": 10.0,
+    "client.epochs": 1, "server.pretrain_epochs": 1, "augment.num_ops": 1, "fedanchor.contrastive": False,
+}  # fmt: skip
+
+
+def blocks(page):
+    """(language, text) of a page's blocks of code."""
+    return re.findall(r"```(\w*)\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A reader in an empty folder, who does what a page says: runs its Python, saves its modules, starts its commands.
+
+    Commands are carried out by `launch.main` with small numbers. Those that are not to be `trained`, by their workdirs,
+    go as far as everything goes before a program is compiled; what they have built is returned.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def follow(page, trained=()):
+        built = {}
+        for language, text in blocks(page):
+            file = re.match(r"# (\w+\.py)\n", text)
+            if file:
+                (tmp_path / file[1]).write_text(text)
+            elif language == "python":
+                exec(text, {})
+            for line in text.splitlines():
+                if not line.startswith("python launch.py"):
+                    continue
+                words = shlex.split(line)[2:]
+                with monkeypatch.context() as patch:
+                    if not any(f"--workdir={workdir}" in words for workdir in trained):
+                        build = lambda config, workdir: built.update({workdir: build_experiment(config)})  # noqa: E731
+                        patch.setattr(launch, "train", build)
+                    assert launch.main([*words, *(f"--config.{name}={value}" for name, value in TINY.items())]) == 0
+        return built
+
+    yield follow
+    sys.modules.pop("my_models", None)
+
+
+def test_own_data(reader):
+    built = reader("own_data.md")
+    digits = (load_digits().images * 15).astype(np.uint8)
+    npz, folder = built["runs/npz"], built["runs/folder"]
+    np.testing.assert_array_equal(npz.data.images[..., 0], digits[:1437])
+    np.testing.assert_array_equal(npz.data.test_images[..., 0], digits[1437:])
+    # The same images in another order, and by their names as well divided into classes.
+    rows = lambda images: sorted(image.tobytes() for image in np.asarray(images))  # noqa: E731
+    assert rows(np.concatenate([folder.data.images, folder.data.test_images])) == rows(digits)
+    counts = np.bincount(folder.hidden_labels) + np.bincount(folder.data.test_labels)
+    np.testing.assert_array_equal(counts, np.bincount(load_digits().target))
+    assert {experiment.problem.num_classes for experiment in built.values()} == {10}
+
+
+def test_own_model(reader, tmp_path):
+    built = reader("own_model.md", trained=["runs/own_model"])
+    lines = (tmp_path / "runs" / "own_model" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["uploads"] > 0
+    assert built["runs/own_normalised"].problem.network.normalisation == "running"
+
+
+def test_every_line_of_the_pages_is_a_command_that_is_run():
+    """A command that is broken over two lines would be run by half."""
+    for page in ("own_data.md", "own_model.md"):
+        commands = [line for _, text in blocks(page) for line in text.splitlines() if "launch.py" in line]
+        assert len(commands) == 2 and all("--workdir=" in line for line in commands)
