@@ -2,16 +2,19 @@
 
 import csv
 import json
-import shutil
+import subprocess
+import sys
+import time
 
+import numpy as np
 import pytest
 
 import launch
 from conftest import ROOT
 from fedjax_ssl import sweep as sweep_module
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
+from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep
-from fedjax_ssl.sweep_table import mean_and_spread, rounds_text
 
 FILE = """
 from fedjax_ssl.sweep import Sweep
@@ -19,8 +22,8 @@ from fedjax_ssl.sweep import Sweep
 def get_sweep():
     return Sweep(
         config="{config}",
-        methods={{"Anchors only": "anchors_only", "Centralised": "centralised"}},
-        seeds=(0, 1),
+        methods={{"FedAnchor": "", "Centralised": "centralised"}},
+        seeds=(0, 1, 2),
         fields={{"data.num_anchors": (40,)}},
         target_accuracy=0.3,
     )
@@ -53,23 +56,36 @@ def finished_sweep(sweep_file, tmp_path_factory):
 
 def test_the_table_says_what_the_runs_say(finished_sweep):
     rows = list(csv.DictReader((finished_sweep / "table.csv").open()))
-    assert [row["method"] for row in rows] == ["Anchors only", "Centralised (labels revealed)"]
-    for row, name in zip(rows, ("Anchors_only", "Centralised")):
+    assert [row["method"] for row in rows] == ["FedAnchor", "Centralised (labels revealed)"]
+    for row, name in zip(rows, ("FedAnchor", "Centralised")):
         folders = sorted((finished_sweep / name / "num_anchors=40").glob("seed_*"))
         summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
-        assert [summary["seed"] for summary in summaries] == [0, 1] and row["seeds"] == "2 of 2"
-        a, b = (100 * summary["test_accuracy"] for summary in summaries)
-        assert row["test accuracy"] == f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f}"
+        assert [summary["seed"] for summary in summaries] == [0, 1, 2] and row["seeds"] == "3 of 3"
+        accuracies = [100 * summary["test_accuracy"] for summary in summaries]
+        assert row["test accuracy"] == f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f}"
         assert all(summary["labels_revealed"] == (name == "Centralised") for summary in summaries)
-    markdown = (finished_sweep / "table.md").read_text()
+    markdown, latex = ((finished_sweep / name).read_text() for name in ("table.md", "table.tex"))
     assert all(row["test accuracy"] in markdown for row in rows)
+    assert all(row["test accuracy"].replace("±", r"$\pm$") in latex for row in rows)
+    page = (finished_sweep / "report.html").read_text()
+    assert "2 configurations, 6 runs" in page and "FedAnchor/num anchors=40" in page
 
 
-def test_a_sweep_that_was_stopped_ends_in_the_same_table(finished_sweep, sweep_file, tmp_path, monkeypatch, capsys):
-    """Half of the runs are there; the table, but for its seconds, is that of the sweep that nobody stopped."""
+def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_file, tmp_path, monkeypatch, capsys):
+    """SIGKILL when the second run has begun; the table, but for its seconds, is that of a sweep that nobody killed."""
     half = tmp_path / "half"
-    shutil.copytree(finished_sweep / "Anchors_only", half / "Anchors_only")
-    shutil.rmtree(half / "Anchors_only" / "num_anchors=40" / "seed_1")
+    command = [sys.executable, str(ROOT / "launch.py"), "sweep", sweep_file, f"--workdir={half}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    first, second = (half / "FedAnchor" / "num_anchors=40" / f"seed_{seed}" for seed in (0, 1))
+    deadline = time.monotonic() + 300
+    while not (second / "config.json").exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.002)
+    process.kill()
+    process.communicate()
+    assert (first / "summary.json").exists() and not (second / "summary.json").exists()
+
     trained = []
     original = sweep_module.train
     monkeypatch.setattr(
@@ -77,10 +93,10 @@ def test_a_sweep_that_was_stopped_ends_in_the_same_table(finished_sweep, sweep_f
     )
     capsys.readouterr()
     assert launch.main(["sweep", sweep_file, f"--workdir={half}", "--dry_run"]) == 0
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["finished", "do", "do", "do"]
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["finished"] + ["do"] * 5
     assert trained == []
     assert launch.main(["sweep", sweep_file, f"--workdir={half}"]) == 0
-    assert trained == [(1,), (0, 1)]
+    assert trained == [(1, 2), (0, 1, 2)]
     tables = [list(csv.DictReader((folder / "table.csv").open())) for folder in (finished_sweep, half)]
     for table in tables:
         for row in table:
@@ -90,24 +106,24 @@ def test_a_sweep_that_was_stopped_ends_in_the_same_table(finished_sweep, sweep_f
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path, monkeypatch, capsys):
     def train(config, folder):
-        if 0 in config.seeds and config.method == "anchors_only" and not config.data.centralised:
+        if 0 in config.seeds and config.method == "fedanchor":
             raise TrainingError("no luck")
         for seed in config.seeds:
             run = folder / f"seed_{seed}"
             run.mkdir(parents=True)
             own = sweep_module.for_seed(config, seed).to_dict()
             (run / "config.json").write_text(json.dumps(own))
-            summary = dict.fromkeys(("test_accuracy", "best_test_accuracy", "bytes_down", "bytes_up", "seconds"), 0.5)
-            (run / "summary.json").write_text(json.dumps(summary))
-            (run / "metrics.jsonl").write_text('{"round": 1, "test_accuracy": 0.5}\n')
+            (run / "summary.json").write_text('{"rounds": 1}')
+            line = {"round": 1, "test_accuracy": 0.5, "bytes_down": 1, "bytes_up": 1}
+            (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
     monkeypatch.setattr(sweep_module, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
     errors = capsys.readouterr().err
-    assert "failed: Anchors only, data.num_anchors 40, seed 0: TrainingError: no luck" in errors
-    assert "1 of 4 runs" in errors
+    assert "failed: FedAnchor, data.num_anchors 40, seed 0: TrainingError: no luck" in errors
+    assert "1 of 6 runs" in errors
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))
-    assert [row["seeds"] for row in rows] == ["1 of 2", "2 of 2"]
+    assert [row["seeds"] for row in rows] == ["2 of 3", "3 of 3"]
 
 
 def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, monkeypatch, capsys):
@@ -119,7 +135,7 @@ def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, 
 
     monkeypatch.setattr(sweep_module, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 0
-    assert taken == ["anchors_only"] * 2  # tried once for each row, and no seed by itself
+    assert taken == ["fedanchor", "anchors_only"]  # tried once for each row, and no seed by itself
     assert capsys.readouterr().err.count("left to another process") == 2
 
 
@@ -156,5 +172,6 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, tmp_path):
 
 
 def test_rounds_and_spread():
-    assert rounds_text([3, None, 6]) == "4.5 (2 of 3)" and rounds_text([2]) == "2.0" and rounds_text([None]) == "-"
+    assert of_those_that_did([3, None, 6]) == "4.5 (2 of 3)" and of_those_that_did([2]) == "2"
+    assert of_those_that_did([None]) == of_those_that_did([]) == "-"
     assert mean_and_spread([1.0, 3.0]) == "2.00 ± 1.41" and mean_and_spread([1.0]) == "1.00"
