@@ -1,13 +1,17 @@
 # Two commands: make quickstart, make test. Both work on a fresh clone with Python 3.11 or newer and a package index.
 PYTHON ?= python3
 
-.PHONY: quickstart test
+.PHONY: quickstart test docs
 quickstart: .venv/installed
 	.venv/bin/python launch.py
 
 test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/python -m pytest
+
+# The documentation as a site, in site/.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'

@@ -37,12 +37,12 @@ def base_config() -> ConfigDict:
     config.method = "fedanchor"  # one of fedjax_ssl.methods.METHODS
     config.seed = 0  # partition, initialisation, cohorts, everything random
     config.seeds = ()  # several runs with these seeds instead of one, in WORKDIR/seed_N
-    config.num_rounds = 500  # of communication
-    config.num_clients = 100  # K
-    config.clients_per_round = 10  # M of them, drawn anew in every round
+    config.num_rounds = 500  # T, the rounds of the run
+    config.num_clients = 100  # K, of the whole federation
+    config.clients_per_round = 10  # M, the cohort: drawn anew in each round, without replacement
     config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
-    config.checkpoint_every = 10  # rounds
+    config.checkpoint_every = 10  # rounds between two checkpoints
     config.checkpoint_every_persistent = 50  # instead, where clients keep optimisers: a model for each in a checkpoint
     config.snapshot_rounds = ()  # after which the report shows the latent space, and the last; 0: before the first
     # Performance only; None takes the measured default of the backend.
@@ -76,8 +76,8 @@ def base_config() -> ConfigDict:
     config.augment = ConfigDict()
     config.augment.padding = 4  # pixels of reflection around the image before the random crop
     config.augment.flavour = "usb"  # of RandAugment; see fedjax_ssl/augment/randaugment.py
-    config.augment.num_ops = 2  # n
-    config.augment.magnitude = 10  # m
+    config.augment.num_ops = 2  # n of RandAugment: operations for each image
+    config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' draws its own
 
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
@@ -85,7 +85,7 @@ def base_config() -> ConfigDict:
     config.server = _sgd_section(learning_rate=0.03, epochs=1, batch_size=10)
     config.server.augmentation = "strong"  # of the labelled images in cross-entropy: 'strong' or 'weak'
     config.server.pretrain_epochs = 5  # on the anchors, before the first round
-    config.server.pretrain_learning_rate = 0.05
+    config.server.pretrain_learning_rate = 0.05  # in those epochs
 
     config.aggregation = ConfigDict()
     config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
@@ -113,12 +113,12 @@ def base_config() -> ConfigDict:
 
 def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDict:
     section = ConfigDict()
-    section.epochs = epochs  # a round
-    section.batch_size = batch_size  # images in a step
-    section.learning_rate = learning_rate  # of SGD; see schedule
-    section.momentum = 0.9
-    section.nesterov = False
-    section.weight_decay = 5e-4
+    section.epochs = epochs  # passes over the training data in a round
+    section.batch_size = batch_size  # images in a step; the last one of an epoch may have fewer
+    section.learning_rate = learning_rate  # of SGD, in the first round; see schedule
+    section.momentum = 0.9  # of SGD
+    section.nesterov = False  # Nesterov's form of the momentum
+    section.weight_decay = 5e-4  # added to the gradient of all trained parameters
     section.clip_norm = 1.0  # of the whole gradient; 0: no clipping
     section.persistent = False  # the optimiser's state survives rounds; of clients: one more model for each of all K
     return section

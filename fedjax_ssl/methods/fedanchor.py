@@ -64,11 +64,11 @@ def defaults() -> ConfigDict:
     # Server training (sections 4.1, 4.4 and 4.5). The paper gives none of the fields below the first three.
     section.server_mixup = False  # True: FedAnchor (mix)
     section.contrastive = True  # False: Table 3's "w/o contr loss"
-    section.contrastive_epochs = 1
+    section.contrastive_epochs = 1  # in a round, after those of cross-entropy
     section.contrastive_trains = "model"  # backbone and anchor head; or "anchor_head" alone
-    section.contrastive_batch_size = 25
+    section.contrastive_batch_size = 25  # anchors in a step: eq. 1 compares them with each other
     section.contrastive_augmentation = "none"  # or 'weak', 'strong'
-    section.contrastive_learning_rate = 0.03
+    section.contrastive_learning_rate = 0.03  # in the first round; the rest of the optimiser is `server`'s
     section.temperature = 0.1  # tau of eq. 1
     section.negatives = "batch"  # eq. 1 as printed; 'class': pairs of the class only
     section.self_pairs = False  # whether eq. 1's numerator counts i = j

@@ -29,7 +29,7 @@ def defaults() -> ConfigDict:
     section = ConfigDict()
     section.threshold = 0.95  # tau of eq. 4; a label counts from it on
     section.label_views = 1  # the probabilities' mean over so many weakly augmented views; 0: the raw image
-    section.mixup = True
+    section.mixup = True  # False: the fix loss alone
     section.mixup_alpha = 0.75  # a of lambda ~ Beta(a, a), eq. 6
     section.mix_weight = 1.0  # lambda of L_fix + lambda L_mix, eq. 8
     section.mix_order = "augment_then_mix"  # eq. 6; 'mix_then_augment' is FedAnchor's

@@ -1,0 +1,198 @@
+"""The page about the configuration: every field from `base_config()`, every description from its comment in the source.
+
+    python docs/config_reference.py          # prints the page
+
+Defaults are those of the configuration itself. A field's description is the comment behind its assignment, or, where
+there is none, the comment above it; a comment above an assignment that has its own opens a group of fields.
+"""
+
+import ast
+import inspect
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from fedjax_ssl.config import ARGUMENT_FIELDS, apply_arguments, base_config, differences, flatten
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS
+from fedjax_ssl.models import BACKBONES
+from fedjax_ssl.recipes import RECIPES
+
+INTRODUCTION = """# Configuration
+
+Every field with its default and what it means, taken from `fedjax_ssl/config.py` and the methods' own files when this
+site is built. Any of them is set from the command line, and a misspelt one is answered with the nearest name:
+
+```
+python launch.py --config.client.epochs=1 --config.data.alpha=0.3
+```
+
+From Python it is an attribute: `config = base_config()`, then `config.client.epochs = 1`.
+"""
+
+SECTIONS = {
+    "": "The run",
+    "data": "data: whose images, and how they are divided",
+    "model": "model",
+    "augment": "augment: the strong and the weak augmentation",
+    "client": "client: local training",
+    "server": "server: training on the anchors",
+    "aggregation": "aggregation: from uploads to one model",
+    "threshold": "threshold: which pseudo-labels count",
+}
+
+
+class Field(NamedTuple):
+    """One assignment of a field.
+
+    Attributes:
+        name: dotted, as in the flattened configuration.
+        description: of its own; '' where the source says nothing.
+        group: the comment that opened the group it stands in, or ''.
+    """
+
+    name: str
+    description: str
+    group: str
+
+
+def described_fields() -> list[Field]:
+    """The fields of `base_config()` in the order of the source, with what their comments say."""
+    fields = list(_assignments(base_config, ""))
+    for method, defaults in DEFAULTS.items():
+        fields += _assignments(defaults, f"{method}.")
+    return fields
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    return "\n".join([INTRODUCTION, *_fields(), *_arguments()])
+
+
+def _assignments(function: Callable, prefix: str) -> Iterator[Field]:
+    """What a function that makes a section assigns to it: `section.name = value  # comment`."""
+    source = textwrap.dedent(inspect.getsource(function))
+    behind, above = _comments(source)
+    group = ""
+    for statement in ast.parse(source).body[0].body:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
+            continue
+        name = prefix + ".".join(ast.unparse(statement.targets[0]).split(".")[1:])
+        value = statement.value
+        called = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
+        own, heading = behind.get(statement.end_lineno, ""), above.get(statement.lineno, "")
+        if called == "ConfigDict":
+            group = ""
+            continue
+        maker = function.__globals__.get(called)
+        if inspect.isfunction(maker):  # a section that several share
+            group = ""
+            yield from _assignments(maker, f"{name}.")
+            continue
+        if heading and own:
+            group = heading
+        elif heading:
+            group = ""
+        yield Field(name, own or heading, group)
+
+
+def _comments(source: str) -> tuple[dict[int, str], dict[int, str]]:
+    """A function's comments by the number of the line of code that they stand behind, and that they stand above."""
+    behind, alone, code_lines = {}, {}, set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            text = token.string.lstrip("# ").rstrip()
+            (behind if token.line[: token.start[1]].strip() else alone)[token.start[0]] = text
+        elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            code_lines.add(token.start[0])
+    above = {}
+    for line in sorted(code_lines):
+        lines = []
+        while line - 1 - len(lines) in alone:
+            lines.insert(0, alone[line - 1 - len(lines)])
+        above[line] = " ".join(lines)
+    return behind, above
+
+
+def _fields() -> Iterator[str]:
+    """Every field in a table of its section, or of its group there."""
+    values = flatten(base_config().to_dict())
+    section = group = None
+    for field in described_fields():
+        new_section = field.name.rpartition(".")[0]
+        if new_section != section:
+            section, group = new_section, None
+            yield f"\n## {SECTIONS.get(section, section)} {{ #{section or 'run'} }}\n"
+            if section in METHODS:
+                yield f"Fields of the method [{section}](methods.md#{section}) alone.\n"
+        if field.group != group:
+            group = field.group
+            yield f"\n{_text(group)}\n" if group else ""
+            yield "| field | default | what it means |\n|---|---|---|"
+        yield f"| `{field.name}` | `{values[field.name]!r}` | {_text(field.description)} |"
+
+
+def _arguments() -> Iterator[str]:
+    """What a config file takes behind its colon, and which fields each argument sets."""
+    yield """
+## Arguments of a config file { #arguments }
+
+Behind the file's name and a colon, with commas between them, applied in their order:
+`--config=configs/fedanchor_mnist.py:semifl,strong,images=100`. An argument stands for some fields; what follows on the
+command line as `--config.FIELD=VALUE` is applied after all of them.
+
+| argument | sets |
+|---|---|"""
+    for name, field in ARGUMENT_FIELDS.items():
+        yield f"| `{name}=...` | `{field}` |"
+    yield "\nThe name of another method, which any config takes, so that methods are compared on the same data:\n"
+    yield "| argument | sets |\n|---|---|"
+    for name in METHODS:
+        yield f"| `{name}` | {_assigned(FIELDS[name])} |"
+    yield "\nA recipe ([methods](methods.md#recipes)), a backbone, and the rest:\n"
+    yield "| argument | sets |\n|---|---|"
+    for name, changes in {**RECIPES, **{name: {"model.name": name} for name in BACKBONES}, **_others()}.items():
+        yield f"| `{name}` | {_assigned(changes)} |"
+    yield "\nA variant of the method that has been named:\n"
+    yield "| method | argument | sets |\n|---|---|---|"
+    for method, variants in VARIANTS.items():
+        for name, changes in variants.items():
+            yield f"| `{method}` | `{name}` | {_assigned(changes)} |"
+
+
+def _others() -> dict[str, dict]:
+    """Arguments that belong to no registry, with what they change; the answer to an unknown one lists all there are."""
+    try:
+        apply_arguments(base_config(), "?")
+    except UserError as error:
+        known = str(error).partition("known: ")[2].split(", ")
+    method = base_config().method
+    listed = {*METHODS, *RECIPES, *BACKBONES, *VARIANTS[method]}
+    others = [name for name in known if name not in listed and "=" not in name]
+    # The changes of one that sets a field to its default would not show: it is applied to another value first.
+    changes = {}
+    for name in others:
+        config = base_config()
+        config.data.alpha, config.data.partition, config.data.classes_per_client = 0.7, "-", 7
+        before = config.to_dict()
+        after = apply_arguments(config, name).to_dict()
+        changes[name] = {field: new for field, (_, new) in differences(before, after).items()}
+    return changes
+
+
+def _assigned(fields: dict) -> str:
+    return ", ".join(f"`{name}={value!r}`" for name, value in fields.items())
+
+
+def _text(comment: str) -> str:
+    """A comment as a cell of a table: pages it names become links, and nothing in it is markup."""
+    text = comment.replace("|", "&#124;").replace("<", "&lt;").replace("*", "&#42;")
+    text = re.sub(r"\bfedjax_ssl/[\w/]+\.py", lambda found: f"`{found[0]}`", text)
+    return re.sub(r"\bdocs/(\w+)\.md", r"[\1](\1.md)", text)
+
+
+if __name__ == "__main__":
+    print(page())
