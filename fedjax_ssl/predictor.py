@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.checkpoints import Checkpoints
 from fedjax_ssl.config import complete
-from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.data.npz import open_archive, read_arrays
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.method import State
@@ -161,11 +161,8 @@ def predict_file(workdir: str | os.PathLike, images_file: str, out: str | os.Pat
 
 def _image_key(path: str) -> str:
     """Which array of an npz file holds the images."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = archive.files
-    except (OSError, ValueError, AttributeError, EOFError) as error:
-        raise UserError(f"{path} is not an npz file that can be read ({' '.join(str(error).split())})") from error
+    with open_archive(path, "npz", "an npz file with images") as archive:
+        names = archive.files
     usual = [name for name in ("images", "x", "x_test") if name in names]
     if not usual and len(names) != 1:
         raise UserError(f"{path} holds {', '.join(names)}; say which are the images: --key=NAME")

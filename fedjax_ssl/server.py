@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import sgd
-from fedjax_ssl.batches import batch_positions
+from fedjax_ssl.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.fix_mix import mix_images
 from fedjax_ssl.local_training import CLASSIFIER
 from fedjax_ssl.losses import cross_entropy, mixup_cross_entropy
@@ -148,28 +148,36 @@ def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:
     return loss_fn
 
 
-def supervised_mixup_loss(problem: Problem, data, alpha: float, mix_order: str) -> Callable:
-    """The same on mixtures of each anchor with another one of its batch (FedAnchor, section 4.5).
+def supervised_mixup_loss(
+    problem: Problem, data, augmentation: str, alpha: float, mix_weight: float, mix_order: str
+) -> Callable:
+    """The clients' two losses on the anchors (FedAnchor's earlier version, section 3.5): all of them are the fix set.
 
     Args:
         problem: the run.
         data: the federation's data.
+        augmentation: of the fix set, 'strong' or 'weak'.
         alpha: a in lambda ~ Beta(a, a), one lambda a batch.
+        mix_weight: b in L_fix + b L_mix, eq. 10.
         mix_order: see `fix_mix.mix_images`.
 
     Returns:
-        A loss function for `train_on_anchors`; its metric is `server_loss`.
+        A loss function for `train_on_anchors`; its metrics are `server_loss` on the fix set and `server_mix_loss` on
+        mixtures of it with anchors drawn with replacement from all.
     """
+    augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
     def loss_fn(params, batch_stats, rows, labels, mask, key):
-        partner_key, mix_key = jax.random.split(key)
-        own_place = jnp.arange(len(rows))
-        partner = jax.random.permutation(partner_key, own_place)
-        partner = jnp.where(mask[partner], partner, own_place)  # never with the padding of a short batch
+        augment_key, partner_key, mix_key = jax.random.split(key, 3)
+        anchors = data.anchor_index
+        partners = anchors[draw_with_replacement(partner_key, len(anchors), len(rows))]
         images = data.images[rows]
-        mixture, mixing = mix_images(problem, mix_key, images, images[partner], alpha, mix_order)
-        (outputs,), batch_stats = problem.network.train(params, batch_stats, (mixture,), mask)
-        loss = mixup_cross_entropy(outputs.logits, labels, labels[partner], mixing, mask)
-        return loss, (batch_stats, {"server_loss": loss})
+        mixture, mixing = mix_images(problem, mix_key, images, data.images[partners], alpha, mix_order)
+        views = (augment(augment_key, images), mixture)
+        outputs, batch_stats = problem.network.train(params, batch_stats, views, mask)
+        fix_loss = cross_entropy(outputs[0].logits, labels, mask)
+        mix_loss = mixup_cross_entropy(outputs[1].logits, labels, data.visible_labels[partners], mixing, mask)
+        metrics = {"server_loss": fix_loss, "server_mix_loss": mix_loss}
+        return fix_loss + mix_weight * mix_loss, (batch_stats, metrics)
 
     return loss_fn

@@ -10,11 +10,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from conftest import make_tiny_config
-from fedjax_ssl import State, UserError
+from fedjax_ssl import State, UserError, server
 from fedjax_ssl.clients import Cohort
 from fedjax_ssl.experiment import DISPATCH_CAPACITY, build_experiment, initialise
 from fedjax_ssl.local_training import ModelUpload
 from fedjax_ssl.method import Received
+from fedjax_ssl.models import Outputs
 from fedjax_ssl.records import bytes_per_client
 from fedjax_ssl.rounds import make_dispatch, make_round, round_key
 
@@ -263,3 +264,41 @@ def test_statistics_from_clients_are_a_second_exchange():
 def test_wrong_options_are_named(field, value, words):
     with pytest.raises(UserError, match=words):
         build_experiment(make_tiny_config(**{field: value}))
+
+
+def test_the_servers_fix_and_mix_losses_are_those_of_the_equations(tiny_experiment, monkeypatch):
+    """FedAnchor (mix): L_fix on the batch plus b L_mix with partners from all anchors, by NumPy, for a linear model."""
+    experiment, _ = tiny_experiment
+    data = experiment.data
+    drawn = np.array([5, 0, 5, 39])
+    monkeypatch.setattr(server, "draw_with_replacement", lambda key, size, count: jnp.asarray(drawn))
+    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
+
+    class Linear:
+        def train(self, params, batch_stats, views, mask):
+            flat = [view.astype(jnp.float32).reshape(len(view), -1) for view in views]
+            return tuple(Outputs(x @ params, None) for x in flat), batch_stats
+
+    itself = lambda key, images: images  # noqa: E731
+    problem = experiment.problem._replace(network=Linear(), weak=itself, strong=lambda key, images: 255 - images)
+    loss_fn = server.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0, "mix_then_augment")
+    params = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32) / 500
+    rows, mask = np.asarray(data.anchor_index)[:4], np.array([True, True, True, False])
+    labels = np.asarray(data.visible_labels)[rows]
+    loss, (_, metrics) = loss_fn(jnp.asarray(params), {}, rows, labels, jnp.asarray(mask), jax.random.key(0))
+
+    images = np.asarray(data.images, np.float64).reshape(len(data.images), -1)
+    partners = np.asarray(data.anchor_index)[drawn]
+
+    def log_probabilities(x):
+        logits = x @ params.astype(np.float64)
+        return logits - np.log(np.sum(np.exp(logits), axis=1, keepdims=True))
+
+    def nll(x, y):
+        return -log_probabilities(x)[np.arange(3), y[:3]]
+
+    fix = np.mean(nll(255 - images[rows[:3]], labels))
+    mixture = 0.3 * images[rows[:3]] + 0.7 * images[partners[:3]]
+    mix = np.mean(0.3 * nll(mixture, labels) + 0.7 * nll(mixture, np.asarray(data.visible_labels)[partners]))
+    found = [metrics["server_loss"], metrics["server_mix_loss"], loss]
+    np.testing.assert_allclose(found, [fix, mix, fix + 2 * mix], rtol=1e-4)

@@ -24,6 +24,7 @@ def get_sweep():
             "SemiFL (strong)": "semifl,strong",
             "FedIL": ("fedil,plain", {"server.pretrain_epochs": 5}),
             "FedAnchor": "plain",
+            "FedAnchor, its server alone": "plain,no_clients",
             "FedAnchor (strong)": "strong",
             "FedAnchor, threshold by client": ("plain", {"threshold.kind": "client_mean"}),
             "FedAnchor, threshold by class": ("plain", {"threshold.kind": "sat"}),

@@ -48,6 +48,27 @@ def load_npz(path: str) -> Arrays:
     return Arrays(x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32), len(classes), names)
 
 
+def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
+    """Opens an npz file without reading its arrays; a context manager.
+
+    Args:
+        path: the file.
+        field: the configuration field that gives the path, for messages.
+        wanted: what belongs there, for messages.
+
+    Raises:
+        UserError: the file is missing, or is not an npz.
+    """
+    file = existing_path(path, field, "file", wanted)
+    try:
+        archive = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{field}={path} is not an npz file ({first_line(error)}); write it with np.savez") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
+        raise UserError(f"{field}={path} holds one array and is not an npz file; write it with np.savez")
+    return archive
+
+
 def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.ndarray]:
     """Reads the named arrays of an npz file, without unpickling anything.
 
@@ -62,14 +83,7 @@ def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.nd
     Raises:
         UserError: the file is missing, is not an npz, lacks a key, or an array cannot be read.
     """
-    file = existing_path(path, field, "file", f"an npz file with the arrays {', '.join(keys)}")
-    try:
-        archive = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{field}={path} is not an npz file ({first_line(error)}); write it with np.savez") from error
-    if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
-        raise UserError(f"{field}={path} holds one array and is not an npz file; write it with np.savez")
-    with archive:
+    with open_archive(path, field, f"an npz file with the arrays {', '.join(keys)}") as archive:
         missing = [key for key in keys if key not in archive.files]
         if missing:
             raise UserError(

@@ -174,7 +174,14 @@ def fedanchor(problem: Problem) -> Method:
         """So many epochs of cross-entropy, then so many of the label contrastive loss."""
         keys = jax.random.split(key)
         classification = (
-            supervised_mixup_loss(problem, data, options.mixup_alpha, options.mix_order)  # FedAnchor (mix)
+            supervised_mixup_loss(  # FedAnchor (mix)
+                problem,
+                data,
+                config.server.augmentation,
+                options.mixup_alpha,
+                options.mix_weight,
+                options.mix_order,
+            )
             if options.server_mixup
             else supervised_loss(problem, data, config.server.augmentation)
         )

@@ -16,7 +16,7 @@ from fedjax_ssl.local_training import CLASSIFIER
 from fedjax_ssl.method import Method, Problem, Report
 from fedjax_ssl.pseudo_labels import CohortExamples
 
-FIELDS = {"data.reveal_labels": True}
+FIELDS = {"data.reveal_labels": True, "server.augmentation": "weak"}  # no strong augmentation anywhere
 VARIANTS = {
     "fedprox": {"client.proximal": 0.01},
     "no_server": {"server.epochs": 0},  # FedAvg alone: no alternate training
