@@ -42,6 +42,9 @@ def root():
     return ROOT
 
 
+TINY_BACKBONE = f"{ROOT / 'tests' / 'tiny_backbone.py'}:TinyBackbone"
+
+
 def make_tiny_config(**overrides):
     """FedAnchor on 8x8 digits with a few clients: a round takes well under a second."""
     from fedjax_ssl import base_config

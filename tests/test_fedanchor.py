@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from conftest import make_tiny_config
+from conftest import TINY_BACKBONE, make_tiny_config
 from fedjax_ssl import State, UserError, server
 from fedjax_ssl.clients import Cohort
 from fedjax_ssl.experiment import DISPATCH_CAPACITY, build_experiment, initialise
@@ -189,7 +189,7 @@ def test_a_non_finite_upload_is_dropped_and_counted(tiny_experiment):
     ids=["mix-at-server-without-contrastive", "ensemble-and-options"],
 )  # fmt: skip
 def test_variants_train(overrides):
-    experiment = build_experiment(make_tiny_config(**overrides))
+    experiment = build_experiment(make_tiny_config(**overrides, **{"model.name": TINY_BACKBONE}))
     state = jax.jit(lambda data: initialise(experiment, data))(experiment.data)
     round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
     after, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
