@@ -6,20 +6,15 @@ Defaults are those of the configuration itself. A field's description is the com
 there is none, the comment above it; a comment above an assignment that has its own opens a group of fields.
 """
 
-import ast
-import inspect
-import io
 import re
-import textwrap
-import tokenize
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from fedjax_ssl.config import ARGUMENT_FIELDS, apply_arguments, base_config, differences, flatten
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS
+from fedjax_ssl.methods import FIELDS, METHODS, VARIANTS
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.recipes import RECIPES
+from fedjax_ssl.source_docs import read_fields
 
 INTRODUCTION = """# Configuration
 
@@ -42,29 +37,8 @@ SECTIONS = {
     "server": "server: training on the anchors",
     "aggregation": "aggregation: from uploads to one model",
     "threshold": "threshold: which pseudo-labels count",
+    "log": "log: what a run shows",
 }
-
-
-class Field(NamedTuple):
-    """One assignment of a field.
-
-    Attributes:
-        name: dotted, as in the flattened configuration.
-        description: of its own; '' where the source says nothing.
-        group: the comment that opened the group it stands in, or ''.
-    """
-
-    name: str
-    description: str
-    group: str
-
-
-def described_fields() -> list[Field]:
-    """The fields of `base_config()` in the order of the source, with what their comments say."""
-    fields = list(_assignments(base_config, ""))
-    for method, defaults in DEFAULTS.items():
-        fields += _assignments(defaults, f"{method}.")
-    return fields
 
 
 def page() -> str:
@@ -72,57 +46,12 @@ def page() -> str:
     return "\n".join([INTRODUCTION, *_fields(), *_arguments()])
 
 
-def _assignments(function: Callable, prefix: str) -> Iterator[Field]:
-    """What a function that makes a section assigns to it: `section.name = value  # comment`."""
-    source = textwrap.dedent(inspect.getsource(function))
-    behind, above = _comments(source)
-    group = ""
-    for statement in ast.parse(source).body[0].body:
-        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
-            continue
-        name = prefix + ".".join(ast.unparse(statement.targets[0]).split(".")[1:])
-        value = statement.value
-        called = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
-        own, heading = behind.get(statement.end_lineno, ""), above.get(statement.lineno, "")
-        if called == "ConfigDict":
-            group = ""
-            continue
-        maker = function.__globals__.get(called)
-        if inspect.isfunction(maker):  # a section that several share
-            group = ""
-            yield from _assignments(maker, f"{name}.")
-            continue
-        if heading and own:
-            group = heading
-        elif heading:
-            group = ""
-        yield Field(name, own or heading, group)
-
-
-def _comments(source: str) -> tuple[dict[int, str], dict[int, str]]:
-    """A function's comments by the number of the line of code that they stand behind, and that they stand above."""
-    behind, alone, code_lines = {}, {}, set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            text = token.string.lstrip("# ").rstrip()
-            (behind if token.line[: token.start[1]].strip() else alone)[token.start[0]] = text
-        elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
-            code_lines.add(token.start[0])
-    above = {}
-    for line in sorted(code_lines):
-        lines = []
-        while line - 1 - len(lines) in alone:
-            lines.insert(0, alone[line - 1 - len(lines)])
-        above[line] = " ".join(lines)
-    return behind, above
-
-
 def _fields() -> Iterator[str]:
     """Every field in a table of its section, or of its group there."""
     values = flatten(base_config().to_dict())
     section = group = None
-    for field in described_fields():
-        new_section = field.name.rpartition(".")[0]
+    for name, field in read_fields().items():
+        new_section = name.rpartition(".")[0]
         if new_section != section:
             section, group = new_section, None
             yield f"\n## {SECTIONS.get(section, section)} {{ #{section or 'run'} }}\n"
@@ -132,7 +61,7 @@ def _fields() -> Iterator[str]:
             group = field.group
             yield f"\n{_text(group)}\n" if group else ""
             yield "| field | default | what it means |\n|---|---|---|"
-        yield f"| `{field.name}` | `{values[field.name]!r}` | {_text(field.description)} |"
+        yield f"| `{name}` | `{values[name]!r}` | {_text(field.meaning)} |"
 
 
 def _arguments() -> Iterator[str]:

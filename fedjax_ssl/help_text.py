@@ -1,19 +1,12 @@
-"""What `python launch.py --help` prints, in 80 columns: commands, examples, configs, methods and fields.
+"""What `python launch.py --help` prints, in 80 columns: commands, examples, configs, methods and fields."""
 
-Fields, defaults and meanings are those of `config.py` and the methods. They are read from the sources and not from the
-modules, whose import (JAX, Flax, Optax, Orbax) takes longer than anybody wants to wait for help; a test compares.
-"""
-
-import ast
-import functools
-import pathlib
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_ssl.recipes import RECIPES
+from fedjax_ssl.source_docs import PACKAGE, docstring, read_arguments, read_fields, read_methods, summary
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
 CONFIGS = PACKAGE.parent / "configs"
 WIDTH = 80
 
@@ -79,13 +72,6 @@ class Command(NamedTuple):
         return len(words) >= len(names) if self.words.endswith("...") else len(words) == len(names)
 
 
-class Field(NamedTuple):
-    """A field of the configuration: its default, as it is written in Python, and the comment beside it."""
-
-    default: str
-    meaning: str
-
-
 def overview(commands: Mapping[str, Command]) -> str:
     """The help of launch.py as a whole."""
     fields = read_fields()
@@ -102,11 +88,11 @@ def overview(commands: Mapping[str, Command]) -> str:
             "                   [--config.FIELD=VALUE ...]",
             "",
             "Commands; python launch.py COMMAND --help says more",
-            _rows(((name, _summary(command.run.__doc__)) for name, command in commands.items()), 12),
+            _rows(((name, summary(command.run.__doc__)) for name, command in commands.items()), 12),
             "Examples",
             EXAMPLES,
             "Configs: --config=FILE",
-            _rows(((f"configs/{path.name}", _summary(_docstring(path))) for path in sorted(CONFIGS.glob("*.py"))), 34),
+            _rows(((f"configs/{path.name}", summary(docstring(path))) for path in sorted(CONFIGS.glob("*.py"))), 34),
             "Arguments behind a config's colon, with commas between; they apply in order",
             _rows(arguments.items(), 12),
             "Methods and their variants; docs/methods.md",
@@ -123,7 +109,7 @@ def overview(commands: Mapping[str, Command]) -> str:
 
 def of_command(name: str, command: Command) -> str:
     """The help of one command."""
-    summary, _, more = textwrap.dedent(" " * 4 + (command.run.__doc__ or "")).strip().partition("\n")
+    first, _, more = textwrap.dedent(" " * 4 + (command.run.__doc__ or "")).strip().partition("\n")
     flags = []
     for flag, (default, meaning) in command.flags.items():
         takes, number = "" if type(default) is bool else "=...", type(default) is int
@@ -132,7 +118,7 @@ def of_command(name: str, command: Command) -> str:
         flags.append(("--config.FIELD=...", "overrides any field of the configuration"))
     return "\n".join(
         [
-            textwrap.fill(summary, WIDTH),
+            textwrap.fill(first, WIDTH),
             "",
             f"  python launch.py {' '.join(filter(None, [name, command.words]))} [FLAGS]",
             "",
@@ -140,93 +126,6 @@ def of_command(name: str, command: Command) -> str:
             _rows(flags, 22),
         ]
     )
-
-
-@functools.cache
-def read_fields() -> dict[str, Field]:
-    """All fields of `base_config` by their dotted names."""
-    fields = _fields_of(PACKAGE / "config.py", "base_config")
-    for name in read_methods():
-        own = _fields_of(PACKAGE / "methods" / f"{name}.py", "defaults")
-        fields.update({f"{name}.{field}": value for field, value in own.items()})
-    return fields
-
-
-@functools.cache
-def read_methods() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name of each method -> (what it is, the names of its variants)."""
-    methods = {}
-    for path in sorted((PACKAGE / "methods").glob("[!_]*.py")):
-        methods[path.stem] = (_summary(_docstring(path)), tuple(_keys(_tree(path), "VARIANTS")))
-    return methods
-
-
-def read_arguments() -> list[str]:
-    """What every config takes behind its colon, besides methods, recipes and models."""
-    tree = _tree(PACKAGE / "config.py")
-    return [*_keys(tree, "general"), "the name of a model", *(f"{name}=" for name in _keys(tree, "ARGUMENT_FIELDS"))]
-
-
-def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {}) -> dict[str, Field]:
-    """The assignments `section.FIELD = VALUE  # MEANING` in a function.
-
-    Args:
-        path: of the module.
-        function: its name; a module without it has no fields.
-        given: the function's arguments, as they are written in Python.
-    """
-    lines = path.read_text().splitlines()
-    functions = {node.name: node for node in _tree(path).body if isinstance(node, ast.FunctionDef)}
-    fields = {}
-    for node in functions[function].body if function in functions else ():
-        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)):
-            continue
-        name = ast.unparse(node.targets[0]).partition(".")[2]
-        called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
-        if called in functions:  # a section that a function of its own makes
-            arguments = {word.arg: ast.unparse(word.value) for word in node.value.keywords}
-            own = _fields_of(path, called, arguments)
-            fields.update({f"{name}.{field}": value for field, value in own.items()})
-        elif called != "ConfigDict":
-            default = "None" if called.endswith("placeholder") else ast.unparse(node.value)
-            fields[name] = Field(given.get(default, default), _comment(lines, node))
-    return fields
-
-
-def _comment(lines: list[str], node: ast.stmt) -> str:
-    """What stands behind a statement, or else above it."""
-    beside = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("# ")[2]
-    if beside:
-        return beside
-    above = []
-    for line in reversed(lines[: node.lineno - 1]):
-        if not line.strip().startswith("# "):
-            break
-        above.insert(0, line.strip().removeprefix("# "))
-    return " ".join(above)
-
-
-@functools.cache
-def _tree(path: pathlib.Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def _docstring(path: pathlib.Path) -> str:
-    return ast.get_docstring(_tree(path)) or ""
-
-
-def _keys(tree: ast.Module, variable: str) -> list[str]:
-    """The keys of a dict that is assigned to a variable anywhere in a module, as far as they are written out."""
-    for node in ast.walk(tree):
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Name) and target.id == variable and isinstance(node.value, ast.Dict):
-            return [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
-    return []
-
-
-def _summary(docstring: str | None) -> str:
-    """The first paragraph, on one line."""
-    return " ".join((docstring or "").strip().partition("\n\n")[0].split())
 
 
 def _rows(rows: Iterable[tuple[str, str]], column: int) -> str:

@@ -8,21 +8,21 @@ import pytest
 
 import launch
 from conftest import ROOT
-from fedjax_ssl import base_config, help_text
+from fedjax_ssl import base_config, help_text, source_docs
 from fedjax_ssl.config import ARGUMENT_FIELDS, apply_arguments, flatten
 from fedjax_ssl.methods import METHODS, VARIANTS
 from fedjax_ssl.recipes import RECIPES
 
 
 def test_fields_and_methods_are_those_of_the_program():
-    fields = help_text.read_fields()
+    fields = source_docs.read_fields()
     real = flatten(base_config())
     assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == real
     assert all(fields[name].meaning for name in help_text.MAIN_FIELDS)
-    methods = help_text.read_methods()
+    methods = source_docs.read_methods()
     assert {name: variants for name, (_, variants) in methods.items()} == {m: tuple(VARIANTS[m]) for m in METHODS}
     assert all(about for about, _ in methods.values())
-    arguments = help_text.read_arguments()
+    arguments = source_docs.read_arguments()
     assert {f"{name}=" for name in ARGUMENT_FIELDS} < set(arguments)
     named = [argument for argument in arguments if "=" not in argument and " " not in argument]
     assert "iid" in named
