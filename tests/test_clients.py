@@ -102,7 +102,7 @@ def test_a_round_of_fedanchor_in_lanes_equals_the_plain_loop(choosy_experiment):
     loop = train_cohort(labelled_at_once, broadcast, data, cohort, 1, debug=True)
     # Different numbers of qualified examples: the case that lanes are for.
     assert len(set(np.asarray(loop.num_steps).tolist())) > 1, loop.num_steps
-    for lanes in (1, 3, 4):
+    for lanes in (1, 3):  # all four at once is one more case of several, which test_lanes_equal_nested_loops has
         result = jax.jit(lambda b, d, n=lanes: train_cohort(method.phases, b, d, cohort, n))(broadcast, data)
         np.testing.assert_array_equal(result.num_steps, loop.num_steps)
         for mine, reference in zip(jax.tree.leaves(result.finished), jax.tree.leaves(loop.finished)):

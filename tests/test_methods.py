@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from conftest import make_tiny_config
+from conftest import TINY_BACKBONE, make_tiny_config
 from fedjax_ssl import train
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.errors import UserError
@@ -36,7 +36,7 @@ REVEALED = {"supervised"}
 
 def make_config(method):
     arguments = "semifl,strong" if method == "semifl" else method
-    config = apply_arguments(make_tiny_config(**LOW), arguments)
+    config = apply_arguments(make_tiny_config(**LOW, **{"model.name": TINY_BACKBONE}), arguments)
     config.update_from_flattened_dict(SETTINGS[method])
     validate(config)
     return config

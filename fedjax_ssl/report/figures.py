@@ -149,6 +149,7 @@ def latent_space(planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: 
             # Beside the star, so that nobody has to tell ten colours apart.
             axes.annotate(class_names[label], centre, (6, 4), textcoords="offset points", fontsize=8, weight="bold")
         axes.set(xticks=[], yticks=[], title=f"round {number}" if number else "before the first round")
+        axes.spines[:].set_visible(False)  # places in the plane mean nothing by themselves
     return figure
 
 
