@@ -144,15 +144,18 @@ def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State
     with use_devices(config.devices), contextlib.ExitStack() as open_folders:
         # Meet whatever is wrong before anything is written.
         runs = open_runs(config, workdir, open_folders)
-        groups = group_runs(runs)
-        print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
+        groups = group_runs([run for run in runs if not is_over(run)])
+        if groups:
+            print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
         programs = {len(group): compile_program(config, group, runs) for group in {len(g): g for g in groups}.values()}
         if workdir is None and config.seeds:
             parent = fresh_workdir(pathlib.Path("runs"), config.method)
             for run in runs:
                 run.folder.path = parent / f"seed_{run.folder.config['seed']}"
 
-        states = {}
+        states = {run.folder.config["seed"]: run.state for run in runs}
+        for run in filter(is_over, runs):
+            _conclude(run)  # it may have been killed before its summary
         for group in groups:
             trained = _train_group(config, group, programs[len(group)])
             states.update(zip([run.folder.config["seed"] for run in group], trained))
@@ -189,9 +192,19 @@ def restore_newest(folder: Workdir, like: State) -> State | None:
         return None if checkpoints.latest_round() is None else checkpoints.restore(like)
 
 
+def is_over(run: Run) -> bool:
+    """Whether a run has nothing left to do."""
+    if run.state is None:
+        return False
+    converged = run.experiment.method.converged or (lambda state: False)
+    return run.round >= run.experiment.problem.config.num_rounds or bool(converged(run.state))
+
+
 def group_runs(runs: list[Run]) -> list[list[Run]]:
     """Which runs go through the lanes together: those at the same round, as far as the backend gains by it."""
     # Each seed has an end of its own where the method says when a run is over.
+    if not runs:
+        return []
     together = 1 if runs[0].experiment.method.converged else seeds_together(len(runs))
     groups = []
     for run in runs:
@@ -327,14 +340,18 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list
                 own_checkpoints.save(0, jax.device_get(states[-1]))
         states = _run_rounds(config, group, states, program.dispatch, checkpoints, progress, signals)
     for run in group:
-        run.folder.write_summary(summarise(run.experiment.problem.config, run.folder))
-        if config.log.report:
-            _report(run)
+        _conclude(run)
     return states
 
 
-def _report(run: Run) -> None:
-    """Writes the finished run's report. Whatever goes wrong there, the run itself is complete."""
+def _conclude(run: Run) -> None:
+    """Writes what a finished run ends with, unless it is there. A report that fails takes nothing away from the run."""
+    if run.folder.is_summarised():
+        return
+    config = run.experiment.problem.config
+    run.folder.write_summary(summarise(config, run.folder))
+    if not config.log.report:
+        return
     from fedjax_ssl.report import write_report  # matplotlib takes a second to import
 
     try:

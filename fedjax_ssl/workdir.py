@@ -121,6 +121,11 @@ class Workdir:
         """The lines of METRICS or TIMINGS."""
         return read_lines(self.path / name)
 
+    def is_summarised(self) -> bool:
+        """Whether the summary is there, and speaks of the last round."""
+        path, lines = self.path / SUMMARY, self.read(METRICS)
+        return path.exists() and bool(lines) and json.loads(path.read_text())["rounds"] == lines[-1]["round"]
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces the summary."""
         replace_file(self.path / SUMMARY, json.dumps(_finite(summary), indent=2) + "\n")

@@ -60,12 +60,17 @@ def test_saved_partition_is_the_one_that_trained(finished_run):
     assert np.any(np.asarray(other.data.anchor_index) != np.asarray(mine.data.anchor_index))
 
 
-def test_a_finished_run_is_left_as_it_is(finished_run):
-    workdir, state = finished_run
-    before = (workdir / "metrics.jsonl").read_bytes()
+def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
+    workdir, state = tmp_path / "run", finished_run[1]
+    shutil.copytree(finished_run[0], workdir)
+    (workdir / ".lock").unlink()
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     again = train(make_tiny_config(), workdir)
     chex.assert_trees_all_equal(again, state)
-    assert (workdir / "metrics.jsonl").read_bytes() == before
+    (workdir / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    train(make_tiny_config(), workdir)
+    assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
+    assert "compiling" not in capsys.readouterr().err
 
 
 @pytest.fixture
