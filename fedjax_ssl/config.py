@@ -7,7 +7,7 @@ from ml_collections import ConfigDict, config_dict
 from fedjax_ssl.aggregation import OPTIMIZERS, WEIGHTS
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS
+from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS, registered
 from fedjax_ssl.models import BACKBONES, is_own
 from fedjax_ssl.recipes import RECIPES
 from fedjax_ssl.schedule import SCHEDULES
@@ -26,9 +26,16 @@ CHANGES_NO_RESULT = (
     "snapshot_rounds",
 )
 
-# What every config file takes behind its colon, besides a method's variants.
+# What every config file takes behind its colon, besides methods and their variants.
 ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
 IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its experiments)
+ARGUMENTS = {
+    **RECIPES,
+    **{name: {"model.name": name} for name in BACKBONES},
+    "iid": {"data.alpha": IID_ALPHA},
+    "two_classes": {"data.partition": "shards", "data.classes_per_client": 2},  # FedIL's non-IID
+    "centralised": {"method": "anchors_only", "data.centralised": True},
+}
 
 
 def base_config() -> ConfigDict:
@@ -209,7 +216,19 @@ def for_seed(config: ConfigDict, seed: int) -> ConfigDict:
     """The configuration of one of the runs that `config.seeds` asks for: as if it had been asked for alone."""
     config = config.copy_and_resolve_references()
     config.seed, config.seeds = seed, ()
+    with config.unlocked():
+        for name in _of_other_registered(config.method):
+            if name in config:
+                del config[name]
     return config
+
+
+def _of_other_registered(method: str) -> set[str]:
+    """Sections that are not written down with a run: of methods from outside the library, but for the run's own.
+
+    Otherwise a run of any method could not be taken up again where they are not registered, or have changed.
+    """
+    return registered() - {method}
 
 
 def differences(old: dict, new: dict) -> dict[str, tuple]:
@@ -226,6 +245,8 @@ def complete(old: dict) -> dict:
     A new field's default is what the library did before it had the field, or a run could not be taken up again.
     """
     filled = json.loads(json.dumps(base_config().to_dict()))
+    for name in _of_other_registered(old.get("method", filled["method"])):
+        filled.pop(name, None)
     for section, value in old.items():
         if isinstance(value, dict) and isinstance(filled.get(section), dict):
             filled[section].update(value)
@@ -260,17 +281,9 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     Raises:
         UserError: for an unknown name, or a value that is not of the field's type.
     """
-    general = {
-        **FIELDS,
-        **RECIPES,
-        **{name: {"model.name": name} for name in BACKBONES},
-        "iid": {"data.alpha": IID_ALPHA},
-        "two_classes": {"data.partition": "shards", "data.classes_per_client": 2},  # FedIL's non-IID
-        "centralised": {"method": "anchors_only", "data.centralised": True},
-    }
     fields = ARGUMENT_FIELDS
     for argument in filter(None, arguments.split(",")):
-        variants = {**general, **VARIANTS[config.method]}
+        variants = {**FIELDS, **ARGUMENTS, **VARIANTS[config.method]}
         name, equals, text = argument.partition("=")
         if equals and name in fields:
             kind = type(_get(config, fields[name]))

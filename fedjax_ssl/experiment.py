@@ -173,7 +173,7 @@ def open_runs(config: ConfigDict, workdir: str | os.PathLike | None, open_folder
     Raises:
         UserError: a folder, the data or a field is not usable.
     """
-    configs = [for_seed(config, seed) for seed in config.seeds] or [config]
+    configs = [for_seed(config, seed) for seed in config.seeds or (config.seed,)]
     apart = workdir is not None and config.seeds
     paths = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
     folders = [

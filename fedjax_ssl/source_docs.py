@@ -49,7 +49,7 @@ def read_methods() -> dict[str, tuple[str, tuple[str, ...]]]:
 def read_arguments() -> list[str]:
     """What every config takes behind its colon, besides methods, recipes and models."""
     tree = _tree(PACKAGE / "config.py")
-    return [*_keys(tree, "general"), "the name of a model", *(f"{name}=" for name in _keys(tree, "ARGUMENT_FIELDS"))]
+    return [*_keys(tree, "ARGUMENTS"), "the name of a model", *(f"{name}=" for name in _keys(tree, "ARGUMENT_FIELDS"))]
 
 
 def docstring(path: pathlib.Path) -> str:
