@@ -9,11 +9,8 @@ there is none, the comment above it; a comment above an assignment that has its 
 import re
 from collections.abc import Iterator
 
-from fedjax_ssl.config import ARGUMENT_FIELDS, apply_arguments, base_config, differences, flatten
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.config import ARGUMENT_FIELDS, ARGUMENTS, base_config, flatten
 from fedjax_ssl.methods import FIELDS, METHODS, VARIANTS
-from fedjax_ssl.models import BACKBONES
-from fedjax_ssl.recipes import RECIPES
 from fedjax_ssl.source_docs import read_fields
 
 INTRODUCTION = """# Configuration
@@ -83,33 +80,13 @@ command line as `--config.FIELD=VALUE` is applied after all of them.
         yield f"| `{name}` | {_assigned(FIELDS[name])} |"
     yield "\nA recipe ([methods](methods.md#recipes)), a backbone, and the rest:\n"
     yield "| argument | sets |\n|---|---|"
-    for name, changes in {**RECIPES, **{name: {"model.name": name} for name in BACKBONES}, **_others()}.items():
+    for name, changes in ARGUMENTS.items():
         yield f"| `{name}` | {_assigned(changes)} |"
     yield "\nA variant of the method that has been named:\n"
     yield "| method | argument | sets |\n|---|---|---|"
     for method, variants in VARIANTS.items():
         for name, changes in variants.items():
             yield f"| `{method}` | `{name}` | {_assigned(changes)} |"
-
-
-def _others() -> dict[str, dict]:
-    """Arguments that belong to no registry, with what they change; the answer to an unknown one lists all there are."""
-    try:
-        apply_arguments(base_config(), "?")
-    except UserError as error:
-        known = str(error).partition("known: ")[2].split(", ")
-    method = base_config().method
-    listed = {*METHODS, *RECIPES, *BACKBONES, *VARIANTS[method]}
-    others = [name for name in known if name not in listed and "=" not in name]
-    # The changes of one that sets a field to its default would not show: it is applied to another value first.
-    changes = {}
-    for name in others:
-        config = base_config()
-        config.data.alpha, config.data.partition, config.data.classes_per_client = 0.7, "-", 7
-        before = config.to_dict()
-        after = apply_arguments(config, name).to_dict()
-        changes[name] = {field: new for field, (_, new) in differences(before, after).items()}
-    return changes
 
 
 def _assigned(fields: dict) -> str:

@@ -1,8 +1,10 @@
 """What the tests share: one cache of compiled programs, one tiny federation, one finished run."""
 
+import contextlib
 import os
 import pathlib
 import sys
+from unittest import mock
 
 import pytest
 
@@ -101,3 +103,17 @@ def finished_run(tmp_path_factory):
 
     workdir = tmp_path_factory.mktemp("finished") / "run"
     return workdir, train(make_tiny_config(), workdir)
+
+
+@pytest.fixture
+def registry():
+    """Methods that a test registers are forgotten after it."""
+    from fedjax_ssl import methods
+
+    with contextlib.ExitStack() as stack:
+        for registered in (methods.METHODS, methods.DEFAULTS, methods.FIELDS, methods.VARIANTS):
+            stack.enter_context(mock.patch.dict(registered))
+        double_headed = set(methods.DOUBLE_HEADED)
+        yield
+    methods.DOUBLE_HEADED.clear()
+    methods.DOUBLE_HEADED.update(double_headed)

@@ -67,18 +67,6 @@ def test_the_picture_is_what_its_script_draws(root):
             assert f"def {name}(" in source, f"{file} has no {name}"
 
 
-@pytest.fixture
-def registry():
-    """Whatever is registered meanwhile is gone afterwards."""
-    from fedjax_ssl.methods import DEFAULTS, METHODS
-
-    before = dict(METHODS), dict(DEFAULTS)
-    yield
-    for current, old in zip((METHODS, DEFAULTS), before):
-        current.clear()
-        current.update(old)
-
-
 def make_tiny():
     config = base_config()
     config.update_from_flattened_dict(TINY)

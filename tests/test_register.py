@@ -1,7 +1,6 @@
 """Methods from outside the library: registered, configured and trained like its own; and no trace in other runs."""
 
 import json
-from unittest import mock
 
 import pytest
 from ml_collections import ConfigDict
@@ -13,16 +12,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.experiment import build_experiment
 from fedjax_ssl.workdir import Workdir
 
-
-@pytest.fixture(autouse=True)
-def registry():
-    """What a test registers is forgotten after it."""
-    dicts = (methods.METHODS, methods.DEFAULTS, methods.FIELDS, methods.VARIANTS)
-    double_headed = set(methods.DOUBLE_HEADED)
-    with mock.patch.dict(dicts[0]), mock.patch.dict(dicts[1]), mock.patch.dict(dicts[2]), mock.patch.dict(dicts[3]):
-        yield
-    methods.DOUBLE_HEADED.clear()
-    methods.DOUBLE_HEADED.update(double_headed)
+pytestmark = pytest.mark.usefixtures("registry")
 
 
 def register(level=0.5, **options):
