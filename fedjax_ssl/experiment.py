@@ -118,6 +118,7 @@ class Program(NamedTuple):
 
     init: Callable  # data -> state
     dispatch: Callable  # (states, data, hidden labels, number of rounds) -> Dispatch
+    snapshot: Callable  # (params, batch_stats, test images, test labels) -> what `make_snapshot` says
     seconds: float  # that compiling took
 
 
@@ -289,8 +290,16 @@ def compile_program(config: ConfigDict, group: list[Run], runs: list[Run]) -> Pr
             init = jit_on_all_devices(init, compiler_options=compiler_options(config))
             lowered = init.lower(experiments[0].data)
             init = aside.submit(lowered.compile)
+        snapshot = aside.submit(_lower_snapshot(config, experiments[0]).compile)
         dispatch = compile_dispatch(config, experiments)
-        return Program(init and init.result(), dispatch, time.monotonic() - started)
+        return Program(init and init.result(), dispatch, snapshot.result(), time.monotonic() - started)
+
+
+def _lower_snapshot(config: ConfigDict, experiment: Experiment) -> jax.stages.Lowered:
+    snapshot = make_snapshot(experiment.problem.network, config.eval_batch_size)
+    snapshot = jit_on_all_devices(snapshot, compiler_options=compiler_options(config))
+    state, data = experiment.state_shape, experiment.data
+    return snapshot.lower(state.params, state.batch_stats, data.test_images, data.test_labels)
 
 
 def compile_dispatch(config: ConfigDict, experiments: list[Experiment]) -> Callable:
@@ -338,7 +347,7 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list
                 states[-1] = jax.block_until_ready(program.init(on_all_devices(run.experiment.data)))
                 run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
                 own_checkpoints.save(0, jax.device_get(states[-1]))
-        states = _run_rounds(config, group, states, program.dispatch, checkpoints, progress, signals)
+        states = _run_rounds(config, group, states, program, checkpoints, progress, signals)
     for run in group:
         _conclude(run)
     return states
@@ -376,7 +385,7 @@ def _run_rounds(
     config: ConfigDict,
     group: list[Run],
     states: list[State],
-    dispatch: Callable,
+    program: Program,
     checkpoints: list[Checkpoints],
     progress: RoundProgress,
     signals: Signals,
@@ -394,12 +403,12 @@ def _run_rounds(
     checkpoint_every = config.checkpoint_every_persistent if config.client.persistent else config.checkpoint_every
 
     converged = experiment.method.converged or (lambda state: False)
-    snapshot = jax.jit(make_snapshot(experiment.problem.network, config.eval_batch_size))
 
     def take_snapshots() -> None:
         for number, run in enumerate(group):
-            taken = jax.device_get(snapshot(of_run(state, number), run.experiment.data))
-            save_snapshot(run.folder.path / SNAPSHOTS, done, taken)
+            own = of_run(state, number)
+            taken = program.snapshot(own.params, own.batch_stats, data.test_images, data.test_labels)
+            save_snapshot(run.folder.path / SNAPSHOTS, done, jax.device_get(taken))
 
     if done in config.snapshot_rounds:
         take_snapshots()
@@ -409,7 +418,7 @@ def _run_rounds(
         to_snapshot = min((number - done for number in config.snapshot_rounds if number > done), default=rounds)
         rounds = min(rounds, num_rounds - done, to_checkpoint, to_snapshot)
         before = time.monotonic()
-        result = dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds)))
+        result = program.dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds)))
         state, metrics = result.state, jax.device_get(result.metrics)
         ran = int(result.rounds_done)
         seconds = (time.monotonic() - before) / ran

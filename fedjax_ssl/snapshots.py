@@ -7,36 +7,33 @@ import jax
 import numpy as np
 
 from fedjax_ssl.batches import map_batches
-from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.files import replace_arrays
-from fedjax_ssl.method import State
-from fedjax_ssl.network import Network
+from fedjax_ssl.network import BatchStats, Network, Params
 
 NUM_EMBEDDINGS = 1000  # what a picture of the latent space can show
 
 
-def make_snapshot(network: Network, batch_size: int) -> Callable[[State, FederatedData], dict[str, jax.Array]]:
-    """The function that describes a state by its outputs on the test images.
+def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, jax.Array]]:
+    """The function that describes a model by its outputs on the test images.
 
     Returns:
-        snapshot(state, data) -> `predictions`, int32 [T], and `labels`, int32 [T], of all test images; `embeddings`,
-        float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS` of them, spread evenly over the
-        set: the anchor head's outputs, or of a model without one its features.
+        snapshot(params, batch_stats, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T];
+        `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS` images, spread
+        evenly over the set: the anchor head's outputs, or of a model without one its features.
     """
 
-    def snapshot(state: State, data: FederatedData) -> dict[str, jax.Array]:
-        def describe(images):
-            outputs, features = network.predict_with_features(state.params, state.batch_stats, images)
+    def snapshot(params: Params, batch_stats: BatchStats, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        def describe(some):
+            outputs, features = network.predict_with_features(params, batch_stats, some)
             return outputs.logits.argmax(axis=-1), features if outputs.embeddings is None else outputs.embeddings
 
-        predictions, embeddings = map_batches(describe, data.test_images, batch_size)
-        count = len(data.test_labels)
-        shown = np.linspace(0, count - 1, min(count, NUM_EMBEDDINGS)).astype(int)
+        predictions, embeddings = map_batches(describe, images, batch_size)
+        shown = np.linspace(0, len(labels) - 1, min(len(labels), NUM_EMBEDDINGS)).astype(int)
         return {
             "predictions": predictions,
-            "labels": data.test_labels,
+            "labels": labels,
             "embeddings": embeddings[shown],
-            "embedding_labels": data.test_labels[shown],
+            "embedding_labels": labels[shown],
         }
 
     return snapshot

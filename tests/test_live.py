@@ -197,13 +197,13 @@ def test_wandb_has_one_run_that_goes_on(copied, reopen, wandb):
 
 
 def test_wandb_from_the_configuration_on(finished_run, tmp_path, wandb):
-    """Seeds have runs of their own, in one group; nothing is trained: the run is over."""
+    """Seeds have runs of their own, in one group; the rounds that were there before are sent, too."""
     shutil.copytree(finished_run[0], tmp_path / "both" / "seed_0")
-    config = make_tiny_config(seeds=(0,), **{"log.wandb_project": "digits"})
+    config = make_tiny_config(num_rounds=5, seeds=(0,), **{"log.wandb_project": "digits"})
     train(config, tmp_path / "both")
     (arguments,) = wandb.inits
     assert (arguments["name"], arguments["group"]) == ("both/seed_0", "both")
-    assert [list(rows) for rows in wandb.kept.values()] == [[1, 2, 3, 4]] and wandb.ends == [0]
+    assert [list(rows) for rows in wandb.kept.values()] == [[1, 2, 3, 4, 5]] and wandb.ends == [0]
 
 
 @pytest.mark.parametrize("module", [None, types.ModuleType("wandb")], ids=["missing", "a folder of its runs"])

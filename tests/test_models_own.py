@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from conftest import make_tiny_config
 from fedjax_ssl.backend import compiler_options
 from fedjax_ssl.config import apply_arguments, base_config
-from fedjax_ssl.data import Dataset
+from fedjax_ssl.data import Dataset, dataset_facts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.models import POLICIES, build_model
 from fedjax_ssl.network import build_network
@@ -41,7 +41,7 @@ def network(name, image_shape=(8, 8, 1), **overrides):
     images, labels = np.zeros((2, *image_shape), np.uint8), np.zeros(2, np.int32)
     channels = image_shape[-1]
     dataset = Dataset("none", images, labels, images, labels, 10, (0.5,) * channels, (0.5,) * channels, False)
-    return build_network(config, dataset, double_head=True)
+    return build_network(config, dataset_facts(dataset), double_head=True)
 
 
 def write(path, *lines, call=None, fields=""):

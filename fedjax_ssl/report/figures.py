@@ -3,15 +3,15 @@
 import warnings
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_ssl.report.runs import Group, RunRecords
-from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, SMALL, WIDE, curve_style
+from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, SMALL, WIDE, curve_style, subplots
 
 RULES = "pseudo_label_accuracy_"  # the metrics of single rules of labelling begin so
 MANY = 20  # classes from which on cells and bars go without figures
@@ -19,7 +19,7 @@ MANY = 20  # classes from which on cells and bars go without figures
 
 def over_rounds(groups: list[Group], metric: str, label: str, scale: float = 1.0, top: float | None = None) -> Figure:
     """A metric over rounds, one curve a group: the mean over its seeds and the band between the least and the most."""
-    figure, axes = plt.subplots(figsize=SMALL)
+    figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):  # a group's number is its colour in every picture
         if group.has(metric):
             values = scale * group.values(metric)
@@ -32,7 +32,7 @@ def losses(run: RunRecords) -> Figure:
     """Every loss that the run recorded, over rounds."""
     names = [name for name in run.metrics[0] if name.endswith("_loss") and run.has(name)]
     names.sort(key=lambda name: name != "test_loss")
-    figure, axes = plt.subplots(figsize=SMALL)
+    figure, axes = subplots(figsize=SMALL)
     for number, name in enumerate(names):
         draw_band(axes, rounds_of(run), run.values(name)[None], name.removesuffix("_loss").replace("_", " "), number)
     finish_curves(figure, axes, "loss (nats)", legend=True)
@@ -46,7 +46,7 @@ def pseudo_labels(run: RunRecords) -> Figure | None:
     names = {name: label for name, label in names.items() if run.has(name)}
     if not names:
         return None
-    figure, axes = plt.subplots(figsize=SMALL)
+    figure, axes = subplots(figsize=SMALL)
     for number, (name, label) in enumerate(names.items()):
         draw_band(axes, rounds_of(run), 100 * run.values(name)[None], label, number)
     finish_curves(figure, axes, "pseudo-labels that are right (%)", top=100, legend=True)
@@ -64,7 +64,7 @@ def qualified(groups: list[Group]) -> Figure | None:
 
 def bytes_over_rounds(run: RunRecords) -> Figure:
     """What travels, in each round and in total."""
-    figure, (each, total) = plt.subplots(1, 2, figsize=WIDE)
+    figure, (each, total) = subplots(1, 2, figsize=WIDE)
     for number, (name, label) in enumerate({"bytes_down": "down", "bytes_up": "up"}.items()):
         values = run.values(name) / 1e6
         draw_band(each, rounds_of(run), values[None], label, number)
@@ -79,7 +79,7 @@ def bytes_over_rounds(run: RunRecords) -> Figure:
 
 def accuracy_over_bytes(groups: list[Group]) -> Figure:
     """Test accuracy over what has travelled both ways until then."""
-    figure, axes = plt.subplots(figsize=SMALL)
+    figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):
         accuracy = 100 * group.values("test_accuracy")
         travelled = np.cumsum(group.values("bytes_down") + group.values("bytes_up"), axis=1) / 1e6
@@ -94,7 +94,7 @@ def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure
     kinds = {"compiling": "compile_seconds", "before the first round": "init_seconds", "rounds": "seconds",
              "checkpoints": "checkpoint_seconds"}  # fmt: skip
     spent = {label: run.seconds(name) for label, name in kinds.items()}
-    figure, all_axes = plt.subplots(1, 2 if profile else 1, figsize=WIDE if profile else SMALL, squeeze=False)
+    figure, all_axes = subplots(1, 2 if profile else 1, figsize=WIDE if profile else SMALL, squeeze=False)
     draw_bars(all_axes[0, 0], spent, "seconds in all")
     if profile:
         draw_bars(all_axes[0, 1], profile["seconds_by_stage"], "seconds in a round, by stage")
@@ -107,7 +107,7 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
         return None
     clients, train, anchors = counts["clients"], counts["train"], counts["anchors"]
     num_clients, num_classes = clients.shape
-    figure, (heat, bars) = plt.subplots(1, 2, figsize=WIDE, width_ratios=(3, 2))
+    figure, (heat, bars) = subplots(1, 2, figsize=WIDE, width_ratios=(3, 2))
     image = heat.imshow(clients.T, aspect="auto", cmap=COUNTS, interpolation="nearest", rasterized=True)
     heat.set(xlabel="client", ylabel="class", title="Images at each client")
     heat.grid(False)
@@ -137,7 +137,7 @@ def latent_space(planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: 
     columns = min(count, 4)
     rows = -(-count // columns)
     size = (SMALL[0], SMALL[0]) if count == 1 else (2.4 * columns + 0.2, 2.5 * rows + 0.6)
-    figure, all_axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    figure, all_axes = subplots(rows, columns, figsize=size, squeeze=False)
     colours = class_colours(len(class_names))
     for axes in all_axes.flat[count:]:
         axes.remove()
@@ -157,7 +157,7 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, class_names: list[str
     """How test images of each class were classified, percent of the class."""
     matrix = confusion_matrix(labels, predictions, len(class_names))
     share = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    figure, axes = plt.subplots(figsize=(SMALL[0], 4.2))
+    figure, axes = subplots(figsize=(SMALL[0], 4.2))
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100, interpolation="nearest", rasterized=True)
     axes.set(xlabel="classified as", ylabel="class")
     axes.grid(False)
@@ -176,7 +176,7 @@ def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: lis
     """Accuracy on the test images of each class; the line is the accuracy over all."""
     matrix = confusion_matrix(labels, predictions, len(class_names))
     share = 100 * np.diag(matrix) / np.maximum(matrix.sum(axis=1), 1)
-    figure, axes = plt.subplots(figsize=(SMALL[0], 4.2))
+    figure, axes = subplots(figsize=(SMALL[0], 4.2))
     place = np.arange(len(class_names))
     axes.barh(place, share, color=COLOURS[0])
     axes.axvline(100 * np.mean(labels == predictions), color=COLOURS[5], linestyle="--")
@@ -194,7 +194,7 @@ def class_colours(num_classes: int) -> np.ndarray:
     """[C, 4], as far apart for every kind of colour vision as ten colours can be (Tol's muted scheme), or a scale."""
     if num_classes <= len(CLASS_COLOURS):
         return to_rgba_array(CLASS_COLOURS[:num_classes])
-    return plt.get_cmap("turbo")(np.linspace(0, 1, num_classes))
+    return colormaps["turbo"](np.linspace(0, 1, num_classes))
 
 
 def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:

@@ -4,12 +4,10 @@ import contextlib
 import io
 import pathlib
 import re
-from collections.abc import Iterator
+from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg", force=False)
-import matplotlib.pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedjax_ssl.files import replaced
@@ -61,16 +59,16 @@ def curve_style(number: int) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def styled() -> Iterator[None]:
-    """Figures that are made inside have the report's style; nothing is left behind, neither style nor figures."""
-    with plt.rc_context(_STYLE):
-        before = set(plt.get_fignums())
-        try:
-            yield
-        finally:
-            for number in set(plt.get_fignums()) - before:
-                plt.close(number)
+def styled() -> contextlib.AbstractContextManager[None]:
+    """Figures that are made inside have the report's style, and no others."""
+    return matplotlib.rc_context(_STYLE)
+
+
+def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMALL, **grid: Any) -> tuple[Figure, Any]:
+    """A figure and its axes, without pyplot: no window, and a notebook's own pictures are left alone."""
+    figure = Figure(figsize=figsize)
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, **grid)
 
 
 def save(figure: Figure, folder: pathlib.Path, name: str) -> None:
