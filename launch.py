@@ -18,9 +18,9 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     """Trains, or goes on with a run that was stopped; the default.
 
     The workdir gets config.json, partition.npz, metrics.jsonl (a line a round),
-    timings.jsonl, summary.json, checkpoints/ and tensorboard/. The same command
-    with the same --workdir goes on from the last checkpoint. Several seeds, each
-    in a folder of its own: --config.seeds='(0, 1, 2)'.
+    timings.jsonl, checkpoints/, tensorboard/ and at the end summary.json and
+    report.html. The same command with the same --workdir goes on from the last
+    checkpoint. Several seeds, each in its own folder: --config.seeds='(0, 1, 2)'.
 
     Watch it with: tensorboard --logdir=runs
     """
@@ -33,8 +33,8 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     """Runs what a file in configs/sweeps/ lists, into one table.
 
-    The table is WORKDIR/table.md and table.csv, and grows as runs finish. Started
-    again, a sweep skips what is finished and goes on with what was begun; the same
+    The table is WORKDIR/table.md, .csv and .tex, and grows as runs finish; at the
+    end WORKDIR/report.html shows them all. Started again, a sweep skips what is finished and goes on with what was begun; the same
     command may run several times at once. --config.FIELD=VALUE holds for all runs.
     """
     from fedjax_ssl import sweep

@@ -16,7 +16,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import flatten
-from fedjax_ssl.workdir import METRICS, TIMINGS, Workdir, replace_file
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.workdir import METRICS, TIMINGS, Workdir
 
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"  # in the workdir
 

@@ -18,13 +18,13 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.command_line import load_config_file, load_python_file, override
-from fedjax_ssl.config import CHANGES_NO_RESULT, complete, differences, for_seed, validate
+from fedjax_ssl.config import CHANGES_NO_RESULT, differences, for_seed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.experiment import train
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.runs import read_run
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
-from fedjax_ssl.workdir import CONFIG, METRICS, REPORT, SUMMARY, read_lines
+from fedjax_ssl.workdir import METRICS, REPORT, SUMMARY, read_lines
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -105,11 +105,10 @@ def run_sweep(
                 print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
         return cells
     failures, table = {}, ""
-    for cell in cells:
+    for number, cell in enumerate(cells, start=1):
         todo = tuple(seed for seed in sweep.seeds if not is_finished(cell, seed))
         if todo:
-            where = f"{cells.index(cell) + 1} of {len(cells)}"
-            print(f"{cell.title()} ({where}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
+            print(f"{cell.title()} ({number} of {len(cells)}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
             try:
                 failures.update(_run_cell(cell, todo))
             except BusyError:
@@ -173,13 +172,13 @@ def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
 
 
 def is_finished(cell: Cell, seed: int) -> bool:
-    """Whether a run has its summary, for this very configuration."""
+    """Whether a run has its summary, of its last round and for this very configuration."""
     folder = cell.folder / f"seed_{seed}"
     if not (folder / SUMMARY).exists():
         return False
-    old = complete(json.loads((folder / CONFIG).read_text()))
+    run = read_run(folder)
     new = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
-    return not set(differences(old, new)) - set(CHANGES_NO_RESULT)
+    return run.is_finished and not set(differences(run.config, new)) - set(CHANGES_NO_RESULT)
 
 
 def progress_of(cell: Cell, seed: int) -> str:
