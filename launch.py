@@ -34,8 +34,9 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     """Runs what a file in configs/sweeps/ lists, into one table.
 
     The table is WORKDIR/table.md, .csv and .tex, and grows as runs finish; at the
-    end WORKDIR/report.html shows them all. Started again, a sweep skips what is finished and goes on with what was begun; the same
-    command may run several times at once. --config.FIELD=VALUE holds for all runs.
+    end WORKDIR/report.html shows them all. Started again, a sweep skips what is
+    finished and goes on with what was begun; the same command may run several
+    times at once. --config.FIELD=VALUE holds for all runs.
     """
     from fedjax_ssl import sweep
 

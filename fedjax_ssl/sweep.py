@@ -108,7 +108,8 @@ def run_sweep(
     for number, cell in enumerate(cells, start=1):
         todo = tuple(seed for seed in sweep.seeds if not is_finished(cell, seed))
         if todo:
-            print(f"{cell.title()} ({number} of {len(cells)}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
+            place = f"{number} of {len(cells)}"
+            print(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
             try:
                 failures.update(_run_cell(cell, todo))
             except BusyError:
