@@ -19,7 +19,11 @@ RUN = [
     (
         "run",
         "2. Data, partition, model, method; compiled; initialised and pre-trained",
-        ["experiment.py: train, build_experiments, initialise", "data/: load_dataset, make_partition, federate"],
+        [
+            "training.py: train",
+            "experiment.py: build_experiments, initialise",
+            "data/: load_dataset, make_partition, federate",
+        ],
         [],
     ),
     (
@@ -70,7 +74,7 @@ ROUND = [
     (
         "server",
         "11. Tests the model, writes it down",
-        ["evaluation.py: evaluate", "experiment.py: _write_rounds"],
+        ["evaluation.py: evaluate", "training.py: _write_rounds"],
         ["a line in metrics.jsonl; checkpoints"],
     ),
 ]

@@ -14,7 +14,7 @@ _HOMES = {
     "State": "method",
     "base_config": "config",
     "load": "predictor",
-    "train": "experiment",
+    "train": "training",
 }
 
 

@@ -19,9 +19,10 @@ from fedjax_ssl.backend import default_lanes, on_all_devices, use_compilation_ca
 from fedjax_ssl.clients import Cohort
 from fedjax_ssl.config import validate
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.experiment import Experiment, build_experiment, compile_dispatch, initialise
+from fedjax_ssl.experiment import Experiment, build_experiment, initialise
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.lanes import num_devices, row
+from fedjax_ssl.programs import compile_dispatch
 from fedjax_ssl.workdir import fresh_workdir
 
 try:

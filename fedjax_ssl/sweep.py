@@ -20,10 +20,10 @@ from ml_collections import ConfigDict
 from fedjax_ssl.command_line import load_config_file, load_python_file, override
 from fedjax_ssl.config import CHANGES_NO_RESULT, differences, for_seed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
-from fedjax_ssl.experiment import train
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.runs import read_run
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
+from fedjax_ssl.training import train
 from fedjax_ssl.workdir import METRICS, REPORT, SUMMARY, read_lines
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

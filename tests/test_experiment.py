@@ -246,7 +246,7 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
     config = make_tiny_config(num_rounds=3, rounds_per_dispatch=2)
     train(config, tmp_path / "run")
     compiled = []
-    import fedjax_ssl.experiment as module
+    import fedjax_ssl.training as module
 
     run_rounds = module._run_rounds
 

@@ -12,10 +12,11 @@ from ml_collections import ConfigDict
 from conftest import TINY_BACKBONE, make_tiny_config
 from fedjax_ssl import State, UserError, server
 from fedjax_ssl.clients import Cohort
-from fedjax_ssl.experiment import DISPATCH_CAPACITY, build_experiment, initialise
+from fedjax_ssl.experiment import build_experiment, initialise
 from fedjax_ssl.local_training import ModelUpload
 from fedjax_ssl.method import Received
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.programs import DISPATCH_CAPACITY
 from fedjax_ssl.records import bytes_per_client
 from fedjax_ssl.rounds import make_dispatch, make_round, round_key
 

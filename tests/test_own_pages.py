@@ -50,7 +50,7 @@ def reader(tmp_path, monkeypatch):
                 with monkeypatch.context() as patch:
                     if not any(f"--workdir={workdir}" in words for workdir in trained):
                         build = lambda config, workdir: built.update({workdir: build_experiment(config)})  # noqa: E731
-                        patch.setattr("fedjax_ssl.experiment.train", build)
+                        patch.setattr("fedjax_ssl.training.train", build)
                     assert launch.main([*words, *(f"--config.{name}={value}" for name, value in TINY.items())]) == 0
         return built
 
