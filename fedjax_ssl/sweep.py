@@ -34,7 +34,8 @@ class Sweep(NamedTuple):
 
     Attributes:
         config: a config file, as seen from the folder that `launch.py` lies in, or an absolute path.
-        methods: a row's name in the table -> the config's arguments, or (arguments, {field: value}).
+        methods: a row's name in the table -> the config's arguments, or (arguments, {field: value}). A field of the
+            grid that is set here has this value only: a bound to which a field means nothing is run once.
         seeds: every combination is run with each.
         fields: a field's name -> its values, a grid over all of them.
         common: fields that are set in all runs.
@@ -148,7 +149,8 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
     cells = []
     for name, method in sweep.methods.items():
         arguments, own_fields = (method, {}) if isinstance(method, str) else method
-        for values in itertools.product(*sweep.fields.values()):
+        axes = [(own_fields[field],) if field in own_fields else values for field, values in sweep.fields.items()]
+        for values in itertools.product(*axes):
             grid = dict(zip(sweep.fields, values))
             config = load_config_file(f"{ROOT / sweep.config}:{arguments}")
             for field, value in {**sweep.common, **own_fields, **grid}.items():

@@ -12,7 +12,11 @@ from fedjax_ssl.sweep import Sweep
 def get_sweep():
     return Sweep(
         config="configs/fedil_cifar10.py",
-        methods={"Fully supervised": "centralised", "FixMatch": "fixmatch", "FedIL": ""},
+        methods={
+            "Fully supervised": ("centralised", {"data.partition": "iid", "data.num_anchors": 500}),
+            "FixMatch": "fixmatch",
+            "FedIL": "",
+        },
         fields={"data.partition": ("iid", "shards"), "data.num_anchors": (500, 5000)},
         target_accuracy=0.5,
     )

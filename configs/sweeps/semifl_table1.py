@@ -14,7 +14,7 @@ def get_sweep():
     methods = {}
     for anchors in (250, 4000):
         methods |= {
-            f"Partially supervised, {anchors}": f"anchors_only,anchors={anchors}",
+            f"Partially supervised, {anchors}": (f"anchors_only,anchors={anchors}", {"data.alpha": 1000.0}),
             f"SemiFL, {anchors}": f"anchors={anchors}",
         }
     methods["FedAvg with all labels"] = "supervised,no_server"
