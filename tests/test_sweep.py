@@ -162,6 +162,18 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
         plan(sweep._replace(methods={"A b": "", "A_b": ""}), tmp_path)
 
 
+def test_a_field_that_a_method_sets_is_not_varied_for_it(sweep_file, tmp_path):
+    own = ("centralised", {"data.num_anchors": 20})
+    sweep = load_sweep(sweep_file)._replace(
+        methods={"Bound": own, "FedAnchor": ""}, fields={"data.num_anchors": (40, 60), "client.epochs": (1, 2)}
+    )
+    runs = [(c.name, c.config.data.num_anchors, c.config.client.epochs, c.grid) for c in plan(sweep, tmp_path)]
+    grids = [{"data.num_anchors": anchors, "client.epochs": epochs} for anchors in (40, 60) for epochs in (1, 2)]
+    bounds = [{"data.num_anchors": 20, "client.epochs": epochs} for epochs in (1, 2)]
+    named = [("Bound", grid) for grid in bounds] + [("FedAnchor", grid) for grid in grids]
+    assert runs == [(name, grid["data.num_anchors"], grid["client.epochs"], grid) for name, grid in named]
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
 def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, tmp_path):
     sweep = load_sweep(str(path))

@@ -3,8 +3,8 @@
     python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/mnist_methods
 
 The small CNN, 100 clients of 100 images, 10 a round, 100 anchors, 40 rounds, 3 seeds; LDA 0.1 and IID. Every
-method under the recipe `plain`; FedAnchor, SemiFL and FixMatch under `strong`, too; FedAnchor with thresholds
-that adapt. All start from the same five epochs on the anchors, FedIL too, whose paper has no pre-training. To three
+method under the recipe `plain`; FedAnchor, SemiFL and FixMatch under `strong`, too; FedAnchor with a threshold
+that adapts. All start from the same five epochs on the anchors, FedIL too, whose paper has no pre-training. To three
 rows the clients' partition means nothing; they are run once.
 """
 
@@ -30,7 +30,6 @@ def get_sweep():
             "FedAnchor, its server alone": ("plain,no_clients", WITHOUT_CLIENTS),
             "FedAnchor (strong)": "strong",
             "FedAnchor, threshold by client": ("plain", {"threshold.kind": "client_mean"}),
-            "FedAnchor, threshold by class": ("plain", {"threshold.kind": "sat"}),
         },
         fields={"data.alpha": (0.1, 1000.0)},
         seeds=(0, 1, 2),
