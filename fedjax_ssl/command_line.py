@@ -19,7 +19,7 @@ def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
 
     Args:
         config_file: path of a Python file with `get_config(arguments='')`, and after a colon its arguments.
-        overrides: words like '--config.seed=1', or '--config.seed' and '1'.
+        overrides: words like '--config.seed=1'.
 
     Raises:
         UserError: there is no such file or field, or a value is of the wrong type.

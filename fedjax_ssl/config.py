@@ -1,6 +1,7 @@
 """The configuration: every field with its default, what it means, and which values make sense."""
 
 import json
+from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
@@ -229,6 +230,11 @@ def _of_other_registered(method: str) -> set[str]:
     Otherwise a run of any method could not be taken up again where they are not registered, or have changed.
     """
     return registered() - {method}
+
+
+def labels_revealed(config: Any) -> bool:
+    """Whether a configuration, nested dicts or a ConfigDict, is of a bound that sees the clients' labels."""
+    return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
 
 
 def differences(old: dict, new: dict) -> dict[str, tuple]:

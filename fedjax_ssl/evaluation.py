@@ -11,6 +11,8 @@ from fedjax_ssl.losses import cross_entropy
 from fedjax_ssl.method import Report, State
 from fedjax_ssl.network import Network
 
+RULE = "pseudo_label_accuracy_"  # and the rule's name: the accuracy of one of a method's ways to label
+
 
 def evaluate(network: Network, state: State, data: FederatedData, batch_size: int) -> dict[str, jax.Array]:
     """Accuracy and mean cross-entropy of the classification head on the test set, without augmentation."""
@@ -53,7 +55,7 @@ def score_pseudo_labels(
     used = next(iter(report.pseudo_labels.values()))
     return {
         "pseudo_label_accuracy": accuracy(used, there),
-        **{f"pseudo_label_accuracy_{rule}": accuracy(labels, there) for rule, labels in report.pseudo_labels.items()},
+        **{f"{RULE}{rule}": accuracy(labels, there) for rule, labels in report.pseudo_labels.items()},
         "qualified_accuracy": accuracy(used, qualified),
         "qualified_per_client": jnp.sum(qualified) / num_clients,
         "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(sizes), 1),

@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import flatten
+from fedjax_ssl.evaluation import RULE
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.workdir import METRICS, TIMINGS, Workdir
 
@@ -42,7 +43,6 @@ TAGS = {
     "bytes_up": "wire/bytes_up",
     "seconds": "time/seconds_per_round",
 }
-RULE = "pseudo_label_accuracy_"  # and the rule's name: the accuracy of one of a method's ways to label
 
 
 class Live:

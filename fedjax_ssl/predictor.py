@@ -18,7 +18,7 @@ from fedjax_ssl.data.npz import open_archive, read_arrays
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.method import State
-from fedjax_ssl.methods import DOUBLE_HEADED
+from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
 from fedjax_ssl.network import build_network
 from fedjax_ssl.workdir import CHECKPOINTS, CONFIG, DATASET
 
@@ -116,6 +116,8 @@ def load(workdir: str | os.PathLike) -> Predictor:
         facts = json.loads((folder / DATASET).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
+    if config.method not in METHODS:
+        raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
     network = build_network(config, facts, config.method in DOUBLE_HEADED)
     params, batch_stats = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:

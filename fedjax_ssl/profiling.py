@@ -59,7 +59,7 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None =
         data, hidden_labels = on_all_devices((experiment.data, experiment.hidden_labels))
         dispatch = compile_dispatch(config, [experiment])
         state = on_all_devices(jax.jit(functools.partial(initialise, experiment))(experiment.data))
-        flops = step_flops(experiment, state)
+        flops = step_flops(experiment, state) if experiment.method.phases else None
         folder = _make_folder(workdir)
         state = dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(1))).state
         jax.block_until_ready(state)
@@ -80,8 +80,11 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None =
             "local_steps_per_round": local_steps / ran,
             "useful_lane_steps": local_steps / lane_steps if lane_steps else None,
             "flops_per_local_step": flops,
-            "training_flops_per_second": flops * local_steps / by_stage["train"] if by_stage["train"] else None,
+            "training_flops_per_second": flops * local_steps / by_stage["train"]
+            if flops and by_stage["train"]
+            else None,
             "peak_memory_bytes": peak_memory(),
+            "config": json.loads(json.dumps(config.to_dict())),  # as it will be read
         }
     replace_file(folder / "profile.json", json.dumps(figures, indent=2) + "\n")
     text = describe_profile(figures) + f"\ntrace: {folder / 'trace'} (for TensorBoard, XProf or ui.perfetto.dev)\n"

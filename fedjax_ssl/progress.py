@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from fedjax_ssl.evaluation import RULE
+
 SECONDS_BETWEEN_LINES = 10.0
 UPDATES_FOR_SPEED = 20  # rounds get slower and faster, as machines do
 
@@ -91,11 +93,10 @@ def describe(metrics: dict[str, Any]) -> str:
 
     The labels' accuracies are rule by rule, the one in use first; qualified are the examples of a client, on average.
     """
-    prefix = "pseudo_label_accuracy_"
     labels = ", ".join(
-        f"{name.removeprefix(prefix).removesuffix('_head').replace('_', ' ')} {100 * value:.1f} %"
+        f"{name.removeprefix(RULE).removesuffix('_head').replace('_', ' ')} {100 * value:.1f} %"
         for name, value in metrics.items()
-        if name.startswith(prefix)
+        if name.startswith(RULE)
     )
     test = f"test {100 * metrics['test_accuracy']:.2f} %"
     return f"{test}  labels: {labels}  qualified {metrics['qualified_per_client']:.1f}" if labels else test

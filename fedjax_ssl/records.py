@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.clients import Cohort, train_cohort
+from fedjax_ssl.config import labels_revealed
 from fedjax_ssl.evaluation import tree_bytes
 from fedjax_ssl.method import Method, Problem, State
 from fedjax_ssl.statistics import num_exchanging
@@ -69,7 +70,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
     return {
         "method": config.method,
         "seed": config.seed,
-        "labels_revealed": config.data.reveal_labels or config.data.centralised,
+        "labels_revealed": labels_revealed(config),
         "rounds": last["round"],
         "test_accuracy": last["test_accuracy"],
         "best_test_accuracy": best["test_accuracy"],

@@ -207,11 +207,10 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list
 
 def _conclude(run: Run) -> None:
     """Writes what a finished run ends with, unless it is there. A report that fails takes nothing away from the run."""
-    if run.folder.is_summarised():
-        return
     config = run.experiment.problem.config
-    run.folder.write_summary(summarise(config, run.folder))
-    if not config.log.report:
+    if not run.folder.is_summarised():
+        run.folder.write_summary(summarise(config, run.folder))
+    if not config.log.report or run.folder.is_reported():
         return
     from fedjax_ssl.report import write_report  # matplotlib takes a second to import
 

@@ -90,6 +90,9 @@ class Workdir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
+            if not self.is_begun and (self.path / CONFIG).exists():
+                raise self._busy()  # it began, and perhaps ended, since this one looked
+            (self.path / SUMMARY).unlink(missing_ok=True)  # of fewer rounds
             replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
             for name in (METRICS, TIMINGS):
                 kept = [line for line in read_lines(self.path / name) if line["round"] <= round_number]
@@ -109,8 +112,11 @@ class Workdir:
         try:
             fcntl.flock(self._files["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self.close()
-            raise BusyError(f"another process is training in the workdir {self.path}") from None
+            raise self._busy() from None
+
+    def _busy(self) -> BusyError:
+        self.close()
+        return BusyError(f"another process is training in the workdir {self.path}")
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
         """Appends lines to METRICS or TIMINGS, through to the operating system."""
@@ -123,8 +129,13 @@ class Workdir:
 
     def is_summarised(self) -> bool:
         """Whether the summary is there, and speaks of the last round."""
-        path, lines = self.path / SUMMARY, self.read(METRICS)
-        return path.exists() and bool(lines) and json.loads(path.read_text())["rounds"] == lines[-1]["round"]
+        path = self.path / SUMMARY
+        return path.exists() and is_of_last_round(json.loads(path.read_text()), self.read(METRICS))
+
+    def is_reported(self) -> bool:
+        """Whether the report is there, and not older than the summary."""
+        report, summary = self.path / REPORT, self.path / SUMMARY
+        return report.exists() and report.stat().st_mtime_ns >= summary.stat().st_mtime_ns
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces the summary."""
@@ -135,6 +146,11 @@ class Workdir:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> bool:
+    """Whether a run's summary is there, and speaks of the last line of its metrics."""
+    return summary is not None and bool(metrics) and summary["rounds"] == metrics[-1]["round"]
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:

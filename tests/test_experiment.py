@@ -19,8 +19,10 @@ from conftest import ROOT, make_tiny_config
 from fedjax_ssl import TrainingError, UserError, backend, train
 from fedjax_ssl.backend import compiler_options
 from fedjax_ssl.checkpoints import Checkpoints
+from fedjax_ssl.errors import BusyError
 from fedjax_ssl.experiment import build_experiment, initialise
 from fedjax_ssl.report.runs import read_run
+from fedjax_ssl.workdir import METRICS, Workdir
 
 
 def lines_of(path):
@@ -237,6 +239,49 @@ def test_two_processes_do_not_share_a_folder(start, tmp_path):
     second = start(workdir, "--config.num_rounds=100000")
     _, errors = second.communicate(timeout=60)
     assert second.returncode == 2 and "another process" in errors
+
+
+def test_a_folder_that_another_process_filled_while_this_one_compiled_is_left_to_it(tmp_path):
+    config = make_tiny_config().to_dict()
+    late, early = Workdir(tmp_path / "run", config), Workdir(tmp_path / "run", config)
+    early.begin(0)
+    early.append(METRICS, [{"round": 1}])
+    early.close()
+    with pytest.raises(BusyError, match="another process"):
+        late.begin(0)
+    assert early.read(METRICS) == [{"round": 1}]
+
+
+def test_a_summary_of_fewer_rounds_goes_when_the_run_goes_on(tmp_path):
+    first = Workdir(tmp_path / "run", make_tiny_config(num_rounds=1).to_dict())
+    first.begin(0)
+    first.append(METRICS, [{"round": 1}])
+    first.write_summary({"rounds": 1})
+    first.close()
+    assert first.is_summarised() and read_run(first.path).is_finished
+    longer = Workdir(first.path, make_tiny_config(num_rounds=2).to_dict())
+    longer.begin(1)  # and is killed
+    longer.close()
+    assert not longer.is_summarised() and not read_run(first.path).is_finished
+
+
+def test_a_report_that_was_interrupted_is_written_by_the_next_start(finished_run, tmp_path, monkeypatch):
+    made, run = [], tmp_path / "run"
+    shutil.copytree(finished_run[0], run)
+
+    def write_report(path):
+        made.append(path)
+        (path / "report.html").write_text("")
+
+    monkeypatch.setattr("fedjax_ssl.report.write_report", write_report)
+    config = make_tiny_config(**{"log.report": True})
+    for reports in (1, 1):  # the first start writes it, the second finds it
+        train(config, run)
+        assert len(made) == reports
+    later = (run / "report.html").stat().st_mtime + 1
+    os.utime(run / "summary.json", (later, later))  # of rounds that the report does not have
+    train(config, run)
+    assert made == [run, run]
 
 
 def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):

@@ -73,11 +73,13 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_run, tmp_path, capfd)
     np.savez(tmp_path / "several.npz", a=np.zeros(2), b=np.zeros(2))
     (tmp_path / "text.npz").write_text("no archive")
     np.save(tmp_path / "single.npy", np.zeros(2))
-    for name in ("old", "begun", "torn"):
+    for name in ("old", "begun", "torn", "own"):
         shutil.copytree(finished_run[0], tmp_path / name)
     (tmp_path / "old" / "dataset.json").unlink()
     shutil.rmtree(tmp_path / "begun" / "checkpoints")
     (tmp_path / "torn" / "config.json").write_text('{"method": ')
+    own = json.loads((tmp_path / "own" / "config.json").read_text())
+    (tmp_path / "own" / "config.json").write_text(json.dumps({**own, "method": "of_a_notebook"}))
     before = sorted(tmp_path.rglob("*"))
     run = finished_run[0]
     for words, line in [
@@ -89,9 +91,10 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_run, tmp_path, capfd)
         ({"workdir": run, "npz": tmp_path / "single.npy", "out": out}, "not an npz file"),
         ({"workdir": run, "npz": tmp_path / "several.npz", "out": out}, "--key=NAME"),
         ({"workdir": run, "npz": images, "out": out, "key": "pictures"}, "has no pictures"),
-        ({"workdir": tmp_path, "npz": images, "out": out}, "its runs are in begun, old, torn"),
+        ({"workdir": tmp_path, "npz": images, "out": out}, "its runs are in begun, old, own"),
         ({"workdir": tmp_path / "old", "npz": images, "out": out}, "has no dataset.json"),
         ({"workdir": tmp_path / "begun", "npz": images, "out": out}, "there is no checkpoint"),
+        ({"workdir": tmp_path / "own", "npz": images, "out": out}, "'of_a_notebook', which is not registered"),
         ({"workdir": tmp_path / "torn", "npz": images, "out": out}, "cannot read the run"),
     ]:
         assert launch.main(["predict", *(f"--{name}={value}" for name, value in words.items())]) == 2, words

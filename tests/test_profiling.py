@@ -45,6 +45,15 @@ def test_a_profile_says_where_the_time_goes(tmp_path, finished_run, capsys):
     assert list((tmp_path / "profile" / "trace").rglob("*.trace.json.gz"))
 
 
+def test_a_profile_of_a_run_without_clients(tmp_path):
+    figures = profile(make_tiny_config(method="anchors_only"), rounds=1, workdir=tmp_path)
+    assert (
+        figures["flops_per_local_step"] is figures["training_flops_per_second"] is figures["useful_lane_steps"] is None
+    )
+    assert figures["seconds_by_stage"]["server"] > 0
+    assert "local training" not in (tmp_path / "profile.txt").read_text()
+
+
 def test_bad_profiles_say_so(tmp_path, capfd):
     assert launch.main(["profile", "--rounds=0", f"--workdir={tmp_path / 'new'}"]) == 2
     assert "rounds" in capfd.readouterr().err and not (tmp_path / "new").exists()

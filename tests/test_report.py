@@ -18,6 +18,8 @@ from fedjax_ssl.report import write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
 from fedjax_ssl.report.figures import confusion_matrix
 from fedjax_ssl.report.latent import to_plane
+from fedjax_ssl.report.model_card import model_card
+from fedjax_ssl.report.run_report import profile_of
 from fedjax_ssl.report.runs import Group, read_groups, read_run
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 
@@ -126,6 +128,39 @@ def test_a_comparison_tells_seeds_from_configurations(three_runs, tmp_path):
     assert r"90.00 & 75.00" not in text and r"\toprule" in out.with_suffix(".tex").read_text()
 
 
+def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
+    """Before and after a change, say: two curves, and no spread."""
+    for name in ("before", "after"):
+        shutil.copytree(three_runs / "a" / "seed_0", tmp_path / name)
+    groups, _ = read_groups([tmp_path / "before", tmp_path / "after", tmp_path / "before", three_runs / "a"])
+    assert [(group.name, len(group.runs)) for group in groups] == [("before, a", 2), ("after", 1), ("a", 1)]
+
+
+def test_a_model_card_of_a_run_that_diverged(three_runs):
+    run = read_run(three_runs / "b" / "seed_0")
+    run.metrics[-1]["test_loss"] = None
+    data = run.config["data"]
+    assert "| test loss | - |" in model_card(run) and "| division | lda (alpha 0.1), seed 0 |" in model_card(run)
+    for changed, words in [
+        ({"partition": "dirichlet_clients"}, "dirichlet_clients (alpha 0.1)"),
+        ({"partition": "shards"}, "shards (classes_per_client 2)"),
+        ({"partition": "iid"}, "iid"),
+        ({"partition_file": "mine.npz"}, "as saved in mine.npz"),
+    ]:
+        card = model_card(run._replace(config={**run.config, "data": {**data, **changed}}))
+        assert f"| division | {words}, seed 0 |" in card
+
+
+def test_a_profile_of_another_configuration_is_not_shown(three_runs, tmp_path):
+    shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    (tmp_path / "run" / "profile").mkdir()
+    for changed, shown in (({"num_rounds": 9, "seed": 5}, True), ({"method": "semifl"}, False)):
+        profile = {"config": {**run.config, **changed}}
+        (tmp_path / "run" / "profile" / "profile.json").write_text(json.dumps(profile))
+        assert profile_of(run) == (profile if shown else None)
+
+
 def test_tables_in_three_languages(three_runs):
     run = read_run(three_runs / "a" / "seed_0")
     table = make_table([Row("50 % & more_", {"data.alpha": 0.1}, [run], 3, True)], 0.99)
@@ -160,6 +195,8 @@ def test_the_plane_keeps_neighbours_together():
     plane, group = to_plane(embeddings), directions.argmax(axis=1)
     distances = np.linalg.norm(plane[:, None] - plane[None], axis=-1) + 1e9 * np.eye(60)
     assert np.all(group[distances.argmin(axis=1)] == group)
+    for collapsed in (np.zeros((40, 8)), np.ones((40, 8)), rng.uniform(1, 9, (40, 1))):  # t-SNE would crash
+        assert to_plane(collapsed).shape == (40, 2) and np.ptp(to_plane(collapsed)) <= 1
     assert to_plane(np.ones((2, 5))).shape == (2, 2) and np.isfinite(to_plane(np.zeros((1, 1)))).all()
 
 

@@ -8,6 +8,7 @@ What each is for, and what it said: docs/results.md.
 from fedjax_ssl.sweep import Sweep
 
 LDA, IID = {"data.alpha": 0.1}, {"data.alpha": 1000.0}
+EARLY = {"num_rounds": 15, "schedule": "constant", **IID}  # enough to see whether FixMatch collapses
 
 
 def get_sweep():
@@ -18,16 +19,33 @@ def get_sweep():
             "FedAnchor, clients clip": ("plain", {"client.clip_norm": 1.0, **IID}),
             "FedAnchor, server clips": ("plain", {"server.clip_norm": 1.0, **IID}),
             "FedAnchor, static statistics": ("plain", {"model.normalisation": "static", **IID}),
+            "FedAnchor, threshold by class": ("plain", {"threshold.kind": "sat", **LDA}),
             "SemiFL, weights by accepted labels": ("semifl,plain", {"aggregation.weights": "qualified", **LDA}),
             "FedIL, counts epochs": (
                 "fedil,plain",
                 {"server.pretrain_epochs": 5, "fedil.count_per": "epoch", **LDA},
             ),
-            "FixMatch (strong), labels in evaluation mode": (
+            "FixMatch (strong), early": ("fixmatch,strong", EARLY),
+            "FixMatch (strong), early, labels in evaluation mode": (
                 "fixmatch,strong",
-                {"fixmatch.label_mode": "eval", **LDA},
+                {"fixmatch.label_mode": "eval", **EARLY},
             ),
-            "FedAnchor, threshold by class": ("plain", {"threshold.kind": "sat", **LDA}),
+            "FixMatch (strong), early, no clipping at the server": (
+                "fixmatch,strong",
+                {"server.clip_norm": 0.0, **EARLY},
+            ),
+            "FixMatch (strong), early, no server momentum": (
+                "fixmatch,strong",
+                {"aggregation.optimizer": "fedavg", **EARLY},
+            ),
+            "FixMatch (strong), early, fresh optimisers": (
+                "fixmatch,strong",
+                {"client.persistent": False, "server.persistent": False, **EARLY},
+            ),
+            "FixMatch (strong), early, running statistics": (
+                "fixmatch,strong",
+                {"model.normalisation": "running", **EARLY},
+            ),
         },
         fields={"data.alpha": (0.1, 1000.0)},
         seeds=(0,),

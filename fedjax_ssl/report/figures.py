@@ -10,10 +10,10 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_ssl.evaluation import RULE
 from fedjax_ssl.report.runs import Group, RunRecords
 from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, SMALL, WIDE, curve_style, subplots
 
-RULES = "pseudo_label_accuracy_"  # the metrics of single rules of labelling begin so
 MANY = 20  # classes from which on cells and bars go without figures
 
 
@@ -41,7 +41,7 @@ def losses(run: RunRecords) -> Figure:
 
 def pseudo_labels(run: RunRecords) -> Figure | None:
     """Accuracy of the pseudo-labels by each rule, and of those that qualified (FedAnchor's Figures 3d and 9)."""
-    names = {name: name.removeprefix(RULES).replace("_", " ") for name in run.metrics[0] if name.startswith(RULES)}
+    names = {name: name.removeprefix(RULE).replace("_", " ") for name in run.metrics[0] if name.startswith(RULE)}
     names["qualified_accuracy"] = "those trained on"
     names = {name: label for name, label in names.items() if run.has(name)}
     if not names:

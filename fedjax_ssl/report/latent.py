@@ -13,7 +13,8 @@ def to_plane(embeddings: np.ndarray) -> np.ndarray:
 
     lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
     unit = embeddings / np.where(lengths > 0, lengths, 1)
-    if len(unit) < 4:  # too few for neighbourhoods
+    # Too few for neighbourhoods; or no two directions to begin with, as in a network whose units are all dead.
+    if len(unit) < 4 or unit.shape[1] < 2 or np.ptp(unit, axis=0).max() < 1e-6:
         return np.pad(unit[:, :2], ((0, 0), (0, max(0, 2 - unit.shape[1]))))
     perplexity = min(30.0, (len(unit) - 1) / 3)
     # One thread: for so few points more of them wait for each other, a minute long where other runs share the cores.

@@ -1,5 +1,7 @@
 """The model card of a run: what the model is, what it was trained on, how good it is, how to use it."""
 
+from typing import Any
+
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.runs import RunRecords
 from fedjax_ssl.workdir import MODEL_CARD
@@ -12,6 +14,13 @@ _METHODS = {
     "fixmatch": ("FedAvg with FixMatch", "https://arxiv.org/abs/2001.07685"),
     "supervised": ("supervised FedAvg", "https://arxiv.org/abs/1602.05629"),
     "anchors_only": ("the server's training alone", ""),
+}
+
+_FIELD_OF_SCHEME = {  # of the ways to divide images: the field that says how unevenly
+    "lda": "alpha",
+    "dirichlet_classes": "alpha",
+    "dirichlet_clients": "alpha",
+    "shards": "classes_per_client",
 }
 
 
@@ -30,7 +39,6 @@ def model_card(run: RunRecords) -> str:
     data, name = config["data"], dataset.get("name", config["data"]["source"])
     method, source = _METHODS.get(config["method"], (config["method"], ""))
     height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
-    division = data["partition"] + (f" (alpha {data['alpha']:g})" if data["partition"] == "lda" else "")
     accuracy = run.values("test_accuracy")
     notes = []
     if not run.is_finished:
@@ -53,7 +61,7 @@ def model_card(run: RunRecords) -> str:
 | images | {height} x {width} pixels, {channels} channel(s), {dataset.get("num_classes", "?")} classes |
 | training set | {dataset.get("num_train", "?")} images: {data["num_anchors"]} labelled at the server \
 ({data["anchors"]}), the rest unlabelled at {config["num_clients"]} clients |
-| division | {division}, seed {config["seed"]} |
+| division | {_division(data)}, seed {config["seed"]} |
 | test set | {dataset.get("num_test", "?")} images |
 
 ## Figures
@@ -63,7 +71,7 @@ def model_card(run: RunRecords) -> str:
 | rounds | {last["round"]}, {config["clients_per_round"]} clients each |
 | test accuracy | {100 * accuracy[-1]:.2f} % (best {100 * accuracy.max():.2f} %, round \
 {run.metrics[int(accuracy.argmax())]["round"]}) |
-| test loss | {last["test_loss"]:.3f} |
+| test loss | {"-" if last["test_loss"] is None else format(last["test_loss"], ".3f")} |
 | communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
 | made with | {made_with} |
 
@@ -97,3 +105,12 @@ config.update(json.load(open("{run.folder}/config.json")))
 fedjax_ssl.train(config, "runs/again")
 ```
 """
+
+
+def _division(data: dict[str, Any]) -> str:
+    """How the images were divided among the clients, in a few words."""
+    if data["partition_file"]:
+        return f"as saved in {data['partition_file']}"
+    scheme = data["partition"]
+    field = _FIELD_OF_SCHEME.get(scheme)
+    return scheme if field is None else f"{scheme} ({field} {data[field]:g})"

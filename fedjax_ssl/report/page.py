@@ -34,7 +34,7 @@ figcaption { font-size: .85rem; color: var(--soft); margin-top: .5rem; }
 table { border-collapse: collapse; font-size: .85rem; }
 th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td.long { white-space: normal; overflow-wrap: anywhere; min-width: 12rem; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td { font-variant-numeric: tabular-nums; }
 tr.changed td { font-weight: 600; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem; overflow-x: auto;
   font-size: .82rem; }

@@ -3,10 +3,11 @@
 import json
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.config import base_config, flatten
+from fedjax_ssl.config import CHANGES_NO_RESULT, base_config, complete, differences, flatten
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import DEFAULTS
 from fedjax_ssl.report import figures, page, style
@@ -16,6 +17,8 @@ from fedjax_ssl.report.runs import Group, RunRecords, read_run
 from fedjax_ssl.workdir import FIGURES, REPORT
 
 PROFILE = "profile/profile.json"  # where `launch.py profile --workdir=WORKDIR/profile` puts it
+_PROFILE_COMMAND = "python launch.py profile --config=... --workdir=RUN/profile"
+_OF_NO_WEIGHT = {*CHANGES_NO_RESULT, "num_rounds", "seed", "seeds"}  # to where the time of a round goes
 
 
 def write_report(workdir: str | os.PathLike) -> pathlib.Path:
@@ -110,14 +113,24 @@ def _draw(run: RunRecords, found: _Pictures) -> None:
         figures.accuracy_over_bytes(alone),
         "Test accuracy over everything that has travelled until then.",
     )
-    profile = run.folder / PROFILE
+    profile = profile_of(run)
     found.add(
         "time",
-        figures.time_spent(run, json.loads(profile.read_text()) if profile.exists() else None),
+        figures.time_spent(run, profile),
         "Where the time went."
-        + ("" if profile.exists() else " The stages of a round: python launch.py profile --workdir=RUN/profile."),
-        wide=profile.exists(),
+        + ("" if profile else f" The stages of a round: {_PROFILE_COMMAND}, with this run's configuration."),
+        wide=profile is not None,
     )
+
+
+def profile_of(run: RunRecords) -> dict[str, Any] | None:
+    """What `launch.py profile` left in the run's folder; None if nothing, or if it is of another configuration."""
+    path = run.folder / PROFILE
+    if not path.exists():
+        return None
+    profile = json.loads(path.read_text())
+    found = differences(complete(profile["config"]), run.config) if "config" in profile else {"?"}
+    return None if set(found) - _OF_NO_WEIGHT else profile
 
 
 def _sections(run: RunRecords, found: _Pictures) -> list[str]:

@@ -1,5 +1,6 @@
 """Reading what runs left in their folders, and which of them differ in nothing but the seed."""
 
+import collections
 import json
 import pathlib
 from collections.abc import Iterable
@@ -7,10 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import CHANGES_NO_RESULT, complete, differences, flatten
+from fedjax_ssl.config import CHANGES_NO_RESULT, complete, differences, flatten, labels_revealed
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.snapshots import load_snapshots
-from fedjax_ssl.workdir import CLASS_COUNTS, CONFIG, DATASET, METRICS, SNAPSHOTS, SUMMARY, TIMINGS, read_lines
+from fedjax_ssl.workdir import (
+    CLASS_COUNTS,
+    CONFIG,
+    DATASET,
+    METRICS,
+    SNAPSHOTS,
+    SUMMARY,
+    TIMINGS,
+    is_of_last_round,
+    read_lines,
+)
 
 
 class RunRecords(NamedTuple):
@@ -33,13 +44,12 @@ class RunRecords(NamedTuple):
     @property
     def is_finished(self) -> bool:
         """Whether it has done all of its rounds, or its method said that it was over."""
-        return self.summary is not None and self.summary["rounds"] == self.metrics[-1]["round"]
+        return is_of_last_round(self.summary, self.metrics)
 
     @property
     def labels_revealed(self) -> bool:
         """Whether it is a bound that sees the clients' labels."""
-        data = self.config["data"]
-        return bool(data.get("reveal_labels") or data.get("centralised"))
+        return labels_revealed(self.config)
 
     def standing(self) -> str:
         """How far it is."""
@@ -134,7 +144,7 @@ def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]]:
-    """All runs in some folders, those that differ in nothing but the seed together.
+    """All runs in some folders, those that differ in nothing but the seed together; a seed counts once in a group.
 
     Args:
         folders: runs, or folders of runs: several seeds', or a whole sweep.
@@ -145,19 +155,24 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
     Raises:
         UserError: a folder holds no run at all, or none of them has finished a round.
     """
-    groups: dict[str, tuple[list[str], list[RunRecords]]] = {}
-    skipped = []
+    groups: dict[tuple[str, int], tuple[list[str], list[RunRecords]]] = {}
+    seen, times, skipped = set(), collections.Counter(), []
     for folder in folders:
         for path in find_runs(folder):
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
             try:
                 run = read_run(path)
             except UserError as error:
                 skipped.append(str(error))
                 continue
-            names, runs = groups.setdefault(_but_the_seed(run.config), ([], []))
-            if run.folder.resolve() not in [other.folder.resolve() for other in runs]:
-                names.append(_name(folder, path))
-                runs.append(run)
+            # The same run a second time, of another version of the code, say, is no further seed.
+            same = (_but_the_seed(run.config), run.config["seed"])
+            times[same] += 1
+            names, runs = groups.setdefault((same[0], times[same]), ([], []))
+            names.append(_name(folder, path))
+            runs.append(run)
     if not groups:
         raise UserError(skipped[0])
     named = [Group(", ".join(dict.fromkeys(names)), runs) for names, runs in groups.values()]
@@ -186,6 +201,6 @@ def _tell_apart(groups: list[Group]) -> list[Group]:
         if others:
             found = differences(others[0].runs[0].config, group.runs[0].config)
             own = [f"{name}={pair[1]}" for name, pair in found.items() if name not in ("seed", "seeds")]
-            group = group._replace(name=f"{group.name} ({', '.join(own)})")
+            group = group._replace(name=f"{group.name} ({', '.join(own) or group.runs[0].folder})")
         told.append(group)
     return told
