@@ -29,9 +29,8 @@ def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
 
 def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     """A configuration with fields replaced by words like '--config.seed=1'; see `parse_config`."""
-    for word in overrides:
-        if word.startswith(OVERRIDE):
-            _check_field(config, word.removeprefix(OVERRIDE).partition("=")[0])
+    for field in overridden_fields(overrides):
+        _check_field(config, field)
     parsed = flags.FlagValues()
     holder = config_flags.DEFINE_config_dict("config", config, flag_values=parsed, sys_argv=["", *overrides])
     try:
@@ -41,6 +40,11 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     if left_over:
         raise UserError(f"cannot make sense of {left_over[0]!r}")
     return holder.value
+
+
+def overridden_fields(overrides: list[str]) -> list[str]:
+    """The fields' names in words like '--config.seed=1'."""
+    return [word.removeprefix(OVERRIDE).partition("=")[0] for word in overrides if word.startswith(OVERRIDE)]
 
 
 def load_config_file(config_file: str) -> ConfigDict:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.command_line import load_config_file, load_python_file, override
-from fedjax_ssl.config import CHANGES_NO_RESULT, differences, for_seed, validate
+from fedjax_ssl.command_line import load_config_file, load_python_file, overridden_fields, override
+from fedjax_ssl.config import CHANGES_NO_RESULT, differences, flatten, for_seed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.runs import read_run
@@ -86,7 +86,7 @@ def run_sweep(
     Args:
         sweep_file: path of a Python file with `get_sweep()`.
         workdir: the sweep's folder.
-        overrides: words like '--config.num_rounds=2', for all runs.
+        overrides: words like '--config.num_rounds=2', for all runs; none may name what tells rows apart.
         dry_run: lists the runs and does nothing.
 
     Returns:
@@ -144,7 +144,8 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
     """The cells of the table with their configurations, all of them looked over.
 
     Raises:
-        UserError: a name, a field or a value is wrong, or two cells would share a folder.
+        UserError: a name, a field or a value is wrong, an override names a field that tells rows apart, or two cells
+            would share a folder.
     """
     cells = []
     for name, method in sweep.methods.items():
@@ -156,12 +157,14 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
             for field, value in {**sweep.common, **own_fields, **grid}.items():
                 _set(config, field, value)
             config.log.report = False  # the sweep's own report has all runs; an override brings theirs back
-            config = override(config, list(overrides))
-            validate(config)
             folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
             cells.append(Cell(name, grid, config, folder, sweep.seeds))
     if len({cell.folder for cell in cells}) < len(cells):
         raise UserError("two rows of the sweep would share a folder: their names are too much alike")
+    _check_overrides(sweep, cells, overrides)
+    cells = [cell._replace(config=override(cell.config, list(overrides))) for cell in cells]
+    for cell in cells:
+        validate(cell.config)
     return cells
 
 
@@ -216,6 +219,20 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
             else:
                 failures[f"{cell.title()}, seed {attempt[0]}"] = " ".join(f"{type(error).__name__}: {error}".split())
     return failures
+
+
+def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: list[str]) -> None:
+    """An override holds for all rows: of a field in which they differ, it would leave wrong names in the table.
+
+    Raises:
+        UserError: it names a field of the grid, one that a method sets itself, by its arguments too, or the seeds.
+    """
+    own = {field for method in sweep.methods.values() if not isinstance(method, str) for field in method[1]}
+    flat = [flatten(cell.config) for cell in cells]
+    for field in overridden_fields(overrides):
+        differs = any(fields.get(field) != flat[0].get(field) for fields in flat)
+        if differs or field in {"seed", "seeds", *sweep.fields, *own}:
+            raise UserError(f"rows of the sweep have values of their own for config.{field}: change it in the file")
 
 
 def _set(config: ConfigDict, field: str, value: Any) -> None:

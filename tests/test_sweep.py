@@ -162,6 +162,29 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
         plan(sweep._replace(methods={"A b": "", "A_b": ""}), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        "data.num_anchors",  # of the grid, though it has one value
+        "server.epochs",  # a method's own
+        "data.centralised",  # by a method's arguments
+        "seeds",
+    ],
+)
+def test_an_override_of_what_tells_rows_apart_is_refused(field, sweep_file, tmp_path, capfd, monkeypatch):
+    methods = {"FedAnchor": "", "Centralised": ("centralised", {"server.epochs": 1})}
+    sweep = load_sweep(sweep_file)._replace(methods=methods)
+    monkeypatch.setattr(sweep_module, "load_sweep", lambda file: sweep)
+    value = {"data.num_anchors": "60", "seeds": "(7,)"}.get(field, "1")
+    words = ["sweep", sweep_file, f"--workdir={tmp_path}", "--config.client.epochs=1", f"--config.{field}={value}"]
+    assert launch.main(words) == 2
+    error = capfd.readouterr().err.strip()
+    assert error.startswith(f"error: rows of the sweep have values of their own for config.{field}:")
+    assert "\n" not in error and not list(tmp_path.iterdir())
+    cells = plan(sweep, tmp_path, ["--config.client.epochs=1"])
+    assert [cell.config.client.epochs for cell in cells] == [1, 1]
+
+
 def test_a_field_that_a_method_sets_is_not_varied_for_it(sweep_file, tmp_path):
     own = ("centralised", {"data.num_anchors": 20})
     sweep = load_sweep(sweep_file)._replace(
