@@ -1,6 +1,7 @@
 """Many runs from one file: methods, fields' values and seeds; a table that grows as runs finish.
 
-A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. A run lies in
+A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. One that takes an argument, as
+`get_sweep(dataset="cifar10")` does, gets what stands behind the file's colon: FILE:cifar100. A run lies in
 WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips what is finished and goes on with what was begun. The
 same command may run several times at once, on as many cores or machines: each takes what no other is at work on.
 """
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.command_line import load_config_file, load_python_file, overridden_fields, override
+from fedjax_ssl.command_line import call_in_file, load_config_file, overridden_fields, override
 from fedjax_ssl.config import CHANGES_NO_RESULT, differences, flatten, for_seed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
@@ -84,7 +85,7 @@ def run_sweep(
     """Runs what is not finished, cell by cell, and keeps WORKDIR/table.md, table.csv and table.tex up to date.
 
     Args:
-        sweep_file: path of a Python file with `get_sweep()`.
+        sweep_file: path of a Python file with `get_sweep()`, and after a colon its argument.
         workdir: the sweep's folder.
         overrides: words like '--config.num_rounds=2', for all runs; none may name what tells rows apart.
         dry_run: lists the runs and does nothing.
@@ -131,13 +132,24 @@ def run_sweep(
 
 
 def load_sweep(sweep_file: str) -> Sweep:
-    """What `get_sweep` of a Python file returns."""
-    sweep = load_python_file(sweep_file, "get_sweep")()
+    """What `get_sweep` of a Python file returns; the part behind a colon is its argument."""
+    sweep = call_in_file(sweep_file, "get_sweep")
     if not isinstance(sweep, Sweep):
         raise UserError(f"get_sweep of {sweep_file} must return a fedjax_ssl.sweep.Sweep")
     if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
         raise UserError(f"the seeds of {sweep_file} must be different, and at least one")
     return sweep
+
+
+def of_dataset(datasets: Mapping[str, Any], name: str) -> Any:
+    """What a sweep file has for the data set that its argument names.
+
+    Raises:
+        UserError: it does not know the data set.
+    """
+    if name not in datasets:
+        raise UserError(f"the sweep has no data set {name!r}; known: {', '.join(datasets)}")
+    return datasets[name]
 
 
 def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list[Cell]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import runpy
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ def get_sweep():
         target_accuracy=0.3,
     )
 """
+TABLE1 = ROOT / "configs" / "sweeps" / "fedanchor_table1.py"
 CONFIG = """
 import sys
 sys.path.insert(0, "{tests}")
@@ -37,6 +39,12 @@ from fedjax_ssl.config import apply_arguments
 def get_config(arguments=""):
     return apply_arguments(make_tiny_config(num_rounds=2), arguments)
 """
+
+SWEEPS = [
+    (path, dataset)
+    for path in sorted((ROOT / "configs" / "sweeps").glob("*.py"))
+    for dataset in ("", *runpy.run_path(str(path)).get("DATASETS", ()))
+]
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +158,8 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
             "client.epochs must be at least 1",
         ),
         (["sweep", str(launch.QUICKSTART), f"--workdir={tmp_path}"], "no function get_sweep"),
+        (["sweep", f"{sweep_file}:svhn", f"--workdir={tmp_path}"], "takes no argument behind its colon"),
+        (["sweep", f"{TABLE1}:mnist", f"--workdir={tmp_path}"], "no data set 'mnist'; known: cifar10, cifar100, svhn"),
     ]:
         assert launch.main(words) == 2
         error = capfd.readouterr().err.strip()
@@ -197,13 +207,35 @@ def test_a_field_that_a_method_sets_is_not_varied_for_it(sweep_file, tmp_path):
     assert runs == [(name, grid["data.num_anchors"], grid["client.epochs"], grid) for name, grid in named]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
-def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, tmp_path):
-    sweep = load_sweep(str(path))
+@pytest.mark.parametrize(("path", "dataset"), SWEEPS, ids=lambda part: getattr(part, "stem", part))
+def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_path):
+    words = f"{path}:{dataset}" if dataset else str(path)
+    sweep = load_sweep(words)
     cells = plan(sweep, tmp_path)
     assert isinstance(sweep, Sweep) and cells
     assert progress_of(cells[0], sweep.seeds[0]) == "to do"
-    assert f"python launch.py sweep configs/sweeps/{path.name}" in path.read_text()
+    if dataset:
+        assert {cell.config.data.source for cell in cells} == {{"svhn": "svhn_cropped"}.get(dataset, dataset)}
+    is_named = f"python launch.py sweep {words.removeprefix(f'{ROOT}/')} --workdir=" in path.read_text()
+    assert is_named or sweep == load_sweep(str(path))  # the default's name needs not be said
+
+
+@pytest.mark.parametrize(
+    ("table", "dataset", "anchors"),
+    [
+        ("fedanchor_table1", "cifar10", {250, 500, 5000}),
+        ("fedanchor_table2", "cifar100", {2500, 10000}),
+        ("fedanchor_table3", "svhn", {1000}),
+        ("fedil_table1", "mnist", {600, 6000}),
+        ("fedil_table1", "cifar100", {5000}),
+    ],
+)
+def test_tables_have_the_papers_labels_and_classes(table, dataset, anchors, tmp_path):
+    """FedIL's non-IID clients have a fifth of the classes; the numbers of labels are those of the tables' headers."""
+    cells = plan(load_sweep(f"{ROOT}/configs/sweeps/{table}.py:{dataset}"), tmp_path)
+    assert {cell.config.data.num_anchors for cell in cells} == anchors
+    shards = {cell.config.data.classes_per_client for cell in cells if cell.config.data.partition == "shards"}
+    assert shards == ({{"cifar100": 20}.get(dataset, 2)} if table == "fedil_table1" else set())
 
 
 def test_rounds_and_spread():
