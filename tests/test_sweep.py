@@ -30,6 +30,7 @@ def get_sweep():
     )
 """
 TABLE1 = ROOT / "configs" / "sweeps" / "fedanchor_table1.py"
+SEMIFL_TABLE1 = ROOT / "configs" / "sweeps" / "semifl_table1.py"
 CONFIG = """
 import sys
 sys.path.insert(0, "{tests}")
@@ -236,6 +237,53 @@ def test_tables_have_the_papers_labels_and_classes(table, dataset, anchors, tmp_
     assert {cell.config.data.num_anchors for cell in cells} == anchors
     shards = {cell.config.data.classes_per_client for cell in cells if cell.config.data.partition == "shards"}
     assert shards == ({{"cifar100": 20}.get(dataset, 2)} if table == "fedil_table1" else set())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "backbone", "batch_sizes"),
+    [
+        ("cifar10", "wrn28_2", {250: 10, 4000: 250}),
+        ("svhn", "wrn28_2", {250: 10, 1000: 10}),
+        ("cifar100", "wrn28_8", {2500: 250, 10000: 250}),
+    ],
+)
+def test_semifls_table_has_the_papers_rows(dataset, backbone, batch_sizes, tmp_path):
+    """As its code runs them: the server trains in batches of 250, or of 10 where it has 1,000 labels or fewer."""
+    configs = {cell.name: cell.config for cell in plan(load_sweep(f"{SEMIFL_TABLE1}:{dataset}"), tmp_path)}
+    assert {config.model.name for config in configs.values()} == {backbone}
+    assert {config.model.normalisation for config in configs.values()} == {"static"}
+    columns = {  # partition, alpha, classes for each client
+        "IID": ("iid", None, None),
+        "Dir 0.3": ("dirichlet_clients", 0.3, None),
+        "Dir 0.1": ("dirichlet_clients", 0.1, None),
+        "2 classes": ("shards", None, 2),
+    }
+
+    def has(name, method, rounds, epochs, rate, anchors, batch_size, statistics):
+        config = configs.pop(name)
+        assert (config.method, config.num_rounds, config.data.num_anchors) == (method, rounds, anchors)
+        assert (config.server.epochs, config.server.learning_rate) == (epochs, rate)
+        assert config.server.pretrain_epochs == 0 and config.server.augmentation == "weak"
+        assert config.model.statistics == statistics
+        assert batch_size is None or config.server.batch_size == batch_size
+        return config
+
+    for few, size in batch_sizes.items():
+        alone = has(f"Partially supervised, {few} labels", "anchors_only", 400, 1, 0.1, few, size, "server")
+        assert not alone.data.centralised and not alone.data.reveal_labels
+    most = max(batch_sizes)
+    assert has("Fully supervised", "anchors_only", 400, 1, 0.1, most, 250, "server").data.centralised
+    for column, expected in columns.items():
+        rows = [
+            has(f"SemiFL, {few} labels, {column}", "semifl", 800, 5, 0.03, few, size, "all")
+            for few, size in batch_sizes.items()
+        ]
+        classes = 100 if dataset == "cifar100" else 10
+        rows.append(has(f"FedAvg with all labels, {column}", "supervised", 800, 0, 0.03, classes, None, "all"))
+        for row in rows:
+            found = (row.data.partition, row.data.alpha, row.data.classes_per_client)
+            assert all(e in (None, f) for e, f in zip(expected, found))
+    assert not configs
 
 
 def test_rounds_and_spread():
