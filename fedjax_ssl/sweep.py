@@ -6,13 +6,14 @@ WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips what is finish
 same command may run several times at once, on as many cores or machines: each takes what no other is at work on.
 """
 
+import functools
 import itertools
 import json
 import os
 import pathlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -106,19 +107,18 @@ def run_sweep(
             for seed in sweep.seeds:
                 print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
         return cells
-    failures, table = {}, ""
+    failures, update_table = {}, functools.partial(write_table, pathlib.Path(workdir), sweep, cells)
     for number, cell in enumerate(cells, start=1):
         todo = tuple(seed for seed in sweep.seeds if not is_finished(cell, seed))
         if todo:
             place = f"{number} of {len(cells)}"
             print(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
             try:
-                failures.update(_run_cell(cell, todo))
+                failures.update(_run_cell(cell, todo, update_table))
             except BusyError:
                 print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
             jax.clear_caches()  # the next cell's programs are others
-        table = write_table(pathlib.Path(workdir), sweep, cells)
-    print(table, end="")
+    print(update_table(), end="")
     if any(cell.row().runs for cell in cells):
         from fedjax_ssl.report.comparison import write_comparison  # matplotlib takes a second to import
 
@@ -207,8 +207,13 @@ def progress_of(cell: Cell, seed: int) -> str:
     return f"begun, {len(lines)} of {cell.config.num_rounds} rounds" if lines else "to do"
 
 
-def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
+def _run_cell(cell: Cell, seeds: tuple[int, ...], when_over: Callable[[], object]) -> dict[str, str]:
     """Trains a cell's seeds with one compilation; if that fails, one by one, so that none takes the others down.
+
+    Args:
+        cell: a row of the table.
+        seeds: those to train.
+        when_over: is called whenever a run is over.
 
     Returns:
         Which runs failed, and why.
@@ -222,7 +227,7 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
         config = cell.config.copy_and_resolve_references()
         config.seeds = attempt
         try:
-            train(config, cell.folder)
+            train(config, cell.folder, when_over)
         except BusyError:
             raise
         except Exception as error:  # whatever it is, the other runs go on

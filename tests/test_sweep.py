@@ -14,6 +14,7 @@ import launch
 from conftest import ROOT
 from fedjax_ssl import sweep as sweep_module
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
+from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep
 
@@ -57,10 +58,29 @@ def sweep_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished_sweep(sweep_file, tmp_path_factory):
+def tables():
+    """How many seeds each row of `finished_sweep` had whenever its table was written."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished_sweep(sweep_file, tmp_path_factory, tables):
     workdir = tmp_path_factory.mktemp("finished_sweep")
-    run_sweep(sweep_file, workdir)
+
+    def note(path, text):
+        replace_file(path, text)
+        if path.name == "table.csv":
+            tables.append([row["seeds"] for row in csv.DictReader(path.open())])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_module, "replace_file", note)
+        run_sweep(sweep_file, workdir)
     return workdir
+
+
+def test_the_table_grows_by_every_seed(finished_sweep, tables):
+    grown = [[f"{first} of 3", f"{second} of 3"] for first, second in [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (3, 3)]]
+    assert tables[: len(grown)] == grown and all(table == grown[-1] for table in tables[len(grown) :])
 
 
 def test_the_table_says_what_the_runs_say(finished_sweep):
@@ -98,7 +118,9 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
     trained = []
     original = sweep_module.train
     monkeypatch.setattr(
-        sweep_module, "train", lambda config, folder: (trained.append(config.seeds), original(config, folder))
+        sweep_module,
+        "train",
+        lambda config, folder, when_over: (trained.append(config.seeds), original(config, folder, when_over)),
     )
     capsys.readouterr()
     assert launch.main(["sweep", sweep_file, f"--workdir={half}", "--dry_run"]) == 0
@@ -114,7 +136,7 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path, monkeypatch, capsys):
-    def train(config, folder):
+    def train(config, folder, when_over):
         if 0 in config.seeds and config.method == "fedanchor":
             raise TrainingError("no luck")
         for seed in config.seeds:
@@ -138,7 +160,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
 def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, monkeypatch, capsys):
     taken = []
 
-    def train(config, folder):
+    def train(config, folder, when_over):
         taken.append(config.method)
         raise BusyError("another process is training")
 
