@@ -33,10 +33,12 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     """Runs what a file in configs/sweeps/ lists, into one table.
 
-    The table is WORKDIR/table.md, .csv and .tex, and grows as runs finish; at the
-    end WORKDIR/report.html shows them all. Started again, a sweep skips what is
+    Some take a data set: configs/sweeps/fedanchor_table1.py:svhn. The table is
+    WORKDIR/table.md, .csv and .tex, and grows as runs finish; at the end
+    WORKDIR/report.html shows them all. Started again, a sweep skips what is
     finished and goes on with what was begun; the same command may run several
-    times at once. --config.FIELD=VALUE holds for all runs.
+    times at once. --config.FIELD=VALUE holds for all runs, so FIELD must not be
+    one in which they differ.
     """
     from fedjax_ssl import sweep
 
@@ -86,7 +88,7 @@ COMMANDS = {
     "sweep": Command(
         run_sweep,
         {"workdir": (None, "of the whole sweep"), "dry_run": (False, "lists the runs and does nothing")},
-        "FILE",
+        "FILE[:DATASET]",
     ),
     "report": Command(
         run_report,

@@ -9,7 +9,8 @@ Wide-ResNet-28-2, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs 
     IID                 88.2   93.1
     Dir 0.3             71.9   88.9
     Dir 0.1             63.0   84.5
-Arguments: iid, anchors=, alpha=, images=, a backbone, the variant no_mixup, other methods and recipes.
+    2 classes           60.0   85.3
+Arguments: iid, two_classes, anchors=, alpha=, images=, a backbone, the variant no_mixup, other methods and recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -2,8 +2,10 @@
 
 import difflib
 import importlib.util
+import inspect
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -29,9 +31,8 @@ def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
 
 def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     """A configuration with fields replaced by words like '--config.seed=1'; see `parse_config`."""
-    for word in overrides:
-        if word.startswith(OVERRIDE):
-            _check_field(config, word.removeprefix(OVERRIDE).partition("=")[0])
+    for field in overridden_fields(overrides):
+        _check_field(config, field)
     parsed = flags.FlagValues()
     holder = config_flags.DEFINE_config_dict("config", config, flag_values=parsed, sys_argv=["", *overrides])
     try:
@@ -43,10 +44,31 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     return holder.value
 
 
+def overridden_fields(overrides: list[str]) -> list[str]:
+    """The fields' names in words like '--config.seed=1'."""
+    return [word.removeprefix(OVERRIDE).partition("=")[0] for word in overrides if word.startswith(OVERRIDE)]
+
+
 def load_config_file(config_file: str) -> ConfigDict:
     """What `get_config` of a Python file returns; the part behind a colon is its argument."""
-    path, colon, arguments = config_file.partition(":")
-    return load_python_file(path, "get_config")(*([arguments] if colon else []))
+    return call_in_file(config_file, "get_config")
+
+
+def call_in_file(file: str, name: str) -> Any:
+    """What a function of a Python file returns.
+
+    Args:
+        file: the file's path, and after a colon the function's argument.
+        name: of the function.
+
+    Raises:
+        UserError: there is no such file or function, or it takes no argument and is given one.
+    """
+    path, colon, argument = file.partition(":")
+    function = load_python_file(path, name)
+    if colon and not inspect.signature(function).parameters:
+        raise UserError(f"{path} takes no argument behind its colon, but is given {argument!r}")
+    return function(*([argument] if colon else []))
 
 
 def load_python_file(path: str, function: str) -> Callable:

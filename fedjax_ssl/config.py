@@ -75,7 +75,7 @@ def base_config() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2', or 'my_module:MyBackbone', see docs/own_model.md
+    config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2', 'wrn28_8', or your own, see docs/own_model.md
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
     config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
     config.model.statistics = "server"  # of 'static': whose images they are from: 'server', 'cohort' or 'all'

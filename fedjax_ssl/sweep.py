@@ -1,24 +1,26 @@
 """Many runs from one file: methods, fields' values and seeds; a table that grows as runs finish.
 
-A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. A run lies in
+A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. One that takes an argument, as
+`get_sweep(dataset="cifar10")` does, gets what stands behind the file's colon: FILE:cifar100. A run lies in
 WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips what is finished and goes on with what was begun. The
 same command may run several times at once, on as many cores or machines: each takes what no other is at work on.
 """
 
+import functools
 import itertools
 import json
 import os
 import pathlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.command_line import load_config_file, load_python_file, override
-from fedjax_ssl.config import CHANGES_NO_RESULT, differences, for_seed, validate
+from fedjax_ssl.command_line import call_in_file, load_config_file, overridden_fields, override
+from fedjax_ssl.config import CHANGES_NO_RESULT, differences, flatten, for_seed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.runs import read_run
@@ -84,9 +86,9 @@ def run_sweep(
     """Runs what is not finished, cell by cell, and keeps WORKDIR/table.md, table.csv and table.tex up to date.
 
     Args:
-        sweep_file: path of a Python file with `get_sweep()`.
+        sweep_file: path of a Python file with `get_sweep()`, and after a colon its argument.
         workdir: the sweep's folder.
-        overrides: words like '--config.num_rounds=2', for all runs.
+        overrides: words like '--config.num_rounds=2', for all runs; none may name what tells rows apart.
         dry_run: lists the runs and does nothing.
 
     Returns:
@@ -105,19 +107,18 @@ def run_sweep(
             for seed in sweep.seeds:
                 print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
         return cells
-    failures, table = {}, ""
+    failures, update_table = {}, functools.partial(write_table, pathlib.Path(workdir), sweep, cells)
     for number, cell in enumerate(cells, start=1):
         todo = tuple(seed for seed in sweep.seeds if not is_finished(cell, seed))
         if todo:
             place = f"{number} of {len(cells)}"
             print(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
             try:
-                failures.update(_run_cell(cell, todo))
+                failures.update(_run_cell(cell, todo, update_table))
             except BusyError:
                 print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
             jax.clear_caches()  # the next cell's programs are others
-        table = write_table(pathlib.Path(workdir), sweep, cells)
-    print(table, end="")
+    print(update_table(), end="")
     if any(cell.row().runs for cell in cells):
         from fedjax_ssl.report.comparison import write_comparison  # matplotlib takes a second to import
 
@@ -131,8 +132,8 @@ def run_sweep(
 
 
 def load_sweep(sweep_file: str) -> Sweep:
-    """What `get_sweep` of a Python file returns."""
-    sweep = load_python_file(sweep_file, "get_sweep")()
+    """What `get_sweep` of a Python file returns; the part behind a colon is its argument."""
+    sweep = call_in_file(sweep_file, "get_sweep")
     if not isinstance(sweep, Sweep):
         raise UserError(f"get_sweep of {sweep_file} must return a fedjax_ssl.sweep.Sweep")
     if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
@@ -140,11 +141,23 @@ def load_sweep(sweep_file: str) -> Sweep:
     return sweep
 
 
+def of_dataset(datasets: Mapping[str, Any], name: str) -> Any:
+    """What a sweep file has for the data set that its argument names.
+
+    Raises:
+        UserError: it does not know the data set.
+    """
+    if name not in datasets:
+        raise UserError(f"the sweep has no data set {name!r}; known: {', '.join(datasets)}")
+    return datasets[name]
+
+
 def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list[Cell]:
     """The cells of the table with their configurations, all of them looked over.
 
     Raises:
-        UserError: a name, a field or a value is wrong, or two cells would share a folder.
+        UserError: a name, a field or a value is wrong, an override names a field that tells rows apart, or two cells
+            would share a folder.
     """
     cells = []
     for name, method in sweep.methods.items():
@@ -156,12 +169,14 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
             for field, value in {**sweep.common, **own_fields, **grid}.items():
                 _set(config, field, value)
             config.log.report = False  # the sweep's own report has all runs; an override brings theirs back
-            config = override(config, list(overrides))
-            validate(config)
             folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
             cells.append(Cell(name, grid, config, folder, sweep.seeds))
     if len({cell.folder for cell in cells}) < len(cells):
         raise UserError("two rows of the sweep would share a folder: their names are too much alike")
+    _check_overrides(sweep, cells, overrides)
+    cells = [cell._replace(config=override(cell.config, list(overrides))) for cell in cells]
+    for cell in cells:
+        validate(cell.config)
     return cells
 
 
@@ -192,8 +207,13 @@ def progress_of(cell: Cell, seed: int) -> str:
     return f"begun, {len(lines)} of {cell.config.num_rounds} rounds" if lines else "to do"
 
 
-def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
+def _run_cell(cell: Cell, seeds: tuple[int, ...], when_over: Callable[[], object]) -> dict[str, str]:
     """Trains a cell's seeds with one compilation; if that fails, one by one, so that none takes the others down.
+
+    Args:
+        cell: a row of the table.
+        seeds: those to train.
+        when_over: is called whenever a run is over.
 
     Returns:
         Which runs failed, and why.
@@ -207,7 +227,7 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
         config = cell.config.copy_and_resolve_references()
         config.seeds = attempt
         try:
-            train(config, cell.folder)
+            train(config, cell.folder, when_over)
         except BusyError:
             raise
         except Exception as error:  # whatever it is, the other runs go on
@@ -216,6 +236,20 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...]) -> dict[str, str]:
             else:
                 failures[f"{cell.title()}, seed {attempt[0]}"] = " ".join(f"{type(error).__name__}: {error}".split())
     return failures
+
+
+def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: list[str]) -> None:
+    """An override holds for all rows: of a field in which they differ, it would leave wrong names in the table.
+
+    Raises:
+        UserError: it names a field of the grid, one that a method sets itself, by its arguments too, or the seeds.
+    """
+    own = {field for method in sweep.methods.values() if not isinstance(method, str) for field in method[1]}
+    flat = [flatten(cell.config) for cell in cells]
+    for field in overridden_fields(overrides):
+        differs = any(fields.get(field) != flat[0].get(field) for fields in flat)
+        if differs or field in {"seed", "seeds", *sweep.fields, *own}:
+            raise UserError(f"rows of the sweep have values of their own for config.{field}: change it in the file")
 
 
 def _set(config: ConfigDict, field: str, value: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -74,7 +75,9 @@ class Run(NamedTuple):
         return 0 if self.state is None else int(self.state.round)
 
 
-def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State | tuple[State, ...]:
+def train(
+    config: ConfigDict, workdir: str | os.PathLike | None = None, when_over: Callable[[], object] = lambda: None
+) -> State | tuple[State, ...]:
     """Trains what a configuration describes, or takes the run in `workdir` up where it was left.
 
     Args:
@@ -83,6 +86,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State
             metrics.jsonl (a line a round, the same whatever the clock says), timings.jsonl, summary.json and
             checkpoints/. With `config.seeds` each seed's run lies in a folder seed_N of its own in there, as if it
             had been trained alone.
+        when_over: is called whenever a run is over and has its summary: with `config.seeds` once for each of them.
 
     Returns:
         The state after the last round; with `config.seeds` one for each of them.
@@ -113,9 +117,13 @@ def train(config: ConfigDict, workdir: str | os.PathLike | None = None) -> State
         states = {run.folder.config["seed"]: run.state for run in runs}
         for run in filter(is_over, runs):
             _conclude(run)  # it may have been killed before its summary
+            when_over()
         for group in groups:
             trained = _train_group(config, group, programs[len(group)])
             states.update(zip([run.folder.config["seed"] for run in group], trained))
+            for run in group:
+                _conclude(run)
+                when_over()
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
@@ -199,10 +207,7 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list
                 states[-1] = jax.block_until_ready(program.init(on_all_devices(run.experiment.data)))
                 run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
                 own_checkpoints.save(0, jax.device_get(states[-1]))
-        states = _run_rounds(config, group, states, program, checkpoints, progress, signals)
-    for run in group:
-        _conclude(run)
-    return states
+        return _run_rounds(config, group, states, program, checkpoints, progress, signals)
 
 
 def _conclude(run: Run) -> None:

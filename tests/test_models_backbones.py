@@ -62,6 +62,7 @@ def assert_trees_close(actual, expected, atol=2e-5):
         ("resnet18", 10, 11_173_962),
         ("resnet18", 100, 11_220_132),
         ("wrn28_2", 10, 1_467_610),
+        ("wrn28_8", 100, 23_401_012),
     ],
 )
 def test_number_of_learnable_parameters(name, num_classes, count):
@@ -70,15 +71,16 @@ def test_number_of_learnable_parameters(name, num_classes, count):
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
 
 
-def test_wide_resnet_count_by_hand():
+@pytest.mark.parametrize(("k", "num_classes", "expected"), [(2, 10, 1_467_610), (8, 100, 23_401_012)])
+def test_wide_resnet_count_by_hand(k, num_classes, expected):
     count, channels = 3 * 3 * 3 * 16, 16
-    for width in (32, 64, 128):
+    for width in (16 * k, 32 * k, 64 * k):
         for block_input in (channels, width, width, width):
             convolutions = 9 * block_input * width + 9 * width * width
             shortcut = block_input * width if block_input != width else 0
             count += convolutions + shortcut + 2 * block_input + 2 * width
         channels = width
-    assert count + 2 * 128 + 128 * 10 + 10 == 1_467_610
+    assert count + 2 * width + width * num_classes + num_classes == expected
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))

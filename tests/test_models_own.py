@@ -273,5 +273,5 @@ def test_whatever_reads_a_models_name_copes():
     config = apply_arguments(base_config(), f"semifl,{name},anchors=250")
     assert (config.method, config.model.name, config.data.num_anchors) == ("semifl", name, 250)
     assert compiler_options(make_tiny_config(**{"model.name": name})) == {}
-    with pytest.raises(UserError, match="known: cnn, resnet18, wrn28_2, or your own"):
+    with pytest.raises(UserError, match="known: cnn, resnet18, wrn28_2, wrn28_8, or your own"):
         network("nobody")

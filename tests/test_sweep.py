@@ -2,6 +2,7 @@
 
 import csv
 import json
+import runpy
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import launch
 from conftest import ROOT
 from fedjax_ssl import sweep as sweep_module
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
+from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep
 
@@ -28,6 +30,8 @@ def get_sweep():
         target_accuracy=0.3,
     )
 """
+TABLE1 = ROOT / "configs" / "sweeps" / "fedanchor_table1.py"
+SEMIFL_TABLE1 = ROOT / "configs" / "sweeps" / "semifl_table1.py"
 CONFIG = """
 import sys
 sys.path.insert(0, "{tests}")
@@ -37,6 +41,12 @@ from fedjax_ssl.config import apply_arguments
 def get_config(arguments=""):
     return apply_arguments(make_tiny_config(num_rounds=2), arguments)
 """
+
+SWEEPS = [
+    (path, dataset)
+    for path in sorted((ROOT / "configs" / "sweeps").glob("*.py"))
+    for dataset in ("", *runpy.run_path(str(path)).get("DATASETS", ()))
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +58,29 @@ def sweep_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished_sweep(sweep_file, tmp_path_factory):
+def tables():
+    """How many seeds each row of `finished_sweep` had whenever its table was written."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished_sweep(sweep_file, tmp_path_factory, tables):
     workdir = tmp_path_factory.mktemp("finished_sweep")
-    run_sweep(sweep_file, workdir)
+
+    def note(path, text):
+        replace_file(path, text)
+        if path.name == "table.csv":
+            tables.append([row["seeds"] for row in csv.DictReader(path.open())])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_module, "replace_file", note)
+        run_sweep(sweep_file, workdir)
     return workdir
+
+
+def test_the_table_grows_by_every_seed(finished_sweep, tables):
+    grown = [[f"{first} of 3", f"{second} of 3"] for first, second in [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (3, 3)]]
+    assert tables[: len(grown)] == grown and all(table == grown[-1] for table in tables[len(grown) :])
 
 
 def test_the_table_says_what_the_runs_say(finished_sweep):
@@ -89,7 +118,9 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
     trained = []
     original = sweep_module.train
     monkeypatch.setattr(
-        sweep_module, "train", lambda config, folder: (trained.append(config.seeds), original(config, folder))
+        sweep_module,
+        "train",
+        lambda config, folder, when_over: (trained.append(config.seeds), original(config, folder, when_over)),
     )
     capsys.readouterr()
     assert launch.main(["sweep", sweep_file, f"--workdir={half}", "--dry_run"]) == 0
@@ -105,7 +136,7 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path, monkeypatch, capsys):
-    def train(config, folder):
+    def train(config, folder, when_over):
         if 0 in config.seeds and config.method == "fedanchor":
             raise TrainingError("no luck")
         for seed in config.seeds:
@@ -129,7 +160,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
 def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, monkeypatch, capsys):
     taken = []
 
-    def train(config, folder):
+    def train(config, folder, when_over):
         taken.append(config.method)
         raise BusyError("another process is training")
 
@@ -150,6 +181,8 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
             "client.epochs must be at least 1",
         ),
         (["sweep", str(launch.QUICKSTART), f"--workdir={tmp_path}"], "no function get_sweep"),
+        (["sweep", f"{sweep_file}:svhn", f"--workdir={tmp_path}"], "takes no argument behind its colon"),
+        (["sweep", f"{TABLE1}:mnist", f"--workdir={tmp_path}"], "no data set 'mnist'; known: cifar10, cifar100, svhn"),
     ]:
         assert launch.main(words) == 2
         error = capfd.readouterr().err.strip()
@@ -160,6 +193,29 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
         plan(sweep._replace(common={"data.nothing": 1}), tmp_path)
     with pytest.raises(UserError, match="share a folder"):
         plan(sweep._replace(methods={"A b": "", "A_b": ""}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "data.num_anchors",  # of the grid, though it has one value
+        "server.epochs",  # a method's own
+        "data.centralised",  # by a method's arguments
+        "seeds",
+    ],
+)
+def test_an_override_of_what_tells_rows_apart_is_refused(field, sweep_file, tmp_path, capfd, monkeypatch):
+    methods = {"FedAnchor": "", "Centralised": ("centralised", {"server.epochs": 1})}
+    sweep = load_sweep(sweep_file)._replace(methods=methods)
+    monkeypatch.setattr(sweep_module, "load_sweep", lambda file: sweep)
+    value = {"data.num_anchors": "60", "seeds": "(7,)"}.get(field, "1")
+    words = ["sweep", sweep_file, f"--workdir={tmp_path}", "--config.client.epochs=1", f"--config.{field}={value}"]
+    assert launch.main(words) == 2
+    error = capfd.readouterr().err.strip()
+    assert error.startswith(f"error: rows of the sweep have values of their own for config.{field}:")
+    assert "\n" not in error and not list(tmp_path.iterdir())
+    cells = plan(sweep, tmp_path, ["--config.client.epochs=1"])
+    assert [cell.config.client.epochs for cell in cells] == [1, 1]
 
 
 def test_a_field_that_a_method_sets_is_not_varied_for_it(sweep_file, tmp_path):
@@ -174,13 +230,82 @@ def test_a_field_that_a_method_sets_is_not_varied_for_it(sweep_file, tmp_path):
     assert runs == [(name, grid["data.num_anchors"], grid["client.epochs"], grid) for name, grid in named]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
-def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, tmp_path):
-    sweep = load_sweep(str(path))
+@pytest.mark.parametrize(("path", "dataset"), SWEEPS, ids=lambda part: getattr(part, "stem", part))
+def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_path):
+    words = f"{path}:{dataset}" if dataset else str(path)
+    sweep = load_sweep(words)
     cells = plan(sweep, tmp_path)
     assert isinstance(sweep, Sweep) and cells
     assert progress_of(cells[0], sweep.seeds[0]) == "to do"
-    assert f"python launch.py sweep configs/sweeps/{path.name}" in path.read_text()
+    if dataset:
+        assert {cell.config.data.source for cell in cells} == {{"svhn": "svhn_cropped"}.get(dataset, dataset)}
+    is_named = f"python launch.py sweep {words.removeprefix(f'{ROOT}/')} --workdir=" in path.read_text()
+    assert is_named or sweep == load_sweep(str(path))  # the default's name needs not be said
+
+
+@pytest.mark.parametrize(
+    ("table", "dataset", "anchors"),
+    [
+        ("fedanchor_table1", "cifar10", {250, 500, 5000}),
+        ("fedanchor_table2", "cifar100", {2500, 10000}),
+        ("fedanchor_table3", "svhn", {1000}),
+        ("fedil_table1", "mnist", {600, 6000}),
+        ("fedil_table1", "cifar100", {5000}),
+    ],
+)
+def test_tables_have_the_papers_labels_and_classes(table, dataset, anchors, tmp_path):
+    """FedIL's non-IID clients have a fifth of the classes; the numbers of labels are those of the tables' headers."""
+    cells = plan(load_sweep(f"{ROOT}/configs/sweeps/{table}.py:{dataset}"), tmp_path)
+    assert {cell.config.data.num_anchors for cell in cells} == anchors
+    shards = {cell.config.data.classes_per_client for cell in cells if cell.config.data.partition == "shards"}
+    assert shards == ({{"cifar100": 20}.get(dataset, 2)} if table == "fedil_table1" else set())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "backbone", "batch_sizes"),
+    [
+        ("cifar10", "wrn28_2", {250: 10, 4000: 250}),
+        ("svhn", "wrn28_2", {250: 10, 1000: 10}),
+        ("cifar100", "wrn28_8", {2500: 250, 10000: 250}),
+    ],
+)
+def test_semifls_table_has_the_papers_rows(dataset, backbone, batch_sizes, tmp_path):
+    """As its code runs them: the server trains in batches of 250, or of 10 where it has 1,000 labels or fewer."""
+    configs = {cell.name: cell.config for cell in plan(load_sweep(f"{SEMIFL_TABLE1}:{dataset}"), tmp_path)}
+    assert {config.model.name for config in configs.values()} == {backbone}
+    assert {config.model.normalisation for config in configs.values()} == {"static"}
+    columns = {  # partition, alpha, classes for each client
+        "IID": ("iid", None, None),
+        "Dir 0.3": ("dirichlet_clients", 0.3, None),
+        "Dir 0.1": ("dirichlet_clients", 0.1, None),
+        "2 classes": ("shards", None, 2),
+    }
+
+    def has(name, method, rounds, epochs, rate, anchors, batch_size, statistics):
+        config = configs.pop(name)
+        assert (config.method, config.num_rounds, config.data.num_anchors) == (method, rounds, anchors)
+        assert (config.server.epochs, config.server.learning_rate) == (epochs, rate)
+        assert config.server.pretrain_epochs == 0 and config.server.augmentation == "weak"
+        assert config.model.statistics == statistics
+        assert batch_size is None or config.server.batch_size == batch_size
+        return config
+
+    for few, size in batch_sizes.items():
+        alone = has(f"Partially supervised, {few} labels", "anchors_only", 400, 1, 0.1, few, size, "server")
+        assert not alone.data.centralised and not alone.data.reveal_labels
+    most = max(batch_sizes)
+    assert has("Fully supervised", "anchors_only", 400, 1, 0.1, most, 250, "server").data.centralised
+    for column, expected in columns.items():
+        rows = [
+            has(f"SemiFL, {few} labels, {column}", "semifl", 800, 5, 0.03, few, size, "all")
+            for few, size in batch_sizes.items()
+        ]
+        classes = 100 if dataset == "cifar100" else 10
+        rows.append(has(f"FedAvg with all labels, {column}", "supervised", 800, 0, 0.03, classes, None, "all"))
+        for row in rows:
+            found = (row.data.partition, row.data.alpha, row.data.classes_per_client)
+            assert all(e in (None, f) for e, f in zip(expected, found))
+    assert not configs
 
 
 def test_rounds_and_spread():

@@ -1,14 +1,20 @@
-"""FedAnchor's Table 1: all methods on ResNet-18, CIFAR-10 with 250, 500 and 5,000 anchors (arXiv 2402.10191).
+"""FedAnchor's Table 1: all methods on ResNet-18, at Dir 0.1 and IID (arXiv 2402.10191).
 
     python launch.py sweep configs/sweeps/fedanchor_table1.py --workdir=runs/table1
+    python launch.py sweep configs/sweeps/fedanchor_table1.py:cifar100 --workdir=runs/table1_cifar100
+    python launch.py sweep configs/sweeps/fedanchor_table1.py:svhn --workdir=runs/table1_svhn
 
-CIFAR-100 and SVHN are the same with `--config.data...` of configs/fedanchor_cifar100.py and fedanchor_svhn.py
-in place of `config` below. The paper's recipe is not known; `plain` is the likely one (docs/methods.md).
-FedCon's row is not there yet. The paper's accuracies, CIFAR-10 at Dir 0.1 / IID with 500 anchors: Supervised
-77.96 / 89.73, FedAvg+FixMatch 49.92 / 49.18, SemiFL 68.96 / 81.19.
+The paper's recipe is not known; `plain` is the likely one (docs/methods.md). FedCon's row is not there yet.
+The paper's accuracies, Dir 0.1 / IID:
+                       CIFAR-10, 500    CIFAR-100, 2500    SVHN, 1000
+    Supervised         77.96 / 89.73    50.87 / 61.84      91.29 / 94.87
+    FedAvg+FixMatch    49.92 / 49.18    34.43 / 32.31      76.83 / 81.65
+    SemiFL             68.96 / 81.19    42.41 / 48.20      87.21 / 90.11
+    FedAnchor          72.75 / 85.94    43.50 / 50.79      90.20 / 92.77
+    FedAnchor (mix)    73.02 / 85.87    46.39 / 51.34      87.28 / 92.71
 """
 
-from fedjax_ssl.sweep import Sweep
+from fedjax_ssl.sweep import Sweep, of_dataset
 
 METHODS = {
     "Supervised": "supervised,plain",
@@ -17,12 +23,19 @@ METHODS = {
     "FedAnchor": "plain",
     "FedAnchor (mix)": "plain,mix",
 }
+# Anchors, and the accuracy to which rounds are counted.
+DATASETS = {
+    "cifar10": ((250, 500, 5000), 0.7),
+    "cifar100": ((2500, 10000), 0.4),
+    "svhn": ((250, 1000), 0.8),
+}
 
 
-def get_sweep():
+def get_sweep(dataset="cifar10"):
+    anchors, target_accuracy = of_dataset(DATASETS, dataset)
     return Sweep(
-        config="configs/fedanchor_cifar10.py",
+        config=f"configs/fedanchor_{dataset}.py",
         methods=METHODS,
-        fields={"data.alpha": (0.1, 1000.0), "data.num_anchors": (250, 500, 5000)},
-        target_accuracy=0.7,
+        fields={"data.alpha": (0.1, 1000.0), "data.num_anchors": anchors},
+        target_accuracy=target_accuracy,
     )

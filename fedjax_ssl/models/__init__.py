@@ -23,6 +23,7 @@ BACKBONES = {
     "cnn": SmallCNN,
     "resnet18": ResNet18,
     "wrn28_2": functools.partial(WideResNet, depth=28, width=2),
+    "wrn28_8": functools.partial(WideResNet, depth=28, width=8),  # SemiFL's on CIFAR-100
 }
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
