@@ -20,7 +20,7 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.command_line import call_in_file, load_config_file, overridden_fields, override
-from fedjax_ssl.config import CHANGES_NO_RESULT, differences, flatten, for_seed, validate
+from fedjax_ssl.config import CHANGES_NO_RESULT, differences, flatten, for_seed, labels_revealed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.runs import read_run
@@ -76,8 +76,7 @@ class Cell(NamedTuple):
     def row(self) -> Row:
         """What is finished of it."""
         runs = [read_run(self.folder / f"seed_{seed}") for seed in self.seeds if is_finished(self, seed)]
-        revealed = self.config.data.reveal_labels or self.config.data.centralised
-        return Row(self.name, self.grid, runs, len(self.seeds), revealed)
+        return Row(self.name, self.grid, runs, len(self.seeds), labels_revealed(self.config))
 
 
 def run_sweep(
@@ -113,10 +112,7 @@ def run_sweep(
         if todo:
             place = f"{number} of {len(cells)}"
             print(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
-            try:
-                failures.update(_run_cell(cell, todo, update_table))
-            except BusyError:
-                print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
+            failures.update(_run_cell(cell, todo, update_table))
             jax.clear_caches()  # the next cell's programs are others
     print(update_table(), end="")
     if any(cell.row().runs for cell in cells):
@@ -194,7 +190,10 @@ def is_finished(cell: Cell, seed: int) -> bool:
     folder = cell.folder / f"seed_{seed}"
     if not (folder / SUMMARY).exists():
         return False
-    run = read_run(folder)
+    try:
+        run = read_run(folder)
+    except UserError:  # training says what is wrong with it, and the other runs go on
+        return False
     new = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
     return run.is_finished and not set(differences(run.config, new)) - set(CHANGES_NO_RESULT)
 
@@ -216,10 +215,7 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...], when_over: Callable[[], object
         when_over: is called whenever a run is over.
 
     Returns:
-        Which runs failed, and why.
-
-    Raises:
-        BusyError: another process is at work on one of them.
+        Which runs failed, and why. What another process is at work on is left to it.
     """
     attempts, failures = [seeds], {}
     while attempts:
@@ -229,7 +225,7 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...], when_over: Callable[[], object
         try:
             train(config, cell.folder, when_over)
         except BusyError:
-            raise
+            print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
         except Exception as error:  # whatever it is, the other runs go on
             if len(attempt) > 1:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]

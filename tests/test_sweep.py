@@ -170,6 +170,20 @@ def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, 
     assert capsys.readouterr().err.count("left to another process") == 2
 
 
+def test_a_failure_is_not_forgotten_when_another_process_takes_a_later_seed(sweep_file, tmp_path, monkeypatch, capsys):
+    def train(config, folder, when_over):
+        if config.seeds == (1,) and config.method == "fedanchor":
+            raise BusyError("another process is training")
+        raise TrainingError("no luck")
+
+    monkeypatch.setattr(sweep_module, "train", train)
+    (tmp_path / "FedAnchor" / "num_anchors=40" / "seed_0").mkdir(parents=True)
+    (tmp_path / "FedAnchor" / "num_anchors=40" / "seed_0" / "summary.json").write_text("{}")  # and nothing else
+    assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
+    errors = capsys.readouterr().err
+    assert "5 of 6 runs" in errors and errors.count("left to another process") == 1
+
+
 def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
     for words, line in [
         (["sweep"], "which sweep?"),
