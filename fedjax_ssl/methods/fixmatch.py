@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl import local_training
-from fedjax_ssl.aggregation import norm
+from fedjax_ssl.aggregation import make_aggregation
 from fedjax_ssl.alternating import alternating
 from fedjax_ssl.batches import batch_positions, epoch_orders, num_batches
 from fedjax_ssl.clients import Finished, Jobs, Phase
@@ -72,21 +72,11 @@ def fixmatch(problem: Problem) -> Method:
     if options.server == "alternate":
         return method
 
-    def aggregate(state, received):
-        """1/2 of the clients' mean and 1/2 of the server's model; the global model where no client sent anything."""
-        averaged, metrics = method.aggregate(state, received)
-        own = state.server[SERVER_MODEL]
-        half = lambda clients, server: 0.5 * clients + 0.5 * server  # noqa: E731
-        averaged = averaged._replace(params=jax.tree.map(half, averaged.params, own.params))
-        if problem.network.normalisation == "running":
-            averaged = averaged._replace(batch_stats=jax.tree.map(half, averaged.batch_stats, own.batch_stats))
-        change = norm(jax.tree.map(jnp.subtract, averaged.params, state.params))
-        return averaged, {**metrics, "update_norm": change}
-
+    aggregation = make_aggregation(problem, CLASSIFIER, beside=lambda state: state.server[SERVER_MODEL])
     return method._replace(
         init=lambda data, key: with_server_model(method.init(data, key)),
         server_before=lambda state, data, key: train_server_model(problem, state, data, key),
-        aggregate=aggregate,
+        aggregate=aggregation.aggregate,
         server_after=unchanged,
     )
 
