@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from conftest import TINY_BACKBONE, make_tiny_config
 from fedjax_ssl.aggregation import OPT_STATE
+from fedjax_ssl.clients import Cohort, train_cohort
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.experiment import build_experiment
 from fedjax_ssl.local_training import ModelUpload
@@ -54,3 +56,80 @@ def test_a_server_in_parallel_has_half_the_weight_before_the_server_optimiser(op
         np.testing.assert_allclose(flat(state.params), w, atol=1e-5)
         np.testing.assert_allclose(flat(state.batch_stats), means[1], atol=1e-5)
         np.testing.assert_allclose(metrics["update_norm"], np.linalg.norm(w - before), rtol=1e-5)
+
+
+# Augmentation is off, because its draws depend on the size of the batch, which padding changes. Batches are small, for
+# some to have no confident image.
+PLAIN = {
+    "augment.padding": 0,
+    "augment.num_ops": 0,
+    "augment.flavour": "semifl",
+    "client.epochs": 1,
+    "client.batch_size": 4,
+    "client.weight_decay": 0.05,
+    "fixmatch.threshold": 0.25,
+}
+
+
+def train_by_hand(experiment, state, work, loss_over):
+    """SGD, one unpadded batch after the other, every view in a pass of its own; and each batch's confident images."""
+    network, config = experiment.problem.network, experiment.problem.config.client
+    images = (np.asarray(experiment.data.images, np.float32) / 255 - network.mean) / network.std
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.sgd(config.learning_rate, momentum=config.momentum),
+    )
+    params, batch_stats, opt_state = state.params, state.batch_stats, optimizer.init(state.params)
+
+    @jax.jit
+    def logits(params, batch_stats, x):
+        variables = {"params": params, "batch_stats": batch_stats}
+        outputs, updated = network.model.apply(variables, x, train=True, mutable=["batch_stats"])
+        return outputs.logits, updated["batch_stats"]
+
+    def loss_fn(params, batch_stats, x, labels, divisor):
+        of_strong, batch_stats = logits(params, batch_stats, x)
+        losses = -jax.nn.log_softmax(of_strong)[jnp.arange(len(x)), labels]
+        return jnp.sum(jnp.where(labels >= 0, losses, 0)) / divisor, batch_stats
+
+    gradient_of, update = jax.jit(jax.grad(loss_fn, has_aux=True)), jax.jit(optimizer.update)
+    counts = []
+    for epoch in range(config.epochs):
+        for first in range(0, int(work.size), config.batch_size):
+            places = np.asarray(work.order[epoch, first : min(first + config.batch_size, int(work.size))])
+            x = images[np.asarray(work.rows)[places]]
+            of_weak, after_weak = logits(params, batch_stats, x)
+            p = np.exp(of_weak) / np.exp(of_weak).sum(axis=1, keepdims=True)
+            labels = np.where(p.max(axis=1) >= 0.25, p.argmax(axis=1), -1)
+            counts.append(np.sum(labels >= 0))
+            divisor = len(x)
+            if loss_over == "confident":
+                x, labels, divisor = x[labels >= 0], labels[labels >= 0], counts[-1]
+                if not counts[-1]:
+                    continue
+            gradient, batch_stats = gradient_of(params, after_weak, x, labels, divisor)
+            updates, opt_state = update(gradient, opt_state, params)
+            params = optax.apply_updates(params, updates)
+    return params, batch_stats, counts
+
+
+@pytest.mark.parametrize("loss_over", ["batch", "confident"])
+def test_local_steps_equal_the_plain_loop(loss_over):
+    experiment, state = build(**PLAIN, **{"fixmatch.loss_over": loss_over})
+    broadcast = experiment.method.broadcast(state, experiment.data)
+    cohort, phase = Cohort(jnp.array([5]), {}, jax.random.key(1)), experiment.method.phases[0]
+
+    @jax.jit
+    def both(broadcast, data):
+        phase_cohort = cohort._replace(key=jax.random.fold_in(cohort.key, 0))
+        return train_cohort((phase,), broadcast, data, cohort, 1), phase.prepare(broadcast, data, phase_cohort, None)
+
+    result, jobs = both(broadcast, experiment.data)
+    work = jax.tree.map(lambda leaf: leaf[0], jobs.work)
+    params, batch_stats, counts = train_by_hand(experiment, state, work, loss_over)
+    assert min(counts) == 0 and any(0 < count < 4 for count in counts), counts
+    upload = jax.tree.map(lambda leaf: leaf[0], result.finished.upload)
+    np.testing.assert_allclose(flat(upload.params), flat(params), atol=1e-4)
+    np.testing.assert_allclose(flat(upload.batch_stats), flat(batch_stats), atol=1e-4)
+    assert np.max(np.abs(flat(params) - flat(state.params))) > 1e-2

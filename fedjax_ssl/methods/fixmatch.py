@@ -30,6 +30,7 @@ from fedjax_ssl.thresholds import class_thresholds, own_thresholds, qualify
 VARIANTS = {"parallel": {"fixmatch.server": "parallel"}}  # SemiFL's Table 4
 SERVERS = ("alternate", "parallel")
 LABEL_MODES = ("train", "eval")
+LOSS_OVER = ("batch", "confident")
 
 
 def defaults() -> ConfigDict:
@@ -40,6 +41,9 @@ def defaults() -> ConfigDict:
     # Batch statistics in labelling: 'train', those of the weak batch, in one pass with the strong one, as the reference
     # code does; 'eval', the model's running or static ones.
     section.label_mode = "train"
+    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4), or over its 'confident' images (SemiFL's code): the
+    # others have no strong view and no part in its batch statistics, and a batch without any is no step.
+    section.loss_over = "batch"
     return section
 
 
@@ -64,7 +68,7 @@ class Work(NamedTuple):
 def fixmatch(problem: Problem) -> Method:
     """FedAvg+FixMatch as a Method."""
     options = problem.config.fixmatch
-    for field, known in {"server": SERVERS, "label_mode": LABEL_MODES}.items():
+    for field, known in {"server": SERVERS, "label_mode": LABEL_MODES, "loss_over": LOSS_OVER}.items():
         if options[field] not in known:
             raise UserError(f"fixmatch.{field} is {options[field]!r}; known: {', '.join(known)}")
     phases = (_phase(problem),)
@@ -83,6 +87,8 @@ def fixmatch(problem: Problem) -> Method:
 
 def _phase(problem: Problem) -> Phase:
     network, config, options = problem.network, problem.config.client, problem.config.fixmatch
+    only_confident = options.loss_over == "confident"
+    one_pass = options.label_mode == "train" and not only_confident
 
     def prepare(broadcast: GlobalModel, data, cohort, previous) -> Jobs:
         del previous
@@ -119,17 +125,26 @@ def _phase(problem: Problem) -> Phase:
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
 
         def loss_fn(params, batch_stats):
-            if options.label_mode == "train":
+            if one_pass:
                 (of_weak, of_strong), batch_stats = network.train(params, batch_stats, (weak, strong), mask)
+            elif options.label_mode == "train":
+                (of_weak,), batch_stats = network.train(params, batch_stats, (weak,), mask)
             else:
                 of_weak = network.predict(params, batch_stats, weak)
-                (of_strong,), batch_stats = network.train(params, batch_stats, (strong,), mask)
             labels, confident = qualify(jax.nn.softmax(of_weak.logits), work.thresholds, strictly=False)
-            loss = fixmatch_loss(of_strong.logits, labels, confident, mask)
+            counted = mask & confident if only_confident else mask
+            if not one_pass:
+                (of_strong,), batch_stats = network.train(params, batch_stats, (strong,), counted)
+            loss = fixmatch_loss(of_strong.logits, labels, confident, counted)
             share = jnp.sum(confident & mask) / jnp.sum(mask)
-            return loss, (batch_stats, {"client_loss": loss, "confident_share": share})
+            return loss, (batch_stats, {"client_loss": loss, "confident_share": share}, jnp.any(counted))
 
-        return local_training.step(config, broadcast, carry, loss_fn, CLASSIFIER)
+        after, any_counted = local_training.step_and_found(config, broadcast, carry, loss_fn, CLASSIFIER)
+        if not only_confident:
+            return after
+        # Without a gradient there would still be weight decay, and the momentum of earlier steps.
+        learner = jax.tree.map(lambda new, old: jnp.where(any_counted, new, old), after.learner, carry.learner)
+        return after._replace(learner=learner)
 
     def finish(broadcast, work, carry, num_steps) -> Finished:
         del broadcast
