@@ -55,14 +55,12 @@ class Work(NamedTuple):
         size: int32 [], its examples.
         order: int32 [E, n_max], their positions, shuffled for each epoch.
         thresholds: float32 [C], for each class.
-        kept: entries of the client's own state for its next round.
     """
 
     rows: jax.Array
     size: jax.Array
     order: jax.Array
     thresholds: jax.Array
-    kept: dict
 
 
 def fixmatch(problem: Problem) -> Method:
@@ -108,9 +106,9 @@ def _phase(problem: Problem) -> Phase:
         labels, qualified = qualify(scores, thresholds[:, None, :], strictly=False)
         size = jnp.sum(examples.there, axis=1)
         order = jax.vmap(lambda key, there: epoch_orders(key, there, config.epochs))(keys, examples.there)
-        work = Work(examples.rows, size, order, thresholds, kept)
+        work = Work(examples.rows, size, order, thresholds)
         report = Report({"classification_head": labels}, qualified & examples.there)
-        return Jobs(config.epochs * num_batches(size, config.batch_size), work, report)
+        return Jobs(config.epochs * num_batches(size, config.batch_size), work, report, kept)
 
     def start(broadcast, work, states) -> Training:
         del work
@@ -147,7 +145,7 @@ def _phase(problem: Problem) -> Phase:
         return after._replace(learner=learner)
 
     def finish(broadcast, work, carry, num_steps) -> Finished:
-        del broadcast
-        return local_training.finish(problem, carry, work.kept, num_steps, CLASSIFIER)
+        del broadcast, work
+        return local_training.finish(problem, carry, {}, num_steps, CLASSIFIER)
 
     return Phase(prepare, start, step, finish)
