@@ -40,8 +40,9 @@ def make_aggregation(
     parts: tuple[str, ...],
     screen: Callable[[State, Received], jax.Array] | None = None,
     optimizer: optax.GradientTransformation | None = None,
+    beside: Callable[[State], Any] | None = None,
 ) -> Aggregation:
-    """The chain: weights, screened; clipped updates; their mean; the server optimiser.
+    """The chain: weights, screened; clipped updates; their mean; a model beside it; the server optimiser.
 
     Statistics of normalisation layers take the same weights, and neither clipping nor optimiser.
 
@@ -50,10 +51,12 @@ def make_aggregation(
         parts: of the model that the uploads hold.
         screen: what a method's own rule multiplies the weights by, float32 or bool [R].
         optimizer: any transformation of optax, instead of the one that the configuration names.
+        beside: a model of the server's own, with `params` and `batch_stats`, that has half the weight, the clients
+            together the other half; all of it where nothing was accepted.
 
     Returns:
-        The Aggregation. Where nothing was accepted the model and the optimiser's state stay as they are. Its metric
-        is `update_norm`, the Euclidean length of the model's change.
+        The Aggregation. Where nothing was accepted, and nothing stands beside, the model and the optimiser's state
+        stay as they are. Its metric is `update_norm`, the Euclidean length of the model's change.
     """
     options, network = problem.config.aggregation, problem.network
     optimizer = optimizer or OPTIMIZERS[options.optimizer](options)
@@ -68,14 +71,18 @@ def make_aggregation(
         uploads, current = received.uploads, model_upload(network, state, parts)
         if options.clip_norm:
             uploads = uploads._replace(params=clip_updates(uploads.params, current.params, options.clip_norm))
-        model = weighted_mean(uploads, weights, otherwise=current)
+        own = current if beside is None else model_upload(network, beside(state), parts)
+        model = weighted_mean(uploads, weights, otherwise=own)
+        if beside is not None:
+            model = jax.tree.map(lambda clients, server: 0.5 * clients + 0.5 * server, model, own)
         params, server = model.params, state.server
         if optimizer is not None:
             # The mean update is what the optimiser takes for a descent direction: a negative gradient.
             gradient = jax.tree.map(jnp.subtract, current.params, model.params)
             updates, opt_state = optimizer.update(gradient, server[OPT_STATE], current.params)
             moved = optax.apply_updates(current.params, updates), opt_state
-            params, opt_state = _where(jnp.sum(weights) > 0, moved, (current.params, server[OPT_STATE]))
+            anything = (jnp.sum(weights) > 0) | (beside is not None)
+            params, opt_state = _where(anything, moved, (current.params, server[OPT_STATE]))
             server = {**server, OPT_STATE: opt_state}
         change = norm(jax.tree.map(jnp.subtract, params, current.params))
         state = state._replace(

@@ -47,5 +47,6 @@ def alternating(problem: Problem, phases: tuple[Phase, ...], own_states: Callabl
         phases=phases,
         aggregate=aggregation.aggregate,
         server_after=lambda state, data, key: train_classifier(problem, state, data, key),
-        statistics=make_statistics(problem.network, problem.config.model.statistics),
+        # Without clients there are no images but the server's.
+        statistics=make_statistics(problem.network, problem.config.model.statistics if phases else "server"),
     )

@@ -6,7 +6,7 @@ where pseudo-labels are made), and then each job runs `start`, `step`, ..., `ste
 subject of `lanes.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -45,11 +45,14 @@ class Jobs(NamedTuple):
         num_steps: int32 [M], local steps of each job; 0 means that the client does not take part.
         work: whatever a job's steps read, every leaf [M, ...].
         report: what the client tells about its data (pseudo-labels and masks), for scoring; never uploaded.
+        kept: the entries of the clients' own states that labelling brought up to date, leaves [M, ...]; they survive
+            whether or not a client takes a step.
     """
 
     num_steps: jax.Array
     work: Work
     report: Any
+    kept: Mapping[str, Any] = {}
 
 
 class Finished(NamedTuple):
@@ -57,7 +60,7 @@ class Finished(NamedTuple):
 
     Attributes:
         upload: exactly what a network would carry up.
-        state: the client's own state after the round.
+        state: the entries of the client's own state that the steps brought up to date.
         metrics: scalars by name, averages over the job's steps.
     """
 
@@ -96,6 +99,7 @@ class CohortResult(NamedTuple):
         took_part: bool [R], whether the job had any step in its last phase.
         num_steps: int32 [R], of the last phase.
         reports: one report a phase, leaves [R, ...].
+        kept: of all phases' `Jobs`, leaves [R, ...].
         lane_steps: int32 [], steps of all lanes over all phases, those of idle lanes included.
     """
 
@@ -105,6 +109,7 @@ class CohortResult(NamedTuple):
     took_part: jax.Array
     num_steps: jax.Array
     reports: tuple[Any, ...]
+    kept: dict[str, Any]
     lane_steps: jax.Array
 
 
@@ -159,7 +164,7 @@ def train_cohort(
 def _train(phases, source, cohort, lanes, debug) -> CohortResult:
     """`train_cohort` for G seeds at once: cohort and result have leaves [G, ...]."""
     num_seeds, num_jobs = cohort.clients.shape
-    there, finished, reports, lane_steps = jnp.ones(cohort.clients.shape, bool), None, [], jnp.int32(0)
+    there, finished, reports, kept, lane_steps = jnp.ones(cohort.clients.shape, bool), None, [], {}, jnp.int32(0)
     for number, phase in enumerate(phases):
         phase_cohort = cohort._replace(key=jax.vmap(lambda key, n=number: jax.random.fold_in(key, n))(cohort.key))
         with jax.named_scope("label"):
@@ -182,6 +187,7 @@ def _train(phases, source, cohort, lanes, debug) -> CohortResult:
                 else run_in_lanes(phase, source, table, lanes)
             )
         reports.append(jobs.report)
+        kept |= jobs.kept
         lane_steps += steps
     return CohortResult(
         finished,
@@ -190,6 +196,7 @@ def _train(phases, source, cohort, lanes, debug) -> CohortResult:
         num_steps > 0,
         num_steps,
         tuple(reports),
+        kept,
         jnp.broadcast_to(lane_steps, (num_seeds,)),
     )
 

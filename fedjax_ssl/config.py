@@ -12,6 +12,7 @@ from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS, registered
 from fedjax_ssl.models import BACKBONES, is_own
 from fedjax_ssl.recipes import RECIPES
 from fedjax_ssl.schedule import SCHEDULES
+from fedjax_ssl.statistics import SOURCES
 from fedjax_ssl.thresholds import KINDS
 
 # Fields that change no result beyond rounding: they may differ when a run is taken up again.
@@ -78,7 +79,7 @@ def base_config() -> ConfigDict:
     config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2', 'wrn28_8', or your own, see docs/own_model.md
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
     config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
-    config.model.statistics = "server"  # of 'static': whose images they are from: 'server', 'cohort' or 'all'
+    config.model.statistics = "server"  # of 'static', from images of: 'server', 'cohort', 'all' or 'all_mixed'
     config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
 
     config.augment = ConfigDict()
@@ -144,6 +145,7 @@ def validate(config: ConfigDict) -> None:
         "server.augmentation": ("strong", "weak"),
         "aggregation.weights": WEIGHTS,
         "aggregation.optimizer": OPTIMIZERS,
+        "model.statistics": SOURCES,
         "threshold.kind": KINDS,
     }.items():
         if _get(config, field) not in known:

@@ -32,7 +32,6 @@ class FixMixWork(NamedTuple):
         num_fix: int32 [], size of the fix set.
         fix_order: int32 [E, n_max], for each local epoch the fix set's positions in random order, first.
         mix: int32 [n_max], the mix set's positions, drawn once a round.
-        kept: entries of the client's own state that labelling brought up to date.
     """
 
     rows: jax.Array
@@ -40,7 +39,6 @@ class FixMixWork(NamedTuple):
     num_fix: jax.Array
     fix_order: jax.Array
     mix: jax.Array
-    kept: dict[str, Any]
 
 
 class Labelled(NamedTuple):
@@ -103,11 +101,9 @@ def fix_mix_phase(
             num_fix=jnp.sum(qualified, axis=1),
             fix_order=jax.vmap(lambda k, q: epoch_orders(k, q, config.epochs))(shuffle_keys, qualified),
             mix=jax.vmap(draw_with_replacement, in_axes=(0, 0, None))(mix_keys, sizes, rows.shape[1]),  # eq. 6
-            kept=kept,
         )
-        return Jobs(
-            config.epochs * num_batches(work.num_fix, config.batch_size), work, report._replace(qualified=qualified)
-        )
+        num_steps = config.epochs * num_batches(work.num_fix, config.batch_size)
+        return Jobs(num_steps, work, report._replace(qualified=qualified), kept)
 
     def start(broadcast, work, states) -> Training:
         del work
@@ -140,8 +136,8 @@ def fix_mix_phase(
         return local_training.step(config, broadcast, carry, loss_fn, parts)
 
     def finish(broadcast, work, carry, num_steps) -> Finished:
-        del broadcast
-        return local_training.finish(problem, carry, work.kept, num_steps, parts)
+        del broadcast, work
+        return local_training.finish(problem, carry, {}, num_steps, parts)
 
     return Phase(prepare, start, step, finish)
 

@@ -142,7 +142,7 @@ def finish(
     Args:
         problem: the run.
         training: what the steps made.
-        states: the entries of the client's own state that the method keeps besides the optimiser's.
+        states: the entries of the client's own state that the method's steps made, besides the optimiser's.
         num_steps: int32 [], at least 1.
         parts: of the model that are uploaded.
     """

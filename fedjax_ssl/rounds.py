@@ -147,6 +147,8 @@ def init_key(seed: jax.Array) -> jax.Array:
 def _aggregate(method: Method, state: State, data, result: CohortResult) -> tuple[State, Metrics, jax.Array]:
     """What arrived becomes the new model. An upload that is not finite is dropped, and counted.
 
+    What a client learned in training it keeps if its upload is used; what it kept of labelling, in any case.
+
     Returns:
         The state, the metrics, and whether anything could be used: False where all uploads were dropped.
     """
@@ -155,7 +157,9 @@ def _aggregate(method: Method, state: State, data, result: CohortResult) -> tupl
     num_qualified = jnp.sum(result.reports[0].qualified, axis=1)
     received = Received(finished.upload, accepted, _sizes(data, result), num_qualified)
     state, aggregated = method.aggregate(state, received)
-    state = state._replace(clients=_write_back(state.clients, finished.state, result.clients, accepted))
+    own_states = _write_back(state.clients, result.kept, result.clients, result.there)
+    own_states = _write_back(own_states, finished.state, result.clients, accepted)
+    state = state._replace(clients=own_states)
     uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
     metrics = {
         **_means(finished.metrics, accepted),
@@ -173,10 +177,13 @@ def _sizes(data, result: CohortResult) -> jax.Array:
     return jnp.where(result.there, data.client_size[result.clients], 0)
 
 
-def _write_back(all_states: Any, new_states: Any, clients: jax.Array, accepted: jax.Array) -> Any:
-    """The cohort's own states, back to their places; a client whose upload was dropped keeps its old one."""
-    place = jnp.where(accepted, clients, jnp.iinfo(jnp.int32).max)
-    return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), all_states, new_states)
+def _write_back(all_states: Any, new_entries: Any, clients: jax.Array, counted: jax.Array) -> Any:
+    """Entries of the cohort's own states, back to their places, from the rows that count: bool [R]."""
+    if not new_entries:
+        return all_states
+    place = jnp.where(counted, clients, jnp.iinfo(jnp.int32).max)
+    put = lambda old, new: old.at[place].set(new, mode="drop")  # noqa: E731
+    return {**all_states, **{name: jax.tree.map(put, all_states[name], new) for name, new in new_entries.items()}}
 
 
 def _means(metrics: Metrics, accepted: jax.Array) -> Metrics:

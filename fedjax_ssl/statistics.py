@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.network import BatchStats, Network
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
-SOURCES = ("server", "cohort", "all")
+SOURCES = ("server", "cohort", "all", "all_mixed")
 
 
 def make_statistics(network: Network, source: str) -> Callable:
@@ -18,17 +17,13 @@ def make_statistics(network: Network, source: str) -> Callable:
 
     Args:
         network: under any other policy than 'static' the stage does nothing.
-        source: 'server', the anchors alone; 'cohort', the anchors and this round's clients; 'all', the anchors
-            and every client (SemiFL's default, with the privacy caveat of its paper).
+        source: one of `SOURCES`. 'server', the anchors alone; 'cohort', the anchors and this round's clients; 'all',
+            the anchors and every client, each one's batches its own; 'all_mixed', the same images as one pool, which
+            is what SemiFL's code does (with the privacy caveat of its paper).
 
     Returns:
         (state, data, clients int32 [M]) -> state.
-
-    Raises:
-        UserError: for an unknown source.
     """
-    if source not in SOURCES:
-        raise UserError(f"unknown source of statistics {source!r}; known: {', '.join(SOURCES)}")
     if network.normalisation != "static":
         return lambda state, data, clients: state
 
@@ -38,6 +33,8 @@ def make_statistics(network: Network, source: str) -> Callable:
             owners.append((data.client_index[clients], data.client_size[clients]))
         if source == "all":
             owners.append((data.client_index, data.client_size))
+        if source == "all_mixed":
+            owners = [pool(data)]
         size = min(BATCH_SIZE, max(rows.shape[1] for rows, _ in owners))
         cut = [cut_into_batches(rows, sizes, size) for rows, sizes in owners]
         batches, masks = (jnp.concatenate(parts) for parts in zip(*cut))
@@ -52,7 +49,21 @@ def num_exchanging(network: Network, source: str, clients_per_round: int, num_cl
     """How many clients take part in the second exchange of a round, the one that gathers statistics."""
     if network.normalisation != "static":
         return 0
-    return {"server": 0, "cohort": clients_per_round, "all": num_clients}[source]
+    return {"server": 0, "cohort": clients_per_round, "all": num_clients, "all_mixed": num_clients}[source]
+
+
+def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
+    """The images of the server and of all clients as if one owner had them, in the order of the image table.
+
+    Returns:
+        int32 [1, n] rows, padded, n the most that there can be; and int32 [1], how many there are.
+    """
+    num_rows, (num_clients, n_max) = len(data.images), data.client_index.shape
+    there = jnp.arange(n_max) < data.client_size[:, None]
+    owned = jnp.zeros(num_rows, bool).at[data.anchor_index].set(True)
+    owned = owned.at[jnp.where(there, data.client_index, num_rows)].set(True, mode="drop")
+    rows = jnp.nonzero(owned, size=min(num_rows, len(data.anchor_index) + num_clients * n_max), fill_value=0)[0]
+    return rows[None], jnp.sum(owned)[None]
 
 
 def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:

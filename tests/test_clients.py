@@ -17,7 +17,7 @@ def toy_phase(record_previous=False):
     def prepare(broadcast, data, cohort, previous):
         start = jnp.zeros(10) if previous is None else previous.upload["x"]
         work = {"target": jnp.array(TARGETS)[cohort.clients], "start": start}
-        return Jobs(jnp.array(NUM_STEPS)[cohort.clients], work, report=())
+        return Jobs(jnp.array(NUM_STEPS)[cohort.clients], work, report=(), kept={"seen": cohort.states + 1})
 
     def start(broadcast, work, state):
         return {"x": broadcast + work["start"], "visits": state}
@@ -56,6 +56,7 @@ def test_lanes_equal_nested_loops(lanes):
     steps = NUM_STEPS[np.asarray(clients)]
     np.testing.assert_array_equal(result.took_part, steps > 0)
     np.testing.assert_array_equal(result.finished.state, np.where(steps > 0, np.arange(10) + steps, 0))
+    np.testing.assert_array_equal(result.kept["seen"], np.arange(10) + 1)  # with or without a step
 
 
 def test_phases_follow_each_other():

@@ -244,8 +244,9 @@ def test_bytes_are_the_sizes_of_what_travels(tiny_experiment):
     assert traffic["statistics_down"] == traffic["statistics_up"] == 0  # they are taken from the server's images
 
 
-def test_statistics_from_clients_are_a_second_exchange():
-    experiment = build_experiment(make_tiny_config(**{"model.statistics": "all"}))
+@pytest.mark.parametrize("source", ["all", "all_mixed"])
+def test_statistics_from_clients_are_a_second_exchange(source):
+    experiment = build_experiment(make_tiny_config(**{"model.statistics": source}))
     state = State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
     traffic = bytes_per_client(experiment.problem, experiment.method, state, experiment.data)
     count = lambda tree: sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731

@@ -126,6 +126,7 @@ def test_fedil_s_set_grows_and_is_learned_from(trained):
         ("fedanchor", {"method": "supervised"}, "data.reveal_labels must be true"),
         ("fixmatch", {"fixmatch.server": "aside"}, "known: alternate, parallel"),
         ("fixmatch", {"fixmatch.label_mode": "odd"}, "known: train, eval"),
+        ("fixmatch", {"fixmatch.loss_over": "none"}, "known: batch, confident"),
         ("semifl", {"semifl.label_views": -1}, "label_views"),
         ("semifl", {"threshold.kind": "soft"}, "threshold.kind is 'soft'; known: fixed"),
         ("semifl", {"threshold.momentum": 1.0}, "threshold.momentum"),

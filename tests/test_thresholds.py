@@ -2,9 +2,15 @@
 
 import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conftest import TINY_BACKBONE, make_tiny_config
+from fedjax_ssl.config import apply_arguments
+from fedjax_ssl.experiment import build_experiment, initialise
+from fedjax_ssl.rounds import make_round
 from fedjax_ssl.thresholds import class_thresholds, qualify
 
 
@@ -83,3 +89,40 @@ def test_each_label_is_held_to_its_class(client):
     np.testing.assert_array_equal(labels, scores.argmax(axis=1))
     expected = [row.max() >= thresholds[row.argmax()] for row in scores]
     np.testing.assert_array_equal(qualified, expected)
+
+
+def test_the_averages_of_a_client_that_trained_on_nothing_are_kept():
+    """Every client that labelled has its new averages; only who trained has another optimiser's state."""
+    fields = {"threshold.kind": "freematch", "client.persistent": True, "semifl.label_views": 0, "semifl.mixup": False}
+    experiment = build_experiment(
+        apply_arguments(make_tiny_config(**fields, **{"model.name": TINY_BACKBONE}), "semifl")
+    )
+    phase, data, network = experiment.method.phases[0], experiment.data, experiment.problem.network
+
+    def prepare(broadcast, data, cohort, previous):
+        jobs = phase.prepare(broadcast, data, cohort, previous)
+        return jobs._replace(num_steps=jnp.where(cohort.clients < 5, 0, 2))  # as if no image of clients 0 to 4 passed
+
+    def step(broadcast, data, work, carry, index, key):  # nothing is learned, which would take long to compile
+        opt_state = jax.tree.map(lambda leaf: leaf + 1, carry.learner.opt_state)
+        return carry._replace(learner=carry.learner._replace(opt_state=opt_state))
+
+    method = experiment.method._replace(
+        phases=(phase._replace(prepare=prepare, step=step),), server_after=lambda state, data, key: (state, {})
+    )
+    state = jax.jit(lambda data: initialise(experiment, data))(data)
+    after, metrics = jax.jit(make_round(experiment.problem, method, lanes=2))(state, data, experiment.hidden_labels)
+
+    kept = after.clients["threshold"]
+    cohort = np.flatnonzero(kept["rounds"])
+    assert len(cohort) == 4 and 0 < np.sum(cohort < 5) < 4 and metrics["uploads"] == np.sum(cohort >= 5)
+    for client in range(8):
+        scores = np.zeros((1, 10))
+        if client in cohort:
+            images = data.images[data.client_index[client, : data.client_size[client]]]
+            scores = np.asarray(jax.nn.softmax(network.predict(state.params, state.batch_stats, images).logits))
+        np.testing.assert_allclose(kept["level"][client], scores.max(axis=1).mean(), rtol=1e-4)
+        np.testing.assert_allclose(kept["by_class"][client], scores.mean(axis=0), rtol=1e-4, atol=1e-7)
+        steps = 2 if client in cohort and client >= 5 else 0
+        for leaf in jax.tree.leaves(after.clients["opt_state"]):
+            np.testing.assert_array_equal(leaf[client], np.full(leaf.shape[1:], steps))

@@ -45,7 +45,9 @@ VARIANTS = {
     "no_contrastive": {"fedanchor.contrastive": False},  # Table 3, "w/o contr loss"
     "ensemble": {"fedanchor.ensemble_views": 4},  # section 4.5
     "all_pairs": {"fedanchor.travels": "all_pairs"},  # what travels in the paper
-    "no_clients": {"fedanchor.threshold": 2.0},  # no cosine reaches it: only the server trains, with both its losses
+    # Only the server trains, with both its losses: no cosine reaches the threshold, and the statistics of 'static' are
+    # its own images'. Clients still label, for the record. To stand behind a recipe, which may name other statistics.
+    "no_clients": {"fedanchor.threshold": 2.0, "threshold.kind": "fixed", "model.statistics": "server"},
 }
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl import local_training
-from fedjax_ssl.aggregation import norm
+from fedjax_ssl.aggregation import make_aggregation
 from fedjax_ssl.alternating import alternating
 from fedjax_ssl.batches import batch_positions, epoch_orders, num_batches
 from fedjax_ssl.clients import Finished, Jobs, Phase
@@ -30,6 +30,7 @@ from fedjax_ssl.thresholds import class_thresholds, own_thresholds, qualify
 VARIANTS = {"parallel": {"fixmatch.server": "parallel"}}  # SemiFL's Table 4
 SERVERS = ("alternate", "parallel")
 LABEL_MODES = ("train", "eval")
+LOSS_OVER = ("batch", "confident")
 
 
 def defaults() -> ConfigDict:
@@ -40,6 +41,9 @@ def defaults() -> ConfigDict:
     # Batch statistics in labelling: 'train', those of the weak batch, in one pass with the strong one, as the reference
     # code does; 'eval', the model's running or static ones.
     section.label_mode = "train"
+    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4), or over its 'confident' images (SemiFL's code): the
+    # others have no strong view and no part in its batch statistics, and a batch without any is no step.
+    section.loss_over = "batch"
     return section
 
 
@@ -51,20 +55,18 @@ class Work(NamedTuple):
         size: int32 [], its examples.
         order: int32 [E, n_max], their positions, shuffled for each epoch.
         thresholds: float32 [C], for each class.
-        kept: entries of the client's own state for its next round.
     """
 
     rows: jax.Array
     size: jax.Array
     order: jax.Array
     thresholds: jax.Array
-    kept: dict
 
 
 def fixmatch(problem: Problem) -> Method:
     """FedAvg+FixMatch as a Method."""
     options = problem.config.fixmatch
-    for field, known in {"server": SERVERS, "label_mode": LABEL_MODES}.items():
+    for field, known in {"server": SERVERS, "label_mode": LABEL_MODES, "loss_over": LOSS_OVER}.items():
         if options[field] not in known:
             raise UserError(f"fixmatch.{field} is {options[field]!r}; known: {', '.join(known)}")
     phases = (_phase(problem),)
@@ -72,27 +74,19 @@ def fixmatch(problem: Problem) -> Method:
     if options.server == "alternate":
         return method
 
-    def aggregate(state, received):
-        """1/2 of the clients' mean and 1/2 of the server's model; the global model where no client sent anything."""
-        averaged, metrics = method.aggregate(state, received)
-        own = state.server[SERVER_MODEL]
-        half = lambda clients, server: 0.5 * clients + 0.5 * server  # noqa: E731
-        averaged = averaged._replace(params=jax.tree.map(half, averaged.params, own.params))
-        if problem.network.normalisation == "running":
-            averaged = averaged._replace(batch_stats=jax.tree.map(half, averaged.batch_stats, own.batch_stats))
-        change = norm(jax.tree.map(jnp.subtract, averaged.params, state.params))
-        return averaged, {**metrics, "update_norm": change}
-
+    aggregation = make_aggregation(problem, CLASSIFIER, beside=lambda state: state.server[SERVER_MODEL])
     return method._replace(
         init=lambda data, key: with_server_model(method.init(data, key)),
         server_before=lambda state, data, key: train_server_model(problem, state, data, key),
-        aggregate=aggregate,
+        aggregate=aggregation.aggregate,
         server_after=unchanged,
     )
 
 
 def _phase(problem: Problem) -> Phase:
     network, config, options = problem.network, problem.config.client, problem.config.fixmatch
+    only_confident = options.loss_over == "confident"
+    one_pass = options.label_mode == "train" and not only_confident
 
     def prepare(broadcast: GlobalModel, data, cohort, previous) -> Jobs:
         del previous
@@ -112,9 +106,9 @@ def _phase(problem: Problem) -> Phase:
         labels, qualified = qualify(scores, thresholds[:, None, :], strictly=False)
         size = jnp.sum(examples.there, axis=1)
         order = jax.vmap(lambda key, there: epoch_orders(key, there, config.epochs))(keys, examples.there)
-        work = Work(examples.rows, size, order, thresholds, kept)
+        work = Work(examples.rows, size, order, thresholds)
         report = Report({"classification_head": labels}, qualified & examples.there)
-        return Jobs(config.epochs * num_batches(size, config.batch_size), work, report)
+        return Jobs(config.epochs * num_batches(size, config.batch_size), work, report, kept)
 
     def start(broadcast, work, states) -> Training:
         del work
@@ -129,20 +123,29 @@ def _phase(problem: Problem) -> Phase:
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
 
         def loss_fn(params, batch_stats):
-            if options.label_mode == "train":
+            if one_pass:
                 (of_weak, of_strong), batch_stats = network.train(params, batch_stats, (weak, strong), mask)
+            elif options.label_mode == "train":
+                (of_weak,), batch_stats = network.train(params, batch_stats, (weak,), mask)
             else:
                 of_weak = network.predict(params, batch_stats, weak)
-                (of_strong,), batch_stats = network.train(params, batch_stats, (strong,), mask)
             labels, confident = qualify(jax.nn.softmax(of_weak.logits), work.thresholds, strictly=False)
-            loss = fixmatch_loss(of_strong.logits, labels, confident, mask)
+            counted = mask & confident if only_confident else mask
+            if not one_pass:
+                (of_strong,), batch_stats = network.train(params, batch_stats, (strong,), counted)
+            loss = fixmatch_loss(of_strong.logits, labels, confident, counted)
             share = jnp.sum(confident & mask) / jnp.sum(mask)
-            return loss, (batch_stats, {"client_loss": loss, "confident_share": share})
+            return loss, (batch_stats, {"client_loss": loss, "confident_share": share}, jnp.any(counted))
 
-        return local_training.step(config, broadcast, carry, loss_fn, CLASSIFIER)
+        after, any_counted = local_training.step_and_found(config, broadcast, carry, loss_fn, CLASSIFIER)
+        if not only_confident:
+            return after
+        # Without a gradient there would still be weight decay, and the momentum of earlier steps.
+        learner = jax.tree.map(lambda new, old: jnp.where(any_counted, new, old), after.learner, carry.learner)
+        return after._replace(learner=learner)
 
     def finish(broadcast, work, carry, num_steps) -> Finished:
-        del broadcast
-        return local_training.finish(problem, carry, work.kept, num_steps, CLASSIFIER)
+        del broadcast, work
+        return local_training.finish(problem, carry, {}, num_steps, CLASSIFIER)
 
     return Phase(prepare, start, step, finish)

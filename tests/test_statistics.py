@@ -1,0 +1,120 @@
+"""The statistics pass of 'static' normalisation against NumPy, for a model of one layer; and whose images it takes."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conftest import TINY_BACKBONE, make_tiny_config
+from fedjax_ssl import statistics
+from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.experiment import build_experiment
+from fedjax_ssl.method import State
+from fedjax_ssl.models import Normalisation, Outputs
+from fedjax_ssl.network import Network
+from fedjax_ssl.records import bytes_per_client
+from fedjax_ssl.statistics import cut_into_batches, make_statistics, mean_statistics
+
+B = 4
+CLIENTS = [[31, 3, 17, 8, 22, 11, 38, 5, 27], [], [19, 2, 33, 14, 9]]
+ANCHORS = [36, 1, 20, 12, 7, 29]
+EVERYBODY = [ANCHORS, *CLIENTS]
+POOL = sorted(row for rows in EVERYBODY for row in rows)
+
+
+class OneLayer(nn.Module):
+    """Normalises the pixels' channels, and nothing else."""
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None, num_views=1):
+        return Outputs(Normalisation("static", name="norm")(images, train, mask, num_views), None)
+
+
+NETWORK = Network(OneLayer(), mean=(0.4, 0.5), std=(0.2, 0.3), image_shape=(2, 3, 2), normalisation="static")
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """40 images, dark ones at client 0 and bright ones at client 2; nobody's are white and must not count."""
+    rng = np.random.default_rng(0)
+    images = np.full((40, 2, 3, 2), 255, np.uint8)
+    for rows, low in ((CLIENTS[0], 0), (CLIENTS[2], 150), (ANCHORS, 80)):
+        images[rows] = rng.integers(low, low + 60, (len(rows), 2, 3, 2))
+    index = np.zeros((3, 9), np.int32)  # padded with row 0, which is nobody's
+    for client, rows in enumerate(CLIENTS):
+        index[client, : len(rows)] = rows
+    nothing = jnp.zeros(0)
+    sizes = jnp.array([9, 0, 5])
+    return FederatedData(
+        jnp.array(images), nothing, jnp.array(index), sizes, jnp.array(ANCHORS), nothing, nothing, nothing
+    )
+
+
+def moments(images, batches):
+    """Plain mean over the batches of their means and of their unbiased variances, by NumPy: two arrays [2]."""
+    values = (np.asarray(images, np.float64) / 255 - NETWORK.mean) / NETWORK.std
+    of_each = [values[rows].reshape(-1, 2) for rows in batches]
+    return np.mean([v.mean(axis=0) for v in of_each], axis=0), np.mean([v.var(axis=0, ddof=1) for v in of_each], axis=0)
+
+
+def chunks(rows):
+    return [rows[start : start + B] for start in range(0, len(rows), B)]
+
+
+def test_owners_share_no_batch(federation):
+    batches, masks = cut_into_batches(federation.client_index, federation.client_size, B)
+    assert batches.shape == masks.shape == (9, B)  # three for each client
+    found = [np.asarray(rows)[mask].tolist() for rows, mask in zip(batches, np.asarray(masks)) if mask.any()]
+    assert found == [chunk for rows in CLIENTS for chunk in chunks(rows)]
+
+
+def test_mean_statistics(federation):
+    """A short batch counts as much as a full one, an empty one not at all."""
+    params, batch_stats = NETWORK.init(jax.random.key(0))
+    batches = jnp.array([[3, 17, 8, 31], [2, 19, 0, 0], [0, 0, 0, 0]])
+    masks = jnp.arange(B) < jnp.array([4, 2, 0])[:, None]
+    found = mean_statistics(NETWORK, params, batch_stats, federation.images, batches, masks)["norm"]
+    mean, var = moments(federation.images, [[3, 17, 8, 31], [2, 19]])
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(found["var"], var, rtol=1e-5)
+
+
+@pytest.mark.parametrize("source", ["server", "cohort", "all", "all_mixed"])
+def test_sources(federation, monkeypatch, source):
+    monkeypatch.setattr(statistics, "BATCH_SIZE", B)
+    state = State(jnp.int32(0), *NETWORK.init(jax.random.key(0)))
+    refresh = jax.jit(make_statistics(NETWORK, source))
+    found = refresh(state, federation, jnp.array([2, 1])).batch_stats["norm"]
+    batches = {
+        "server": chunks(ANCHORS),
+        "cohort": chunks(ANCHORS) + chunks(CLIENTS[2]),
+        "all": [chunk for rows in EVERYBODY for chunk in chunks(rows)],
+        "all_mixed": chunks(POOL),
+    }
+    mean, var = moments(federation.images, batches[source])
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(found["var"], var, rtol=1e-5)
+    # What 'all' leaves out is the variance between the owners: here more than half of it.
+    total = moments(federation.images, [POOL])[1]
+    assert np.all(var > 0.75 * total) if source == "all_mixed" else np.all(var < 0.5 * total)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["anchors_only,strong", "centralised,strong", "strong,no_clients", "semifl,strong"]
+)
+def test_where_no_client_trains_the_statistics_are_the_servers(arguments):
+    config = apply_arguments(make_tiny_config(**{"model.name": TINY_BACKBONE}), arguments)
+    validate(config)
+    experiment = build_experiment(config)
+    method, data = experiment.method, experiment.data
+    state = State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
+    refresh = jax.jit(method.statistics)
+    found, alone = (
+        refresh(state, federation, jnp.arange(4)).batch_stats["backbone"]
+        for federation in (data, data._replace(client_size=jnp.zeros_like(data.client_size)))
+    )
+    differ = any(bool(jnp.any(a != b)) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(alone)))
+    traffic = bytes_per_client(experiment.problem, method, experiment.state_shape, data)
+    assert differ == (traffic["statistics_up"] > 0) == (arguments == "semifl,strong")
