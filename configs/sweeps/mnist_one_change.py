@@ -21,6 +21,10 @@ def get_sweep():
             "FedAnchor, static statistics": ("plain", {"model.normalisation": "static", **IID}),
             "FedAnchor, threshold by class": ("plain", {"threshold.kind": "sat", **LDA}),
             "SemiFL, weights by accepted labels": ("semifl,plain", {"aggregation.weights": "qualified", **LDA}),
+            "SemiFL (strong), statistics of one pool": (
+                "semifl,strong",
+                {"model.statistics": "all_mixed", **LDA},
+            ),
             "FedIL, counts epochs": (
                 "fedil,plain",
                 {"server.pretrain_epochs": 5, "fedil.count_per": "epoch", **LDA},
@@ -41,6 +45,10 @@ def get_sweep():
             "FixMatch (strong), early, fresh optimisers": (
                 "fixmatch,strong",
                 {"client.persistent": False, "server.persistent": False, **EARLY},
+            ),
+            "FixMatch (strong), early, loss over the confident": (
+                "fixmatch,strong",
+                {"fixmatch.loss_over": "confident", **EARLY},
             ),
             "FixMatch (strong), early, running statistics": (
                 "fixmatch,strong",
