@@ -131,6 +131,7 @@ def test_fedil_s_set_grows_and_is_learned_from(trained):
         ("semifl", {"threshold.momentum": 1.0}, "threshold.momentum"),
         ("semifl", {"aggregation.optimizer": "adamw"}, "aggregation.optimizer is 'adamw'; known: fedavg, fedavgm"),
         ("fedil", {"fedil.count_per": "day"}, "known: epoch, round"),
+        ("fedil", {"fedil.labels_from": "server"}, "fedil.labels_from is 'server'; known: local, global"),
         ("fedil", {"fedil.successive": 0}, "fedil.successive must be at least 1"),
     ],
 )
