@@ -1,5 +1,8 @@
 """A client's local training against a plain loop written from FedAnchor's equations 6 to 10, on unpadded batches."""
 
+import functools
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import optax
 import pytest
 
 from conftest import TINY_BACKBONE, make_tiny_config
-from fedjax_ssl.augment import sample_lambda
+from fedjax_ssl.augment import sample_lambda, weak_augment
 from fedjax_ssl.batches import draw_with_replacement
 from fedjax_ssl.clients import Cohort, train_cohort
 from fedjax_ssl.experiment import build_experiment
@@ -155,7 +158,7 @@ def test_the_mixture_is_augmented_after_or_before(mix_order, monkeypatch):
 def test_crops_are_drawn_for_the_mixture_or_for_each_of_its_images(mix_order, monkeypatch):
     """Each mixture is looked up among those of all pairs of crops: (top, left) of the image and of its partner."""
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
-    problem = build_experiment(make_tiny_config(**{"model.name": TINY_BACKBONE})).problem
+    problem = types.SimpleNamespace(weak=functools.partial(weak_augment, flip=False, padding=1))
     images, partners = np.random.default_rng(0).integers(0, 256, (2, 20, 8, 8, 1)).astype(np.uint8)
     mixtures, mixing = mix_images(problem, jax.random.key(0), images, partners, 0.75, mix_order)
     assert mixing == jnp.float32(0.3)
