@@ -1,15 +1,26 @@
-"""Pseudo-labels by anchors against NumPy written from FedAnchor's equations 3 to 5."""
+"""Pseudo-labels against NumPy: by anchors, FedAnchor's equations 3 to 5; by the received model, SemiFL's equation 4."""
 
+import itertools
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conftest import TINY_BACKBONE, make_tiny_config
+from fedjax_ssl.clients import Cohort
+from fedjax_ssl.experiment import build_experiment
+from fedjax_ssl.local_training import GlobalModel
+from fedjax_ssl.methods import semifl
 from fedjax_ssl.pseudo_labels import (
     AnchorEmbeddings,
     all_pairs_scores,
     class_anchors,
     class_mean_scores,
+    score_cohort,
 )
 from fedjax_ssl.thresholds import qualify
+from linear_network import LinearNetwork, in_numpy, probabilities
 
 CLASSES, ABSENT = 5, 3
 
@@ -69,3 +80,63 @@ def test_an_embedding_equal_to_every_anchor_of_a_class_scores_one():
     )
     scores = class_mean_scores(np.array([[3.0, 0.0]], np.float32), class_anchors(anchors, 2))
     np.testing.assert_allclose(scores, [[1.0, 0.0]], atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def label_cohort():
+    """(experiment, label): label(broadcast, clients) gives SemiFL's report with two views, and the scores behind it."""
+    fields = {"method": "semifl", "model.name": TINY_BACKBONE, "semifl.label_views": 2, "semifl.threshold": 0.5}
+    experiment, scores = build_experiment(make_tiny_config(**fields)), []
+
+    def recorded(*args, **options):
+        scores.append(score_cohort(*args, **options))
+        return scores[-1]
+
+    @jax.jit
+    def label(broadcast, clients):
+        phase = semifl.semifl(experiment.problem._replace(network=LinearNetwork(64, 10))).phases[0]
+        cohort = Cohort(clients, {}, jax.random.key(5))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(semifl, "score_cohort", recorded)
+            report = phase.prepare(broadcast, experiment.data, cohort, None).report
+        return report.pseudo_labels["classification_head"], report.qualified, scores.pop()
+
+    return experiment, label
+
+
+def test_a_cohort_s_labels_are_those_of_the_mean_over_views(label_cohort):
+    """Eq. 4 with two weak views, of nine possible crops each: every score is the mean of one pair's probabilities."""
+    experiment, label = label_cohort
+    params, _ = LinearNetwork(64, 10).init(jax.random.key(1))
+    centre = np.random.default_rng(2).uniform(0, 0.6, 64).astype(np.float32)
+    clients = np.array([6, 1, 3])
+    labels, qualified, scores = map(np.asarray, label(GlobalModel(params, centre, 0.0), clients))
+    pairs = list(itertools.combinations_with_replacement(range(9), 2))
+    drawn, expected = [], np.zeros_like(scores)
+    for job, client in enumerate(clients):
+        images = np.asarray(experiment.data.images)[np.asarray(experiment.data.client_index[client])][..., 0]
+        for place, image in enumerate(images):
+            padded = np.pad(image / 255.0, 1, mode="reflect")
+            crops = [padded[top : top + 8, left : left + 8].ravel() for top in range(3) for left in range(3)]
+            p = probabilities(in_numpy(params), np.array(crops), centre)
+            means = np.array([(p[a] + p[b]) / 2 for a, b in pairs])
+            nearest = np.abs(means - scores[job, place]).max(axis=1).argmin()
+            drawn.append(pairs[nearest])
+            expected[job, place] = means[nearest]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert len(set(drawn)) > 20 and sum(a != b for a, b in drawn) > 60  # 41 of 45 and 88 of 99 are to be expected
+    np.testing.assert_array_equal(labels, expected.argmax(axis=2))
+    np.testing.assert_array_equal(qualified, expected.max(axis=2) >= 0.5)
+    assert 0 < qualified.sum() < qualified.size
+    # What a client draws does not depend on who else is in the cohort.
+    np.testing.assert_allclose(
+        label(GlobalModel(params, centre, 0.0), clients[[2, 0, 1]])[2], scores[[2, 0, 1]], atol=1e-6
+    )
+
+
+def test_a_probability_at_semifl_s_threshold_counts(label_cohort):
+    _, label = label_cohort
+    two_classes = jnp.float32([0, 0] + 8 * [-1e9])  # probabilities of exactly 1/2, whatever the image
+    params = {"backbone": {"bias": two_classes}, "classifier": {"kernel": jnp.zeros((64, 10))}}
+    _, qualified, scores = label(GlobalModel(params, np.zeros(64, np.float32), 0.0), np.array([6, 1, 3]))
+    assert np.all(np.asarray(scores)[..., :2] == 0.5) and np.all(qualified)

@@ -41,6 +41,7 @@ VARIANTS = {  # Table II
     "plain_fedil": {"fedil.label_set": False, "fedil.cosine_screening": False},
 }
 COUNT_PER = ("epoch", "round")
+LABELS_FROM = ("local", "global")
 CREDIBILITY, INCREMENTS = "credibility", "increments"  # entries of a client's own state, and of the server's
 
 
@@ -48,6 +49,9 @@ def defaults() -> ConfigDict:
     """The section `config.fedil`."""
     section = ConfigDict()
     section.threshold = 0.95  # tau of eq. 12
+    # Whose predictions are the labels of xi_a and of the counts: 'local', the model in training; 'global', theta' as it
+    # came down (eq. 8), in evaluation mode.
+    section.labels_from = "local"
     section.successive = 7  # k: counts in a row until a label joins the set (Table III: 2 to 8)
     section.count_per = "round"  # t of eq. 17 to 19 counts a client's rounds; 'epoch': its local epochs
     section.label_set = True  # xi_c of eq. 14; False: Table II's "without pseudo-label set"
@@ -205,6 +209,9 @@ def _phase(problem: Problem) -> Phase:
         weak_key, strong_key, set_key, set_view_key = jax.random.split(key, 4)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
         reference = network.predict(broadcast.server.params, broadcast.server.batch_stats, weak).logits  # eq. 10, y_0
+        frozen = None  # theta' as it came down: no more than labels, the divergence would have no gradient
+        if options.labels_from == "global":
+            frozen = network.predict(broadcast.params, broadcast.batch_stats, weak).logits  # eq. 8
         views = (weak, strong)
         if options.label_set:
             # A batch of D^l, with replacement. While the set is empty the batch's own images stand in, unlearned from.
@@ -215,7 +222,8 @@ def _phase(problem: Problem) -> Phase:
         def loss_fn(params, batch_stats):
             outputs, batch_stats = network.train(params, batch_stats, views, mask)
             of_weak, of_strong = outputs[0].logits, outputs[1].logits
-            labels, confident = qualify(jax.nn.softmax(of_weak), options.threshold, strictly=False)
+            of_labels = of_weak if frozen is None else frozen
+            labels, confident = qualify(jax.nn.softmax(of_labels), options.threshold, strictly=False)
             pseudo_loss = fixmatch_loss(of_strong, labels, confident, mask)  # xi_a of eq. 12
             kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
             set_loss = jnp.float32(0.0)
@@ -282,8 +290,9 @@ def advance(
 
 
 def _check(options) -> None:
-    if options.count_per not in COUNT_PER:
-        raise UserError(f"fedil.count_per is {options.count_per!r}; known: {', '.join(COUNT_PER)}")
+    for field, known in {"count_per": COUNT_PER, "labels_from": LABELS_FROM}.items():
+        if options[field] not in known:
+            raise UserError(f"fedil.{field} is {options[field]!r}; known: {', '.join(known)}")
     for field in ("successive", "average_rounds", "stop_rounds"):
         if options[field] < 1:
             raise UserError(f"fedil.{field} must be at least 1, not {options[field]}")

@@ -1,0 +1,83 @@
+"""A linear classifier whose whole steps and rounds can be recomputed in NumPy: its gradients have a closed form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.models import Outputs
+
+
+class LinearNetwork:
+    """Logits (x - c) @ kernel + bias of the pixels x in 0..1, in place of a `Network`.
+
+    As with batch normalisation, c is the mean of each view's batch in training, and the statistics in evaluation.
+    """
+
+    normalisation = "group"  # statistics neither travel up nor are refreshed
+
+    def __init__(self, pixels, classes):
+        self.shapes = {"backbone": {"bias": (classes,)}, "classifier": {"kernel": (pixels, classes)}}
+
+    def init(self, key):
+        leaves, treedef = jax.tree.flatten(self.shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
+        drawn = [0.3 * jax.random.normal(k, shape) for k, shape in zip(jax.random.split(key, len(leaves)), leaves)]
+        return jax.tree.unflatten(treedef, drawn), jnp.zeros(self.shapes["classifier"]["kernel"][0])
+
+    def predict(self, params, batch_stats, images):
+        x = images.astype(jnp.float32).reshape(len(images), -1) / 255 - batch_stats
+        logits = jnp.matmul(x, params["classifier"]["kernel"], precision="highest") + params["backbone"]["bias"]
+        return Outputs(logits, None)
+
+    def train(self, params, batch_stats, views, mask):
+        def mean(view):
+            return jnp.mean(view.astype(jnp.float32).reshape(len(view), -1) / 255, axis=0, where=mask[:, None])
+
+        return tuple(self.predict(params, mean(view), view) for view in views), batch_stats
+
+
+# The same by NumPy, in float64. A batch is [B, pixels] in 0..1, a model {"bias": [C], "kernel": [pixels, C]}.
+
+
+def in_numpy(params):
+    """The parameters of a `LinearNetwork` (or their gradients' momentum)."""
+    named = {"bias": params["backbone"]["bias"], "kernel": params["classifier"]["kernel"]}
+    return {name: np.asarray(leaf, np.float64) for name, leaf in named.items()}
+
+
+def softmax(logits):
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def probabilities(model, x, centre):
+    return softmax((x - centre) @ model["kernel"] + model["bias"])
+
+
+def loss_and_gradient(model, x, targets):
+    """Mean over a training batch of sum_c -targets_c log p_c; a row of targets may sum to less than 1, as to 0."""
+    p, centred = probabilities(model, x, x.mean(axis=0)), x - x.mean(axis=0)
+    wrong = (p * targets.sum(axis=1, keepdims=True) - targets) / len(x)
+    loss = -np.sum(targets * np.log(p)) / len(x)
+    return loss, {"bias": wrong.sum(axis=0), "kernel": centred.T @ wrong}
+
+
+def sgd_step(model, gradient, velocity, config, learning_rate):
+    """PyTorch's SGD: the whole gradient clipped, weight decay, momentum, perhaps Nesterov's.
+
+    Returns:
+        The model, and the velocity for the next step.
+    """
+    length = np.sqrt(sum(np.sum(leaf**2) for leaf in gradient.values()))
+    factor = min(1, config.clip_norm / length) if config.clip_norm else 1
+    moved, after = {}, {}
+    for name, leaf in model.items():
+        g = factor * gradient[name] + config.weight_decay * leaf
+        after[name] = config.momentum * velocity[name] + g
+        direction = g + config.momentum * after[name] if config.nesterov else after[name]
+        moved[name] = leaf - learning_rate * direction
+    return moved, after
+
+
+def at_rest(model):
+    """The velocity before the first step."""
+    return {name: np.zeros_like(leaf) for name, leaf in model.items()}
