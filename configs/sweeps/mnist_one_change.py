@@ -38,6 +38,7 @@ def get_sweep():
                 "fixmatch,strong",
                 {"server.clip_norm": 0.0, **EARLY},
             ),
+            "FixMatch (strong), early, five epochs at the server": ("fixmatch,strong", {"server.epochs": 5, **EARLY}),
             "FixMatch (strong), early, no server momentum": (
                 "fixmatch,strong",
                 {"aggregation.optimizer": "fedavg", **EARLY},
