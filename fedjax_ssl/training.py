@@ -119,7 +119,8 @@ def train(
             _conclude(run)  # it may have been killed before its summary
             when_over()
         for group in groups:
-            trained = _train_group(config, group, programs[len(group)])
+            sharing = sum(len(other) for other in groups if len(other) == len(group))
+            trained = _train_group(config, group, programs[len(group)], sharing)
             states.update(zip([run.folder.config["seed"] for run in group], trained))
             for run in group:
                 _conclude(run)
@@ -182,12 +183,15 @@ def group_runs(runs: list[Run]) -> list[list[Run]]:
     return groups
 
 
-def _train_group(config: ConfigDict, group: list[Run], program: Program) -> list[State]:
-    """Runs that go through the lanes together, from where they stand to the end; their states."""
+def _train_group(config: ConfigDict, group: list[Run], program: Program, sharing: int) -> list[State]:
+    """Runs that go through the lanes together, from where they stand to the end; their states.
+
+    `sharing` is the number of all runs that the program was compiled for: each bears its part of the seconds.
+    """
     first_round = group[0].round
     for run in group:
         run.folder.begin(first_round)
-        run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / len(group)}])
+        run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
         _write_facts(run)
     with contextlib.ExitStack() as stack:
         group = [run._replace(live=stack.enter_context(open_live(config, run.folder))) for run in group]
