@@ -59,24 +59,28 @@ def train_by_hand(experiment, state, client, work, cohort_key, num_steps):
         mix_loss = mixing * entropy(of_mix, y_fix) + (1 - mixing) * entropy(of_mix, y_mix)
         return entropy(of_fix, y_fix) + mix_loss, batch_stats
 
-    step = jax.jit(jax.grad(loss_fn, has_aux=True))
+    @jax.jit
+    def step(trained, batch_stats, opt_state, *batch):
+        gradient, batch_stats = jax.grad(loss_fn, has_aux=True)(trained, batch_stats, *batch)
+        updates, opt_state = optimizer.update(gradient, opt_state, trained)
+        return optax.apply_updates(trained, updates), batch_stats, opt_state
+
     for index in range(num_steps):
         batch = slice(10 * index, min(10 * index + 10, int(work.num_fix)))
         fix, mix = np.asarray(work.fix_order[0, batch]), np.asarray(work.mix[batch])
         _, mix_key = jax.random.split(jax.random.fold_in(client_key, index))
         mixing = sample_lambda(jax.random.split(mix_key, 3)[0], 0.75)
         rows, labels = np.asarray(work.rows), np.asarray(work.labels)
-        gradient, batch_stats = step(
-            trained, batch_stats, images[rows[fix]], labels[fix], images[rows[mix]], labels[mix], mixing
-        )
-        updates, opt_state = optimizer.update(gradient, opt_state, trained)
-        trained = optax.apply_updates(trained, updates)
+        batch = images[rows[fix]], labels[fix], images[rows[mix]], labels[mix], mixing
+        trained, batch_stats, opt_state = step(trained, batch_stats, opt_state, *batch)
     return trained, batch_stats
 
 
 def test_padded_steps_equal_the_unpadded_plain_loop():
-    experiment = build_experiment(make_tiny_config(**PLAIN, **{"model.normalisation": "running"}))
-    state = State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
+    experiment = build_experiment(
+        make_tiny_config(**PLAIN, **{"model.name": TINY_BACKBONE, "model.normalisation": "running"})
+    )
+    state = State(jnp.int32(0), *jax.jit(experiment.problem.network.init)(jax.random.key(0)))
     broadcast = jax.jit(experiment.method.broadcast)(state, experiment.data)
     cohort = Cohort(jnp.array([5]), (), jax.random.key(1))
     phase = experiment.method.phases[0]
