@@ -10,15 +10,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.backend import (
-    check_memory,
-    compiler_options,
-    default_lanes,
-    jit_on_all_devices,
-)
-from fedjax_ssl.data import (
-    stack_seeds,
-)
+from fedjax_ssl.backend import check_memory, compiler_options, default_lanes, jit_on_all_devices
+from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.experiment import Experiment, initialise
 from fedjax_ssl.rounds import make_dispatch, make_round, over_seeds
 from fedjax_ssl.snapshots import make_snapshot

@@ -14,20 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.backend import (
-    on_all_devices,
-    seeds_together,
-    use_compilation_cache,
-    use_devices,
-)
+from fedjax_ssl.backend import on_all_devices, seeds_together, use_compilation_cache, use_devices
 from fedjax_ssl.checkpoints import Checkpoints
 from fedjax_ssl.config import for_seed, validate
-from fedjax_ssl.data import (
-    class_counts,
-    dataset_facts,
-    save_partition,
-    stack_seeds,
-)
+from fedjax_ssl.data import class_counts, dataset_facts, save_partition, stack_seeds
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.experiment import Experiment, build_experiments
 from fedjax_ssl.files import replace_arrays, replace_file

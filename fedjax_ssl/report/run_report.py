@@ -129,8 +129,9 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
     if not path.exists():
         return None
     profile = json.loads(path.read_text())
-    found = differences(complete(profile["config"]), run.config) if "config" in profile else {"?"}
-    return None if set(found) - _OF_NO_WEIGHT else profile
+    if "config" not in profile:  # of an earlier version
+        return None
+    return None if set(differences(complete(profile["config"]), run.config)) - _OF_NO_WEIGHT else profile
 
 
 def _sections(run: RunRecords, found: _Pictures) -> list[str]:
