@@ -15,11 +15,6 @@ from fedjax_ssl.config import apply_arguments, base_config
 
 def get_config(arguments=""):
     config = base_config()
-    apply_arguments(config, "fedil,wrn28_2")
-    config.num_rounds = 2000
-    config.clients_per_round = 5
+    apply_arguments(config, "fedil,paper,wrn28_2")
     config.data.num_anchors = 500
-    config.data.anchors = "random"
-    config.data.partition = "iid"
-    config.server.augmentation = "weak"
     return apply_arguments(config, arguments)

@@ -15,13 +15,8 @@ from fedjax_ssl.config import apply_arguments, base_config
 
 def get_config(arguments=""):
     config = base_config()
-    apply_arguments(config, "fedil,wrn28_2")
-    config.num_rounds = 2000
-    config.clients_per_round = 5
+    apply_arguments(config, "fedil,paper,wrn28_2")
     config.data.source = "cifar100"
     config.data.num_anchors = 5000
-    config.data.anchors = "random"
-    config.data.partition = "iid"
     config.data.classes_per_client = 20
-    config.server.augmentation = "weak"
     return apply_arguments(config, arguments)

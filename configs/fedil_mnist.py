@@ -15,13 +15,7 @@ from fedjax_ssl.config import apply_arguments, base_config
 
 def get_config(arguments=""):
     config = base_config()
-    apply_arguments(config, "fedil")
-    config.num_rounds = 2000
-    config.clients_per_round = 5
+    apply_arguments(config, "fedil,paper,cnn")
     config.data.source = "mnist"
     config.data.num_anchors = 600
-    config.data.anchors = "random"
-    config.data.partition = "iid"
-    config.model.name = "cnn"
-    config.server.augmentation = "weak"
     return apply_arguments(config, arguments)

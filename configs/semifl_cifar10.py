@@ -18,15 +18,8 @@ from fedjax_ssl.config import apply_arguments, base_config
 
 def get_config(arguments=""):
     config = base_config()
-    apply_arguments(config, "semifl,strong,wrn28_2")
-    config.num_rounds = 800
+    apply_arguments(config, "semifl,strong,paper,wrn28_2")
     config.data.num_anchors = 4000
-    config.data.partition = "dirichlet_clients"
-    config.augment.flavour = "semifl"
-    config.server.epochs = 5
-    config.server.batch_size = 250
-    config.server.augmentation = "weak"
-    config.server.pretrain_epochs = 0
     apply_arguments(config, arguments)
     if config.data.num_anchors <= 1000:
         config.server.batch_size = 10

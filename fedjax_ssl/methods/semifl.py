@@ -21,7 +21,18 @@ from fedjax_ssl.method import Method, Problem, Report
 from fedjax_ssl.pseudo_labels import CohortExamples, score_cohort
 from fedjax_ssl.thresholds import own_thresholds, qualify_cohort
 
-VARIANTS = {"no_mixup": {"semifl.mixup": False}}  # FedAnchor's Table 3, "SemiFL + no mixup"
+VARIANTS = {
+    "paper": {  # the setting of its experiments, besides the recipe `strong`; with 1,000 labels or less, batches of 10
+        "num_rounds": 800,
+        "data.partition": "dirichlet_clients",
+        "augment.flavour": "semifl",
+        "server.epochs": 5,
+        "server.batch_size": 250,
+        "server.augmentation": "weak",
+        "server.pretrain_epochs": 0,
+    },
+    "no_mixup": {"semifl.mixup": False},  # FedAnchor's Table 3, "SemiFL + no mixup"
+}
 
 
 def defaults() -> ConfigDict:
