@@ -6,9 +6,9 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ssl import help_text
+from fedjax_ssl.cli import help
+from fedjax_ssl.cli.help import Command
 from fedjax_ssl.errors import TrainingError, UserError
-from fedjax_ssl.help_text import Command
 
 QUICKSTART = pathlib.Path(__file__).parent / "configs" / "quickstart.py"
 
@@ -25,7 +25,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     Watch it with: tensorboard --logdir=runs
     """
     from fedjax_ssl import train
-    from fedjax_ssl.command_line import parse_config
+    from fedjax_ssl.cli.parse import parse_config
 
     train(parse_config(own.config, overrides), own.workdir)
 
@@ -50,8 +50,8 @@ def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
 
     The workdir, a fresh one, gets trace/, profile.json and profile.txt.
     """
-    from fedjax_ssl.command_line import parse_config
-    from fedjax_ssl.profiling import profile
+    from fedjax_ssl.cli.parse import parse_config
+    from fedjax_ssl.run.profiling import profile
 
     profile(parse_config(own.config, overrides), own.rounds, own.workdir)
 
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status: 0, 2 for what the user can mend, 3 for failed training."""
     if {"-h", "--help", "help"} & set(argv):
         command = next((word for word in argv if word in COMMANDS), None)
-        print(help_text.of_command(command, COMMANDS[command]) if command else help_text.overview(COMMANDS))
+        print(help.of_command(command, COMMANDS[command]) if command else help.overview(COMMANDS))
         return 0
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:

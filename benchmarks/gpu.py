@@ -27,13 +27,13 @@ import numpy as np
 from harness import describe, print_table, seconds_of, write
 
 from fedjax_ssl import base_config
-from fedjax_ssl.backend import default_lanes
-from fedjax_ssl.experiment import build_experiment, initialise
-from fedjax_ssl.losses import cross_entropy
+from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.models import build_model, layers
-from fedjax_ssl.network import Network
-from fedjax_ssl.profiling import step_flops
-from fedjax_ssl.programs import compile_dispatch
+from fedjax_ssl.models.network import Network
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.machine import default_lanes
+from fedjax_ssl.run.profiling import step_flops
+from fedjax_ssl.run.programs import compile_dispatch
 
 DTYPES = ("float32", "bfloat16")
 

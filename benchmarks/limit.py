@@ -39,13 +39,13 @@ from harness import describe, random_federation, seconds_of, write_tables
 
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.backend import compiler_options, default_lanes
-from fedjax_ssl.clients import Cohort, Phase, train_cohort
-from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
-from fedjax_ssl.method import Problem, Report
+from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import Cohort, Phase, Problem, Report
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.layers import Conv
-from fedjax_ssl.network import Network
+from fedjax_ssl.models.network import Network
+from fedjax_ssl.run.machine import compiler_options, default_lanes
 
 IMAGE_SHAPES = {"wrn28_2": (32, 32, 3), "resnet18": (32, 32, 3), "cnn": (28, 28, 1)}
 PARTS = ("backbone", "classifier")  # what a client trains

@@ -56,14 +56,14 @@ from harness import describe, random_federation, seconds_of, write_tables
 
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.backend import default_lanes
-from fedjax_ssl.clients import Cohort, Finished, Jobs, Phase, train_cohort
 from fedjax_ssl.data import make_partition
-from fedjax_ssl.method import Problem
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Phase, Problem
+from fedjax_ssl.engine.round import init_key, make_round
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import build_model
-from fedjax_ssl.network import Network
-from fedjax_ssl.rounds import init_key, make_round
+from fedjax_ssl.models.network import Network
+from fedjax_ssl.run.machine import default_lanes
 
 IMAGE_SHAPE = (28, 28, 1)
 CLASSES, ANCHORS, TEST_IMAGES, BATCH_SIZE = 10, 50, 100, 10

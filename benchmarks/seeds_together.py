@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from harness import describe, write
 
-from fedjax_ssl.command_line import load_config_file
+from fedjax_ssl.cli.parse import load_config_file
 from fedjax_ssl.config import for_seed
 from fedjax_ssl.data import stack_seeds
-from fedjax_ssl.experiment import build_experiments, initialise
-from fedjax_ssl.rounds import make_dispatch, make_round, over_seeds
+from fedjax_ssl.engine.round import make_dispatch, make_round, over_seeds
+from fedjax_ssl.run.experiment import build_experiments, initialise
 
 CONFIG = pathlib.Path(__file__).resolve().parent.parent / "configs" / "quickstart.py"
 OF_LAST_ROUNDS = 5

@@ -9,9 +9,10 @@ there is none, the comment above it; a comment above an assignment that has its 
 import re
 from collections.abc import Iterator
 
-from fedjax_ssl.config import ARGUMENT_FIELDS, ARGUMENTS, base_config, flatten
+from fedjax_ssl.cli.source_docs import read_fields
+from fedjax_ssl.config import ARGUMENTS, base_config, flatten
+from fedjax_ssl.fields import ARGUMENT_FIELDS
 from fedjax_ssl.methods import FIELDS, METHODS, VARIANTS
-from fedjax_ssl.source_docs import read_fields
 
 INTRODUCTION = """# Configuration
 

@@ -15,13 +15,13 @@ COLOURS = {"run": ("#eceff4", "#8a94a6"), "server": ("#e3ecfb", "#4a76c0"), "cli
 
 # (lane, colour, title, lines in the code's font, lines in words)
 RUN = [
-    ("run", "1. From words to a configuration", ["launch.py: main, run", "command_line.py: parse_config"], []),
+    ("run", "1. From words to a configuration", ["launch.py: main, run", "cli/parse.py: parse_config"], []),
     (
         "run",
         "2. Data, partition, model, method; compiled; initialised and pre-trained",
         [
-            "training.py: train",
-            "experiment.py: build_experiments, initialise",
+            "run/train.py: train",
+            "run/experiment.py: build_experiments, initialise",
             "data/: load_dataset, make_partition, federate",
         ],
         [],
@@ -29,52 +29,52 @@ RUN = [
     (
         "run",
         "3. Many rounds in one dispatch; each is round_fn(state, data)",
-        ["rounds.py: make_dispatch, make_round"],
+        ["engine/round.py: make_dispatch, make_round"],
         [],
     ),
 ]
 ROUND = [
-    ("server", "4. Selects a cohort", ["rounds.py: round_fn"], ["M of K clients, drawn at random"]),
+    ("server", "4. Selects a cohort", ["engine/round.py: round_fn"], ["M of K clients, drawn at random"]),
     (
         "server",
         "5. Broadcasts",
-        ["methods/fedanchor.py: broadcast", "pseudo_labels.py: class_anchors"],
+        ["methods/fedanchor.py: broadcast", "client/anchors.py: class_anchors"],
         ["the model w, its anchors' class means,", "the learning rate"],
     ),
     (
         "client",
         "6. Label their own images",
-        ["methods/fedanchor.py: label", "pseudo_labels.py: class_mean_scores", "thresholds.py: qualify_cohort"],
+        ["methods/fedanchor.py: label", "client/anchors.py: class_mean_scores", "client/thresholds.py: qualify_cohort"],
         ["cosine to the anchors of each class: eq. 3", "label and fix set: eq. 4, 5"],
     ),
     (
         "client",
         "7. Train in lanes",
-        ["clients.py: train_cohort", "lanes.py: run_in_lanes", "fix_mix.py: step"],
+        ["engine/cohort.py: train_cohort", "engine/lanes.py: run_in_lanes", "client/fix_mix.py: step"],
         ["SGD on fix and mix set: eq. 6 to 10"],
     ),
     (
         "client",
         "8. Upload",
-        ["local_training.py: finish"],
+        ["client/local_sgd.py: finish"],
         ["backbone and classifier, w_m"],
     ),
     (
         "server",
         "9. Aggregates",
-        ["aggregation.py: make_aggregation"],
+        ["server/aggregation.py: make_aggregation"],
         ["w = sum of n_m w_m / sum of n_m"],
     ),
     (
         "server",
         "10. Trains on its anchors",
-        ["server.py: train_on_anchors", "losses.py: label_contrastive_loss"],
+        ["server/training.py: train_on_anchors", "learning/losses.py: label_contrastive_loss"],
         ["an epoch of cross-entropy,", "an epoch of contrast: eq. 1, 2"],
     ),
     (
         "server",
         "11. Tests the model, writes it down",
-        ["evaluation.py: evaluate", "training.py: _write_rounds"],
+        ["engine/evaluation.py: evaluate", "run/loop.py: _write_rounds"],
         ["a line in metrics.jsonl; checkpoints"],
     ),
 ]

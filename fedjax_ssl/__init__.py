@@ -11,10 +11,10 @@ __all__ = ["Prediction", "Predictor", "State", "TrainingError", "UserError", "ba
 _HOMES = {
     "Prediction": "predictor",
     "Predictor": "predictor",
-    "State": "method",
+    "State": "engine.interface",
     "base_config": "config",
     "load": "predictor",
-    "train": "training",
+    "train": "run.train",
 }
 
 

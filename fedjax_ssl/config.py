@@ -3,134 +3,28 @@
 import json
 from typing import Any
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from fedjax_ssl.aggregation import OPTIMIZERS, WEIGHTS
 from fedjax_ssl.augment import check_rand_augment
+from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
+from fedjax_ssl.learning.schedule import SCHEDULES
 from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS, registered
 from fedjax_ssl.models import BACKBONES, is_own
-from fedjax_ssl.recipes import RECIPES
-from fedjax_ssl.schedule import SCHEDULES
-from fedjax_ssl.statistics import SOURCES
-from fedjax_ssl.thresholds import KINDS
-
-# Fields that change no result beyond rounding: they may differ when a run is taken up again.
-CHANGES_NO_RESULT = (
-    "checkpoint_every",
-    "checkpoint_every_persistent",
-    "devices",
-    "lanes",
-    "log.report",
-    "log.tensorboard",
-    "log.wandb_project",
-    "rounds_per_dispatch",
-    "snapshot_rounds",
-)
+from fedjax_ssl.server.aggregation import OPTIMIZERS, WEIGHTS
+from fedjax_ssl.server.statistics import SOURCES
 
 # What every config file takes behind its colon, besides methods and their variants.
-ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
-IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its experiments)
-ARGUMENTS = {
-    **RECIPES,
-    **{name: {"model.name": name} for name in BACKBONES},
-    "iid": {"data.alpha": IID_ALPHA},
-    "two_classes": {"data.partition": "shards", "data.classes_per_client": 2},  # FedIL's non-IID
-    "centralised": {"method": "anchors_only", "data.centralised": True},
-}
+ARGUMENTS = {**RECIPES, **{name: {"model.name": name} for name in BACKBONES}, **WORDS}
 
 
 def base_config() -> ConfigDict:
     """All fields with their defaults, locked: FedAnchor as its paper runs it on CIFAR-10, IID or not by `data`."""
-    config = ConfigDict()
-    config.method = "fedanchor"  # one of fedjax_ssl.methods.METHODS
-    config.seed = 0  # partition, initialisation, cohorts, everything random
-    config.seeds = ()  # several runs with these seeds instead of one, in WORKDIR/seed_N
-    config.num_rounds = 500  # T, the rounds of the run
-    config.num_clients = 100  # K, of the whole federation
-    config.clients_per_round = 10  # M, the cohort: drawn anew in each round, without replacement
-    config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
-    config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
-    config.checkpoint_every = 10  # rounds between two checkpoints
-    config.checkpoint_every_persistent = 50  # instead, where clients keep optimisers: a model for each in a checkpoint
-    config.snapshot_rounds = ()  # after which the report shows the latent space, and the last; 0: before the first
-    # Performance only; None takes the measured default of the backend.
-    config.lanes = config_dict.placeholder(int)  # clients trained side by side on each device
-    config.devices = config_dict.placeholder(int)  # that share the lanes; None: all
-    config.rounds_per_dispatch = config_dict.placeholder(int)  # rounds between two looks at progress and signals
-
-    config.data = ConfigDict()
-    config.data.source = "cifar10"  # 'digits', 'npz', 'folder', or a TensorFlow Datasets name
-    config.data.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/own_data.md
-    config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
-    config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
-    config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
-    config.data.num_anchors = 500  # S, labelled images at the server, taken away from the clients
-    config.data.anchors = "balanced"  # S / C of each class, or 'random'
-    config.data.partition = "lda"  # how the rest is divided; see fedjax_ssl/data/partition_schemes.py
-    config.data.alpha = 0.1  # of the Dirichlet partitions: lower is more heterogeneous
-    config.data.classes_per_client = 2  # of the 'shards' partition
-    config.data.examples_per_client = 0  # at most so many for each client; 0: all
-    config.data.partition_file = ""  # take this saved partition instead
-    config.data.reveal_labels = False  # to the methods: for upper bounds alone, and marked in every table
-    config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
-
-    config.model = ConfigDict()
-    config.model.name = "resnet18"  # 'cnn', 'resnet18', 'wrn28_2', 'wrn28_8', or your own, see docs/own_model.md
-    config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
-    config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
-    config.model.statistics = "server"  # of 'static', from images of: 'server', 'cohort', 'all' or 'all_mixed'
-    config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
-
-    config.augment = ConfigDict()
-    config.augment.padding = 4  # pixels of reflection around the image before the random crop
-    config.augment.flavour = "usb"  # of RandAugment; see fedjax_ssl/augment/randaugment.py
-    config.augment.num_ops = 2  # n of RandAugment: operations for each image
-    config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' draws its own
-
-    config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
-    config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
-
-    config.server = _sgd_section(learning_rate=0.03, epochs=1, batch_size=10)
-    config.server.augmentation = "strong"  # of the labelled images in cross-entropy: 'strong' or 'weak'
-    config.server.pretrain_epochs = 5  # on the anchors, before the first round
-    config.server.pretrain_learning_rate = 0.05  # in those epochs
-
-    config.aggregation = ConfigDict()
-    config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
-    config.aggregation.clip_norm = 0.0  # of each client's whole update; 0: no clipping
-    config.aggregation.optimizer = "fedavg"  # or 'fedavgm', 'fedadagrad', 'fedadam', 'fedyogi'
-    config.aggregation.learning_rate = 1.0  # of the server optimiser; 'fedavg' has none
-    config.aggregation.momentum = 0.5  # of 'fedavgm', and the first moment's decay of 'fedadam' and 'fedyogi'
-    config.aggregation.adaptivity = 1e-3  # tau of the adaptive ones (Reddi et al., 2021)
-
-    config.threshold = ConfigDict()
-    # Of pseudo-labels: 'fixed' at the method's own threshold; or 'client_mean', 'sat', 'freematch', 'flexmatch', which
-    # adapt to the client or the class: see fedjax_ssl/thresholds.py.
-    config.threshold.kind = "fixed"
-    config.threshold.momentum = 0.9  # of the averages that 'freematch' keeps at each client
-
-    config.log = ConfigDict()
-    config.log.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over
-    config.log.tensorboard = True  # event files in WORKDIR/tensorboard
-    config.log.wandb_project = ""  # of Weights & Biases, which gets a run for each seed; '': none
-
+    config = shared_fields()
     for method, defaults in DEFAULTS.items():
         config[method] = defaults()
     return config.lock()
-
-
-def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDict:
-    section = ConfigDict()
-    section.epochs = epochs  # passes over the training data in a round
-    section.batch_size = batch_size  # images in a step; the last one of an epoch may have fewer
-    section.learning_rate = learning_rate  # of SGD, in the first round; see schedule
-    section.momentum = 0.9  # of SGD
-    section.nesterov = False  # Nesterov's form of the momentum
-    section.weight_decay = 5e-4  # added to the gradient of all trained parameters
-    section.clip_norm = 1.0  # of the whole gradient; 0: no clipping
-    section.persistent = False  # the optimiser's state survives rounds; of clients: one more model for each of all K
-    return section
 
 
 def validate(config: ConfigDict) -> None:

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.checkpoints import Checkpoints
 from fedjax_ssl.config import complete
 from fedjax_ssl.data.npz import open_archive, read_arrays
+from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
-from fedjax_ssl.method import State
 from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
-from fedjax_ssl.network import build_network
-from fedjax_ssl.workdir import CHECKPOINTS, CONFIG, DATASET
+from fedjax_ssl.models.network import build_network
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET
 
 BATCH_SIZE = 256  # images at a time, whatever the number: one program, and a bound for the memory
 

@@ -19,14 +19,15 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.command_line import call_in_file, load_config_file, overridden_fields, override
-from fedjax_ssl.config import CHANGES_NO_RESULT, differences, flatten, for_seed, labels_revealed, validate
+from fedjax_ssl.cli.parse import call_in_file, load_config_file, overridden_fields, override
+from fedjax_ssl.config import differences, flatten, for_seed, labels_revealed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
+from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import replace_file
-from fedjax_ssl.report.runs import read_run
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_lines
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
-from fedjax_ssl.training import train
-from fedjax_ssl.workdir import METRICS, REPORT, SUMMARY, read_lines
+from fedjax_ssl.run.train import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -116,7 +117,7 @@ def run_sweep(
             jax.clear_caches()  # the next cell's programs are others
     print(update_table(), end="")
     if any(cell.row().runs for cell in cells):
-        from fedjax_ssl.report.comparison import write_comparison  # matplotlib takes a second to import
+        from fedjax_ssl.report.comparison import write_comparison
 
         page = write_comparison([workdir], pathlib.Path(workdir) / REPORT, sweep.target_accuracy)
         print(f"report {page}", file=sys.stderr)

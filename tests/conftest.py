@@ -82,7 +82,7 @@ def tiny_experiment():
     """A built experiment and its state before the first round; tests must not donate the state."""
     import jax
 
-    from fedjax_ssl.experiment import build_experiment, initialise
+    from fedjax_ssl.run.experiment import build_experiment, initialise
 
     experiment = build_experiment(make_tiny_config())
     return experiment, jax.jit(lambda data: initialise(experiment, data))(experiment.data)
@@ -91,7 +91,7 @@ def tiny_experiment():
 @pytest.fixture(scope="session")
 def choosy_experiment(tiny_experiment):
     """The same with a threshold at which some examples of each client qualify and some do not."""
-    from fedjax_ssl.experiment import build_experiment
+    from fedjax_ssl.run.experiment import build_experiment
 
     return build_experiment(make_tiny_config(**{"fedanchor.threshold": 0.7})), tiny_experiment[1]
 

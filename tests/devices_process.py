@@ -15,10 +15,10 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 from conftest import make_tiny_config  # noqa: E402
-from fedjax_ssl.backend import jit_on_all_devices, on_all_devices, use_devices  # noqa: E402
-from fedjax_ssl.evaluation import tree_bytes  # noqa: E402
-from fedjax_ssl.experiment import build_experiment, initialise  # noqa: E402
-from fedjax_ssl.rounds import make_round  # noqa: E402
+from fedjax_ssl.engine.round import make_round  # noqa: E402
+from fedjax_ssl.learning.trees import tree_bytes  # noqa: E402
+from fedjax_ssl.run.experiment import build_experiment, initialise  # noqa: E402
+from fedjax_ssl.run.machine import jit_on_all_devices, on_all_devices, use_devices  # noqa: E402
 
 
 def largest_result(program: str, operation: str) -> int:

@@ -7,16 +7,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from fedjax_ssl.aggregation import (
-    all_finite,
-    client_weights,
-    clip_updates,
-    cosines,
-    make_aggregation,
-    weighted_mean,
-)
-from fedjax_ssl.local_training import ModelUpload
-from fedjax_ssl.method import Received, State
+from fedjax_ssl.engine.interface import ModelUpload, Received, State
+from fedjax_ssl.learning.trees import all_finite, cosines
+from fedjax_ssl.server.aggregation import client_weights, clip_updates, make_aggregation, weighted_mean
 
 
 def test_weighted_mean_ignores_what_has_no_weight():

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.clients import Cohort, Finished, Jobs, Phase, train_cohort
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Phase
 
 NUM_STEPS = np.array([3, 0, 7, 1, 7, 0, 2, 5, 4, 1])
 TARGETS = np.arange(10.0) - 3

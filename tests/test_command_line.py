@@ -7,7 +7,7 @@ import pytest
 
 import launch
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.command_line import load_config_file, parse_config
+from fedjax_ssl.cli.parse import load_config_file, parse_config
 from fedjax_ssl.config import apply_arguments, validate
 
 QUICKSTART = str(launch.QUICKSTART)

@@ -14,9 +14,9 @@ from conftest import ROOT, TINY_BACKBONE, make_tiny_config
 from fedjax_ssl import train
 from fedjax_ssl.config import for_seed
 from fedjax_ssl.data import stack_seeds
-from fedjax_ssl.experiment import build_experiments, initialise
-from fedjax_ssl.lanes import deal
-from fedjax_ssl.rounds import make_round, over_seeds
+from fedjax_ssl.engine.lanes import deal
+from fedjax_ssl.engine.round import make_round, over_seeds
+from fedjax_ssl.run.experiment import build_experiments, initialise
 
 
 def test_a_round_on_eight_devices_equals_one_device():

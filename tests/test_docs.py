@@ -10,8 +10,8 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import base_config
+from fedjax_ssl.cli.source_docs import Field, read_fields
 from fedjax_ssl.config import flatten
-from fedjax_ssl.source_docs import Field, read_fields
 
 # What the example of a new method leaves at its default, made small: nearly all of the time goes into compiling.
 TINY = {

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, make_tiny_config
-from fedjax_ssl import TrainingError, UserError, backend, train
-from fedjax_ssl.backend import compiler_options
-from fedjax_ssl.checkpoints import Checkpoints
+from fedjax_ssl import TrainingError, UserError, train
 from fedjax_ssl.errors import BusyError
-from fedjax_ssl.experiment import build_experiment, initialise
-from fedjax_ssl.report.runs import read_run
-from fedjax_ssl.workdir import METRICS, Workdir
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.workdir import METRICS, Workdir
+from fedjax_ssl.run import machine
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.machine import compiler_options
 
 
 def lines_of(path):
@@ -200,7 +201,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished_run, tmp_path):
 
 def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_path, monkeypatch):
     del finished_run  # compiles the same program
-    monkeypatch.setattr(backend, "memory_limit", lambda: 2**20)
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**20)
     with pytest.raises(UserError, match=r"needs .* GiB, but the device has 0.0; lower lanes, client.batch_size"):
         train(make_tiny_config(), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -291,7 +292,7 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
     config = make_tiny_config(num_rounds=3, rounds_per_dispatch=2)
     train(config, tmp_path / "run")
     compiled = []
-    import fedjax_ssl.training as module
+    import fedjax_ssl.run.loop as module
 
     run_rounds = module._run_rounds
 

@@ -10,15 +10,14 @@ import pytest
 from ml_collections import ConfigDict
 
 from conftest import TINY_BACKBONE, make_tiny_config
-from fedjax_ssl import State, UserError, server
-from fedjax_ssl.clients import Cohort
-from fedjax_ssl.experiment import build_experiment, initialise
-from fedjax_ssl.local_training import ModelUpload
-from fedjax_ssl.method import Received
+from fedjax_ssl import State, UserError
+from fedjax_ssl.engine.interface import Cohort, ModelUpload, Received
+from fedjax_ssl.engine.round import make_dispatch, make_round, round_key
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.programs import DISPATCH_CAPACITY
-from fedjax_ssl.records import bytes_per_client
-from fedjax_ssl.rounds import make_dispatch, make_round, round_key
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.programs import DISPATCH_CAPACITY
+from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.server import training
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +272,7 @@ def test_the_servers_fix_and_mix_losses_are_those_of_the_equations(tiny_experime
     experiment, _ = tiny_experiment
     data = experiment.data
     drawn = np.array([5, 0, 5, 39])
-    monkeypatch.setattr(server, "draw_with_replacement", lambda key, size, count: jnp.asarray(drawn))
+    monkeypatch.setattr(training, "draw_with_replacement", lambda key, size, count: jnp.asarray(drawn))
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
 
     class Linear:
@@ -283,7 +282,7 @@ def test_the_servers_fix_and_mix_losses_are_those_of_the_equations(tiny_experime
 
     itself = lambda key, images: images  # noqa: E731
     problem = experiment.problem._replace(network=Linear(), weak=itself, strong=lambda key, images: 255 - images)
-    loss_fn = server.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0, "mix_then_augment")
+    loss_fn = training.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0, "mix_then_augment")
     params = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32) / 500
     rows, mask = np.asarray(data.anchor_index)[:4], np.array([True, True, True, False])
     labels = np.asarray(data.visible_labels)[rows]

@@ -9,14 +9,12 @@ import pytest
 
 from conftest import TINY_BACKBONE, make_tiny_config
 from fedjax_ssl import State
-from fedjax_ssl.clients import Cohort
 from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.experiment import build_experiment
-from fedjax_ssl.local_training import ModelUpload
-from fedjax_ssl.method import Received
+from fedjax_ssl.engine.interface import Cohort, ModelUpload, Received
 from fedjax_ssl.methods import fedil
 from fedjax_ssl.methods.fedil import Broadcast, Credibility, advance
-from fedjax_ssl.server_model import ServerModel
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.server.training import ServerModel
 from linear_network import LinearNetwork, at_rest, in_numpy, loss_and_gradient, probabilities, sgd_step
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from conftest import TINY_BACKBONE, make_tiny_config
 from fedjax_ssl.augment import sample_lambda, weak_augment
-from fedjax_ssl.batches import draw_with_replacement
-from fedjax_ssl.clients import Cohort, train_cohort
-from fedjax_ssl.experiment import build_experiment
-from fedjax_ssl.fix_mix import mix_images
-from fedjax_ssl.local_training import GlobalModel
-from fedjax_ssl.method import State
+from fedjax_ssl.augment.mixup import mix_images
+from fedjax_ssl.client.local_sgd import GlobalModel
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import Cohort, State
+from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.methods import semifl
+from fedjax_ssl.run.experiment import build_experiment
 from linear_network import LinearNetwork, at_rest, in_numpy, loss_and_gradient, sgd_step
 
 # Every example qualifies, 33 of them: the fourth batch of an epoch has three. Augmentation is off, because its draws

@@ -7,13 +7,12 @@ import optax
 import pytest
 
 from conftest import TINY_BACKBONE, make_tiny_config
-from fedjax_ssl.aggregation import OPT_STATE
-from fedjax_ssl.clients import Cohort, train_cohort
 from fedjax_ssl.config import apply_arguments, validate
-from fedjax_ssl.experiment import build_experiment
-from fedjax_ssl.local_training import ModelUpload
-from fedjax_ssl.method import Received, State
-from fedjax_ssl.server_model import SERVER_MODEL, ServerModel
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import Cohort, ModelUpload, Received, State
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.server.aggregation import OPT_STATE
+from fedjax_ssl.server.training import SERVER_MODEL, ServerModel
 
 
 def build(**overrides):

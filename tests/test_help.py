@@ -8,17 +8,18 @@ import pytest
 
 import launch
 from conftest import ROOT
-from fedjax_ssl import base_config, help_text, source_docs
-from fedjax_ssl.config import ARGUMENT_FIELDS, apply_arguments, flatten
+from fedjax_ssl import base_config
+from fedjax_ssl.cli import help, source_docs
+from fedjax_ssl.config import apply_arguments, flatten
+from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES
 from fedjax_ssl.methods import METHODS, VARIANTS
-from fedjax_ssl.recipes import RECIPES
 
 
 def test_fields_and_methods_are_those_of_the_program():
     fields = source_docs.read_fields()
     real = flatten(base_config())
     assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == real
-    assert all(fields[name].meaning for name in help_text.MAIN_FIELDS)
+    assert all(fields[name].meaning for name in help.MAIN_FIELDS)
     methods = source_docs.read_methods()
     assert {name: variants for name, (_, variants) in methods.items()} == {m: tuple(VARIANTS[m]) for m in METHODS}
     assert all(about for about, _ in methods.values())
@@ -34,7 +35,7 @@ def test_overview(capsys):
     assert launch.main(["--help"]) == 0
     text = capsys.readouterr().out
     configs = [f"configs/{path.name}" for path in launch.QUICKSTART.parent.glob("*.py")]
-    fields = [f"{name} = " for name in help_text.MAIN_FIELDS]
+    fields = [f"{name} = " for name in help.MAIN_FIELDS]
     for word in (*launch.COMMANDS, *configs, *fields, *METHODS, *RECIPES, "num_rounds = 500", "--workdir", "Examples"):
         assert word in text, word
     assert max(map(len, text.splitlines())) <= 80
@@ -54,7 +55,7 @@ def test_a_command_takes_so_many_words():
     def run(own, words, overrides):
         """Runs."""
 
-    none, one, many = (help_text.Command(run, {}, words) for words in ("", "FILE", "RUN..."))
+    none, one, many = (help.Command(run, {}, words) for words in ("", "FILE", "RUN..."))
     assert none.fits([]) and not none.fits(["a"])
     assert one.fits(["a"]) and not one.fits([]) and not one.fits(["a", "b"])
     assert many.fits(["a"]) and many.fits(["a", "b"]) and not many.fits([])

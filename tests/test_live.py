@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import launch
 from conftest import make_tiny_config
 from fedjax_ssl import train
-from fedjax_ssl.live import Live, curves, open_live
-from fedjax_ssl.workdir import METRICS, TIMINGS, Workdir, read_lines
+from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_lines
+from fedjax_ssl.run.trackers import Live, curves, open_live
 
 
 def events_of(workdir):

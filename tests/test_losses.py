@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.losses import (
+from fedjax_ssl.learning.losses import (
     cross_entropy,
     fixmatch_loss,
     kl_divergence,

@@ -10,11 +10,11 @@ import pytest
 from conftest import TINY_BACKBONE, make_tiny_config
 from fedjax_ssl import train
 from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.experiment import build_experiment, initialise
 from fedjax_ssl.methods import FIELDS, METHODS, VARIANTS
-from fedjax_ssl.records import bytes_per_client
-from fedjax_ssl.rounds import make_round
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.wire import bytes_per_client
 
 # FedAnchor's contract is in test_fedanchor.py, with steps of its own. Thresholds are low: a tiny run is never sure.
 LOW = {

@@ -9,12 +9,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from conftest import make_tiny_config
-from fedjax_ssl.backend import compiler_options
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import Dataset, dataset_facts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.models import POLICIES, build_model
-from fedjax_ssl.network import build_network
+from fedjax_ssl.models.network import build_network
+from fedjax_ssl.run.machine import compiler_options
 
 HEADER = """import functools
 import flax.linen as nn

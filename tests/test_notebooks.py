@@ -10,7 +10,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
 from conftest import ROOT
-from fedjax_ssl.command_line import load_config_file
+from fedjax_ssl.cli.parse import load_config_file
 from fedjax_ssl.config import differences
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"

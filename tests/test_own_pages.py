@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 import launch
 from conftest import ROOT
-from fedjax_ssl.experiment import build_experiment
+from fedjax_ssl.run.experiment import build_experiment
 
 # A run of a few seconds, whatever is trained.
 TINY = {
@@ -50,7 +50,7 @@ def reader(tmp_path, monkeypatch):
                 with monkeypatch.context() as patch:
                     if not any(f"--workdir={workdir}" in words for workdir in trained):
                         build = lambda config, workdir: built.update({workdir: build_experiment(config)})  # noqa: E731
-                        patch.setattr("fedjax_ssl.training.train", build)
+                        patch.setattr("fedjax_ssl.run.train.train", build)
                     assert launch.main([*words, *(f"--config.{name}={value}" for name, value in TINY.items())]) == 0
         return built
 

@@ -12,8 +12,8 @@ import launch
 from conftest import make_tiny_config
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.experiment import build_experiment
 from fedjax_ssl.predictor import BATCH_SIZE
+from fedjax_ssl.run.experiment import build_experiment
 
 
 @pytest.fixture(scope="module")

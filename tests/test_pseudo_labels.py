@@ -8,18 +8,13 @@ import numpy as np
 import pytest
 
 from conftest import TINY_BACKBONE, make_tiny_config
-from fedjax_ssl.clients import Cohort
-from fedjax_ssl.experiment import build_experiment
-from fedjax_ssl.local_training import GlobalModel
+from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
+from fedjax_ssl.client.labels import score_cohort
+from fedjax_ssl.client.local_sgd import GlobalModel
+from fedjax_ssl.client.thresholds import qualify
+from fedjax_ssl.engine.interface import Cohort
 from fedjax_ssl.methods import semifl
-from fedjax_ssl.pseudo_labels import (
-    AnchorEmbeddings,
-    all_pairs_scores,
-    class_anchors,
-    class_mean_scores,
-    score_cohort,
-)
-from fedjax_ssl.thresholds import qualify
+from fedjax_ssl.run.experiment import build_experiment
 from linear_network import LinearNetwork, in_numpy, probabilities
 
 CLASSES, ABSENT = 5, 3

@@ -5,9 +5,9 @@ import numpy as np
 
 from conftest import TINY_BACKBONE, make_tiny_config
 from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.experiment import build_experiment, initialise
+from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.rounds import make_round
+from fedjax_ssl.run.experiment import build_experiment, initialise
 from linear_network import LinearNetwork, at_rest, in_numpy, loss_and_gradient, sgd_step
 
 ROUNDS = 4

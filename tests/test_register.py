@@ -9,8 +9,8 @@ from conftest import make_tiny_config
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.config import apply_arguments, complete, for_seed, validate
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.experiment import build_experiment
-from fedjax_ssl.workdir import Workdir
+from fedjax_ssl.records.workdir import Workdir
+from fedjax_ssl.run.experiment import build_experiment
 
 pytestmark = pytest.mark.usefixtures("registry")
 

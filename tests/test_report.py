@@ -14,13 +14,13 @@ import launch
 from conftest import make_tiny_config
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.records.runs import Group, read_groups, read_run
 from fedjax_ssl.report import write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
 from fedjax_ssl.report.figures import confusion_matrix
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import profile_of
-from fedjax_ssl.report.runs import Group, read_groups, read_run
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 
 PICTURES = {

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from conftest import TINY_BACKBONE, make_tiny_config
-from fedjax_ssl import statistics
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.experiment import build_experiment
-from fedjax_ssl.method import State
+from fedjax_ssl.engine.interface import State
 from fedjax_ssl.models import Normalisation, Outputs
-from fedjax_ssl.network import Network
-from fedjax_ssl.records import bytes_per_client
-from fedjax_ssl.statistics import cut_into_batches, make_statistics, mean_statistics
+from fedjax_ssl.models.network import Network
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.server import statistics
+from fedjax_ssl.server.statistics import cut_into_batches, make_statistics, mean_statistics
 
 B = 4
 CLIENTS = [[31, 3, 17, 8, 22, 11, 38, 5, 27], [], [19, 2, 33, 14, 9]]

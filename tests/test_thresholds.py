@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from conftest import TINY_BACKBONE, make_tiny_config
+from fedjax_ssl.client.thresholds import class_thresholds, qualify
 from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.experiment import build_experiment, initialise
-from fedjax_ssl.rounds import make_round
-from fedjax_ssl.thresholds import class_thresholds, qualify
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.run.experiment import build_experiment, initialise
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,11 @@
 """Mixup: convex combinations of two batches of images (Zhang et al., 2018)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+
+MIX_ORDERS = ("mix_then_augment", "augment_then_mix")
 
 
 def sample_lambda(key: jax.Array, alpha: float) -> jax.Array:
@@ -34,3 +38,25 @@ def mix(images_a: jax.Array, images_b: jax.Array, lam: jax.Array) -> jax.Array:
     """
     images_a, images_b = images_a.astype(jnp.float32), images_b.astype(jnp.float32)
     return lam * images_a + (1.0 - lam) * images_b
+
+
+def mix_images(
+    weak: Callable, key: jax.Array, images: jax.Array, partners: jax.Array, alpha: float, order: str
+) -> tuple[jax.Array, jax.Array]:
+    """Mixtures of two batches, weakly augmented, with one lambda ~ Beta(alpha, alpha) for the batch.
+
+    Args:
+        weak: the weak augmentation, (key, images) -> images.
+        key: a JAX random key.
+        images, partners: [B, H, W, C] in 0..255.
+        alpha: of the Beta distribution.
+        order: one of `MIX_ORDERS`.
+
+    Returns:
+        float32 [B, H, W, C] in 0..255, and lambda, float32 [].
+    """
+    lambda_key, weak_key, partner_key = jax.random.split(key, 3)
+    mixing = sample_lambda(lambda_key, alpha)
+    if order == "mix_then_augment":
+        return weak(weak_key, mix(images, partners, mixing)), mixing
+    return mix(weak(weak_key, images), weak(partner_key, partners), mixing), mixing

@@ -5,9 +5,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_ssl.engine.interface import Method, Problem
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.method import Method, Problem
+from fedjax_ssl.fields import RECIPES, WORDS, shared_fields
 from fedjax_ssl.methods import anchors_only, fedanchor, fedil, fixmatch, semifl, supervised
+from fedjax_ssl.models import BACKBONES
 
 _MODULES = {
     "anchors_only": anchors_only,
@@ -61,15 +63,13 @@ def register(
     Raises:
         UserError: the name is no Python name, or it has a meaning already.
     """
-    from fedjax_ssl.config import ARGUMENTS, base_config  # they are made from what is here
-
     if not name.isidentifier():
         raise UserError(f"a method's name must be a Python name, for it names a section of fields, not {name!r}")
     if name not in METHODS or name in _MODULES:
         for meaning, names in {
             "a method of the library": _MODULES,
-            "a field of the configuration": base_config(),
-            "an argument of configs": ARGUMENTS,
+            "a field of the configuration": shared_fields(),
+            "an argument of configs": {**WORDS, **RECIPES, **BACKBONES},
         }.items():
             if name in names:
                 raise UserError(f"{name} is {meaning} already; give the method another name")

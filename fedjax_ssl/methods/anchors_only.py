@@ -4,8 +4,8 @@ With `data.centralised` the same code is the centralised fully supervised bound 
 "Fully-Supervised"): the server then holds every image of the federation, with its label.
 """
 
-from fedjax_ssl.alternating import alternating
-from fedjax_ssl.method import Method, Problem
+from fedjax_ssl.engine.interface import Method, Problem
+from fedjax_ssl.methods.frames import alternating
 
 VARIANTS = {"no_pretraining": {"server.pretrain_epochs": 0}}
 

@@ -16,24 +16,24 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.aggregation import make_aggregation
+from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
+from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
+from fedjax_ssl.client.labels import CohortExamples, score_cohort
+from fedjax_ssl.client.local_sgd import own_optimizers
+from fedjax_ssl.client.thresholds import own_thresholds, qualify_cohort
+from fedjax_ssl.engine.interface import CLASSIFIER, Method, Problem, Report, State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
-from fedjax_ssl.local_training import CLASSIFIER, own_optimizers
-from fedjax_ssl.losses import label_contrastive_loss
-from fedjax_ssl.method import Method, Problem, Report, State
-from fedjax_ssl.pseudo_labels import (
-    AnchorEmbeddings,
-    CohortExamples,
-    all_pairs_scores,
-    class_anchors,
-    class_mean_scores,
-    score_cohort,
+from fedjax_ssl.learning.losses import label_contrastive_loss
+from fedjax_ssl.learning.schedule import learning_rate_at
+from fedjax_ssl.server.aggregation import make_aggregation
+from fedjax_ssl.server.statistics import make_statistics
+from fedjax_ssl.server.training import (
+    CLASSIFICATION,
+    own_optimizer,
+    supervised_loss,
+    supervised_mixup_loss,
+    train_on_anchors,
 )
-from fedjax_ssl.schedule import learning_rate_at
-from fedjax_ssl.server import CLASSIFICATION, own_optimizer, supervised_loss, supervised_mixup_loss, train_on_anchors
-from fedjax_ssl.statistics import make_statistics
-from fedjax_ssl.thresholds import own_thresholds, qualify_cohort
 
 CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
 

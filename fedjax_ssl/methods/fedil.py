@@ -20,19 +20,29 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl import local_training
-from fedjax_ssl.aggregation import cosines, make_aggregation
-from fedjax_ssl.alternating import alternating
-from fedjax_ssl.batches import batch_positions, draw_with_replacement, epoch_orders, num_batches
-from fedjax_ssl.clients import Finished, Jobs, Phase
+from fedjax_ssl.client import local_sgd
+from fedjax_ssl.client.labels import CohortExamples, score_cohort
+from fedjax_ssl.client.local_sgd import Training, global_model
+from fedjax_ssl.client.thresholds import qualify
+from fedjax_ssl.engine.interface import (
+    CLASSIFIER,
+    Finished,
+    Jobs,
+    Method,
+    Phase,
+    Problem,
+    Received,
+    Report,
+    State,
+    unchanged,
+)
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.local_training import CLASSIFIER, Training, global_model
-from fedjax_ssl.losses import cross_entropy, fixmatch_loss, kl_divergence
-from fedjax_ssl.method import Method, Problem, Received, Report, State, unchanged
-from fedjax_ssl.pseudo_labels import CohortExamples, score_cohort
-from fedjax_ssl.server_model import SERVER_MODEL, ServerModel, train_server_model, with_server_model
-from fedjax_ssl.sgd import select
-from fedjax_ssl.thresholds import qualify
+from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement, epoch_orders, num_batches
+from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergence
+from fedjax_ssl.learning.trees import cosines, select
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.server.aggregation import make_aggregation
+from fedjax_ssl.server.training import SERVER_MODEL, ServerModel, train_server_model, with_server_model
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean
 VARIANTS = {
@@ -206,7 +216,7 @@ def _phase(problem: Problem) -> Phase:
     def start(broadcast, work, states) -> Carry:
         del work
         metrics = ("client_loss", "pseudo_loss", "kl_loss", "set_loss", "confident_share")
-        training = local_training.start(config, broadcast, states, CLASSIFIER, metrics)
+        training = local_sgd.start(config, broadcast, states, CLASSIFIER, metrics)
         return Carry(training, states[CREDIBILITY], states[CREDIBILITY].label)
 
     def step(broadcast: Broadcast, data, work, carry: Carry, index, key) -> Carry:
@@ -247,9 +257,7 @@ def _phase(problem: Problem) -> Phase:
             }
             return loss, (batch_stats, metrics, (labels, confident))
 
-        training, (labels, confident) = local_training.step_and_found(
-            config, broadcast, carry.training, loss_fn, CLASSIFIER
-        )
+        training, (labels, confident) = local_sgd.step_and_found(config, broadcast, carry.training, loss_fn, CLASSIFIER)
         agreed = jnp.argmax(reference, axis=-1).astype(jnp.int32) == labels  # eq. 18
         counts = mask & ((epoch == config.epochs - 1) | (options.count_per == "epoch"))
         credibility = advance(carry.credibility, positions, labels, confident & agreed, counts, options.successive)
@@ -258,7 +266,7 @@ def _phase(problem: Problem) -> Phase:
     def finish(broadcast, work, carry: Carry, num_steps) -> Finished:
         del broadcast
         own = {CREDIBILITY: carry.credibility}
-        finished = local_training.finish(problem, carry.training, own, num_steps, CLASSIFIER)
+        finished = local_sgd.finish(problem, carry.training, own, num_steps, CLASSIFIER)
         return finished._replace(metrics={**finished.metrics, "set_size": work.set_size.astype(jnp.float32)})
 
     return Phase(prepare, start, step, finish)

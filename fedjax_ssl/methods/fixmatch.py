@@ -14,18 +14,17 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl import local_training
-from fedjax_ssl.aggregation import make_aggregation
-from fedjax_ssl.alternating import alternating
-from fedjax_ssl.batches import batch_positions, epoch_orders, num_batches
-from fedjax_ssl.clients import Finished, Jobs, Phase
+from fedjax_ssl.client import local_sgd
+from fedjax_ssl.client.labels import CohortExamples, score_cohort
+from fedjax_ssl.client.local_sgd import GlobalModel, Training
+from fedjax_ssl.client.thresholds import class_thresholds, own_thresholds, qualify
+from fedjax_ssl.engine.interface import CLASSIFIER, Finished, Jobs, Method, Phase, Problem, Report, unchanged
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.local_training import CLASSIFIER, GlobalModel, Training
-from fedjax_ssl.losses import fixmatch_loss
-from fedjax_ssl.method import Method, Problem, Report, unchanged
-from fedjax_ssl.pseudo_labels import CohortExamples, score_cohort
-from fedjax_ssl.server_model import SERVER_MODEL, train_server_model, with_server_model
-from fedjax_ssl.thresholds import class_thresholds, own_thresholds, qualify
+from fedjax_ssl.learning.batches import batch_positions, epoch_orders, num_batches
+from fedjax_ssl.learning.losses import fixmatch_loss
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.server.aggregation import make_aggregation
+from fedjax_ssl.server.training import SERVER_MODEL, train_server_model, with_server_model
 
 VARIANTS = {"parallel": {"fixmatch.server": "parallel"}}  # SemiFL's Table 4
 SERVERS = ("alternate", "parallel")
@@ -112,7 +111,7 @@ def _phase(problem: Problem) -> Phase:
 
     def start(broadcast, work, states) -> Training:
         del work
-        return local_training.start(config, broadcast, states, CLASSIFIER, ("client_loss", "confident_share"))
+        return local_sgd.start(config, broadcast, states, CLASSIFIER, ("client_loss", "confident_share"))
 
     def step(broadcast, data, work, carry, index, key) -> Training:
         epoch, batch = jnp.divmod(index, num_batches(work.size, config.batch_size))
@@ -137,7 +136,7 @@ def _phase(problem: Problem) -> Phase:
             share = jnp.sum(confident & mask) / jnp.sum(mask)
             return loss, (batch_stats, {"client_loss": loss, "confident_share": share}, jnp.any(counted))
 
-        after, any_counted = local_training.step_and_found(config, broadcast, carry, loss_fn, CLASSIFIER)
+        after, any_counted = local_sgd.step_and_found(config, broadcast, carry, loss_fn, CLASSIFIER)
         if not only_confident:
             return after
         # Without a gradient there would still be weight decay, and the momentum of earlier steps.
@@ -146,6 +145,6 @@ def _phase(problem: Problem) -> Phase:
 
     def finish(broadcast, work, carry, num_steps) -> Finished:
         del broadcast, work
-        return local_training.finish(problem, carry, {}, num_steps, CLASSIFIER)
+        return local_sgd.finish(problem, carry, {}, num_steps, CLASSIFIER)
 
     return Phase(prepare, start, step, finish)

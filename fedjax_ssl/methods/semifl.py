@@ -5,7 +5,7 @@ Diao, Ding and Tarokh, NeurIPS 2022 (arXiv 2106.01432). What differs from FedAvg
   2. they train on a fix set and a mix set (MixMatch's mixup with an unthresholded partner);
   3. after each aggregation, which has a momentum, the server trains on its labelled images.
 
-The paper's own recipe is the fragment `strong` (see `fedjax_ssl/recipes.py`): static batch normalisation, a cosine
+The paper's own recipe is the fragment `strong` (see `fedjax_ssl/fields.py`): static batch normalisation, a cosine
 schedule, Nesterov momentum, clipping, optimisers that survive rounds, uniform weights, server momentum 0.5. FedAnchor's
 tables have a SemiFL some 10 to 20 points below its own paper's: the recipe `plain` is the likely reason.
 """
@@ -13,13 +13,13 @@ tables have a SemiFL some 10 to 20 points below its own paper's: the recipe `pla
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.alternating import alternating
+from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
+from fedjax_ssl.client.labels import CohortExamples, score_cohort
+from fedjax_ssl.client.local_sgd import GlobalModel
+from fedjax_ssl.client.thresholds import own_thresholds, qualify_cohort
+from fedjax_ssl.engine.interface import CLASSIFIER, Method, Problem, Report
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
-from fedjax_ssl.local_training import CLASSIFIER, GlobalModel
-from fedjax_ssl.method import Method, Problem, Report
-from fedjax_ssl.pseudo_labels import CohortExamples, score_cohort
-from fedjax_ssl.thresholds import own_thresholds, qualify_cohort
+from fedjax_ssl.methods.frames import alternating
 
 VARIANTS = {
     "paper": {  # the setting of its experiments, besides the recipe `strong`; with 1,000 labels or less, batches of 10

@@ -9,12 +9,11 @@ do not pre-train (the earlier one): `server.pretrain_epochs` and `server.epochs`
 That labels are revealed is a property of the data (`data.reveal_labels`), and every table marks it.
 """
 
-from fedjax_ssl.alternating import alternating
+from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
+from fedjax_ssl.client.labels import CohortExamples
+from fedjax_ssl.engine.interface import CLASSIFIER, Method, Problem, Report
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.fix_mix import Labelled, fix_mix_phase
-from fedjax_ssl.local_training import CLASSIFIER
-from fedjax_ssl.method import Method, Problem, Report
-from fedjax_ssl.pseudo_labels import CohortExamples
+from fedjax_ssl.methods.frames import alternating
 
 FIELDS = {"data.reveal_labels": True, "server.augmentation": "weak"}  # no strong augmentation anywhere
 VARIANTS = {

@@ -3,9 +3,9 @@
 import pathlib
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.records.workdir import CONFIG
 from fedjax_ssl.report.comparison import write_comparison
 from fedjax_ssl.report.run_report import write_report
-from fedjax_ssl.workdir import CONFIG
 
 __all__ = ["report", "write_comparison", "write_report"]
 

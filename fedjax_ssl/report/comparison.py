@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
+from fedjax_ssl.records.runs import Group, read_groups
 from fedjax_ssl.report import figures, page, style
-from fedjax_ssl.report.runs import Group, read_groups
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 
 MANY = 12  # curves that one picture can hold

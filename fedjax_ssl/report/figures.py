@@ -10,8 +10,8 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_ssl.evaluation import RULE
-from fedjax_ssl.report.runs import Group, RunRecords
+from fedjax_ssl.engine.evaluation import RULE
+from fedjax_ssl.records.runs import Group, RunRecords
 from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, SMALL, WIDE, curve_style, subplots
 
 MANY = 20  # classes from which on cells and bars go without figures

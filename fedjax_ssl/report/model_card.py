@@ -3,8 +3,8 @@
 from typing import Any
 
 from fedjax_ssl.files import replace_file
-from fedjax_ssl.report.runs import RunRecords
-from fedjax_ssl.workdir import MODEL_CARD
+from fedjax_ssl.records.runs import RunRecords
+from fedjax_ssl.records.workdir import MODEL_CARD
 
 # Method -> how its labels come about, and where it is from.
 _METHODS = {

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.config import CHANGES_NO_RESULT, base_config, complete, differences, flatten
+from fedjax_ssl.config import base_config, complete, differences, flatten
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.methods import DEFAULTS
+from fedjax_ssl.records.runs import Group, RunRecords, read_run
+from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import write_model_card
-from fedjax_ssl.report.runs import Group, RunRecords, read_run
-from fedjax_ssl.workdir import FIGURES, REPORT
 
 PROFILE = "profile/profile.json"  # where `launch.py profile --workdir=WORKDIR/profile` puts it
 _PROFILE_COMMAND = "python launch.py profile --config=... --workdir=RUN/profile"

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.report.runs import RunRecords
+from fedjax_ssl.records.runs import RunRecords
 
 LAST = 5  # rounds whose mean says more than the last one where accuracies jump from round to round
 REVEALED = "labels revealed"  # how a bound that sees the clients' labels is marked

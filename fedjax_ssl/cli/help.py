@@ -1,0 +1,141 @@
+"""What `python launch.py --help` prints, in 80 columns: commands, examples, configs, methods and fields."""
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from fedjax_ssl.cli.source_docs import PACKAGE, docstring, read_arguments, read_fields, read_methods, summary
+from fedjax_ssl.fields import RECIPES
+
+CONFIGS = PACKAGE.parent / "configs"
+WIDTH = 80
+
+EXAMPLES = """\
+  python launch.py                        the quickstart, a few minutes on a CPU
+  python launch.py --config=configs/fedanchor_mnist.py --workdir=runs/a
+  python launch.py --config=configs/fedanchor_mnist.py:semifl,strong,alpha=0.5
+  python launch.py --config=configs/fedanchor_cifar10.py --config.num_rounds=20
+  python launch.py --config.seeds='(0, 1, 2)' --workdir=runs/three_seeds
+  python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/methods
+"""
+
+# What most people change; the others are in fields.py and the methods' files.
+MAIN_FIELDS = (
+    "method",
+    "num_rounds",
+    "num_clients",
+    "clients_per_round",
+    "seed",
+    "seeds",
+    "schedule",
+    "checkpoint_every",
+    "devices",
+    "lanes",
+    "data.source",
+    "data.num_anchors",
+    "data.partition",
+    "data.alpha",
+    "data.examples_per_client",
+    "model.name",
+    "model.normalisation",
+    "client.epochs",
+    "client.batch_size",
+    "client.learning_rate",
+    "client.proximal",
+    "server.epochs",
+    "server.learning_rate",
+    "server.pretrain_epochs",
+    "aggregation.optimizer",
+    "threshold.kind",
+    "log.tensorboard",
+    "log.wandb_project",
+)
+
+
+class Command(NamedTuple):
+    """A command of launch.py.
+
+    Attributes:
+        run: does it, given the flags' values (an absl FlagValues), the words and the overrides of fields. The first
+            line of its docstring is in the list of commands, the others in the command's own help.
+        flags: name -> (default, meaning).
+        words: names of the words that follow the command, as in 'FILE'; one that ends in '...' stands for one or more.
+    """
+
+    run: Callable[[Any, list[str], list[str]], None]
+    flags: Mapping[str, tuple[Any, str]]
+    words: str = ""
+
+    def fits(self, words: list[str]) -> bool:
+        """Whether there are as many words as the command takes."""
+        names = self.words.split()
+        return len(words) >= len(names) if self.words.endswith("...") else len(words) == len(names)
+
+
+def overview(commands: Mapping[str, Command]) -> str:
+    """The help of launch.py as a whole."""
+    fields = read_fields()
+    arguments = {
+        "methods": f"{', '.join(read_methods())}; then one of the method's variants",
+        "recipes": ", ".join(RECIPES),
+        "others": ", ".join(read_arguments()),
+    }
+    return "\n".join(
+        [
+            "Trains a federated semi-supervised method.",
+            "",
+            "  python launch.py [COMMAND] [--config=FILE[:ARGUMENTS]] [--workdir=FOLDER]",
+            "                   [--config.FIELD=VALUE ...]",
+            "",
+            "Commands; python launch.py COMMAND --help says more",
+            _rows(((name, summary(command.run.__doc__)) for name, command in commands.items()), 12),
+            "Examples",
+            EXAMPLES,
+            "Configs: --config=FILE",
+            _rows(((f"configs/{path.name}", summary(docstring(path))) for path in sorted(CONFIGS.glob("*.py"))), 34),
+            "Arguments behind a config's colon, with commas between; they apply in order",
+            _rows(arguments.items(), 12),
+            "Methods and their variants; docs/methods.md",
+            _rows(
+                ((name, about + (f" Variants: {', '.join(variants)}." if variants else ""))
+                 for name, (about, variants) in read_methods().items()), 16,
+            ),
+            "Fields that most people change: --config.FIELD=VALUE. The defaults are those of",
+            "fedjax_ssl/fields.py and methods/*.py have all fields; a config file sets its own.",
+            _rows(((f"{name} = {fields[name].default}", fields[name].meaning) for name in MAIN_FIELDS), 34),
+        ]
+    )  # fmt: skip
+
+
+def of_command(name: str, command: Command) -> str:
+    """The help of one command."""
+    first, _, more = textwrap.dedent(" " * 4 + (command.run.__doc__ or "")).strip().partition("\n")
+    flags = []
+    for flag, (default, meaning) in command.flags.items():
+        takes, number = "" if type(default) is bool else "=...", type(default) is int
+        flags.append((f"--{flag}{takes}", meaning + (f"; default: {default}" if number else "")))
+    if "config" in command.flags:
+        flags.append(("--config.FIELD=...", "overrides any field of the configuration"))
+    return "\n".join(
+        [
+            textwrap.fill(first, WIDTH),
+            "",
+            f"  python launch.py {' '.join(filter(None, [name, command.words]))} [FLAGS]",
+            "",
+            *([textwrap.dedent(more).strip(), ""] if more.strip() else []),
+            _rows(flags, 22),
+        ]
+    )
+
+
+def _rows(rows: Iterable[tuple[str, str]], column: int) -> str:
+    """Names on the left and what they mean on the right, from a column on; an empty line at the end."""
+    text = []
+    for name, meaning in rows:
+        start = f"  {name}"
+        if len(start) + 2 > column:
+            text.append(start)
+            start = ""
+        indents = {"initial_indent": start.ljust(column), "subsequent_indent": " " * column}
+        text += textwrap.wrap(meaning, WIDTH, **indents) or [start] * bool(start)
+    return "\n".join(text) + "\n"

@@ -1,0 +1,120 @@
+"""What the sources say of fields, methods and arguments, read without importing anything.
+
+Help and documentation are made of it. Importing the modules themselves (JAX, Flax, Optax, Orbax) takes longer than
+anybody wants to wait for help; tests compare with what the modules have.
+"""
+
+import ast
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+PACKAGE = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Field(NamedTuple):
+    """A field of the configuration.
+
+    Attributes:
+        default: as it is written in Python.
+        meaning: the comment beside it, or else above it.
+        group: the comment that opened the group in which it stands: one above a field that has its own; or ''.
+    """
+
+    default: str
+    meaning: str
+    group: str = ""
+
+
+@functools.cache
+def read_fields() -> dict[str, Field]:
+    """All fields of a configuration by their dotted names, in the order of the source."""
+    fields = _fields_of(PACKAGE / "fields.py", "shared_fields")
+    for name in read_methods():
+        own = _fields_of(PACKAGE / "methods" / f"{name}.py", "defaults")
+        fields.update({f"{name}.{field}": value for field, value in own.items()})
+    return fields
+
+
+@functools.cache
+def read_methods() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name of each method -> (what it is, the names of its variants)."""
+    methods = {}
+    for name in _keys(_tree(PACKAGE / "methods" / "__init__.py"), "_MODULES"):
+        path = PACKAGE / "methods" / f"{name}.py"
+        methods[name] = (summary(docstring(path)), tuple(_keys(_tree(path), "VARIANTS")))
+    return methods
+
+
+def read_arguments() -> list[str]:
+    """What every config takes behind its colon, besides methods, recipes and models."""
+    tree = _tree(PACKAGE / "fields.py")
+    return [*_keys(tree, "WORDS"), "the name of a model", *(f"{name}=" for name in _keys(tree, "ARGUMENT_FIELDS"))]
+
+
+def docstring(path: pathlib.Path) -> str:
+    """A module's, '' where it has none."""
+    return ast.get_docstring(_tree(path)) or ""
+
+
+def summary(text: str | None) -> str:
+    """The first paragraph, on one line."""
+    return " ".join((text or "").strip().partition("\n\n")[0].split())
+
+
+def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {}) -> dict[str, Field]:
+    """The assignments `section.FIELD = VALUE  # MEANING` in a function.
+
+    Args:
+        path: of the module.
+        function: its name; a module without it has no fields.
+        given: the function's arguments, as they are written in Python.
+    """
+    lines = path.read_text().splitlines()
+    functions = {node.name: node for node in _tree(path).body if isinstance(node, ast.FunctionDef)}
+    fields, group = {}, ""
+    for node in functions[function].body if function in functions else ():
+        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)):
+            continue
+        name = ast.unparse(node.targets[0]).partition(".")[2]
+        called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+        if called in functions:  # a section that a function of its own makes
+            arguments = {word.arg: ast.unparse(word.value) for word in node.value.keywords}
+            own = _fields_of(path, called, arguments)
+            fields.update({f"{name}.{field}": value for field, value in own.items()})
+            group = ""
+        elif called == "ConfigDict":
+            group = ""
+        else:
+            default = "None" if called.endswith("placeholder") else ast.unparse(node.value)
+            beside, above = _comments(lines, node)
+            if above:
+                group = above if beside else ""
+            fields[name] = Field(given.get(default, default), beside or above, group)
+    return fields
+
+
+def _comments(lines: list[str], node: ast.stmt) -> tuple[str, str]:
+    """What stands behind a statement, and what stands above it."""
+    beside = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("# ")[2]
+    above = []
+    for line in reversed(lines[: node.lineno - 1]):
+        if not line.strip().startswith("# "):
+            break
+        above.insert(0, line.strip().removeprefix("# "))
+    return beside, " ".join(above)
+
+
+@functools.cache
+def _tree(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _keys(tree: ast.Module, variable: str) -> list[str]:
+    """The keys of a dict that is assigned to a variable anywhere in a module, as far as they are written out."""
+    for node in ast.walk(tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == variable and isinstance(node.value, ast.Dict):
+            return [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+    return []

@@ -1,0 +1,1 @@
+"""What clients do: labels, thresholds, local training. Knows the engine's language, never the server."""

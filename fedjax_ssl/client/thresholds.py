@@ -1,0 +1,123 @@
+"""Which pseudo-labels count: fixed thresholds, and those that adapt to a client or to a class.
+
+Scores are whatever a method ranks classes by, the larger the surer: probabilities (SemiFL, FixMatch) or cosines
+(FedAnchor). Every rule is computed by a client from its own examples when it labels them, once a round; nothing
+of it travels.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.engine.interface import Problem
+
+KINDS = ("fixed", "client_mean", "sat", "flexmatch", "freematch")
+KEPT = "threshold"  # the entry of a client's own state that 'freematch' has
+
+
+def own_thresholds(problem: Problem) -> dict[str, Any]:
+    """What the rule keeps of `State.clients` between a client's rounds, every leaf [K, ...]; mostly nothing."""
+    if problem.config.threshold.kind != "freematch":
+        return {}
+    num_clients = problem.config.num_clients
+    return {
+        KEPT: {
+            "level": jnp.zeros(num_clients),
+            "by_class": jnp.zeros((num_clients, problem.num_classes)),
+            "rounds": jnp.zeros(num_clients, jnp.int32),
+        }
+    }
+
+
+def class_thresholds(
+    options, base: float, scores: jax.Array, there: jax.Array, states: dict[str, Any]
+) -> tuple[jax.Array, dict[str, Any]]:
+    """One client's threshold for each class.
+
+        fixed        T_c = t
+        client_mean  T_c = tau,                     tau the mean over the client's examples of the largest score
+        sat          T_c = tau p_c / max_c p_c,     p_c the mean over its examples of the score of class c
+                     (self-adaptive thresholding of FreeMatch, for each client and round as (FL)^2 takes it)
+        freematch    the same with exponential moving averages of tau and p_c over the client's rounds
+                     (Wang et al., 2023, eq. 5 to 8; there over batches, and from 1/C on: ours start with the first
+                     round's values)
+        flexmatch    T_c = t beta_c / (2 - beta_c), beta_c = sigma_c / max(max_c sigma_c, n - sum_c sigma_c),
+                     sigma_c the number of its examples of label c above t (Zhang et al., 2021, eq. 5 to 11; there
+                     counted over all of training). With no example above t every threshold is 0, as in FlexMatch.
+
+    Args:
+        options: `config.threshold`.
+        base: t, the method's own threshold.
+        scores: float32 [n, C].
+        there: bool [n], which of the examples are any.
+        states: the client's own.
+
+    Returns:
+        float32 [C], and the entries of the client's own state for its next round.
+    """
+    num_classes = scores.shape[-1]
+    if options.kind == "fixed":
+        return jnp.full(num_classes, base, jnp.float32), {}
+    best = jnp.max(scores, axis=-1)
+    if options.kind == "flexmatch":
+        above = there & (best > base)
+        learned = jnp.sum(jax.nn.one_hot(jnp.argmax(scores, axis=-1), num_classes) * above[:, None], axis=0)
+        beta = learned / jnp.maximum(jnp.maximum(jnp.max(learned), jnp.sum(there) - jnp.sum(learned)), 1)
+        return base * beta / (2 - beta), {}
+    count = jnp.maximum(jnp.sum(there), 1)
+    level = jnp.sum(jnp.where(there, best, 0.0)) / count
+    if options.kind == "client_mean":
+        return jnp.full(num_classes, level), {}
+    # Cosines can be negative, and -inf for a class without anchors: below 0 a class has no share.
+    by_class = jnp.sum(jnp.where(there[:, None], jnp.maximum(scores, 0.0), 0.0), axis=0) / count
+    kept = {}
+    if options.kind == "freematch":
+        old = states[KEPT]
+        momentum = jnp.where(old["rounds"] > 0, options.momentum, 0.0)
+        level = momentum * old["level"] + (1 - momentum) * level
+        by_class = momentum * old["by_class"] + (1 - momentum) * by_class
+        kept = {KEPT: {"level": level, "by_class": by_class, "rounds": old["rounds"] + 1}}
+    largest = jnp.max(by_class)
+    return level * jnp.where(largest > 0, by_class / jnp.where(largest > 0, largest, 1.0), 1.0), kept
+
+
+def qualify(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) -> tuple[jax.Array, jax.Array]:
+    """Hard pseudo-labels, the class of the largest score, and whether each one counts.
+
+    Args:
+        scores: float32 [..., C].
+        thresholds: float32 [..., C] or a number, in the scores' unit.
+        strictly: whether a score at the threshold falls short (FedAnchor, eq. 5) or counts (SemiFL, FixMatch).
+
+    Returns:
+        labels int32 [...], qualified bool [...].
+    """
+    labels = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    thresholds = jnp.broadcast_to(jnp.asarray(thresholds, jnp.float32), scores.shape)
+    needed = jnp.take_along_axis(thresholds, labels[..., None], axis=-1)[..., 0]
+    best = jnp.max(scores, axis=-1)
+    return labels, best > needed if strictly else best >= needed
+
+
+def qualify_cohort(
+    problem: Problem, base: float, scores: jax.Array, there: jax.Array, states: dict[str, Any], strictly: bool
+) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+    """`class_thresholds` and `qualify` for a whole cohort.
+
+    Args:
+        problem: the run.
+        base: the method's own threshold.
+        scores: float32 [M, n_max, C].
+        there: bool [M, n_max].
+        states: the clients' own, leaves [M, ...].
+        strictly: see `qualify`.
+
+    Returns:
+        labels int32 [M, n_max], qualified bool [M, n_max], and entries of the clients' own states, leaves [M, ...].
+    """
+    thresholds, kept = jax.vmap(lambda s, t, own: class_thresholds(problem.config.threshold, base, s, t, own))(
+        scores, there, states
+    )
+    labels, qualified = qualify(scores, thresholds[:, None, :], strictly)
+    return labels, qualified & there, kept

@@ -1,0 +1,92 @@
+"""Measuring a round from outside the method: test accuracy, and pseudo-labels against the hidden truth."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Report, State
+from fedjax_ssl.learning.batches import map_batches
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.models.network import BatchStats, Network, Params
+
+RULE = "pseudo_label_accuracy_"  # and the rule's name: the accuracy of one of a method's ways to label
+
+
+def evaluate(network: Network, state: State, data: FederatedData, batch_size: int) -> dict[str, jax.Array]:
+    """Accuracy and mean cross-entropy of the classification head on the test set, without augmentation."""
+
+    def logits(images):
+        return network.predict(state.params, state.batch_stats, images).logits
+
+    found = map_batches(logits, data.test_images, batch_size)
+    everything = jnp.ones(len(data.test_labels), bool)
+    return {
+        "test_accuracy": jnp.mean(jnp.argmax(found, axis=-1) == data.test_labels),
+        "test_loss": cross_entropy(found, data.test_labels, everything),
+    }
+
+
+def score_pseudo_labels(
+    report: Report, rows: jax.Array, sizes: jax.Array, hidden_labels: jax.Array, num_clients: int
+) -> dict[str, jax.Array]:
+    """How many of a cohort's pseudo-labels are right.
+
+    Args:
+        report: leaves [R, n_max].
+        rows: int32 [R, n_max], the examples that the report speaks of.
+        sizes: int32 [R]; positions beyond are padding.
+        hidden_labels: int32 [N], the truth.
+        num_clients: how many of the rows stand for a client.
+
+    Returns:
+        `pseudo_label_accuracy` of the labels that the method uses, `pseudo_label_accuracy_<rule>` of each rule,
+        `qualified_accuracy` of those that a client trains on (NaN where there are none), and
+        `qualified_per_client`, their mean number over the cohort.
+    """
+    there = jnp.arange(rows.shape[1]) < sizes[:, None]
+    qualified = report.qualified & there
+    truth = hidden_labels[rows]
+
+    def accuracy(labels: jax.Array, counted: jax.Array) -> jax.Array:
+        return jnp.sum((labels == truth) & counted) / jnp.sum(counted)
+
+    used = next(iter(report.pseudo_labels.values()))
+    return {
+        "pseudo_label_accuracy": accuracy(used, there),
+        **{f"{RULE}{rule}": accuracy(labels, there) for rule, labels in report.pseudo_labels.items()},
+        "qualified_accuracy": accuracy(used, qualified),
+        "qualified_per_client": jnp.sum(qualified) / num_clients,
+        "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(sizes), 1),
+    }
+
+
+NUM_EMBEDDINGS = 1000  # what a picture of the latent space can show
+
+
+def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, jax.Array]]:
+    """The function that describes a model by its outputs on the test images.
+
+    Returns:
+        snapshot(params, batch_stats, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T];
+        `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS` images, spread
+        evenly over the set: the anchor head's outputs, or of a model without one its features.
+    """
+
+    def snapshot(params: Params, batch_stats: BatchStats, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        def describe(some):
+            outputs, features = network.predict_with_features(params, batch_stats, some)
+            return outputs.logits.argmax(axis=-1), features if outputs.embeddings is None else outputs.embeddings
+
+        predictions, embeddings = map_batches(describe, images, batch_size)
+        shown = np.linspace(0, len(labels) - 1, min(len(labels), NUM_EMBEDDINGS)).astype(int)
+        return {
+            "predictions": predictions,
+            "labels": labels,
+            "embeddings": embeddings[shown],
+            "embedding_labels": labels[shown],
+        }
+
+    return snapshot

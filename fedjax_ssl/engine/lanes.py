@@ -1,0 +1,250 @@
+"""Lanes: how a phase's jobs run, on one device or on several. It knows neither methods nor federations.
+
+Pseudo-label sets make jobs differ in length several times over, and anew in every round. Stacking all jobs and
+stepping until the longest is done would mostly compute padding. So L lanes take the jobs from one queue, longest
+first: whenever a job ends, its result is written to its place among the stacked results and its lane takes the
+next one. L = 1 is a plain sequence, L = all the plain `vmap`; the loop is the same.
+
+Several devices each have such lanes, and a queue of their own: jobs are dealt out beforehand so that every device has
+about as much to do, for a shared queue would make the devices wait for each other in every step.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from fedjax_ssl.learning.trees import row
+
+AXIS = "lanes"  # of the device mesh
+ON_ALL_DEVICES = PartitionSpec()
+BY_DEVICE = PartitionSpec(None, AXIS)
+
+
+class Source(NamedTuple):
+    """What all jobs of a group read. A group is a seed: each has its broadcast and its federation.
+
+    Attributes:
+        broadcast: what the server sent down; leaves that differ from group to group are [G, ...].
+        data: the federation's data, likewise.
+        stacked: of both, leaf by leaf, whether it differs; None where there is one group only.
+    """
+
+    broadcast: Any
+    data: Any
+    stacked: Any
+
+    def of(self, group: jax.Array) -> tuple[Any, Any]:
+        """(broadcast, data) of one group."""
+        both = (self.broadcast, self.data)
+        if self.stacked is None:
+            return both
+        return jax.tree.map(lambda leaf, stacked: leaf[group] if stacked else leaf, both, self.stacked)
+
+
+class JobTable(NamedTuple):
+    """The jobs of a phase: G groups of R rows.
+
+    Attributes:
+        keys: one key a job, [G, R]; a step's key is folded from it by the step's number.
+        num_steps: int32 [G, R]; 0 for a job without work.
+        work, states: what the jobs read, leaves [G, R, ...].
+    """
+
+    keys: jax.Array
+    num_steps: jax.Array
+    work: Any
+    states: Any
+
+
+def num_devices() -> int:
+    """Devices that share the jobs: those of the mesh under `jax.set_mesh`, else one."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(AXIS, 1)
+
+
+def deal(num_steps: jax.Array, devices: int) -> jax.Array:
+    """Deals each group's jobs out to devices, longest first, each to the device that has least to do so far.
+
+    Args:
+        num_steps: int32 [G, M].
+        devices: D.
+
+    Returns:
+        int32 [G, R], R = D ceil(M / D): the job in each row, M for a row that stays empty; device d has the rows from
+        d R / D on. No device gets more than R / D jobs of a group, so that its results have a place.
+    """
+    num_groups, num_jobs = num_steps.shape
+    if devices == 1:
+        return jnp.broadcast_to(jnp.arange(num_jobs), num_steps.shape)
+    room = -(-num_jobs // devices)
+
+    def place(taken, job):
+        load, used = taken  # [D] steps, [G, D] rows
+        group = job // num_jobs
+        device = jnp.argmin(jnp.where(used[group] < room, load, jnp.iinfo(jnp.int32).max))
+        row = device * room + used[group, device]
+        taken = load.at[device].add(num_steps[group, job % num_jobs]), used.at[group, device].add(1)
+        return taken, row
+
+    order = jnp.argsort(-num_steps.reshape(-1), stable=True)
+    nothing = jnp.zeros(devices, jnp.int32), jnp.zeros((num_groups, devices), jnp.int32)
+    rows = jax.lax.scan(place, nothing, order)[1]
+    empty = jnp.full((num_groups, devices * room), num_jobs)
+    return empty.at[order // num_jobs, rows].set(order % num_jobs)
+
+
+def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tuple[Any, jax.Array]:
+    """Runs every job of a table.
+
+    Args:
+        phase: start, step and finish, see `fedjax_ssl.engine.interface.Phase`.
+        source: what the jobs read.
+        table: the jobs; R is a multiple of the number of devices.
+        lanes: L, on each device.
+
+    Returns:
+        What each job's `finish` gives, leaves [G, R, ...], zeros for a job without steps, each row on the device that
+        ran it; and the steps of all lanes, idle ones included, int32 [].
+    """
+    if num_devices() == 1:
+        return _run_on_one_device(phase, source, table, lanes)
+
+    def on_each_device(broadcast, data, table):
+        results, lane_steps = _run_on_one_device(phase, source._replace(broadcast=broadcast, data=data), table, lanes)
+        return results, lane_steps[None, None]
+
+    split = jax.shard_map(
+        on_each_device,
+        in_specs=(ON_ALL_DEVICES, ON_ALL_DEVICES, BY_DEVICE),
+        out_specs=(BY_DEVICE, BY_DEVICE),
+        check_vma=False,
+    )
+    results, lane_steps = split(source.broadcast, source.data, table)
+    return results, jnp.sum(lane_steps)
+
+
+class _Lanes(NamedTuple):
+    """The state of L lanes: which job each one holds, and how far it is."""
+
+    job: jax.Array  # int32 [L]
+    busy: jax.Array  # bool [L]
+    index: jax.Array  # int32 [L], the job's next step
+    work: Any  # [L, ...]
+    carry: Any  # [L, ...]
+
+
+def _run_on_one_device(phase, source, table, num_lanes):
+    num_groups, num_rows = table.num_steps.shape
+    num_jobs = num_groups * num_rows
+    keys, num_steps, all_work, all_states = jax.tree.map(lambda leaf: leaf.reshape(num_jobs, *leaf.shape[2:]), table)
+    num_lanes = min(num_lanes, num_jobs)
+    queue = jnp.argsort(-num_steps, stable=True)  # longest first
+    queue_length = jnp.sum(num_steps > 0)
+    over_lanes = jax.vmap if num_lanes > 1 else over_one
+
+    def start(job):
+        work = row(all_work, job)
+        return work, phase.start(source.of(job // num_rows)[0], work, row(all_states, job))
+
+    def step(job, index, work, carry):
+        return phase.step(*source.of(job // num_rows), work, carry, index, jax.random.fold_in(keys[job], index))
+
+    def finish(job, work, carry):
+        return phase.finish(source.of(job // num_rows)[0], work, carry, num_steps[job])
+
+    def job_is_over(lanes):
+        return lanes.busy & (lanes.index >= num_steps[lanes.job])
+
+    def take_jobs(lanes, next_place):
+        """Idle lanes take the next jobs of the queue, in the order of the lanes."""
+        place = next_place + jnp.cumsum(~lanes.busy) - 1
+        takes = ~lanes.busy & (place < queue_length)
+        job = jnp.where(takes, queue[jnp.minimum(place, num_jobs - 1)], lanes.job)
+        fresh = _Lanes(job, lanes.busy | takes, jnp.zeros_like(lanes.index), *over_lanes(start)(job))
+        return _where_rows(takes, fresh, lanes), next_place + jnp.sum(takes)
+
+    def step_until_one_is_over(lanes, iterations):
+        # An idle lane steps along on its last job: its result is written nowhere, and a branch would cost more.
+        def body(loop):
+            lanes, iterations = loop
+            carry = over_lanes(step)(lanes.job, lanes.index, lanes.work, lanes.carry)
+            return lanes._replace(carry=carry, index=lanes.index + 1), iterations + 1
+
+        return jax.lax.while_loop(lambda loop: ~jnp.any(job_is_over(loop[0])), body, (lanes, iterations))
+
+    def write_results(lanes, results):
+        over = job_is_over(lanes)
+        place = jnp.where(over, lanes.job, num_jobs)  # out of bounds: dropped
+        finished = over_lanes(finish)(lanes.job, lanes.work, lanes.carry)
+        write = lambda all_jobs, rows: all_jobs.at[place].set(rows, mode="drop")  # noqa: E731
+        return lanes._replace(busy=lanes.busy & ~over), jax.tree.map(write, results, finished)
+
+    def body(loop):
+        lanes, next_place, iterations, results = loop
+        lanes, next_place = take_jobs(lanes, next_place)
+        lanes, iterations = step_until_one_is_over(lanes, iterations)
+        lanes, results = write_results(lanes, results)
+        return lanes, next_place, iterations, results
+
+    def unfinished(loop):
+        lanes, next_place, _, _ = loop
+        return (next_place < queue_length) | jnp.any(lanes.busy)
+
+    none = jnp.zeros(num_lanes, jnp.int32)
+    lanes = _Lanes(none, none > 0, none, *_zeros(over_lanes(start), none))
+    one_result = jax.eval_shape(lambda: finish(jnp.int32(0), *start(jnp.int32(0))))
+    results = jax.tree.map(lambda leaf: jnp.zeros((num_jobs, *leaf.shape), leaf.dtype), one_result)
+    *_, iterations, results = jax.lax.while_loop(unfinished, body, (lanes, jnp.int32(0), jnp.int32(0), results))
+    results = jax.tree.map(lambda leaf: leaf.reshape(num_groups, num_rows, *leaf.shape[1:]), results)
+    return results, iterations * num_lanes
+
+
+def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: jax.Array) -> tuple[Any, jax.Array]:
+    """The same, one job after the other, step by step, not under jit; for one group.
+
+    Args:
+        phase, source, table: as in `run_in_lanes`.
+        clients: int32 [1, R]; the id of a client whose job raises is attached to the exception.
+    """
+    broadcast, data = source.of(0)
+    step = jax.jit(lambda work, carry, index, key: phase.step(broadcast, data, work, carry, index, key))
+    finished = []
+    for job, client in enumerate(clients[0]):
+        key, num_steps, work, state = row(row(table, 0), job)
+        try:
+            carry = phase.start(broadcast, work, state)
+            for index in range(int(num_steps)):
+                carry = step(work, carry, jnp.int32(index), jax.random.fold_in(key, index))
+            result = phase.finish(broadcast, work, carry, num_steps)
+        except Exception as error:
+            error.add_note(f"while training client {int(client)}")
+            raise
+        # As in lanes: who takes no step leaves zeros, so that nothing reads a result that was never made.
+        finished.append(jax.tree.map(lambda leaf, t=num_steps > 0: jnp.where(t, leaf, 0).astype(leaf.dtype), result))
+    return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *finished), jnp.sum(table.num_steps)
+
+
+def over_one(function: Callable) -> Callable:
+    """`vmap` over an axis of one, without the batching: convolutions stay plain ones."""
+
+    def mapped(*arguments):
+        result = function(*(row(argument, 0) for argument in arguments))
+        return jax.tree.map(lambda leaf: leaf[None], result)
+
+    return mapped
+
+
+def _zeros(function: Callable, *arguments: Any) -> Any:
+    shapes = jax.eval_shape(function, *arguments)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def _where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
+    """Leaf by leaf and row by row: `new` where chosen [L], `old` elsewhere."""
+
+    def pick(new_leaf, old_leaf):
+        return jnp.where(chosen.reshape(chosen.shape + (1,) * (new_leaf.ndim - 1)), new_leaf, old_leaf)
+
+    return jax.tree.map(pick, new, old)

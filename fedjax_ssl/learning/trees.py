@@ -1,0 +1,60 @@
+"""Arithmetic of pytrees: norms, cosines, rows, bytes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def all_finite(tree: Any, batch_ndim: int = 0) -> jax.Array:
+    """Whether every number of a pytree is finite: bool, of the leaves' first `batch_ndim` axes."""
+    verdicts = [jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_ndim, leaf.ndim))) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(verdicts), axis=0)
+
+
+def cosines(updates: Any, direction: Any) -> jax.Array:
+    """Cosine similarity of each update, leaves [M, ...], and one direction, leaves [...]; 0 where one has no length.
+
+    Source: FedIL eq. 26, over all parameters as one vector.
+    """
+    products = jax.tree.map(
+        lambda update, one: jnp.sum(update * one, axis=tuple(range(1, update.ndim))), updates, direction
+    )
+    lengths = row_norms(updates) * norm(direction)
+    return jnp.where(lengths > 0, sum(jax.tree.leaves(products)) / jnp.where(lengths > 0, lengths, 1.0), 0.0)
+
+
+def norm(tree: Any) -> jax.Array:
+    """Euclidean length of a pytree, all its leaves as one vector: float32 []."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def row_norms(tree: Any) -> jax.Array:
+    """Euclidean length of each row of a stacked pytree, leaves [M, ...], all leaves as one vector: float32 [M]."""
+    squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))), tree)
+    return jnp.sqrt(sum(jax.tree.leaves(squares)))
+
+
+def column(values: jax.Array, like: jax.Array) -> jax.Array:
+    """[M] as [M, 1, ...], to go with a stacked leaf."""
+    return values.reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def where(condition: jax.Array, yes: Any, no: Any) -> Any:
+    """Leaf by leaf `jnp.where` with one condition for all: bool []."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def select(params: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
+    """The named parts of a model's parameters."""
+    return {name: params[name] for name in parts}
+
+
+def row(tree: Any, index: Any) -> Any:
+    """Every leaf at `index` of its leading axis."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def tree_bytes(tree: Any) -> int:
+    """Bytes of a pytree's leaves (arrays or shapes): what a network would carry."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,207 @@
+"""Reading what runs left in their folders, and which of them differ in nothing but the seed."""
+
+import collections
+import json
+import pathlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.config import complete, differences, flatten, labels_revealed
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.records.snapshots import load_snapshots
+from fedjax_ssl.records.workdir import (
+    CLASS_COUNTS,
+    CONFIG,
+    DATASET,
+    METRICS,
+    SNAPSHOTS,
+    SUMMARY,
+    TIMINGS,
+    is_of_last_round,
+    read_lines,
+)
+
+
+class RunRecords(NamedTuple):
+    """What one run has written down so far.
+
+    Attributes:
+        folder: its workdir.
+        config: nested dicts.
+        metrics: a dict for each round, at least one.
+        timings: dicts with seconds of one kind or another.
+        summary: None for a run that is not finished.
+    """
+
+    folder: pathlib.Path
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    timings: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has done all of its rounds, or its method said that it was over."""
+        return is_of_last_round(self.summary, self.metrics)
+
+    @property
+    def labels_revealed(self) -> bool:
+        """Whether it is a bound that sees the clients' labels."""
+        return labels_revealed(self.config)
+
+    def standing(self) -> str:
+        """How far it is."""
+        return f"round {self.metrics[-1]['round']} of {self.config['num_rounds']}"
+
+    def values(self, name: str) -> np.ndarray:
+        """float [rounds], one metric over the rounds; NaN where it could not be measured."""
+        return np.array([np.nan if line.get(name) is None else line[name] for line in self.metrics], float)
+
+    def has(self, name: str) -> bool:
+        """Whether the metric was measured in any round."""
+        return bool(np.isfinite(self.values(name)).any())
+
+    def seconds(self, kind: str = "seconds") -> float:
+        """The sum of one kind of seconds; 'seconds' are the rounds'."""
+        return sum(line.get(kind, 0.0) for line in self.timings)
+
+    def dataset(self) -> dict[str, Any]:
+        """Name, classes and pixel statistics of the images; {} in folders of earlier versions."""
+        path = self.folder / DATASET
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def class_counts(self) -> dict[str, np.ndarray]:
+        """Who holds what, see `fedjax_ssl.data.class_counts`; {} in folders of earlier versions."""
+        path = self.folder / CLASS_COUNTS
+        if not path.exists():
+            return {}
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+    def snapshots(self) -> dict[int, dict[str, np.ndarray]]:
+        """Round -> what `fedjax_ssl.snapshots` kept of it, as far as the run has come."""
+        last = self.metrics[-1]["round"]
+        return {number: kept for number, kept in load_snapshots(self.folder / SNAPSHOTS).items() if number <= last}
+
+
+class Group(NamedTuple):
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        name: as people know them, from their folders.
+        runs: at least one.
+    """
+
+    name: str
+    runs: list[RunRecords]
+
+    def values(self, name: str) -> np.ndarray:
+        """float [seeds, rounds], one metric; NaN beyond the end of a run that is shorter than others."""
+        rows = [run.values(name) for run in self.runs]
+        longest = max(map(len, rows))
+        return np.stack([np.pad(row, (0, longest - len(row)), constant_values=np.nan) for row in rows])
+
+    def has(self, name: str) -> bool:
+        """Whether a run measured it."""
+        return any(run.has(name) for run in self.runs)
+
+
+def read_run(folder: pathlib.Path) -> RunRecords:
+    """The records of one run, finished or not.
+
+    Raises:
+        UserError: there is no run in the folder, or it has not finished a round yet, or a file cannot be read.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no run: there is no {CONFIG}")
+    try:
+        config = complete(json.loads((folder / CONFIG).read_text()))
+        metrics, timings = read_lines(folder / METRICS), read_lines(folder / TIMINGS)
+        summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).exists() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
+    if not metrics:
+        raise UserError(f"the run in {folder} has not finished a round yet")
+    return RunRecords(folder, config, metrics, timings, summary)
+
+
+def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folders of runs in a folder, which may itself be one, in order of their names.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    found = [folder] if (folder / CONFIG).exists() else sorted(path.parent for path in folder.rglob(CONFIG))
+    if not found:
+        raise UserError(f"{folder} holds no run: there is no {CONFIG} in it or below")
+    return found
+
+
+def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]]:
+    """All runs in some folders, those that differ in nothing but the seed together; a seed counts once in a group.
+
+    Args:
+        folders: runs, or folders of runs: several seeds', or a whole sweep.
+
+    Returns:
+        The groups, in the order of the folders, and a line for each run that could not be read.
+
+    Raises:
+        UserError: a folder holds no run at all, or none of them has finished a round.
+    """
+    groups: dict[tuple[str, int], tuple[list[str], list[RunRecords]]] = {}
+    seen, times, skipped = set(), collections.Counter(), []
+    for folder in folders:
+        for path in find_runs(folder):
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            try:
+                run = read_run(path)
+            except UserError as error:
+                skipped.append(str(error))
+                continue
+            # The same run a second time, of another version of the code, say, is no further seed.
+            same = (_but_the_seed(run.config), run.config["seed"])
+            times[same] += 1
+            names, runs = groups.setdefault((same[0], times[same]), ([], []))
+            names.append(_name(folder, path))
+            runs.append(run)
+    if not groups:
+        raise UserError(skipped[0])
+    named = [Group(", ".join(dict.fromkeys(names)), runs) for names, runs in groups.values()]
+    return _tell_apart(named), skipped
+
+
+def _but_the_seed(config: dict[str, Any]) -> str:
+    """What two runs must share to be of one group."""
+    left_out = {"seed", "seeds", *CHANGES_NO_RESULT}
+    return json.dumps({name: value for name, value in flatten(config).items() if name not in left_out}, sort_keys=True)
+
+
+def _name(given: pathlib.Path, run: pathlib.Path) -> str:
+    """A run's name for people: its place below the folder that they named, without the seed's own folder."""
+    place = run.resolve().relative_to(given.resolve().parent)
+    parts = place.parts[:-1] if place.name.startswith("seed_") and len(place.parts) > 1 else place.parts
+    # A whole sweep's rows are told apart by what lies below its folder.
+    return "/".join(parts[1:] or parts).replace("_", " ")
+
+
+def _tell_apart(groups: list[Group]) -> list[Group]:
+    """Groups of one name get what differs between their configurations behind it."""
+    told = []
+    for group in groups:
+        others = [other for other in groups if other.name == group.name and other is not group]
+        if others:
+            found = differences(others[0].runs[0].config, group.runs[0].config)
+            own = [f"{name}={pair[1]}" for name, pair in found.items() if name not in ("seed", "seeds")]
+            group = group._replace(name=f"{group.name} ({', '.join(own) or group.runs[0].folder})")
+        told.append(group)
+    return told

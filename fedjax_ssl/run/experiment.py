@@ -1,0 +1,108 @@
+"""What a run is made of, from its configuration: data, partition, network, method; and the state it begins with."""
+
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.augment import strong_augment, weak_augment
+from fedjax_ssl.data import (
+    Dataset,
+    FederatedData,
+    Partition,
+    dataset_facts,
+    federate,
+    load_dataset,
+    load_partition,
+    make_partition,
+)
+from fedjax_ssl.engine.interface import Method, Problem, State
+from fedjax_ssl.engine.round import init_key
+from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
+from fedjax_ssl.models.network import build_network
+
+
+class Experiment(NamedTuple):
+    """Everything that a run is made of, before anything is trained or written.
+
+    Attributes:
+        problem: the fixed part.
+        method: the method.
+        data: the federation, on the device.
+        hidden_labels: int32 [N], the truth, for scoring only.
+        partition: who owns which rows.
+        dataset: on the host.
+        state_shape: a state's shapes. Tracing is slow, and everything that needs them takes them from here.
+    """
+
+    problem: Problem
+    method: Method
+    data: FederatedData
+    hidden_labels: jax.Array
+    partition: Partition
+    dataset: Dataset
+    state_shape: State
+
+
+def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:
+    """Everything that a run is made of; see `build_experiments`."""
+    return build_experiments([config], [partition_file])[0]
+
+
+def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.Path | None]) -> list[Experiment]:
+    """Everything that runs of one configuration and several seeds are made of, with arrays of the same shapes.
+
+    Args:
+        configs: valid configurations that differ in nothing but the seed.
+        partition_files: the partitions of runs that are taken up again, where there are some.
+
+    Raises:
+        UserError: the data are not there or not what the configuration needs, or a name is unknown.
+    """
+    config = configs[0]
+    dataset = load_dataset(config.data)
+    partitions = [
+        load_partition(file, len(dataset.y_train), config.num_clients)
+        if file is not None and file.exists()
+        else make_partition(dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed)
+        for c, file in zip(configs, partition_files)
+    ]
+    width = max(len(rows) for partition in partitions for rows in partition.client_rows)
+    weak = functools.partial(weak_augment, flip=dataset.flip, padding=config.augment.padding)
+    strong = functools.partial(
+        strong_augment,
+        flip=dataset.flip,
+        padding=config.augment.padding,
+        flavour=config.augment.flavour,
+        num_ops=config.augment.num_ops,
+        magnitude=config.augment.magnitude,
+    )
+    network = build_network(config, dataset_facts(dataset), config.method in DOUBLE_HEADED)
+    experiments, first = [], None
+    for c, partition in zip(configs, partitions):
+        problem = Problem(c, network, weak, strong, dataset.num_classes)
+        method = METHODS[config.method](problem)
+        data, hidden_labels = federate(
+            dataset, partition, c.seed, max(1, width), first, config.data.reveal_labels, config.data.centralised
+        )
+        first = first or data
+        shape = experiments[0].state_shape if experiments else jax.eval_shape(_initialise(method), data)
+        experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, shape))
+    return experiments
+
+
+def initialise(experiment: Experiment, data: FederatedData) -> State:
+    """The state before the first round: initialised, pre-trained, with statistics from the server's images."""
+    return _initialise(experiment.method)(data)
+
+
+def _initialise(method: Method) -> Callable[[FederatedData], State]:
+    def init(data):
+        state = method.init(data, init_key(data.seed))
+        return method.statistics(state, data, jnp.zeros((0,), jnp.int32))
+
+    return init

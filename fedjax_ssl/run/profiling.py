@@ -1,0 +1,193 @@
+"""Where the time of a round goes: a trace of some rounds, and a summary that a person can read."""
+
+import collections
+import functools
+import gzip
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import validate
+from fedjax_ssl.engine.interface import Cohort
+from fedjax_ssl.engine.lanes import num_devices
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.learning.trees import row
+from fedjax_ssl.records.workdir import fresh_workdir
+from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
+from fedjax_ssl.run.machine import default_lanes, on_all_devices, use_compilation_cache, use_devices
+from fedjax_ssl.run.programs import compile_dispatch
+
+try:
+    import resource
+except ImportError:  # not on Windows, which goes without the figure
+    resource = None
+
+STAGES = ("label", "train", "aggregate", "server", "statistics", "evaluate")  # the named scopes of a round
+_CONTROL = {"while", "conditional", "call"}  # they last as long as what is inside, which counts by itself
+_STAGE = re.compile(rf"(?:^|[/(])({'|'.join(STAGES)})(?=[/)]|$)")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?[\]})] ([a-z][a-z\-]*)\(")
+
+
+def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None = None) -> dict[str, Any]:
+    """Runs some rounds under JAX's profiler; nothing of a run in progress is touched.
+
+    Args:
+        config: a configuration; of several seeds the first.
+        rounds: how many are traced, after one that is not.
+        workdir: a folder for trace/, profile.json and profile.txt; by default a fresh one under runs/.
+
+    Returns:
+        What profile.json holds; times in seconds a round.
+
+    Raises:
+        UserError: the configuration, the data or the folder is not usable.
+    """
+    validate(config)
+    if rounds < 1:
+        raise UserError(f"rounds must be at least 1, not {rounds}")
+    use_compilation_cache()
+    with use_devices(config.devices):
+        experiment = build_experiment(config)
+        data, hidden_labels = on_all_devices((experiment.data, experiment.hidden_labels))
+        dispatch = compile_dispatch(config, [experiment])
+        state = on_all_devices(jax.jit(functools.partial(initialise, experiment))(experiment.data))
+        flops = step_flops(experiment, state) if experiment.method.phases else None
+        folder = _make_folder(workdir)
+        state = dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(1))).state
+        jax.block_until_ready(state)
+        with jax.profiler.trace(str(folder / "trace")):
+            started = time.perf_counter()
+            result = jax.block_until_ready(dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds))))
+            seconds = time.perf_counter() - started
+        by_stage = seconds_by_stage(folder / "trace", dispatch.as_text(), seconds)
+        metrics = jax.device_get(result.metrics)
+        ran = int(result.rounds_done)
+        local_steps, lane_steps = (float(metrics[name][:ran].sum()) for name in ("local_steps", "lane_steps"))
+        figures = {
+            "device": f"{jax.devices()[0].device_kind} x {num_devices()}",
+            "lanes": default_lanes(config),
+            "rounds": ran,
+            "seconds_per_round": seconds / ran,
+            "seconds_by_stage": {name: value / ran for name, value in by_stage.items()},
+            "local_steps_per_round": local_steps / ran,
+            "useful_lane_steps": local_steps / lane_steps if lane_steps else None,
+            "flops_per_local_step": flops,
+            "training_flops_per_second": flops * local_steps / by_stage["train"]
+            if flops and by_stage["train"]
+            else None,
+            "peak_memory_bytes": peak_memory(),
+            "config": json.loads(json.dumps(config.to_dict())),  # as it will be read
+        }
+    replace_file(folder / "profile.json", json.dumps(figures, indent=2) + "\n")
+    text = describe_profile(figures) + f"\ntrace: {folder / 'trace'} (for TensorBoard, XProf or ui.perfetto.dev)\n"
+    replace_file(folder / "profile.txt", text)
+    print(text, end="")
+    return figures
+
+
+def seconds_by_stage(folder: pathlib.Path, program: str, seconds: float) -> dict[str, float]:
+    """The time of a traced program by stage.
+
+    Args:
+        folder: what `jax.profiler.trace` wrote.
+        program: the compiled program's text, whose instructions carry the scopes that they come from.
+        seconds: how long it ran. Instructions that ran side by side share it by their own durations; time without any
+            instruction counts as 'other'.
+
+    Returns:
+        Seconds of each of `STAGES`, and of 'other'; their sum is `seconds`.
+    """
+    stage_of = stages_of_instructions(program)
+    busy = collections.Counter()
+    for path in folder.rglob("*.trace.json.gz"):
+        for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
+            if event.get("ph") == "X":
+                name = event.get("args", {}).get("hlo_op", event["name"])
+                if name in stage_of:
+                    busy[stage_of[name]] += event["dur"] / 1e6
+    total = max(sum(busy.values()), seconds)
+    by_stage = {stage: busy[stage] / total * seconds for stage in (*STAGES, "other")}
+    by_stage["other"] += seconds - sum(by_stage.values())
+    return by_stage
+
+
+def stages_of_instructions(program: str) -> dict[str, str]:
+    """Name of each instruction of a compiled program -> the stage of the round that it belongs to, or 'other'."""
+    stage_of = {}
+    for line in program.splitlines():
+        match = _INSTRUCTION.match(line)
+        if match is None or match.group(2) in _CONTROL:
+            continue
+        scope = re.search(r'op_name="([^"]*)"', line)
+        stage = _STAGE.search(scope.group(1)) if scope else None
+        stage_of[match.group(1)] = stage.group(1) if stage else "other"
+    return stage_of
+
+
+def step_flops(experiment: Experiment, state: Any) -> float:
+    """Floating-point operations of one local step of one client, as XLA counts them before it optimises."""
+    method, data = experiment.method, experiment.data
+    phase = method.phases[0]
+
+    def one_step(state, data):
+        broadcast = method.broadcast(state, data)
+        cohort = Cohort(jnp.zeros((1,), jnp.int32), jax.tree.map(lambda x: x[:1], state.clients), jax.random.key(0))
+        work = row(phase.prepare(broadcast, data, cohort, None).work, 0)
+        return broadcast, work, phase.start(broadcast, work, row(cohort.states, 0))
+
+    broadcast, work, carry = jax.eval_shape(one_step, state, data)
+    arguments = (broadcast, data, work, carry, jnp.int32(0), jax.random.key(0))
+    return float(jax.jit(phase.step).lower(*arguments).cost_analysis()["flops"])
+
+
+def peak_memory() -> int | None:
+    """Most bytes that the first device held at once; for a CPU the most that the process did; None if nobody says."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats or resource is None:
+        return stats.get("peak_bytes_in_use")
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes if sys.platform == "darwin" else 1024 * kilobytes
+
+
+def describe_profile(figures: dict[str, Any]) -> str:
+    """The figures of `profile` as a few lines of text."""
+    seconds = figures["seconds_per_round"]
+    lines = [
+        f"{figures['rounds']} rounds of {seconds:.4g} s, {figures['lanes']} lanes on {figures['device']}",
+        *(
+            f"  {stage:<11}{100 * spent / seconds:5.1f} %  {spent:8.4f} s"
+            for stage, spent in figures["seconds_by_stage"].items()
+        ),
+    ]
+    steps = figures["local_steps_per_round"]
+    if steps:
+        lines += [
+            f"local training: {steps:.0f} steps a round, {figures['flops_per_local_step'] / 1e6:.1f} MFLOP each, "
+            f"{(figures['training_flops_per_second'] or 0) / 1e9:.1f} GFLOP/s",
+            f"useful lane steps over all lane steps: {figures['useful_lane_steps']:.3f}",
+        ]
+    if figures["peak_memory_bytes"] is not None:
+        lines.append(f"peak memory: {figures['peak_memory_bytes'] / 2**30:.2f} GiB")
+    return "\n".join(lines)
+
+
+def _make_folder(workdir: str | os.PathLike | None) -> pathlib.Path:
+    if workdir is None:
+        return fresh_workdir(pathlib.Path("runs"), "profile")
+    folder = pathlib.Path(workdir)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"the folder {folder} is not empty; a profile takes a fresh one")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return folder

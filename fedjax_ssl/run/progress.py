@@ -1,0 +1,117 @@
+"""What a person sees while a run goes on: a progress bar in a terminal, plain lines elsewhere."""
+
+import collections
+import datetime
+import math
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from fedjax_ssl.engine.evaluation import RULE
+
+SECONDS_BETWEEN_LINES = 10.0
+UPDATES_FOR_SPEED = 20  # rounds get slower and faster, as machines do
+
+
+class RoundProgress:
+    """Progress in rounds, as a context manager."""
+
+    def __init__(self, num_rounds: int, done: int, title: str = "", console: Console | None = None):
+        """Nothing is shown before the context is entered.
+
+        Args:
+            num_rounds: of the whole run.
+            done: rounds that are done already.
+            title: which run it is, where there are several.
+            console: by default stderr.
+        """
+        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._num_rounds, self._title = num_rounds, title
+        self._last_line = -math.inf
+        # (moment, rounds done) of the latest updates. Rich's own estimate has none where a round takes long.
+        self._seen = collections.deque([(time.monotonic(), done)], maxlen=UPDATES_FOR_SPEED)
+        # In a narrow terminal the title wraps and the bar gets short; the numbers stay whole.
+        self._bar = _Bar(
+            *([TextColumn("{task.description}", markup=False, table_column=Column())] if title else []),
+            TextColumn("round {task.completed}/{task.total}"),
+            BarColumn(None, table_column=Column(min_width=4, max_width=24)),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            disable=not self._console.is_interactive,
+        )
+        self._task = self._bar.add_task(title, total=num_rounds, completed=done, left="", figures="")
+
+    def __enter__(self) -> "RoundProgress":
+        self._seen[0] = (time.monotonic(), self._seen[0][1])
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        """Shows a round's figures, and how long the rest will take."""
+        done, figures = metrics["round"], describe(metrics)
+        self._seen.append((time.monotonic(), done))
+        left = self._time_left()
+        self._bar.update(self._task, completed=done, left=left, figures=figures)
+        due = time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
+        if not self._console.is_interactive and (due or done == self._num_rounds):
+            self._last_line = time.monotonic()
+            self.say("  ".join(filter(None, [self._title, f"round {done}/{self._num_rounds}", left, figures])))
+
+    def _time_left(self) -> str:
+        (before, first), (now, done) = self._seen[0], self._seen[-1]
+        if done == self._num_rounds or done == first:
+            return ""
+        seconds = (now - before) / (done - first) * (self._num_rounds - done)
+        return f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
+
+
+class _Bar(Progress):
+    """The bar with the figures below it: on one line both would not fit into a terminal of 80 columns."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        for task in self.tasks:
+            if task.fields["figures"]:
+                yield Text(task.fields["figures"])
+
+
+def describe(metrics: dict[str, Any]) -> str:
+    """The figures of a round in a few words, at most 80 characters for two rules of labelling.
+
+    The labels' accuracies are rule by rule, the one in use first; qualified are the examples of a client, on average.
+    """
+    labels = ", ".join(
+        f"{name.removeprefix(RULE).removesuffix('_head').replace('_', ' ')} {100 * value:.1f} %"
+        for name, value in metrics.items()
+        if name.startswith(RULE)
+    )
+    test = f"test {100 * metrics['test_accuracy']:.2f} %"
+    return f"{test}  labels: {labels}  qualified {metrics['qualified_per_client']:.1f}" if labels else test
+
+
+def title_of(seeds: tuple[int, ...], together: list[int]) -> str:
+    """Which of several seeds' runs is shown, '' where there is one run alone.
+
+    Args:
+        seeds: of the whole command, in their order.
+        together: those that train now; the figures shown are the first one's.
+    """
+    if not seeds:
+        return ""
+    shown, *others = together
+    if others:
+        return f"seed {shown} (with {', '.join(map(str, others))})"
+    return f"seed {shown}" + (f" ({seeds.index(shown) + 1} of {len(seeds)})" if len(seeds) > 1 else "")

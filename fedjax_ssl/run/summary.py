@@ -1,0 +1,62 @@
+"""What is written down about a run: a line for each round, and the summary."""
+
+import importlib.metadata
+import platform
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import labels_revealed
+from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
+
+# What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
+SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")
+
+
+def to_record(metrics: dict[str, np.ndarray], traffic: dict[str, int], config: ConfigDict) -> dict[str, Any]:
+    """The line of metrics.jsonl for one round's metrics."""
+    record = {name: value.item() for name, value in metrics.items()}
+    return {
+        "round": record.pop("round"),
+        **record,
+        "bytes_down": traffic["down"] * config.clients_per_round + traffic["statistics_down"],
+        "bytes_up": traffic["up"] * record["uploads"] + traffic["statistics_up"],
+    }
+
+
+def what_went_wrong(line: dict[str, Any]) -> str:
+    """Why a run cannot go on after the round of this line."""
+    losses = ", ".join(f"{name} {line[name]}" for name in line if name.endswith("_loss"))
+    if line["dropped_uploads"] and line["dropped_uploads"] == line["uploads"]:
+        return f"round {line['round']}: none of the {line['uploads']} uploads is finite ({losses})"
+    return f"round {line['round']}: the global state is not finite ({losses})"
+
+
+def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
+    """What summary.json holds, from the records in the folder."""
+    lines, timings = folder.read(METRICS), folder.read(TIMINGS)
+    last = lines[-1]
+    best = max(lines, key=lambda line: line["test_accuracy"])
+    labels = {name: last[name] for name in last if name.startswith(("pseudo_label", "qualified"))}
+    return {
+        "method": config.method,
+        "seed": config.seed,
+        "labels_revealed": labels_revealed(config),
+        "rounds": last["round"],
+        "test_accuracy": last["test_accuracy"],
+        "best_test_accuracy": best["test_accuracy"],
+        "best_round": best["round"],
+        **labels,
+        **{name: sum(line.get(name, 0.0) for line in timings) for name in SECONDS},
+        "bytes_down": sum(line["bytes_down"] for line in lines),
+        "bytes_up": sum(line["bytes_up"] for line in lines),
+        "dropped_uploads": sum(line["dropped_uploads"] for line in lines),
+        "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}",
+        "backend": jax.default_backend(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("fedjax_ssl", "jax", "flax", "optax")},
+        },
+    }

@@ -1,0 +1,223 @@
+"""A run while it goes on, for those who watch: TensorBoard's event files, and Weights & Biases where it is asked for.
+
+The records in the workdir are the truth. A writer gets those that are there when the run begins or goes on, and then
+every round's as they are written. None of them can stop a run: one that fails is left out from then on.
+"""
+
+import contextlib
+import json
+import math
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import flatten
+from fedjax_ssl.engine.evaluation import RULE
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
+
+TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"  # in the workdir
+
+# Names in metrics.jsonl -> group and name of the curve; what is not listed is the method's own.
+TAGS = {
+    "test_accuracy": "test/accuracy",
+    "test_loss": "test/loss",
+    "pseudo_label_accuracy": "pseudo_labels/in_use",
+    "qualified_accuracy": "pseudo_labels/qualified",
+    "qualified_per_client": "clients/qualified",
+    "qualified_share": "clients/qualified_share",
+    "client_loss": "clients/loss",
+    "fix_loss": "clients/fix_loss",
+    "mix_loss": "clients/mix_loss",
+    "local_steps": "clients/local_steps",
+    "uploads": "clients/uploads",
+    "dropped_uploads": "clients/dropped_uploads",
+    "server_loss": "server/loss",
+    "contrastive_loss": "server/contrastive_loss",
+    "update_norm": "server/update_norm",
+    "bytes_down": "wire/bytes_down",
+    "bytes_up": "wire/bytes_up",
+    "seconds": "time/seconds_per_round",
+}
+
+
+class Live:
+    """The writers of one run, as a context manager; leaving it closes them."""
+
+    def __init__(self, openers: dict[str, Callable[[], Any]]):
+        """Opens the writers.
+
+        Args:
+            openers: name for a warning -> makes a writer, an object with `write(rows)` and `close(went_well)`.
+        """
+        self._writers: dict[str, Any] = {}
+        for name, opener in openers.items():
+            writer = self._guard(name, opener)
+            if writer is not None:
+                self._writers[name] = writer
+
+    def __enter__(self) -> "Live":
+        return self
+
+    def __exit__(self, kind: type | None, *_: Any) -> None:
+        for name, writer in list(self._writers.items()):
+            self._guard(name, writer.close, kind is None)
+        self._writers.clear()
+
+    def write(self, lines: list[dict[str, Any]], timings: list[dict[str, Any]]) -> None:
+        """Hands the lines of some rounds on.
+
+        Args:
+            lines: as in metrics.jsonl.
+            timings: as in timings.jsonl, of the same rounds; more of them do no harm.
+        """
+        seconds = {line["round"]: line["seconds"] for line in timings if "seconds" in line}
+        rows = [{**line, "seconds": seconds.get(line["round"])} for line in lines]
+        for name, writer in list(self._writers.items()):
+            if rows:
+                self._guard(name, writer.write, rows)
+
+    def _guard(self, name: str, function: Callable, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:  # whatever it is, a curve is not worth a run
+            self._writers.pop(name, None)
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"warning: the run goes on without {name} ({why})", file=sys.stderr, flush=True)
+            return None
+
+
+def open_live(config: ConfigDict, folder: Workdir) -> Live:
+    """The writers that a configuration asks for, with the rounds that the folder's records have already.
+
+    Args:
+        config: of the run, or of all its seeds.
+        folder: of one run that has begun, its records cut back to where it goes on.
+    """
+    openers = {}
+    if config.log.tensorboard:
+        openers["TensorBoard"] = lambda: TensorBoardWriter(folder)
+    if config.log.wandb_project:
+        openers["Weights & Biases"] = lambda: WandbWriter(folder, config.log.wandb_project)
+    live = Live(openers)
+    live.write(folder.read(METRICS), folder.read(TIMINGS))
+    return live
+
+
+def curves(row: dict[str, Any]) -> dict[str, float]:
+    """A round's figures by the names of their curves; what could not be measured has no point."""
+    found = {}
+    for name, value in row.items():
+        if name != "round" and value is not None and math.isfinite(value):
+            rule = f"pseudo_labels/{name.removeprefix(RULE)}" if name.startswith(RULE) else f"method/{name}"
+            found[TAGS.get(name, rule)] = value
+    return found
+
+
+class TensorBoardWriter:
+    """Event files, written anew from the records whenever a run begins or goes on, so that no round is there twice.
+
+    The events go straight into the file: `tensorboardX.SummaryWriter` has a thread for it, and waits for good when
+    that one has met a full disk.
+    """
+
+    def __init__(self, folder: Workdir):
+        with _without_torch():
+            from tensorboardX import event_file_writer, summary  # not every run needs it
+            from tensorboardX.proto import event_pb2, summary_pb2
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        path = folder.path / TENSORBOARD
+        path.mkdir(exist_ok=True)
+        for old in path.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._file = event_file_writer.EventsWriter(str(path / "events"))
+        # A TensorBoard that has been looking at the old file drops what it has seen there.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._file.write_event(self._event(step=0, wall_time=time.time(), session_log=start))
+        fields = {name: _plain(value) for name, value in flatten(folder.config).items()}
+        experiment, begin, self._end = summary.hparams(fields, {"test/accuracy": None})
+        text = "".join(f"    {line}\n" for line in json.dumps(folder.config, indent=2).splitlines())
+        for item in (experiment, begin, summary.text("config", text)):
+            self._add(item, 0, time.time())
+        self._file.flush()
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        """Adds rounds. They come some at a time, or long afterwards: their times are counted back from now."""
+        moment = time.time() - sum(row["seconds"] or 0.0 for row in rows)
+        for row in rows:
+            moment += row["seconds"] or 0.0
+            values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in curves(row).items()]
+            self._add(self._summary(value=values), row["round"], moment)
+        self._file.flush()
+
+    def close(self, went_well: bool) -> None:
+        """Closes the file."""
+        if went_well:
+            self._add(self._end, 0, time.time())
+        self._file.close()
+
+    def _add(self, summary: Any, step: int, moment: float) -> None:
+        self._file.write_event(self._event(step=step, wall_time=moment, summary=summary))
+
+
+class WandbWriter:
+    """A run of Weights & Biases, the same one whenever the workdir's run goes on.
+
+    Its own environment variables hold, as WANDB_MODE=offline. Its steps are rounds. Rounds that it knows are not sent
+    again: they are the same. Offline it knows none, and a later `wandb sync` replaces what was there by the whole.
+    """
+
+    def __init__(self, folder: Workdir, project: str):
+        import wandb
+
+        path = folder.path.resolve()
+        if not (path / WANDB_ID).exists():
+            replace_file(path / WANDB_ID, secrets.token_hex(8) + "\n")
+        is_one_of_several = path.name == f"seed_{folder.config['seed']}"
+        self._run = wandb.init(
+            project=project,
+            id=(path / WANDB_ID).read_text().strip(),
+            name="/".join(path.parts[-2:]),
+            group=path.parent.name if is_one_of_several else None,
+            dir=str(path),
+            config=folder.config,
+            allow_val_change=True,  # a run that goes on may have more rounds
+            resume="allow",
+            reinit="create_new",  # seeds that train together are open together
+        )
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        """Sends rounds."""
+        for row in rows:
+            if row["round"] >= self._run.step:
+                self._run.log(curves(row), step=row["round"], commit=True)
+
+    def close(self, went_well: bool) -> None:
+        """Ends the run; one that was stopped counts as failed until it goes on."""
+        self._run.finish(exit_code=0 if went_well else 1)
+
+
+def _plain(value: Any) -> str | bool | int | float:
+    """A field's value as TensorBoard's table of hyperparameters takes it."""
+    return value if isinstance(value, str | bool | int | float) else str(value)
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hides PyTorch while tensorboardX is imported, which takes it, where it is installed, for a type annotation.
+
+    It would take seconds and a second set of CUDA libraries in the process.
+    """
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["torch"]

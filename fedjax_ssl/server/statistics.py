@@ -1,0 +1,112 @@
+"""The global normalisation statistics under the 'static' policy: whose images they are taken from."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.models.network import BatchStats, Network
+
+BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
+SOURCES = ("server", "cohort", "all", "all_mixed")
+
+
+def make_statistics(network: Network, source: str) -> Callable:
+    """The `statistics` stage of a method.
+
+    Args:
+        network: under any other policy than 'static' the stage does nothing.
+        source: one of `SOURCES`. 'server', the anchors alone; 'cohort', the anchors and this round's clients; 'all',
+            the anchors and every client, each one's batches its own; 'all_mixed', the same images as one pool, which
+            is what SemiFL's code does (with the privacy caveat of its paper).
+
+    Returns:
+        (state, data, clients int32 [M]) -> state.
+    """
+    if network.normalisation != "static":
+        return lambda state, data, clients: state
+
+    def refresh(state, data: FederatedData, clients):
+        owners = [(data.anchor_index[None], jnp.array([len(data.anchor_index)]))]
+        if source == "cohort":
+            owners.append((data.client_index[clients], data.client_size[clients]))
+        if source == "all":
+            owners.append((data.client_index, data.client_size))
+        if source == "all_mixed":
+            owners = [pool(data)]
+        size = min(BATCH_SIZE, max(rows.shape[1] for rows, _ in owners))
+        cut = [cut_into_batches(rows, sizes, size) for rows, sizes in owners]
+        batches, masks = (jnp.concatenate(parts) for parts in zip(*cut))
+        return state._replace(
+            batch_stats=mean_statistics(network, state.params, state.batch_stats, data.images, batches, masks)
+        )
+
+    return refresh
+
+
+def num_exchanging(network: Network, source: str, clients_per_round: int, num_clients: int) -> int:
+    """How many clients take part in the second exchange of a round, the one that gathers statistics."""
+    if network.normalisation != "static":
+        return 0
+    return {"server": 0, "cohort": clients_per_round, "all": num_clients, "all_mixed": num_clients}[source]
+
+
+def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
+    """The images of the server and of all clients as if one owner had them, in the order of the image table.
+
+    Returns:
+        int32 [1, n] rows, padded, n the most that there can be; and int32 [1], how many there are.
+    """
+    num_rows, (num_clients, n_max) = len(data.images), data.client_index.shape
+    there = jnp.arange(n_max) < data.client_size[:, None]
+    owned = jnp.zeros(num_rows, bool).at[data.anchor_index].set(True)
+    owned = owned.at[jnp.where(there, data.client_index, num_rows)].set(True, mode="drop")
+    rows = jnp.nonzero(owned, size=min(num_rows, len(data.anchor_index) + num_clients * n_max), fill_value=0)[0]
+    return rows[None], jnp.sum(owned)[None]
+
+
+def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Cuts each owner's rows into batches; owners never share one.
+
+    Args:
+        rows: int32 [K, n_max], each owner's rows, padded beyond its size.
+        sizes: int32 [K].
+        batch_size: B.
+
+    Returns:
+        int32 [K * ceil(n_max / B), B] rows, and bool of that shape, which of them are there.
+    """
+    padding = -rows.shape[1] % batch_size
+    there = jnp.arange(rows.shape[1] + padding) < sizes[:, None]
+    return jnp.pad(rows, ((0, 0), (0, padding))).reshape(-1, batch_size), there.reshape(-1, batch_size)
+
+
+def mean_statistics(
+    network: Network, params, batch_stats, images: jax.Array, batches: jax.Array, masks: jax.Array
+) -> BatchStats:
+    """SemiFL's static batch normalisation (its section 3.3): one pass in training mode, without augmentation.
+
+    The statistics are the plain mean over the batches of their means and of their unbiased variances; a short
+    batch counts as much as a full one.
+
+    Args:
+        network: the model.
+        params: its parameters.
+        batch_stats: of the right structure; the values do not matter.
+        images: uint8 [N, H, W, C], the flat table.
+        batches: int32 [n, B] rows.
+        masks: bool [n, B]; a batch without any row is left out.
+
+    Returns:
+        The statistics.
+    """
+
+    def add(total, batch):
+        rows, mask = batch
+        found = network.batch_statistics(params, batch_stats, images[rows], mask)
+        return jax.tree.map(lambda t, new: t + jnp.where(jnp.any(mask), new, 0), total, found), None
+
+    total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, batch_stats), (batches, masks))
+    count = jnp.maximum(jnp.sum(jnp.any(masks, axis=1)), 1)
+    return jax.tree.map(lambda leaf: leaf / count, total)

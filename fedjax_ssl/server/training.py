@@ -1,0 +1,213 @@
+"""What the server trains by itself: epochs over its labelled anchors."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.augment.mixup import mix_images
+from fedjax_ssl.engine.interface import CLASSIFIER, Problem, State
+from fedjax_ssl.learning import sgd
+from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
+from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
+from fedjax_ssl.learning.schedule import learning_rate_at
+from fedjax_ssl.server.statistics import make_statistics
+
+
+def train_on_anchors(
+    state: State,
+    data,
+    loss_fn: Callable,
+    config,
+    learning_rate: jax.Array,
+    key: jax.Array,
+    *,
+    parts: tuple[str, ...],
+    epochs: int,
+    batch_size: int,
+    kept_as: str | None = None,
+) -> tuple[State, dict[str, jax.Array]]:
+    """SGD over the anchors, shuffled anew in each epoch.
+
+    Args:
+        state: whose model is trained.
+        data: the federation's data.
+        loss_fn: (params, batch_stats, rows [B], labels [B], mask [B], key) -> (loss, (batch_stats, metrics)).
+        config: the optimiser's section, see `sgd.make_optimizer`.
+        learning_rate: float32 [].
+        key: of this training.
+        parts: names of the top-level entries of `params` to train.
+        epochs: passes over the anchors; none leaves the state as it is.
+        batch_size: the last batch of an epoch may be short; its padding is masked.
+        kept_as: the entry of `state.server` with the optimiser's state of the round before, which `own_optimizer`
+            made; None, or no such entry: the optimiser starts afresh.
+
+    Returns:
+        The state with the trained model (and the optimiser's state in its entry), and each metric's mean over the steps
+        of the last epoch.
+    """
+    if epochs == 0:
+        return state, {}
+    anchors = data.anchor_index
+    batch_size = min(batch_size, len(anchors))
+    steps_per_epoch = -(-len(anchors) // batch_size)
+    shuffle_key, steps_key = jax.random.split(key)
+    orders = jax.vmap(lambda k: jax.random.permutation(k, anchors))(jax.random.split(shuffle_key, epochs))
+    optimizer = sgd.make_optimizer(config, learning_rate)
+
+    def step(learner, index):
+        epoch, batch = jnp.divmod(index, steps_per_epoch)
+        positions, mask = batch_positions(batch, batch_size, len(anchors))
+        rows = orders[epoch, jnp.minimum(positions, len(anchors) - 1)]
+        step_key = jax.random.fold_in(steps_key, index)
+
+        def loss_of_batch(params, batch_stats):
+            return loss_fn(params, batch_stats, rows, data.visible_labels[rows], mask, step_key)
+
+        return sgd.step(loss_of_batch, optimizer, learner, parts)
+
+    learner = sgd.start(optimizer, state.params, state.batch_stats, parts)
+    keeps = kept_as in state.server
+    if keeps:
+        learner = learner._replace(opt_state=state.server[kept_as])
+    learner, metrics = jax.lax.scan(step, learner, jnp.arange(epochs * steps_per_epoch))
+    last_epoch = jax.tree.map(lambda metric: jnp.mean(metric[-steps_per_epoch:]), metrics)
+    server = {**state.server, kept_as: learner.opt_state} if keeps else state.server
+    return state._replace(params=learner.params, batch_stats=learner.batch_stats, server=server), last_epoch
+
+
+def own_optimizer(config, params: Any, parts: tuple[str, ...], kept_as: str) -> dict[str, Any]:
+    """The entry of `State.server` for one of the server's trainings; nothing where optimisers start afresh.
+
+    Args:
+        config: the server's section.
+        params: of the model.
+        parts: those that the training trains.
+        kept_as: the entry's name.
+    """
+    return {kept_as: sgd.make_optimizer(config, 0.0).init(sgd.select(params, parts))} if config.persistent else {}
+
+
+CLASSIFICATION = "classification"  # the entry of `State.server` that the epochs of cross-entropy have
+
+
+def train_classifier(problem: Problem, state: State, data, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+    """The server's epochs of cross-entropy in a round, on augmented anchors; its metric is `server_loss`."""
+    config = problem.config
+    return train_on_anchors(
+        state,
+        data,
+        supervised_loss(problem, data, config.server.augmentation),
+        config.server,
+        learning_rate_at(config, config.server.learning_rate, state.round),
+        key,
+        parts=CLASSIFIER,
+        epochs=config.server.epochs,
+        batch_size=config.server.batch_size,
+        kept_as=CLASSIFICATION,
+    )
+
+
+def pretrained_classifier(problem: Problem, data, key: jax.Array) -> State:
+    """Fresh weights, trained on the anchors by cross-entropy for `server.pretrain_epochs`: before the first round."""
+    config, (init_key, train_key) = problem.config, jax.random.split(key)
+    state = State(jnp.int32(0), *problem.network.init(init_key))
+    return train_on_anchors(
+        state,
+        data,
+        supervised_loss(problem, data, config.server.augmentation),
+        config.server,
+        jnp.float32(config.server.pretrain_learning_rate),
+        train_key,
+        parts=CLASSIFIER,
+        epochs=config.server.pretrain_epochs,
+        batch_size=config.server.batch_size,
+    )[0]
+
+
+def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:
+    """Cross-entropy of the classification head on augmented anchors: l(f(A(x)), y).
+
+    Args:
+        problem: the run.
+        data: the federation's data.
+        augmentation: 'strong' or 'weak'.
+
+    Returns:
+        A loss function for `train_on_anchors`; its metric is `server_loss`.
+    """
+    augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
+
+    def loss_fn(params, batch_stats, rows, labels, mask, key):
+        views = (augment(key, data.images[rows]),)
+        (outputs,), batch_stats = problem.network.train(params, batch_stats, views, mask)
+        loss = cross_entropy(outputs.logits, labels, mask)
+        return loss, (batch_stats, {"server_loss": loss})
+
+    return loss_fn
+
+
+def supervised_mixup_loss(
+    problem: Problem, data, augmentation: str, alpha: float, mix_weight: float, mix_order: str
+) -> Callable:
+    """The clients' two losses on the anchors (FedAnchor's earlier version, section 3.5): all of them are the fix set.
+
+    Args:
+        problem: the run.
+        data: the federation's data.
+        augmentation: of the fix set, 'strong' or 'weak'.
+        alpha: a in lambda ~ Beta(a, a), one lambda a batch.
+        mix_weight: b in L_fix + b L_mix, eq. 10.
+        mix_order: see `fix_mix.mix_images`.
+
+    Returns:
+        A loss function for `train_on_anchors`; its metrics are `server_loss` on the fix set and `server_mix_loss` on
+        mixtures of it with anchors drawn with replacement from all.
+    """
+    augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
+
+    def loss_fn(params, batch_stats, rows, labels, mask, key):
+        augment_key, partner_key, mix_key = jax.random.split(key, 3)
+        anchors = data.anchor_index
+        partners = anchors[draw_with_replacement(partner_key, len(anchors), len(rows))]
+        images = data.images[rows]
+        mixture, mixing = mix_images(problem.weak, mix_key, images, data.images[partners], alpha, mix_order)
+        views = (augment(augment_key, images), mixture)
+        outputs, batch_stats = problem.network.train(params, batch_stats, views, mask)
+        fix_loss = cross_entropy(outputs[0].logits, labels, mask)
+        mix_loss = mixup_cross_entropy(outputs[1].logits, labels, data.visible_labels[partners], mixing, mask)
+        metrics = {"server_loss": fix_loss, "server_mix_loss": mix_loss}
+        return fix_loss + mix_weight * mix_loss, (batch_stats, metrics)
+
+    return loss_fn
+
+
+SERVER_MODEL = "model"  # the entry of `State.server` that holds it
+
+
+class ServerModel(NamedTuple):
+    """The server's own model.
+
+    Attributes:
+        params, batch_stats: theta_0, like those of the global model.
+    """
+
+    params: Any
+    batch_stats: Any
+
+
+def with_server_model(state: State) -> State:
+    """The state with a place for the server's own model; until it is trained it is the global one."""
+    return state._replace(server={**state.server, SERVER_MODEL: ServerModel(state.params, state.batch_stats)})
+
+
+def train_server_model(problem: Problem, state: State, data, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+    """A stage of a method: trains the server's model from the global one, which stays as it is (FedIL, eq. 22).
+
+    Under the 'static' policy its statistics are those of the server's images.
+    """
+    trained, metrics = train_classifier(problem, state, data, key)
+    trained = make_statistics(problem.network, "server")(trained, data, jax.numpy.zeros((0,), jax.numpy.int32))
+    own = ServerModel(trained.params, trained.batch_stats)
+    return state._replace(server={**trained.server, SERVER_MODEL: own}), metrics
