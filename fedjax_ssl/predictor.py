@@ -119,14 +119,14 @@ def load(workdir: str | os.PathLike) -> Predictor:
     if config.method not in METHODS:
         raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
     network = build_network(config, facts, config.method in DOUBLE_HEADED)
-    params, batch_stats = jax.eval_shape(lambda: network.init(jax.random.key(0)))
+    model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:
-        state = checkpoints.restore_part(State(None, params, batch_stats))
+        state = checkpoints.restore_part(State(None, model))
         newest = checkpoints.latest_round()
 
     @jax.jit
     def outputs(images):
-        found = network.predict(state.params, state.batch_stats, images)
+        found = network.predict(state.model, images)
         return jax.nn.softmax(found.logits), found.embeddings
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]

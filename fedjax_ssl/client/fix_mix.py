@@ -73,7 +73,7 @@ def fix_mix_phase(
             'augment_then_mix', lambda alpha(x) + (1 - lambda) alpha(x') as SemiFL does.
 
     Returns:
-        A phase whose broadcast has `params`, `batch_stats` and `learning_rate`.
+        A phase whose broadcast has `model` and `learning_rate`.
 
     Raises:
         UserError: for an unknown mix order.
@@ -121,8 +121,8 @@ def fix_mix_phase(
             mixture, mixing = mix_images(problem.weak, mix_key, x_fix, x_mix, mixup_alpha, mix_order)
             views += (mixture,)
 
-        def loss_fn(params, batch_stats):
-            outputs, batch_stats = network.train(params, batch_stats, views, mask)
+        def loss_fn(model):
+            outputs, batch_stats = network.train(model, views, mask)
             fix_loss = cross_entropy(outputs[0].logits, y_fix, mask)  # eq. 7
             if not with_mixup:
                 return fix_loss, (batch_stats, {"client_loss": fix_loss, "fix_loss": fix_loss})

@@ -10,6 +10,8 @@ from fedjax_ssl.engine.interface import Finished, Problem, State, model_upload
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.losses import proximal_term
 from fedjax_ssl.learning.schedule import learning_rate_at
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import select
 
 OPT_STATE = "opt_state"  # the entry of a client's own state that a persistent optimiser has
 
@@ -18,12 +20,11 @@ class GlobalModel(NamedTuple):
     """What travels down to each client in FedAvg. Local training reads these names from any method's broadcast.
 
     Attributes:
-        params, batch_stats: the global model.
+        model: the global model.
         learning_rate: float32 [], of this round's local training.
     """
 
-    params: Any
-    batch_stats: Any
+    model: Model
     learning_rate: jax.Array
 
 
@@ -42,7 +43,7 @@ class Training(NamedTuple):
 def global_model(problem: Problem, state: State) -> GlobalModel:
     """The global model and this round's learning rate, on their way down."""
     rate = learning_rate_at(problem.config, problem.config.client.learning_rate, state.round)
-    return GlobalModel(state.params, state.batch_stats, rate)
+    return GlobalModel(state.model, rate)
 
 
 def own_optimizers(problem: Problem, params: Any, parts: tuple[str, ...]) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def own_optimizers(problem: Problem, params: Any, parts: tuple[str, ...]) -> dic
     config = problem.config
     if not config.client.persistent:
         return {}
-    opt_state = sgd.make_optimizer(config.client, 0.0).init(sgd.select(params, parts))
+    opt_state = sgd.make_optimizer(config.client, 0.0).init(select(params, parts))
     stacked = jax.tree.map(lambda leaf: jnp.zeros((config.num_clients, *leaf.shape), leaf.dtype), opt_state)
     return {OPT_STATE: stacked}
 
@@ -63,23 +64,23 @@ def start(config, broadcast: Any, states: dict[str, Any], parts: tuple[str, ...]
 
     Args:
         config: the client's section.
-        broadcast: has `params`, `batch_stats` and `learning_rate`.
+        broadcast: has `model` and `learning_rate`.
         states: the client's own.
         parts: of the model that are trained.
         metrics: the names that the loss reports.
     """
     optimizer = sgd.make_optimizer(config, broadcast.learning_rate)
-    learner = sgd.start(optimizer, broadcast.params, broadcast.batch_stats, parts)
+    learner = sgd.start(optimizer, broadcast.model, parts)
     if config.persistent:
         learner = learner._replace(opt_state=states[OPT_STATE])
     return Training(learner, dict.fromkeys(metrics, jnp.zeros(())))
 
 
 def step(config, broadcast: Any, training: Training, loss_fn: Callable, parts: tuple[str, ...]) -> Training:
-    """`step_and_found` with a loss that finds nothing: (params, batch_stats) -> (loss, (batch_stats, metrics))."""
+    """`step_and_found` with a loss that finds nothing: model -> (loss, (batch_stats, metrics))."""
 
-    def nothing_found(params, batch_stats):
-        loss, (batch_stats, metrics) = loss_fn(params, batch_stats)
+    def nothing_found(model):
+        loss, (batch_stats, metrics) = loss_fn(model)
         return loss, (batch_stats, metrics, ())
 
     return step_and_found(config, broadcast, training, nothing_found, parts)[0]
@@ -94,17 +95,17 @@ def step_and_found(
         config: the client's section.
         broadcast: what came down.
         training: before the step.
-        loss_fn: (params, batch_stats) -> (loss [], (batch_stats, metrics, found)).
+        loss_fn: model -> (loss [], (batch_stats, metrics, found)).
         parts: of the model that are trained.
 
     Returns:
         The training after the step, and what the loss found out on the way.
     """
 
-    def whole_loss(params, batch_stats):
-        loss, (batch_stats, metrics, found) = loss_fn(params, batch_stats)
+    def whole_loss(model):
+        loss, (batch_stats, metrics, found) = loss_fn(model)
         if config.proximal:
-            term = proximal_term(sgd.select(params, parts), sgd.select(broadcast.params, parts))
+            term = proximal_term(select(model.params, parts), select(broadcast.model.params, parts))
             loss = loss + config.proximal * term
         return loss, (batch_stats, (metrics, found))
 
@@ -127,5 +128,5 @@ def finish(
     """
     if problem.config.client.persistent:
         states = {**states, OPT_STATE: training.learner.opt_state}
-    upload = model_upload(problem.network, training.learner, parts)
+    upload = model_upload(problem.network, training.learner.model, parts)
     return Finished(upload, states, jax.tree.map(lambda total: total / num_steps, training.metric_sums))

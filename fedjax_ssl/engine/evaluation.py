@@ -10,7 +10,8 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Report, State
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.models.network import BatchStats, Network, Params
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models.network import Network
 
 RULE = "pseudo_label_accuracy_"  # and the rule's name: the accuracy of one of a method's ways to label
 
@@ -19,7 +20,7 @@ def evaluate(network: Network, state: State, data: FederatedData, batch_size: in
     """Accuracy and mean cross-entropy of the classification head on the test set, without augmentation."""
 
     def logits(images):
-        return network.predict(state.params, state.batch_stats, images).logits
+        return network.predict(state.model, images).logits
 
     found = map_batches(logits, data.test_images, batch_size)
     everything = jnp.ones(len(data.test_labels), bool)
@@ -70,14 +71,14 @@ def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, 
     """The function that describes a model by its outputs on the test images.
 
     Returns:
-        snapshot(params, batch_stats, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T];
+        snapshot(model, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T];
         `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS` images, spread
         evenly over the set: the anchor head's outputs, or of a model without one its features.
     """
 
-    def snapshot(params: Params, batch_stats: BatchStats, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+    def snapshot(model: Model, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         def describe(some):
-            outputs, features = network.predict_with_features(params, batch_stats, some)
+            outputs, features = network.predict_with_features(model, some)
             return outputs.logits.argmax(axis=-1), features if outputs.embeddings is None else outputs.embeddings
 
         predictions, embeddings = map_batches(describe, images, batch_size)

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_ssl.learning import sgd
-from fedjax_ssl.models.network import BatchStats, Network, Params
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import select
+from fedjax_ssl.models.network import Network
 
 Images = jax.Array
 Augmentation = Callable[[jax.Array, Images], Images]
@@ -34,14 +35,13 @@ class State(NamedTuple):
 
     Attributes:
         round: int32 [], rounds done.
-        params, batch_stats: the global model.
+        model: the global model: what is tested, saved and loaded.
         server: a dict of what the parts of the method keep at the server besides, by their names.
         clients: a dict of what each client keeps for itself, by the parts' names, every leaf [K, ...].
     """
 
     round: jax.Array
-    params: Params
-    batch_stats: BatchStats
+    model: Model
     server: Any = ()
     clients: Any = ()
 
@@ -92,7 +92,7 @@ class ModelUpload(NamedTuple):
 def model_upload(network: Network, model: Any, parts: tuple[str, ...]) -> ModelUpload:
     """The named parts of a Learner's or a State's model, and its statistics where the policy aggregates them."""
     statistics = model.batch_stats if network.normalisation == "running" else ()
-    return ModelUpload(sgd.select(model.params, parts), statistics)
+    return ModelUpload(select(model.params, parts), statistics)
 
 
 Broadcast = Any

@@ -72,7 +72,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             **before,
             **from_clients,
             **after,
-            "healthy": all_finite((state.params, state.batch_stats)) & usable,
+            "healthy": all_finite(state.model) & usable,
         }
         return state, metrics
 

@@ -8,18 +8,31 @@ import optax
 
 from fedjax_ssl.learning.trees import select
 
+Params = Any
+BatchStats = Any
+
+
+class Model(NamedTuple):
+    """A model's numbers: what is trained, travels, is averaged and tested.
+
+    Attributes:
+        params: the parameters, a dict by part ('backbone', 'classifier', a head's name).
+        batch_stats: the statistics of its normalisation layers; an empty dict where the policy keeps none.
+    """
+
+    params: Params
+    batch_stats: BatchStats
+
 
 class Learner(NamedTuple):
     """What a training loop carries.
 
     Attributes:
-        params: all parameters of the model, a dict by part ('backbone', 'classifier', 'anchor_head').
-        batch_stats: the statistics of its normalisation layers.
+        model: all of it.
         opt_state: of the parts that are trained, and of those only.
     """
 
-    params: Any
-    batch_stats: Any
+    model: Model
     opt_state: Any
 
 
@@ -38,34 +51,35 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     )
 
 
-def start(optimizer: optax.GradientTransformation, params: Any, batch_stats: Any, parts: tuple[str, ...]):
-    """A Learner that will train `parts` of `params`, with a fresh optimiser."""
-    return Learner(params, batch_stats, optimizer.init(select(params, parts)))
+def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[str, ...]) -> Learner:
+    """A Learner that will train `parts` of a model's parameters, with a fresh optimiser."""
+    return Learner(model, optimizer.init(select(model.params, parts)))
 
 
 def step(
     loss_fn: Callable, optimizer: optax.GradientTransformation, learner: Learner, parts: tuple[str, ...]
-) -> tuple[Learner, dict[str, jax.Array]]:
+) -> tuple[Learner, Any]:
     """One update of the named parts; the others take no gradient, no momentum and no weight decay.
 
     A head that a loss does not touch must not decay: PyTorch, on which the papers' figures rest, skips
     parameters without a gradient.
 
     Args:
-        loss_fn: (params, batch_stats) -> (loss [], (batch_stats, metrics)).
+        loss_fn: model -> (loss [], (batch_stats, aux)).
         optimizer: whose state the learner holds.
         learner: before the step.
         parts: names of top-level entries of `params`.
 
     Returns:
-        The learner after the step, and the metrics.
+        The learner after the step, and aux.
     """
-    trained = select(learner.params, parts)
+    params, batch_stats = learner.model
+    trained = select(params, parts)
 
     def loss_of_trained(trained):
-        return loss_fn({**learner.params, **trained}, learner.batch_stats)
+        return loss_fn(Model({**params, **trained}, batch_stats))
 
-    gradients, (batch_stats, metrics) = jax.grad(loss_of_trained, has_aux=True)(trained)
+    gradients, (batch_stats, aux) = jax.grad(loss_of_trained, has_aux=True)(trained)
     updates, opt_state = optimizer.update(gradients, learner.opt_state, trained)
-    params = {**learner.params, **optax.apply_updates(trained, updates)}
-    return Learner(params, batch_stats, opt_state), metrics
+    model = Model({**params, **optax.apply_updates(trained, updates)}, batch_stats)
+    return Learner(model, opt_state), aux

@@ -25,6 +25,7 @@ from fedjax_ssl.engine.interface import CLASSIFIER, Method, Problem, Report, Sta
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import label_contrastive_loss
 from fedjax_ssl.learning.schedule import learning_rate_at
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server.aggregation import make_aggregation
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
@@ -82,13 +83,12 @@ class Broadcast(NamedTuple):
     """What travels down to each client.
 
     Attributes:
-        params, batch_stats: the global model, both heads.
+        model: the global model, both heads.
         anchors: `ClassAnchors`, or `AnchorEmbeddings` of every anchor.
         learning_rate: float32 [], of this round's local training.
     """
 
-    params: Any
-    batch_stats: Any
+    model: Model
     anchors: Any
     learning_rate: jax.Array
 
@@ -103,18 +103,18 @@ def fedanchor(problem: Problem) -> Method:
 
     def broadcast(state: State, data) -> Broadcast:
         rows = data.anchor_index
-        outputs = network.predict_rows(state.params, state.batch_stats, data.images, rows, config.eval_batch_size)
+        outputs = network.predict_rows(state.model, data.images, rows, config.eval_batch_size)
         anchors = AnchorEmbeddings(outputs.embeddings, data.visible_labels[rows])
         if options.travels == "class_means":
             anchors = class_anchors(anchors, num_classes)
         rate = learning_rate_at(config, config.client.learning_rate, state.round)
-        return Broadcast(state.params, state.batch_stats, anchors, rate)
+        return Broadcast(state.model, anchors, rate)
 
     # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
 
     def scores(received: Broadcast, images):
         """Eq. 3 for each image [B], beside the classification head's probabilities: two float32 [B, C]."""
-        outputs = network.predict(received.params, received.batch_stats, images)
+        outputs = network.predict(received.model, images)
         if options.travels == "class_means":
             by_anchors = class_mean_scores(outputs.embeddings, received.anchors)
         else:
@@ -154,9 +154,9 @@ def fedanchor(problem: Problem) -> Method:
     def contrastive_loss(data):
         augment = {"none": lambda _, images: images, "weak": problem.weak, "strong": problem.strong}
 
-        def loss_fn(params, batch_stats, rows, labels, mask, key):
+        def loss_fn(model, rows, labels, mask, key):
             views = (augment[options.contrastive_augmentation](key, data.images[rows]),)
-            (outputs,), batch_stats = network.train(params, batch_stats, views, mask)
+            (outputs,), batch_stats = network.train(model, views, mask)
             loss = label_contrastive_loss(  # eq. 1, eq. 2
                 outputs.embeddings,
                 labels,
@@ -223,17 +223,17 @@ def fedanchor(problem: Problem) -> Method:
     def init(data, key) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
         init_key, train_key = jax.random.split(key)
-        state = State(jnp.int32(0), *network.init(init_key))
+        state = State(jnp.int32(0), network.init(init_key))
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
         epochs = (epochs, epochs if options.pretrain_contrastive else 0)
         state = train_both_heads(state, data, train_key, (rate, rate), epochs)[0]
         return state._replace(
             server={
-                **aggregation.init(state.params),
-                **own_optimizer(config.server, state.params, CLASSIFIER, CLASSIFICATION),
-                **own_optimizer(config.server, state.params, contrastive_parts, "contrastive"),
+                **aggregation.init(state.model.params),
+                **own_optimizer(config.server, state.model.params, CLASSIFIER, CLASSIFICATION),
+                **own_optimizer(config.server, state.model.params, contrastive_parts, "contrastive"),
             },
-            clients={**own_optimizers(problem, state.params, CLASSIFIER), **own_thresholds(problem)},
+            clients={**own_optimizers(problem, state.model.params, CLASSIFIER), **own_thresholds(problem)},
         )
 
     return Method(

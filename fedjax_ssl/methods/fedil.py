@@ -14,7 +14,7 @@ decreases and its sum diverges. The norm and its moving average are logged, and 
 norm has been below an absolute tolerance for `fedil.stop_rounds` rounds.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +39,11 @@ from fedjax_ssl.engine.interface import (
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement, epoch_orders, num_batches
 from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergence
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import cosines, select
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server.aggregation import make_aggregation
-from fedjax_ssl.server.training import SERVER_MODEL, ServerModel, train_server_model, with_server_model
+from fedjax_ssl.server.training import SERVER_MODEL, train_server_model, with_server_model
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean
 VARIANTS = {
@@ -85,14 +86,13 @@ class Broadcast(NamedTuple):
     """What travels down: two models.
 
     Attributes:
-        params, batch_stats: theta', the global model.
+        model: theta', the global one.
         server: theta_0, the server's.
         learning_rate: float32 [], of this round's local training.
     """
 
-    params: Any
-    batch_stats: Any
-    server: ServerModel
+    model: Model
+    server: Model
     learning_rate: jax.Array
 
 
@@ -150,12 +150,12 @@ def fedil(problem: Problem) -> Method:
     def broadcast(state: State, data) -> Broadcast:
         del data
         down = global_model(problem, state)
-        return Broadcast(down.params, down.batch_stats, state.server[SERVER_MODEL], down.learning_rate)
+        return Broadcast(down.model, state.server[SERVER_MODEL], down.learning_rate)
 
     def same_direction(state: State, received: Received) -> jax.Array:
         """epsilon(S) of eq. 25 and 26: whether an update points where the server's does."""
         from_global = lambda tree: jax.tree.map(  # noqa: E731
-            jnp.subtract, select(tree, CLASSIFIER), select(state.params, CLASSIFIER)
+            jnp.subtract, select(tree, CLASSIFIER), select(state.model.params, CLASSIFIER)
         )
         return cosines(from_global(received.uploads.params), from_global(state.server[SERVER_MODEL].params)) >= 0
 
@@ -197,7 +197,7 @@ def _phase(problem: Problem) -> Phase:
         examples = CohortExamples.of(data, cohort, keys)
 
         def probabilities(images):
-            return jax.nn.softmax(network.predict(broadcast.params, broadcast.batch_stats, images).logits)
+            return network.probabilities(broadcast.model, images)
 
         scores = score_cohort(  # for the record: training makes its labels step by step
             probabilities, data.images, examples, batch_size=problem.config.eval_batch_size, weak=problem.weak
@@ -226,10 +226,10 @@ def _phase(problem: Problem) -> Phase:
         images = data.images[work.rows[positions]]
         weak_key, strong_key, set_key, set_view_key = jax.random.split(key, 4)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
-        reference = network.predict(broadcast.server.params, broadcast.server.batch_stats, weak).logits  # eq. 10, y_0
+        reference = network.predict(broadcast.server, weak).logits  # eq. 10, y_0
         frozen = None  # theta' as it came down: no more than labels, the divergence would have no gradient
         if options.labels_from == "global":
-            frozen = network.predict(broadcast.params, broadcast.batch_stats, weak).logits  # eq. 8
+            frozen = network.predict(broadcast.model, weak).logits  # eq. 8
         views = (weak, strong)
         if options.label_set:
             # A batch of D^l, with replacement. While the set is empty the batch's own images stand in, unlearned from.
@@ -237,8 +237,8 @@ def _phase(problem: Problem) -> Phase:
             drawn = jnp.where(work.set_size > 0, drawn, positions)
             views += (problem.weak(set_view_key, data.images[work.rows[drawn]]),)
 
-        def loss_fn(params, batch_stats):
-            outputs, batch_stats = network.train(params, batch_stats, views, mask)
+        def loss_fn(model):
+            outputs, batch_stats = network.train(model, views, mask)
             of_weak, of_strong = outputs[0].logits, outputs[1].logits
             of_labels = of_weak if frozen is None else frozen
             labels, confident = qualify(jax.nn.softmax(of_labels), options.threshold, strictly=False)

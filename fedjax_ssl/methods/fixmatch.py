@@ -93,7 +93,7 @@ def _phase(problem: Problem) -> Phase:
         examples = CohortExamples.of(data, cohort, keys)
 
         def probabilities(images):
-            return jax.nn.softmax(network.predict(broadcast.params, broadcast.batch_stats, images).logits)
+            return network.probabilities(broadcast.model, images)
 
         # What the received model makes of the client: for the thresholds that adapt, and for the record.
         scores = score_cohort(
@@ -121,17 +121,18 @@ def _phase(problem: Problem) -> Phase:
         weak_key, strong_key = jax.random.split(key)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
 
-        def loss_fn(params, batch_stats):
+        def loss_fn(model):
+            batch_stats = model.batch_stats
             if one_pass:
-                (of_weak, of_strong), batch_stats = network.train(params, batch_stats, (weak, strong), mask)
+                (of_weak, of_strong), batch_stats = network.train(model, (weak, strong), mask)
             elif options.label_mode == "train":
-                (of_weak,), batch_stats = network.train(params, batch_stats, (weak,), mask)
+                (of_weak,), batch_stats = network.train(model, (weak,), mask)
             else:
-                of_weak = network.predict(params, batch_stats, weak)
+                of_weak = network.predict(model, weak)
             labels, confident = qualify(jax.nn.softmax(of_weak.logits), work.thresholds, strictly=False)
             counted = mask & confident if only_confident else mask
             if not one_pass:
-                (of_strong,), batch_stats = network.train(params, batch_stats, (strong,), counted)
+                (of_strong,), batch_stats = network.train(model._replace(batch_stats=batch_stats), (strong,), counted)
             loss = fixmatch_loss(of_strong.logits, labels, confident, counted)
             share = jnp.sum(confident & mask) / jnp.sum(mask)
             return loss, (batch_stats, {"client_loss": loss, "confident_share": share}, jnp.any(counted))

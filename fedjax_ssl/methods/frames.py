@@ -31,11 +31,11 @@ def alternating(problem: Problem, phases: tuple[Phase, ...], own_states: Callabl
         state = pretrained_classifier(problem, data, key)
         return state._replace(
             server={
-                **aggregation.init(state.params),
-                **own_optimizer(problem.config.server, state.params, CLASSIFIER, CLASSIFICATION),
+                **aggregation.init(state.model.params),
+                **own_optimizer(problem.config.server, state.model.params, CLASSIFIER, CLASSIFICATION),
             },
             clients={
-                **(own_optimizers(problem, state.params, CLASSIFIER) if phases else {}),
+                **(own_optimizers(problem, state.model.params, CLASSIFIER) if phases else {}),
                 **(own_states(data) if own_states else {}),
             },
         )

@@ -10,7 +10,6 @@ schedule, Nesterov momentum, clipping, optimisers that survive rounds, uniform w
 tables have a SemiFL some 10 to 20 points below its own paper's: the recipe `plain` is the likely reason.
 """
 
-import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
@@ -57,7 +56,7 @@ def semifl(problem: Problem) -> Method:
         """Eq. 4: the global model's hard labels, and which of them reach the threshold."""
 
         def probabilities(images):
-            return jax.nn.softmax(network.predict(received.params, received.batch_stats, images).logits)
+            return network.probabilities(received.model, images)
 
         scores = score_cohort(
             probabilities,

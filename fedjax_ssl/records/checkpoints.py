@@ -1,6 +1,7 @@
 """Checkpoints of a run's state with Orbax: whole or not there, never half-written."""
 
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -60,22 +61,24 @@ class Checkpoints:
         """
         step = self._open().latest_step()
         try:
-            saved = self._open().item_metadata(step)
-            _compare(saved, _to_dict(like))
-            found = self._open().restore(step, args=ocp.args.StandardRestore(_to_dict(like)))
+            saved = {_of_today(name): name for name in dict(self._open().item_metadata(step))}
+            wanted = _to_dict(like)
+            _compare({name: self._open().item_metadata(step)[old] for name, old in saved.items()}, wanted)
+            item = {saved[name]: leaf for name, leaf in wanted.items()}
+            restored = self._open().restore(step, args=ocp.args.StandardRestore(item))
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
                 f"the checkpoint {self._folder / str(step)} does not fit this configuration: {reason}"
             ) from error
-        return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(found))
+        return jax.tree.unflatten(jax.tree.structure(like), [restored[saved[name]] for name in wanted])
 
     def restore_part(self, like: Any) -> Any:
         """Some entries of the newest checkpoint, without reading the others.
 
         Args:
             like: a pytree with arrays or shapes for leaves, each at the path that it has in the state: for its model
-                `State(None, params, batch_stats)`.
+                `State(None, model)`.
 
         Raises:
             UserError: there is no checkpoint, or it has no such entries of these shapes.
@@ -90,7 +93,7 @@ class Checkpoints:
         with ocp.CheckpointManager(
             self._folder, options=options, item_handlers=ocp.PyTreeCheckpointHandler()
         ) as manager:
-            saved = {name[_DIGITS:]: name for name in dict(manager.item_metadata(step))}
+            saved = {_of_today(name)[_DIGITS:]: name for name in dict(manager.item_metadata(step))}
             missing = [name for name in wanted if name not in saved]
             if missing:
                 raise UserError(f"the checkpoint {self._folder / str(step)} does not fit: it has no {missing[0]}")
@@ -117,6 +120,11 @@ def _to_dict(state: Any) -> dict[str, Any]:
     leaves, _ = jax.tree.flatten_with_path(state)
     # Zero-padded numbers keep the order of the leaves whatever order a dict is sorted in.
     return {f"{number:0{_DIGITS}d}{jax.tree_util.keystr(path)}": leaf for number, (path, leaf) in enumerate(leaves)}
+
+
+def _of_today(name: str) -> str:
+    """A leaf's name in a checkpoint, as the library names it now: a model's two parts were once not one entry."""
+    return re.sub(rf"^(\d{{{_DIGITS}}})\.(params|batch_stats)\b", r"\1.model.\2", name)
 
 
 def _compare(saved: Any, wanted: dict[str, Any]) -> None:

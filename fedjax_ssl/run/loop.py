@@ -134,7 +134,7 @@ def _run_rounds(
     def take_snapshots() -> None:
         for number, run in enumerate(group):
             own = of_run(state, number)
-            taken = program.snapshot(own.params, own.batch_stats, data.test_images, data.test_labels)
+            taken = program.snapshot(own.model, data.test_images, data.test_labels)
             save_snapshot(run.folder.path / SNAPSHOTS, done, jax.device_get(taken))
 
     if done in config.snapshot_rounds:

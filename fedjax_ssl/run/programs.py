@@ -24,7 +24,7 @@ class Program(NamedTuple):
 
     init: Callable | None  # data -> state
     dispatch: Callable  # (states, data, hidden labels, number of rounds) -> Dispatch
-    snapshot: Callable  # (params, batch_stats, test images, test labels) -> what `make_snapshot` says
+    snapshot: Callable  # (model, test images, test labels) -> what `make_snapshot` says
     seconds: float  # that compiling took
 
 
@@ -56,7 +56,7 @@ def _lower_snapshot(config: ConfigDict, experiment: Experiment) -> jax.stages.Lo
     snapshot = make_snapshot(experiment.problem.network, config.eval_batch_size)
     snapshot = jit_on_all_devices(snapshot, compiler_options=compiler_options(config))
     state, data = experiment.state_shape, experiment.data
-    return snapshot.lower(state.params, state.batch_stats, data.test_images, data.test_labels)
+    return snapshot.lower(state.model, data.test_images, data.test_labels)
 
 
 def compile_dispatch(config: ConfigDict, experiments: list[Experiment]) -> Callable:

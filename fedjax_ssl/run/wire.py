@@ -28,6 +28,6 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
     return {
         "down": tree_bytes(broadcast),
         "up": tree_bytes(upload),
-        "statistics_down": exchanging * tree_bytes(state.params),
-        "statistics_up": exchanging * tree_bytes(state.batch_stats),
+        "statistics_down": exchanging * tree_bytes(state.model.params),
+        "statistics_up": exchanging * tree_bytes(state.model.batch_stats),
     }

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.engine.interface import Problem, Received, State, model_upload
-from fedjax_ssl.learning import sgd
-from fedjax_ssl.learning.trees import column, norm, row_norms, where
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import column, norm, row_norms, select, where
 
 WEIGHTS = ("size", "qualified", "uniform")
 # The server's step along the mean of the clients' updates; every one of them is optax's.
@@ -51,7 +51,7 @@ def make_aggregation(
         parts: of the model that the uploads hold.
         screen: what a method's own rule multiplies the weights by, float32 or bool [R].
         optimizer: any transformation of optax, instead of the one that the configuration names.
-        beside: a model of the server's own, with `params` and `batch_stats`, that has half the weight, the clients
+        beside: a Model of the server's own that has half the weight, the clients
             together the other half; all of it where nothing was accepted.
 
     Returns:
@@ -62,13 +62,13 @@ def make_aggregation(
     optimizer = optimizer or OPTIMIZERS[options.optimizer](options)
 
     def init(params) -> dict[str, Any]:
-        return {} if optimizer is None else {OPT_STATE: optimizer.init(sgd.select(params, parts))}
+        return {} if optimizer is None else {OPT_STATE: optimizer.init(select(params, parts))}
 
     def aggregate(state: State, received: Received):
         weights = client_weights(options.weights, received.sizes, received.num_qualified, received.accepted)
         if screen is not None:
             weights = weights * screen(state, received)
-        uploads, current = received.uploads, model_upload(network, state, parts)
+        uploads, current = received.uploads, model_upload(network, state.model, parts)
         if options.clip_norm:
             uploads = uploads._replace(params=clip_updates(uploads.params, current.params, options.clip_norm))
         own = current if beside is None else model_upload(network, beside(state), parts)
@@ -85,10 +85,8 @@ def make_aggregation(
             params, opt_state = where(anything, moved, (current.params, server[OPT_STATE]))
             server = {**server, OPT_STATE: opt_state}
         change = norm(jax.tree.map(jnp.subtract, params, current.params))
-        state = state._replace(
-            params={**state.params, **params}, batch_stats=model.batch_stats or state.batch_stats, server=server
-        )
-        return state, {"update_norm": change}
+        whole = Model({**state.model.params, **params}, model.batch_stats or state.model.batch_stats)
+        return state._replace(model=whole, server=server), {"update_norm": change}
 
     return Aggregation(init, aggregate)
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.models.network import BatchStats, Network
+from fedjax_ssl.learning.sgd import BatchStats, Model
+from fedjax_ssl.models.network import Network
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
 SOURCES = ("server", "cohort", "all", "all_mixed")
@@ -38,9 +39,8 @@ def make_statistics(network: Network, source: str) -> Callable:
         size = min(BATCH_SIZE, max(rows.shape[1] for rows, _ in owners))
         cut = [cut_into_batches(rows, sizes, size) for rows, sizes in owners]
         batches, masks = (jnp.concatenate(parts) for parts in zip(*cut))
-        return state._replace(
-            batch_stats=mean_statistics(network, state.params, state.batch_stats, data.images, batches, masks)
-        )
+        statistics = mean_statistics(network, state.model, data.images, batches, masks)
+        return state._replace(model=state.model._replace(batch_stats=statistics))
 
     return refresh
 
@@ -83,7 +83,7 @@ def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tupl
 
 
 def mean_statistics(
-    network: Network, params, batch_stats, images: jax.Array, batches: jax.Array, masks: jax.Array
+    network: Network, model: Model, images: jax.Array, batches: jax.Array, masks: jax.Array
 ) -> BatchStats:
     """SemiFL's static batch normalisation (its section 3.3): one pass in training mode, without augmentation.
 
@@ -91,9 +91,8 @@ def mean_statistics(
     batch counts as much as a full one.
 
     Args:
-        network: the model.
-        params: its parameters.
-        batch_stats: of the right structure; the values do not matter.
+        network: the architecture.
+        model: its numbers; the values of its own statistics do not matter.
         images: uint8 [N, H, W, C], the flat table.
         batches: int32 [n, B] rows.
         masks: bool [n, B]; a batch without any row is left out.
@@ -104,9 +103,9 @@ def mean_statistics(
 
     def add(total, batch):
         rows, mask = batch
-        found = network.batch_statistics(params, batch_stats, images[rows], mask)
+        found = network.batch_statistics(model, images[rows], mask)
         return jax.tree.map(lambda t, new: t + jnp.where(jnp.any(mask), new, 0), total, found), None
 
-    total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, batch_stats), (batches, masks))
+    total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, model.batch_stats), (batches, masks))
     count = jnp.maximum(jnp.sum(jnp.any(masks, axis=1)), 1)
     return jax.tree.map(lambda leaf: leaf / count, total)

@@ -1,7 +1,7 @@
 """What the server trains by itself: epochs over its labelled anchors."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at
+from fedjax_ssl.learning.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 
 
@@ -33,7 +34,7 @@ def train_on_anchors(
     Args:
         state: whose model is trained.
         data: the federation's data.
-        loss_fn: (params, batch_stats, rows [B], labels [B], mask [B], key) -> (loss, (batch_stats, metrics)).
+        loss_fn: (model, rows [B], labels [B], mask [B], key) -> (loss, (batch_stats, metrics)).
         config: the optimiser's section, see `sgd.make_optimizer`.
         learning_rate: float32 [].
         key: of this training.
@@ -62,19 +63,19 @@ def train_on_anchors(
         rows = orders[epoch, jnp.minimum(positions, len(anchors) - 1)]
         step_key = jax.random.fold_in(steps_key, index)
 
-        def loss_of_batch(params, batch_stats):
-            return loss_fn(params, batch_stats, rows, data.visible_labels[rows], mask, step_key)
+        def loss_of_batch(model):
+            return loss_fn(model, rows, data.visible_labels[rows], mask, step_key)
 
         return sgd.step(loss_of_batch, optimizer, learner, parts)
 
-    learner = sgd.start(optimizer, state.params, state.batch_stats, parts)
+    learner = sgd.start(optimizer, state.model, parts)
     keeps = kept_as in state.server
     if keeps:
         learner = learner._replace(opt_state=state.server[kept_as])
     learner, metrics = jax.lax.scan(step, learner, jnp.arange(epochs * steps_per_epoch))
     last_epoch = jax.tree.map(lambda metric: jnp.mean(metric[-steps_per_epoch:]), metrics)
     server = {**state.server, kept_as: learner.opt_state} if keeps else state.server
-    return state._replace(params=learner.params, batch_stats=learner.batch_stats, server=server), last_epoch
+    return state._replace(model=learner.model, server=server), last_epoch
 
 
 def own_optimizer(config, params: Any, parts: tuple[str, ...], kept_as: str) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def own_optimizer(config, params: Any, parts: tuple[str, ...], kept_as: str) -> 
         parts: those that the training trains.
         kept_as: the entry's name.
     """
-    return {kept_as: sgd.make_optimizer(config, 0.0).init(sgd.select(params, parts))} if config.persistent else {}
+    return {kept_as: sgd.make_optimizer(config, 0.0).init(select(params, parts))} if config.persistent else {}
 
 
 CLASSIFICATION = "classification"  # the entry of `State.server` that the epochs of cross-entropy have
@@ -112,7 +113,7 @@ def train_classifier(problem: Problem, state: State, data, key: jax.Array) -> tu
 def pretrained_classifier(problem: Problem, data, key: jax.Array) -> State:
     """Fresh weights, trained on the anchors by cross-entropy for `server.pretrain_epochs`: before the first round."""
     config, (init_key, train_key) = problem.config, jax.random.split(key)
-    state = State(jnp.int32(0), *problem.network.init(init_key))
+    state = State(jnp.int32(0), problem.network.init(init_key))
     return train_on_anchors(
         state,
         data,
@@ -139,9 +140,9 @@ def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
-    def loss_fn(params, batch_stats, rows, labels, mask, key):
+    def loss_fn(model, rows, labels, mask, key):
         views = (augment(key, data.images[rows]),)
-        (outputs,), batch_stats = problem.network.train(params, batch_stats, views, mask)
+        (outputs,), batch_stats = problem.network.train(model, views, mask)
         loss = cross_entropy(outputs.logits, labels, mask)
         return loss, (batch_stats, {"server_loss": loss})
 
@@ -167,14 +168,14 @@ def supervised_mixup_loss(
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
-    def loss_fn(params, batch_stats, rows, labels, mask, key):
+    def loss_fn(model, rows, labels, mask, key):
         augment_key, partner_key, mix_key = jax.random.split(key, 3)
         anchors = data.anchor_index
         partners = anchors[draw_with_replacement(partner_key, len(anchors), len(rows))]
         images = data.images[rows]
         mixture, mixing = mix_images(problem.weak, mix_key, images, data.images[partners], alpha, mix_order)
         views = (augment(augment_key, images), mixture)
-        outputs, batch_stats = problem.network.train(params, batch_stats, views, mask)
+        outputs, batch_stats = problem.network.train(model, views, mask)
         fix_loss = cross_entropy(outputs[0].logits, labels, mask)
         mix_loss = mixup_cross_entropy(outputs[1].logits, labels, data.visible_labels[partners], mixing, mask)
         metrics = {"server_loss": fix_loss, "server_mix_loss": mix_loss}
@@ -186,20 +187,9 @@ def supervised_mixup_loss(
 SERVER_MODEL = "model"  # the entry of `State.server` that holds it
 
 
-class ServerModel(NamedTuple):
-    """The server's own model.
-
-    Attributes:
-        params, batch_stats: theta_0, like those of the global model.
-    """
-
-    params: Any
-    batch_stats: Any
-
-
 def with_server_model(state: State) -> State:
     """The state with a place for the server's own model; until it is trained it is the global one."""
-    return state._replace(server={**state.server, SERVER_MODEL: ServerModel(state.params, state.batch_stats)})
+    return state._replace(server={**state.server, SERVER_MODEL: state.model})
 
 
 def train_server_model(problem: Problem, state: State, data, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
@@ -209,5 +199,4 @@ def train_server_model(problem: Problem, state: State, data, key: jax.Array) -> 
     """
     trained, metrics = train_classifier(problem, state, data, key)
     trained = make_statistics(problem.network, "server")(trained, data, jax.numpy.zeros((0,), jax.numpy.int32))
-    own = ServerModel(trained.params, trained.batch_stats)
-    return state._replace(server={**trained.server, SERVER_MODEL: own}), metrics
+    return state._replace(server={**trained.server, SERVER_MODEL: trained.model}), metrics
