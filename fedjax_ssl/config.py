@@ -9,9 +9,10 @@ from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
+from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.schedule import SCHEDULES
-from fedjax_ssl.methods import DEFAULTS, FIELDS, METHODS, VARIANTS, registered
-from fedjax_ssl.models import BACKBONES, is_own
+from fedjax_ssl.methods import METHODS, find_method, registered, section_of
+from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.server.aggregation import OPTIMIZERS, WEIGHTS
 from fedjax_ssl.server.statistics import SOURCES
 
@@ -22,19 +23,43 @@ ARGUMENTS = {**RECIPES, **{name: {"model.name": name} for name in BACKBONES}, **
 def base_config() -> ConfigDict:
     """All fields with their defaults, locked: FedAnchor as its paper runs it on CIFAR-10, IID or not by `data`."""
     config = shared_fields()
-    for method, defaults in DEFAULTS.items():
-        config[method] = defaults()
+    for name, entry in METHODS.items():
+        if entry.defaults is not None:
+            config[name] = entry.defaults()
     return config.lock()
+
+
+def add_section(config: ConfigDict) -> ConfigDict:
+    """The configuration with the section of its own method, where a file's method has one that is not there yet.
+
+    Raises:
+        UserError: there is no such method.
+    """
+    section, defaults = section_of(config.method), find_method(config.method).defaults
+    if defaults is not None and section not in config:
+        with config.unlocked():
+            config[section] = defaults()
+    return config
 
 
 def validate(config: ConfigDict) -> None:
     """Looks at the fields that can be wrong whatever the data are; the parts look at theirs when they are built.
 
+    Args:
+        config: gets the section of a file's method, if it has none yet.
+
     Raises:
         UserError: one line that names the field, its value and what it may be.
     """
+    method = find_method(add_section(config).method)
+    section = section_of(config.method)
+    if config.data.labels not in method.settings:
+        known = ", ".join(map(repr, method.settings))
+        raise UserError(f"data.labels is {config.data.labels!r}; known to the method {section}: {known}")
     for field, known in {
-        "method": METHODS,
+        **{f"{section}.{field}": choices for field, choices in method.choices.items()},
+        "consistency.batch_norm": ("auto", "apart", "together"),
+        "consistency.labels_from": ("local", "received"),
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
         "aggregation.weights": WEIGHTS,
@@ -45,6 +70,9 @@ def validate(config: ConfigDict) -> None:
         if _get(config, field) not in known:
             raise UserError(f"{field} is {_get(config, field)!r}; known: {', '.join(known)}")
     for field, least in {
+        **{f"{section}.{field}": least for field, least in method.at_least.items()},
+        "consistency.unlabelled_ratio": 1,
+        "consistency.unlabelled_weight": 0,
         "num_rounds": 1,
         "num_clients": 1,
         "clients_per_round": 1,
@@ -78,6 +106,9 @@ def validate(config: ConfigDict) -> None:
     snapshots = config.snapshot_rounds
     if any(type(number) is not int or number < 0 for number in snapshots):
         raise UserError(f"snapshot_rounds must be whole numbers from 0 on, as in (1, 50), not {tuple(snapshots)}")
+    for field, bound in method.above.items():
+        if not config[section][field] > bound:
+            raise UserError(f"{section}.{field} must be above {bound:g}, not {config[section][field]}")
     for field in (
         "client.learning_rate",
         "server.learning_rate",
@@ -125,7 +156,7 @@ def _of_other_registered(method: str) -> set[str]:
 
     Otherwise a run of any method could not be taken up again where they are not registered, or have changed.
     """
-    return registered() - {method}
+    return registered() - {section_of(method)}
 
 
 def labels_revealed(config: Any) -> bool:
@@ -149,6 +180,12 @@ def complete(old: dict) -> dict:
     filled = json.loads(json.dumps(base_config().to_dict()))
     for name in _of_other_registered(old.get("method", filled["method"])):
         filled.pop(name, None)
+    try:
+        method = find_method(old.get("method", filled["method"]))
+    except UserError:  # its file is gone, or it is not registered; what lies in a folder is read all the same
+        method = None
+    if method is not None and method.defaults is not None:
+        filled.setdefault(section_of(old["method"]), json.loads(json.dumps(method.defaults().to_dict())))
     for section, value in old.items():
         if isinstance(value, dict) and isinstance(filled.get(section), dict):
             filled[section].update(value)
@@ -185,7 +222,8 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     """
     fields = ARGUMENT_FIELDS
     for argument in filter(None, arguments.split(",")):
-        variants = {**FIELDS, **ARGUMENTS, **VARIANTS[config.method]}
+        methods = {name: {"method": name, **entry.fields} for name, entry in METHODS.items()}
+        variants = {**methods, **ARGUMENTS, **find_method(config.method).variants}
         name, equals, text = argument.partition("=")
         if equals and name in fields:
             kind = type(_get(config, fields[name]))

@@ -67,7 +67,7 @@ RECIPES = {
 def shared_fields() -> ConfigDict:
     """The fields that all methods share, with their defaults; each method has a section of its own besides."""
     config = ConfigDict()
-    config.method = "fedanchor"  # one of fedjax_ssl.methods.METHODS
+    config.method = "fedanchor"  # a name of docs/methods.md, or your own FILE.py:NAME
     config.seed = 0  # partition, initialisation, cohorts, everything random
     config.seeds = ()  # several runs with these seeds instead of one, in WORKDIR/seed_N
     config.num_rounds = 500  # T, the rounds of the run
@@ -96,6 +96,7 @@ def shared_fields() -> ConfigDict:
     config.data.classes_per_client = 2  # of the 'shards' partition
     config.data.examples_per_client = 0  # at most so many for each client; 0: all
     config.data.partition_file = ""  # take this saved partition instead
+    config.data.labels = "server"  # where labels are: 'server', 'clients' or 'some_clients'
     config.data.reveal_labels = False  # to the methods: for upper bounds alone, and marked in every table
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
@@ -122,7 +123,9 @@ def shared_fields() -> ConfigDict:
 
     config.aggregation = ConfigDict()
     config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
-    config.aggregation.clip_norm = 0.0  # of each client's whole update; 0: no clipping
+    config.aggregation.clip_norm = (
+        0.0  # of each client's whole update, which it clips before it sends it; 0: no clipping
+    )
     config.aggregation.optimizer = "fedavg"  # or 'fedavgm', 'fedadagrad', 'fedadam', 'fedyogi'
     config.aggregation.learning_rate = 1.0  # of the server optimiser; 'fedavg' has none
     config.aggregation.momentum = 0.5  # of 'fedavgm', and the first moment's decay of 'fedadam' and 'fedyogi'
@@ -133,6 +136,15 @@ def shared_fields() -> ConfigDict:
     # adapt to the client or the class: see fedjax_ssl/client/thresholds.py.
     config.threshold.kind = "fixed"
     config.threshold.momentum = 0.9  # of the averages that 'freematch' keeps at each client
+
+    # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda.
+    config.consistency = ConfigDict()
+    config.consistency.unlabelled_ratio = 1  # mu: unlabelled images in a step, as a multiple of client.batch_size
+    config.consistency.unlabelled_weight = 1.0  # lambda_u of the unlabelled images' loss
+    config.consistency.labels_from = "local"  # the model in training; or 'received': the global model as it came down
+    # Batch statistics of labelled, weak and strong images: of each 'apart', or of all 'together', as the reference
+    # codes of labels at the clients interleave them; 'auto': together where clients have labels.
+    config.consistency.batch_norm = "auto"
 
     config.log = ConfigDict()
     config.log.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over

@@ -17,7 +17,8 @@ from fedjax_ssl.data.npz import open_archive, read_arrays
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
-from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
+from fedjax_ssl.imports import is_own
+from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET
@@ -31,12 +32,12 @@ class Prediction(NamedTuple):
     Attributes:
         labels: int32 [B], the most probable class.
         probabilities: float32 [B, C].
-        embeddings: float32 [B, D], the anchor head's; None for a model without one.
+        embeddings: float32 [B, D], of the head that represents an image for the method, else the features.
     """
 
     labels: np.ndarray
     probabilities: np.ndarray
-    embeddings: np.ndarray | None
+    embeddings: np.ndarray
 
 
 class Predictor(NamedTuple):
@@ -116,9 +117,10 @@ def load(workdir: str | os.PathLike) -> Predictor:
         facts = json.loads((folder / DATASET).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
-    if config.method not in METHODS:
+    if config.method not in METHODS and not is_own(config.method):
         raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
-    network = build_network(config, facts, config.method in DOUBLE_HEADED)
+    entry = find_method(config.method)
+    network = build_network(config, facts, entry.heads, entry.embedding)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:
         state = checkpoints.restore_part(State(None, model))
@@ -127,7 +129,7 @@ def load(workdir: str | os.PathLike) -> Predictor:
     @jax.jit
     def outputs(images):
         found = network.predict(state.model, images)
-        return jax.nn.softmax(found.logits), found.embeddings
+        return jax.nn.softmax(found.logits), network.embeddings(found)
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
     return Predictor(tuple(facts["image_shape"]), tuple(class_names), newest, outputs)
@@ -155,7 +157,7 @@ def predict_file(workdir: str | os.PathLike, images_file: str, out: str | os.Pat
     path = pathlib.Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_arrays(path, **{name: value for name, value in prediction._asdict().items() if value is not None})
+        replace_arrays(path, **prediction._asdict())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     return prediction

@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from fedjax_ssl.config import flatten
+from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.errors import UserError
 
 OVERRIDE = "--config."
@@ -31,6 +31,10 @@ def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
 
 def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     """A configuration with fields replaced by words like '--config.seed=1'; see `parse_config`."""
+    methods = [word.partition("=")[2] for word in overrides if word.startswith(f"{OVERRIDE}method=")]
+    if methods:
+        config.method = methods[-1]
+    add_section(config)  # before its fields are looked for
     for field in overridden_fields(overrides):
         _check_field(config, field)
     parsed = flags.FlagValues()

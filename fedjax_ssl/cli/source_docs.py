@@ -41,7 +41,7 @@ def read_fields() -> dict[str, Field]:
 def read_methods() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Name of each method -> (what it is, the names of its variants)."""
     methods = {}
-    for name in _keys(_tree(PACKAGE / "methods" / "__init__.py"), "_MODULES"):
+    for name in _keys(_tree(PACKAGE / "methods" / "__init__.py"), "NAMES"):
         path = PACKAGE / "methods" / f"{name}.py"
         methods[name] = (summary(docstring(path)), tuple(_keys(_tree(path), "VARIANTS")))
     return methods
@@ -112,9 +112,10 @@ def _tree(path: pathlib.Path) -> ast.Module:
 
 
 def _keys(tree: ast.Module, variable: str) -> list[str]:
-    """The keys of a dict that is assigned to a variable anywhere in a module, as far as they are written out."""
+    """The entries of a tuple, or a dict's keys, assigned to a variable in a module, as far as they are written out."""
     for node in ast.walk(tree):
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Name) and target.id == variable and isinstance(node.value, ast.Dict):
-            return [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+        if isinstance(target, ast.Name) and target.id == variable and isinstance(node.value, ast.Dict | ast.Tuple):
+            entries = node.value.keys if isinstance(node.value, ast.Dict) else node.value.elts
+            return [entry.value for entry in entries if isinstance(entry, ast.Constant)]
     return []

@@ -1,55 +1,77 @@
-"""Scores of unlabelled examples: cosine similarity to labelled anchors (FedAnchor, section 4.2), or any other."""
+"""Pseudo-labels of a whole cohort, made once a round: scores in large batches, and which of them count."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.client.deck import Examples
+from fedjax_ssl.client.thresholds import class_thresholds, qualify
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Cohort
+from fedjax_ssl.engine.interface import Problem, Report
 from fedjax_ssl.learning.batches import map_batches
 
 
-class CohortExamples(NamedTuple):
-    """A cohort's own examples, for labelling in large batches.
+class Labelled(NamedTuple):
+    """What labelling a cohort gives.
 
     Attributes:
-        rows: int32 [M, n_max], of the image table.
-        there: bool [M, n_max], False beyond a client's size.
-        keys: [M], the clients' own: what they draw does not depend on who else is in the cohort.
-        states: the clients' own, leaves [M, ...].
+        report: the labels, which of them count, and those of other rules; leaves [M, n_max].
+        own: entries of the clients' own memory that the rule brought up to date, leaves [M, ...].
+        weights: float32 [M, n_max], of each image in the loss; None: 1 where it counts, else 0.
+        thresholds: float32 [M, C], from which score on a label of each class counts; None where there are none.
     """
 
-    rows: jax.Array
-    there: jax.Array
-    keys: jax.Array
-    states: dict[str, Any]
-
-    @classmethod
-    def of(cls, data: FederatedData, cohort: Cohort, keys: jax.Array) -> "CohortExamples":
-        """The examples of the cohort's clients."""
-        rows, sizes = data.client_index[cohort.clients], data.client_size[cohort.clients]
-        return cls(rows, jnp.arange(rows.shape[1]) < sizes[:, None], keys, cohort.states)
+    report: Report
+    own: Mapping[str, Any] = {}
+    weights: jax.Array | None = None
+    thresholds: jax.Array | None = None
 
 
-def score_cohort(
+def label_cohort(
+    problem: Problem,
     scores: Callable,
-    images: jax.Array,
-    examples: CohortExamples,
+    data: FederatedData,
+    examples: Examples,
     *,
-    batch_size: int,
-    weak: Callable,
+    threshold: float,
+    strictly: bool = False,
     num_views: int = 0,
-) -> Any:
+    used: str | None = None,
+) -> Labelled:
+    """Labels every example with the class of its largest score, by `config.threshold`'s rule.
+
+    Args:
+        problem: the run.
+        scores: images [B, H, W, C] -> float32 [B, C], the larger the surer; or with `used` a dict of such by the
+            rules' names.
+        data: the federation's.
+        examples: of the cohort.
+        threshold: the method's own, in the scores' unit.
+        strictly: whether a score at the threshold falls short (FedAnchor, eq. 5) or counts (SemiFL, FixMatch).
+        num_views: see `score_cohort`.
+        used: name of the rule in use; all rules are reported.
+    """
+    found = score_cohort(problem, scores, data.images, examples, num_views)
+    rules = {} if used is None else found
+    scores_used = found if used is None else found[used]
+    thresholds, own = jax.vmap(lambda s, p, o: class_thresholds(problem.config.threshold, threshold, s, p, o))(
+        scores_used, examples.present, examples.own
+    )
+    labels, qualified = qualify(scores_used, thresholds[:, None, :], strictly)
+    others = {name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in rules.items()}
+    return Labelled(Report(labels, qualified & examples.present, others), own, thresholds=thresholds)
+
+
+def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples: Examples, num_views: int = 0) -> Any:
     """Scores of every example of a cohort, in large batches with shared weights.
 
     Args:
+        problem: the run; `eval_batch_size` images are scored at a time.
         scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image on its own.
         images: uint8 [N, H, W, C], the flat table.
         examples: of the cohort.
-        batch_size: images at a time.
-        weak: the weak augmentation, (key, images) -> images.
         num_views: 0 scores the raw images; otherwise the mean over so many weakly augmented views (the ensemble of
             FedAnchor, section 4.5).
 
@@ -62,7 +84,7 @@ def score_cohort(
     def weak_view(view: int, example: jax.Array, batch: jax.Array) -> jax.Array:
         def augment(example, image):
             client_key = jax.random.fold_in(keys[example // n_max], example % n_max)
-            return weak(jax.random.fold_in(client_key, view), image[None])[0]
+            return problem.weak(jax.random.fold_in(client_key, view), image[None])[0]
 
         return jax.vmap(augment)(example, batch)
 
@@ -73,5 +95,5 @@ def score_cohort(
         views = [scores(weak_view(view, example, batch)) for view in range(num_views)]
         return jax.tree.map(lambda *leaves: sum(leaves) / num_views, *views)
 
-    found = map_batches(score_batch, jnp.arange(num_jobs * n_max), batch_size)
+    found = map_batches(score_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
     return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), found)

@@ -1,4 +1,4 @@
-"""A client's local SGD, the same whatever the method: where it starts, a step, and what it sends up."""
+"""A client's local SGD, the same whatever the method: a method lays out the data and says what a step minimises."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,26 +6,43 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Finished, Problem, State, model_upload
+from fedjax_ssl.engine.interface import (
+    CLASSIFIER,
+    Broadcast,
+    Finished,
+    Metrics,
+    Phase,
+    Problem,
+    State,
+    Upload,
+    trained_parts,
+)
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.losses import proximal_term
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import select
+from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
+from fedjax_ssl.learning.trees import clip_update, select, where
 
-OPT_STATE = "opt_state"  # the entry of a client's own state that a persistent optimiser has
+OPT_STATE = "opt_state"  # the entry of a client's own memory that a persistent optimiser has
 
 
-class GlobalModel(NamedTuple):
-    """What travels down to each client in FedAvg. Local training reads these names from any method's broadcast.
+class Loss(NamedTuple):
+    """What a model makes of a batch.
 
     Attributes:
-        model: the global model.
-        learning_rate: float32 [], of this round's local training.
+        value: float32 [], what the step minimises.
+        batch_stats: of the model after this pass.
+        metrics: scalars by name, averaged over the job's steps.
+        aux: for `remember`, any pytree.
+        counts: bool [], whether the step is taken: without a gradient there would still be weight decay, and the
+            momentum of earlier steps. None: it is.
     """
 
-    model: Model
-    learning_rate: jax.Array
+    value: jax.Array
+    batch_stats: BatchStats
+    metrics: Metrics
+    aux: Any = ()
+    counts: jax.Array | None = None
 
 
 class Training(NamedTuple):
@@ -33,20 +50,99 @@ class Training(NamedTuple):
 
     Attributes:
         learner: model and optimiser.
-        metric_sums: float32 [] by name, sums over the steps so far.
+        own: the client's own memory, without the optimiser's.
+        totals: float32 [] by name, the metrics' sums over the steps so far.
     """
 
-    learner: sgd.Learner
-    metric_sums: dict[str, jax.Array]
+    learner: Learner
+    own: dict[str, Any]
+    totals: Metrics
 
 
-def global_model(problem: Problem, state: State) -> GlobalModel:
-    """The global model and this round's learning rate, on their way down."""
+def local_sgd(
+    problem: Problem,
+    prepare: Callable,
+    loss: Callable[..., Callable[[Model], Loss]],
+    *,
+    metrics: tuple[str, ...],
+    parts: tuple[str, ...] = CLASSIFIER,
+    remember: Callable | None = None,
+    told: Callable | None = None,
+    batch_size: int | None = None,
+) -> Phase:
+    """A phase that trains the received model, with `config.client`'s optimiser, and uploads the trained parts.
+
+    With `client.proximal` FedProx's term holds the model near the received one; with `aggregation.clip_norm` the
+    client clips its update before it sends it.
+
+    Args:
+        problem: the run.
+        prepare: (received, data, cohort, previous) -> Jobs; its work has a `Deck` named `deck`.
+        loss: (received, data, work, batch, own, key) -> (model -> Loss), for one step; `received` is the `Broadcast`,
+            `batch` comes from the deck.
+        metrics: names that the loss reports.
+        parts: of the model that are trained and uploaded.
+        remember: (own, model, aux, index) -> entries of the client's own memory after a step, such as a mean
+            teacher's; None: steps leave no memory.
+        told: (work, model, totals) -> what is told beside the model by name, once after the last step; `totals` are
+            the metrics' sums. None: nothing.
+        batch_size: of `batch`; None: `client.batch_size`.
+
+    Returns:
+        The Phase.
+    """
+    network, config = problem.network, problem.config.client
+    clip_norm, batch_size = problem.config.aggregation.clip_norm, batch_size or config.batch_size
+
+    def start(received: Broadcast, work, own) -> Training:
+        del work
+        learner = sgd.start(sgd.make_optimizer(config, received.learning_rate), received.model, parts)
+        if config.persistent:
+            learner = learner._replace(opt_state=own[OPT_STATE])
+        memory = {name: value for name, value in own.items() if name != OPT_STATE}
+        return Training(learner, memory, dict.fromkeys(metrics, jnp.zeros(())))
+
+    def step(received: Broadcast, data, work, carry: Training, index, key) -> Training:
+        of_batch = loss(received, data, work, work.deck.batch(index, batch_size), carry.own, key)
+
+        def whole_loss(model):
+            found = of_batch(model)
+            value = found.value
+            if config.proximal:
+                term = proximal_term(select(model.params, parts), select(received.model.params, parts))
+                value = value + config.proximal * term
+            return value, (found.batch_stats, found)
+
+        optimizer = sgd.make_optimizer(config, received.learning_rate)
+        learner, found = sgd.step(whole_loss, optimizer, carry.learner, parts)
+        if found.counts is not None:
+            learner = where(found.counts, learner, carry.learner)
+        own = carry.own
+        if remember is not None:
+            own = {**own, **remember(own, learner.model, found.aux, index)}
+        return Training(learner, own, jax.tree.map(jnp.add, carry.totals, dict(found.metrics)))
+
+    def finish(received: Broadcast, work, carry: Training, num_steps) -> Finished:
+        own = {} if remember is None else carry.own
+        if config.persistent:
+            own = {**own, OPT_STATE: carry.learner.opt_state}
+        model = trained_parts(network, carry.learner.model, parts)
+        if clip_norm:
+            model = model._replace(params=clip_update(model.params, select(received.model.params, parts), clip_norm))
+        upload = Upload(model, {} if told is None else told(work, carry.learner.model, carry.totals))
+        means = jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals)
+        return Finished(upload, own, means)
+
+    return Phase(prepare, start, step, finish)
+
+
+def global_model(problem: Problem, state: State, extra: Any = ()) -> Broadcast:
+    """The global model and this round's learning rate on their way down, and what a method sends besides."""
     rate = learning_rate_at(problem.config, problem.config.client.learning_rate, state.round)
-    return GlobalModel(state.model, rate)
+    return Broadcast(state.model, rate, extra)
 
 
-def own_optimizers(problem: Problem, params: Any, parts: tuple[str, ...]) -> dict[str, Any]:
+def own_optimizers(problem: Problem, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
     """The entry of `State.clients` for persistent optimisers, every leaf [K, ...]; nothing where they start afresh.
 
     With momentum this is one more model for each of the K clients, on the device and in every checkpoint.
@@ -54,79 +150,5 @@ def own_optimizers(problem: Problem, params: Any, parts: tuple[str, ...]) -> dic
     config = problem.config
     if not config.client.persistent:
         return {}
-    opt_state = sgd.make_optimizer(config.client, 0.0).init(select(params, parts))
-    stacked = jax.tree.map(lambda leaf: jnp.zeros((config.num_clients, *leaf.shape), leaf.dtype), opt_state)
-    return {OPT_STATE: stacked}
-
-
-def start(config, broadcast: Any, states: dict[str, Any], parts: tuple[str, ...], metrics: tuple[str, ...]) -> Training:
-    """Before the first step: the global model, with a fresh optimiser or the client's own from its last round.
-
-    Args:
-        config: the client's section.
-        broadcast: has `model` and `learning_rate`.
-        states: the client's own.
-        parts: of the model that are trained.
-        metrics: the names that the loss reports.
-    """
-    optimizer = sgd.make_optimizer(config, broadcast.learning_rate)
-    learner = sgd.start(optimizer, broadcast.model, parts)
-    if config.persistent:
-        learner = learner._replace(opt_state=states[OPT_STATE])
-    return Training(learner, dict.fromkeys(metrics, jnp.zeros(())))
-
-
-def step(config, broadcast: Any, training: Training, loss_fn: Callable, parts: tuple[str, ...]) -> Training:
-    """`step_and_found` with a loss that finds nothing: model -> (loss, (batch_stats, metrics))."""
-
-    def nothing_found(model):
-        loss, (batch_stats, metrics) = loss_fn(model)
-        return loss, (batch_stats, metrics, ())
-
-    return step_and_found(config, broadcast, training, nothing_found, parts)[0]
-
-
-def step_and_found(
-    config, broadcast: Any, training: Training, loss_fn: Callable, parts: tuple[str, ...]
-) -> tuple[Training, Any]:
-    """One step of SGD; with `config.proximal` FedProx's term holds the model near the one that came down.
-
-    Args:
-        config: the client's section.
-        broadcast: what came down.
-        training: before the step.
-        loss_fn: model -> (loss [], (batch_stats, metrics, found)).
-        parts: of the model that are trained.
-
-    Returns:
-        The training after the step, and what the loss found out on the way.
-    """
-
-    def whole_loss(model):
-        loss, (batch_stats, metrics, found) = loss_fn(model)
-        if config.proximal:
-            term = proximal_term(select(model.params, parts), select(broadcast.model.params, parts))
-            loss = loss + config.proximal * term
-        return loss, (batch_stats, (metrics, found))
-
-    optimizer = sgd.make_optimizer(config, broadcast.learning_rate)
-    learner, (metrics, found) = sgd.step(whole_loss, optimizer, training.learner, parts)
-    return Training(learner, jax.tree.map(jnp.add, training.metric_sums, metrics)), found
-
-
-def finish(
-    problem: Problem, training: Training, states: dict[str, Any], num_steps: jax.Array, parts: tuple[str, ...]
-) -> Finished:
-    """After the last step: the upload, the client's own state for its next round, and means over the steps.
-
-    Args:
-        problem: the run.
-        training: what the steps made.
-        states: the entries of the client's own state that the method's steps made, besides the optimiser's.
-        num_steps: int32 [], at least 1.
-        parts: of the model that are uploaded.
-    """
-    if problem.config.client.persistent:
-        states = {**states, OPT_STATE: training.learner.opt_state}
-    upload = model_upload(problem.network, training.learner.model, parts)
-    return Finished(upload, states, jax.tree.map(lambda total: total / num_steps, training.metric_sums))
+    opt_state = sgd.make_optimizer(config.client, 0.0).init(select(model.params, parts))
+    return {OPT_STATE: jax.tree.map(lambda leaf: jnp.zeros((config.num_clients, *leaf.shape), leaf.dtype), opt_state)}

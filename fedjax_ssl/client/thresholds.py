@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.interface import Problem
 
 KINDS = ("fixed", "client_mean", "sat", "flexmatch", "freematch")
-KEPT = "threshold"  # the entry of a client's own state that 'freematch' has
+MEMORY = "threshold"  # the entry of a client's own memory that 'freematch' has
 
 
 def own_thresholds(problem: Problem) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def own_thresholds(problem: Problem) -> dict[str, Any]:
         return {}
     num_clients = problem.config.num_clients
     return {
-        KEPT: {
+        MEMORY: {
             "level": jnp.zeros(num_clients),
             "by_class": jnp.zeros((num_clients, problem.num_classes)),
             "rounds": jnp.zeros(num_clients, jnp.int32),
@@ -31,7 +31,7 @@ def own_thresholds(problem: Problem) -> dict[str, Any]:
 
 
 def class_thresholds(
-    options, base: float, scores: jax.Array, there: jax.Array, states: dict[str, Any]
+    options, base: float, scores: jax.Array, present: jax.Array, own: dict[str, Any]
 ) -> tuple[jax.Array, dict[str, Any]]:
     """One client's threshold for each class.
 
@@ -50,36 +50,36 @@ def class_thresholds(
         options: `config.threshold`.
         base: t, the method's own threshold.
         scores: float32 [n, C].
-        there: bool [n], which of the examples are any.
-        states: the client's own.
+        present: bool [n], True for real examples, False for padding.
+        own: the client's own memory.
 
     Returns:
-        float32 [C], and the entries of the client's own state for its next round.
+        float32 [C], and the entries of the client's own memory for its next round.
     """
     num_classes = scores.shape[-1]
     if options.kind == "fixed":
         return jnp.full(num_classes, base, jnp.float32), {}
     best = jnp.max(scores, axis=-1)
     if options.kind == "flexmatch":
-        above = there & (best > base)
+        above = present & (best > base)
         learned = jnp.sum(jax.nn.one_hot(jnp.argmax(scores, axis=-1), num_classes) * above[:, None], axis=0)
-        beta = learned / jnp.maximum(jnp.maximum(jnp.max(learned), jnp.sum(there) - jnp.sum(learned)), 1)
+        beta = learned / jnp.maximum(jnp.maximum(jnp.max(learned), jnp.sum(present) - jnp.sum(learned)), 1)
         return base * beta / (2 - beta), {}
-    count = jnp.maximum(jnp.sum(there), 1)
-    level = jnp.sum(jnp.where(there, best, 0.0)) / count
+    count = jnp.maximum(jnp.sum(present), 1)
+    level = jnp.sum(jnp.where(present, best, 0.0)) / count
     if options.kind == "client_mean":
         return jnp.full(num_classes, level), {}
     # Cosines can be negative, and -inf for a class without anchors: below 0 a class has no share.
-    by_class = jnp.sum(jnp.where(there[:, None], jnp.maximum(scores, 0.0), 0.0), axis=0) / count
-    kept = {}
+    by_class = jnp.sum(jnp.where(present[:, None], jnp.maximum(scores, 0.0), 0.0), axis=0) / count
+    memory = {}
     if options.kind == "freematch":
-        old = states[KEPT]
+        old = own[MEMORY]
         momentum = jnp.where(old["rounds"] > 0, options.momentum, 0.0)
         level = momentum * old["level"] + (1 - momentum) * level
         by_class = momentum * old["by_class"] + (1 - momentum) * by_class
-        kept = {KEPT: {"level": level, "by_class": by_class, "rounds": old["rounds"] + 1}}
+        memory = {MEMORY: {"level": level, "by_class": by_class, "rounds": old["rounds"] + 1}}
     largest = jnp.max(by_class)
-    return level * jnp.where(largest > 0, by_class / jnp.where(largest > 0, largest, 1.0), 1.0), kept
+    return level * jnp.where(largest > 0, by_class / jnp.where(largest > 0, largest, 1.0), 1.0), memory
 
 
 def qualify(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) -> tuple[jax.Array, jax.Array]:
@@ -98,26 +98,3 @@ def qualify(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) ->
     needed = jnp.take_along_axis(thresholds, labels[..., None], axis=-1)[..., 0]
     best = jnp.max(scores, axis=-1)
     return labels, best > needed if strictly else best >= needed
-
-
-def qualify_cohort(
-    problem: Problem, base: float, scores: jax.Array, there: jax.Array, states: dict[str, Any], strictly: bool
-) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-    """`class_thresholds` and `qualify` for a whole cohort.
-
-    Args:
-        problem: the run.
-        base: the method's own threshold.
-        scores: float32 [M, n_max, C].
-        there: bool [M, n_max].
-        states: the clients' own, leaves [M, ...].
-        strictly: see `qualify`.
-
-    Returns:
-        labels int32 [M, n_max], qualified bool [M, n_max], and entries of the clients' own states, leaves [M, ...].
-    """
-    thresholds, kept = jax.vmap(lambda s, t, own: class_thresholds(problem.config.threshold, base, s, t, own))(
-        scores, there, states
-    )
-    labels, qualified = qualify(scores, thresholds[:, None, :], strictly)
-    return labels, qualified & there, kept

@@ -1,6 +1,6 @@
-"""What a client is, and the engine's one entrance: `train_cohort`. It knows no method.
+"""A cohort of clients through its phases: `train_cohort`, the engine's entrance. It knows no method.
 
-A client is a pure function (broadcast, its data, its own state, key) -> (upload, its own state, metrics), given
+A client is a pure function (broadcast, its data, its own memory, key) -> (upload, its own memory, metrics), given
 as a tuple of phases. A phase `prepare`s every job of the cohort in one large batch with shared weights (that is
 where pseudo-labels are made), and then each job runs `start`, `step`, ..., `step`, `finish` in a lane; how, is the
 subject of `lanes.py`.
@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Phase
+from fedjax_ssl.engine.interface import Cohort, Jobs, Metrics, Phase, Previous, Report
 from fedjax_ssl.engine.lanes import JobTable, Source, deal, num_devices, run_in_a_python_loop, run_in_lanes
+from fedjax_ssl.learning.trees import where_rows
 
 
 class CohortResult(NamedTuple):
@@ -23,23 +24,31 @@ class CohortResult(NamedTuple):
     has about as much to do, and each row stays on its device; R is M rounded up to a multiple of the devices.
 
     Attributes:
-        finished: Finished with leaves [R, ...]; rows without a step are zeros.
+        upload: of the last phase, leaves [R, ...]; rows that took no part are zeros.
+        job: int32 [R], the row of the `Draw` that each row stands for.
         clients: int32 [R], the client of each row.
-        there: bool [R], False for a row that only fills a device up.
-        took_part: bool [R], whether the job had any step in its last phase.
-        num_steps: int32 [R], of the last phase.
-        reports: one report a phase, leaves [R, ...].
-        kept: of all phases' `Jobs`, leaves [R, ...].
+        group: int32 [R], or None.
+        present: bool [R], False for a row that only fills a device up.
+        took_part: bool [R], whether the job takes part in the last phase, which makes the upload.
+        num_steps: int32 [R], of all phases.
+        report: of the last phase that has one, leaves [R, ...]; None where none has.
+        metrics: for each phase its metrics, leaves [R], and bool [R], whose: who had a step in it.
+        labelled: entries of the clients' own memory that labelling brought up to date, leaves [R, ...].
+        trained: those that the steps brought up to date, likewise.
         lane_steps: int32 [], steps of all lanes over all phases, those of idle lanes included.
     """
 
-    finished: Finished
+    upload: Any
+    job: jax.Array
     clients: jax.Array
-    there: jax.Array
+    group: jax.Array | None
+    present: jax.Array
     took_part: jax.Array
     num_steps: jax.Array
-    reports: tuple[Any, ...]
-    kept: dict[str, Any]
+    report: Report | None
+    metrics: tuple[tuple[Metrics, jax.Array], ...]
+    labelled: dict[str, Any]
+    trained: dict[str, Any]
     lane_steps: jax.Array
 
 
@@ -94,40 +103,52 @@ def train_cohort(
 def _train(phases, source, cohort, lanes, debug) -> CohortResult:
     """`train_cohort` for G seeds at once: cohort and result have leaves [G, ...]."""
     num_seeds, num_jobs = cohort.clients.shape
-    there, finished, reports, kept, lane_steps = jnp.ones(cohort.clients.shape, bool), None, [], {}, jnp.int32(0)
+    job = jnp.broadcast_to(jnp.arange(num_jobs), cohort.clients.shape)
+    present, round_keys, previous, report = jnp.ones(cohort.clients.shape, bool), cohort.key, None, None
+    metrics, labelled, trained, all_steps, lane_steps = [], {}, {}, 0, jnp.int32(0)
     for number, phase in enumerate(phases):
-        phase_cohort = cohort._replace(key=jax.vmap(lambda key, n=number: jax.random.fold_in(key, n))(cohort.key))
+        cohort = cohort._replace(key=jax.vmap(lambda key, n=number: jax.random.fold_in(key, n))(round_keys))
         with jax.named_scope("label"):
-            jobs = _prepare(phase, source, phase_cohort, finished)
+            jobs = _prepare(phase, source, cohort, previous)
         if number == 0 and num_devices() > 1:  # Later phases find each job's model where the first one left it.
             dealt = deal(jobs.num_steps, num_devices())
-            there, rows = dealt < num_jobs, jnp.minimum(dealt, num_jobs - 1)
-            jobs, clients, states = jax.tree.map(
-                lambda leaf, rows=rows: jax.vmap(lambda one, r: one[r])(leaf, rows),
-                (jobs, cohort.clients, cohort.states),
-            )
-            cohort = cohort._replace(clients=clients, states=states)
-        num_steps = jnp.where(there, jobs.num_steps, 0)
-        keys = jax.vmap(Cohort.keys)(phase_cohort._replace(clients=cohort.clients, states=()))
-        table = JobTable(keys, num_steps, jobs.work, cohort.states)
+            present, job = dealt < num_jobs, jnp.minimum(dealt, num_jobs - 1)
+            jobs, moved = _take_rows((jobs, cohort._replace(key=None)), job)
+            cohort = moved._replace(key=cohort.key)
+        num_steps = jnp.where(present, jobs.num_steps, 0)
+        takes_part = num_steps > 0 if jobs.takes_part is None else jobs.takes_part & present
+        own = {**cohort.own, **jobs.own}
+        keys = jax.vmap(Cohort.keys)(Cohort(cohort.clients, (), cohort.key, cohort.group))
+        table = JobTable(keys, num_steps, takes_part, jobs.work, own)
         with jax.named_scope("train"):
             finished, steps = (
                 run_in_a_python_loop(phase, source, table, cohort.clients)
                 if debug
                 else run_in_lanes(phase, source, table, lanes)
             )
-        reports.append(jobs.report)
-        kept |= jobs.kept
+        # The next phase goes on from what this one has learned.
+        learned = {name: where_rows(takes_part, new, own[name]) for name, new in finished.own.items()}
+        cohort = cohort._replace(own={**own, **learned})
+        previous = Previous(finished.upload, takes_part)
+        report = report if jobs.report is None else jobs.report
+        metrics.append((finished.metrics, num_steps > 0))
+        labelled |= jobs.own
+        trained |= learned
+        all_steps += num_steps
         lane_steps += steps
     return CohortResult(
-        finished,
-        cohort.clients,
-        there,
-        num_steps > 0,
-        num_steps,
-        tuple(reports),
-        kept,
-        jnp.broadcast_to(lane_steps, (num_seeds,)),
+        upload=previous.upload,
+        job=job,
+        clients=cohort.clients,
+        group=cohort.group,
+        present=present,
+        took_part=previous.took_part,
+        num_steps=all_steps,
+        report=report,
+        metrics=tuple(metrics),
+        labelled=labelled,
+        trained={name: cohort.own[name] for name in trained},
+        lane_steps=jnp.broadcast_to(lane_steps, (num_seeds,)),
     )
 
 
@@ -143,6 +164,11 @@ def _prepare(phase, source, cohort, previous) -> Jobs:
         only = jax.tree.map(lambda leaf: leaf[0], (cohort, previous))
         return jax.tree.map(_with_axis, prepare((0, *only)))
     return jax.lax.map(prepare, (jnp.arange(num_seeds), cohort, previous))
+
+
+def _take_rows(tree, rows):
+    """Rows int32 [G, R] of leaves [G, M, ...]: leaves [G, R, ...]."""
+    return jax.tree.map(lambda leaf: jax.vmap(lambda one, r: one[r])(leaf, rows), tree)
 
 
 def _with_axis(leaf):

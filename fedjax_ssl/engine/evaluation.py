@@ -30,37 +30,31 @@ def evaluate(network: Network, state: State, data: FederatedData, batch_size: in
     }
 
 
-def score_pseudo_labels(
-    report: Report, rows: jax.Array, sizes: jax.Array, hidden_labels: jax.Array, num_clients: int
-) -> dict[str, jax.Array]:
-    """How many of a cohort's pseudo-labels are right.
+def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array, num_jobs: int) -> dict[str, jax.Array]:
+    """How many of a cohort's pseudo-labels are right; examples with a label of their own are not looked at.
 
     Args:
         report: leaves [R, n_max].
-        rows: int32 [R, n_max], the examples that the report speaks of.
-        sizes: int32 [R]; positions beyond are padding.
-        hidden_labels: int32 [N], the truth.
-        num_clients: how many of the rows stand for a client.
+        truth: int32 [R, n_max], the true labels.
+        unlabelled: bool [R, n_max], False for padding and where the label is visible.
+        num_jobs: how many of the rows stand for a client.
 
     Returns:
-        `pseudo_label_accuracy` of the labels that the method uses, `pseudo_label_accuracy_<rule>` of each rule,
-        `qualified_accuracy` of those that a client trains on (NaN where there are none), and
-        `qualified_per_client`, their mean number over the cohort.
+        `pseudo_label_accuracy` of the labels in use, `pseudo_label_accuracy_<rule>` of each other rule,
+        `qualified_accuracy` of those that a client trains on (NaN where there are none), `qualified_per_client`,
+        their mean number over the cohort, and `qualified_share`, their part of all.
     """
-    there = jnp.arange(rows.shape[1]) < sizes[:, None]
-    qualified = report.qualified & there
-    truth = hidden_labels[rows]
+    qualified = report.qualified & unlabelled
 
     def accuracy(labels: jax.Array, counted: jax.Array) -> jax.Array:
         return jnp.sum((labels == truth) & counted) / jnp.sum(counted)
 
-    used = next(iter(report.pseudo_labels.values()))
     return {
-        "pseudo_label_accuracy": accuracy(used, there),
-        **{f"{RULE}{rule}": accuracy(labels, there) for rule, labels in report.pseudo_labels.items()},
-        "qualified_accuracy": accuracy(used, qualified),
-        "qualified_per_client": jnp.sum(qualified) / num_clients,
-        "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(sizes), 1),
+        "pseudo_label_accuracy": accuracy(report.labels, unlabelled),
+        **{f"{RULE}{rule}": accuracy(labels, unlabelled) for rule, labels in report.others.items()},
+        "qualified_accuracy": accuracy(report.labels, qualified),
+        "qualified_per_client": jnp.sum(qualified) / num_jobs,
+        "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(unlabelled), 1),
     }
 
 
@@ -73,13 +67,13 @@ def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, 
     Returns:
         snapshot(model, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T];
         `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS` images, spread
-        evenly over the set: the anchor head's outputs, or of a model without one its features.
+        evenly over the set.
     """
 
     def snapshot(model: Model, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         def describe(some):
-            outputs, features = network.predict_with_features(model, some)
-            return outputs.logits.argmax(axis=-1), features if outputs.embeddings is None else outputs.embeddings
+            outputs = network.predict(model, some)
+            return outputs.logits.argmax(axis=-1), network.embeddings(outputs)
 
         predictions, embeddings = map_batches(describe, images, batch_size)
         shown = np.linspace(0, len(labels) - 1, min(len(labels), NUM_EMBEDDINGS)).astype(int)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from fedjax_ssl.learning.trees import row
+from fedjax_ssl.learning.trees import row, where_rows
 
 AXIS = "lanes"  # of the device mesh
 ON_ALL_DEVICES = PartitionSpec()
@@ -49,14 +49,16 @@ class JobTable(NamedTuple):
 
     Attributes:
         keys: one key a job, [G, R]; a step's key is folded from it by the step's number.
-        num_steps: int32 [G, R]; 0 for a job without work.
-        work, states: what the jobs read, leaves [G, R, ...].
+        num_steps: int32 [G, R].
+        takes_part: bool [G, R], which jobs are run; one may have no step, and is finished as it started.
+        work, own: what the jobs read, leaves [G, R, ...].
     """
 
     keys: jax.Array
     num_steps: jax.Array
+    takes_part: jax.Array
     work: Any
-    states: Any
+    own: Any
 
 
 def num_devices() -> int:
@@ -105,8 +107,8 @@ def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tup
         lanes: L, on each device.
 
     Returns:
-        What each job's `finish` gives, leaves [G, R, ...], zeros for a job without steps, each row on the device that
-        ran it; and the steps of all lanes, idle ones included, int32 [].
+        What each job's `finish` gives, leaves [G, R, ...], zeros for a job that takes no part, each row on the device
+        that ran it; and the steps of all lanes, idle ones included, int32 [].
     """
     if num_devices() == 1:
         return _run_on_one_device(phase, source, table, lanes)
@@ -138,15 +140,17 @@ class _Lanes(NamedTuple):
 def _run_on_one_device(phase, source, table, num_lanes):
     num_groups, num_rows = table.num_steps.shape
     num_jobs = num_groups * num_rows
-    keys, num_steps, all_work, all_states = jax.tree.map(lambda leaf: leaf.reshape(num_jobs, *leaf.shape[2:]), table)
+    keys, num_steps, takes_part, all_work, all_own = jax.tree.map(
+        lambda leaf: leaf.reshape(num_jobs, *leaf.shape[2:]), table
+    )
     num_lanes = min(num_lanes, num_jobs)
-    queue = jnp.argsort(-num_steps, stable=True)  # longest first
-    queue_length = jnp.sum(num_steps > 0)
+    queue = jnp.argsort(-2 * num_steps - takes_part, stable=True)  # longest first, then those without a step
+    queue_length = jnp.sum(takes_part)
     over_lanes = jax.vmap if num_lanes > 1 else over_one
 
     def start(job):
         work = row(all_work, job)
-        return work, phase.start(source.of(job // num_rows)[0], work, row(all_states, job))
+        return work, phase.start(source.of(job // num_rows)[0], work, row(all_own, job))
 
     def step(job, index, work, carry):
         return phase.step(*source.of(job // num_rows), work, carry, index, jax.random.fold_in(keys[job], index))
@@ -163,7 +167,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
         takes = ~lanes.busy & (place < queue_length)
         job = jnp.where(takes, queue[jnp.minimum(place, num_jobs - 1)], lanes.job)
         fresh = _Lanes(job, lanes.busy | takes, jnp.zeros_like(lanes.index), *over_lanes(start)(job))
-        return _where_rows(takes, fresh, lanes), next_place + jnp.sum(takes)
+        return where_rows(takes, fresh, lanes), next_place + jnp.sum(takes)
 
     def step_until_one_is_over(lanes, iterations):
         # An idle lane steps along on its last job: its result is written nowhere, and a branch would cost more.
@@ -212,17 +216,17 @@ def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: j
     step = jax.jit(lambda work, carry, index, key: phase.step(broadcast, data, work, carry, index, key))
     finished = []
     for job, client in enumerate(clients[0]):
-        key, num_steps, work, state = row(row(table, 0), job)
+        key, num_steps, takes_part, work, own = row(row(table, 0), job)
         try:
-            carry = phase.start(broadcast, work, state)
+            carry = phase.start(broadcast, work, own)
             for index in range(int(num_steps)):
                 carry = step(work, carry, jnp.int32(index), jax.random.fold_in(key, index))
             result = phase.finish(broadcast, work, carry, num_steps)
         except Exception as error:
             error.add_note(f"while training client {int(client)}")
             raise
-        # As in lanes: who takes no step leaves zeros, so that nothing reads a result that was never made.
-        finished.append(jax.tree.map(lambda leaf, t=num_steps > 0: jnp.where(t, leaf, 0).astype(leaf.dtype), result))
+        # As in lanes: who takes no part leaves zeros, so that nothing reads a result that was never made.
+        finished.append(jax.tree.map(lambda leaf, t=takes_part: jnp.where(t, leaf, 0).astype(leaf.dtype), result))
     return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *finished), jnp.sum(table.num_steps)
 
 
@@ -239,12 +243,3 @@ def over_one(function: Callable) -> Callable:
 def _zeros(function: Callable, *arguments: Any) -> Any:
     shapes = jax.eval_shape(function, *arguments)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-
-def _where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
-    """Leaf by leaf and row by row: `new` where chosen [L], `old` elsewhere."""
-
-    def pick(new_leaf, old_leaf):
-        return jnp.where(chosen.reshape(chosen.shape + (1,) * (new_leaf.ndim - 1)), new_leaf, old_leaf)
-
-    return jax.tree.map(pick, new, old)

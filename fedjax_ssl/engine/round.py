@@ -1,6 +1,6 @@
 """A round: the stages of a federation, in order, as one pure function; and many rounds as one dispatch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +9,8 @@ import jax.numpy as jnp
 from fedjax_ssl.data.federated import SEED_AXES
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import evaluate, score_pseudo_labels
-from fedjax_ssl.engine.interface import Cohort, Method, Problem, Received, State
+from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, State, WireBytes
 from fedjax_ssl.learning.trees import all_finite
-
-Metrics = dict[str, jax.Array]
 
 
 def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> Callable:
@@ -28,43 +26,44 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         round_fn(state, data, hidden_labels) -> (state, metrics). Only the scoring reads `hidden_labels`. Metrics are
         scalars; `healthy` says whether the round left a state to go on from.
     """
-    config = problem.config
+    config, select = problem.config, method.select or uniform(problem.config.clients_per_round)
 
     def round_fn(state: State, data, hidden_labels) -> tuple[State, Metrics]:
-        select_key, before_key, client_key, after_key = jax.random.split(round_key(data.seed, state.round), 4)
+        keys = RoundKeys(*jax.random.split(round_key(data.seed, state.round), len(RoundKeys._fields)))
 
         # Select a cohort.
-        num_clients = len(data.client_size)
-        clients = jax.random.choice(select_key, num_clients, (config.clients_per_round,), replace=False)
-        own_states = jax.tree.map(lambda leaf: leaf[clients], state.clients)
+        draw = select(state, data, keys.select)
 
         # The server trains, and broadcasts.
         with jax.named_scope("server"):
-            state, before = method.server_before(state, data, before_key)
-            broadcast = method.broadcast(state, data)
+            state, before = method.server_before(state, data, keys.server_before)
+            broadcast = method.broadcast(state, data, keys.broadcast)
 
         # The clients label, train and upload; what arrives is aggregated.
         from_clients, usable = {"uploads": jnp.int32(0), "dropped_uploads": jnp.int32(0)}, jnp.bool_(True)
         from_clients |= {"local_steps": jnp.int32(0), "lane_steps": jnp.int32(0)}
         if method.phases:
-            cohort = Cohort(clients, own_states, client_key)
+            cohort = make_cohort(method, state, data, draw, keys.personal, keys.clients)
             result = train_cohort(method.phases, broadcast, data, cohort, lanes, debug)
             with jax.named_scope("aggregate"):
-                state, from_clients, usable = _aggregate(method, state, data, result)
+                state, from_clients, usable = _aggregate(method, state, data, result, keys.aggregate)
+                if method.wire_bytes is not None:
+                    from_clients |= _count_bytes(method.wire_bytes, broadcast, cohort.personal, result)
 
         # The server trains on the new model; normalisation statistics are brought up to date.
         with jax.named_scope("server"):
-            state, after = method.server_after(state, data, after_key)
+            state, after = method.server_after(state, data, keys.server_after)
         with jax.named_scope("statistics"):
-            state = method.statistics(state, data, clients)
+            state = method.statistics(state, data, draw.clients, keys.statistics)
         state = state._replace(round=state.round + 1)
 
         with jax.named_scope("evaluate"):
             tested = evaluate(problem.network, state, data, config.eval_batch_size)
             scored = {}
-            if method.phases:
+            if method.phases and result.report is not None:
                 rows, sizes = data.client_index[result.clients], _sizes(data, result)
-                scored = score_pseudo_labels(result.reports[0], rows, sizes, hidden_labels, config.clients_per_round)
+                unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
+                scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, len(draw.clients))
         metrics = {
             "round": state.round,
             **tested,
@@ -77,6 +76,36 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         return state, metrics
 
     return round_fn
+
+
+class RoundKeys(NamedTuple):
+    """A key for each stage of a round."""
+
+    select: jax.Array
+    server_before: jax.Array
+    clients: jax.Array
+    server_after: jax.Array
+    broadcast: jax.Array
+    personal: jax.Array
+    aggregate: jax.Array
+    statistics: jax.Array
+
+
+def uniform(clients_per_round: int) -> Callable[..., Draw]:
+    """The `select` of FedAvg: so many of all clients, uniformly, without replacement."""
+
+    def select(state, data, key) -> Draw:
+        del state
+        return Draw(jax.random.choice(key, len(data.client_size), (clients_per_round,), replace=False))
+
+    return select
+
+
+def make_cohort(method: Method, state: State, data, draw: Draw, personal_key: jax.Array, key: jax.Array) -> Cohort:
+    """The clients that were drawn, with their own memory and what comes down to each alone."""
+    own = jax.tree.map(lambda leaf: leaf[draw.clients], state.clients)
+    personal = () if method.personal is None else method.personal(state, data, draw.clients, personal_key)
+    return Cohort(draw.clients, own, key, draw.group, personal)
 
 
 def over_seeds(round_fn: Callable) -> Callable:
@@ -144,25 +173,24 @@ def init_key(seed: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), 0)
 
 
-def _aggregate(method: Method, state: State, data, result: CohortResult) -> tuple[State, Metrics, jax.Array]:
+def _aggregate(method: Method, state: State, data, result: CohortResult, key) -> tuple[State, Metrics, jax.Array]:
     """What arrived becomes the new model. An upload that is not finite is dropped, and counted.
 
-    What a client learned in training it keeps if its upload is used; what it kept of labelling, in any case.
+    What a client learned in training it keeps if its upload is used; what it remembers of labelling, in any case.
 
     Returns:
         The state, the metrics, and whether anything could be used: False where all uploads were dropped.
     """
-    finished = result.finished
-    accepted = result.took_part & all_finite(finished.upload, batch_ndim=1)
-    num_qualified = jnp.sum(result.reports[0].qualified, axis=1)
-    received = Received(finished.upload, accepted, _sizes(data, result), num_qualified)
-    state, aggregated = method.aggregate(state, received)
-    own_states = _write_back(state.clients, result.kept, result.clients, result.there)
-    own_states = _write_back(own_states, finished.state, result.clients, accepted)
-    state = state._replace(clients=own_states)
+    accepted, sizes = result.took_part & all_finite(result.upload, batch_ndim=1), _sizes(data, result)
+    num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
+    received = Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
+    state, aggregated = method.aggregate(state, data, received, key)
+    own = _write_back(state.clients, result.labelled, result, result.present)
+    own = _write_back(own, result.trained, result, accepted)
+    state = state._replace(clients=own)
     uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
     metrics = {
-        **_means(finished.metrics, accepted),
+        **_means(result.metrics, accepted),
         **aggregated,
         "uploads": uploads,
         "dropped_uploads": dropped,
@@ -174,19 +202,35 @@ def _aggregate(method: Method, state: State, data, result: CohortResult) -> tupl
 
 def _sizes(data, result: CohortResult) -> jax.Array:
     """Examples of each row's client, 0 for a row that only fills a device up."""
-    return jnp.where(result.there, data.client_size[result.clients], 0)
+    return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
-def _write_back(all_states: Any, new_entries: Any, clients: jax.Array, counted: jax.Array) -> Any:
-    """Entries of the cohort's own states, back to their places, from the rows that count: bool [R]."""
-    if not new_entries:
-        return all_states
-    place = jnp.where(counted, clients, jnp.iinfo(jnp.int32).max)
+def _write_back(memory: Mapping[str, Any], entries: Mapping[str, Any], result: CohortResult, counted: jax.Array):
+    """Entries of the cohort's own memory, back to their places, from the rows that count: bool [R].
+
+    Of a client with several jobs the last one that counts is kept, in the order of the draw.
+    """
+    if not entries:
+        return memory
+    same = result.clients[:, None] == result.clients[None, :]
+    is_later = counted[None, :] & (result.job[None, :] > result.job[:, None])
+    place = jnp.where(counted & ~jnp.any(same & is_later, axis=1), result.clients, jnp.iinfo(jnp.int32).max)
     put = lambda old, new: old.at[place].set(new, mode="drop")  # noqa: E731
-    return {**all_states, **{name: jax.tree.map(put, all_states[name], new) for name, new in new_entries.items()}}
+    return {**memory, **{name: jax.tree.map(put, memory[name], new) for name, new in entries.items()}}
 
 
-def _means(metrics: Metrics, accepted: jax.Array) -> Metrics:
-    """The cohort's mean of each metric over the accepted uploads; NaN where there are none."""
-    count = jnp.sum(accepted)
-    return {name: jnp.sum(jnp.where(accepted, values, 0.0)) / count for name, values in metrics.items()}
+def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -> Metrics:
+    """The cohort's mean of each metric over the accepted uploads that had a step; NaN where there are none."""
+    means = {}
+    for metrics, had_a_step in phases:
+        counted = accepted & had_a_step
+        count = jnp.sum(counted)
+        means |= {name: jnp.sum(jnp.where(counted, values, 0.0)) / count for name, values in metrics.items()}
+    return means
+
+
+def _count_bytes(wire_bytes: WireBytes, broadcast: Any, personal: Any, result: CohortResult) -> Metrics:
+    """Bytes that travelled to and from the whole cohort; float32, for their sum may be beyond int32."""
+    down = jax.vmap(lambda one: wire_bytes.down(broadcast, one), axis_size=jnp.size(result.job))(personal)
+    up = jax.vmap(wire_bytes.up)(result.upload)
+    return {"bytes_down": jnp.sum(down), "bytes_up": jnp.sum(jnp.where(result.took_part, up, 0.0))}

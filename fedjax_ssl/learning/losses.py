@@ -7,23 +7,30 @@ import jax.numpy as jnp
 import optax
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean cross-entropy over the examples that count.
+def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """Mean cross-entropy over the examples that count: sum_b w_b H(y_b, p_b) / (number that count).
 
     Args:
         logits: float32 [B, C].
         labels: int32 [B]; rows outside the mask may hold anything.
         mask: bool [B].
+        weights: float32 [B], of each example; None: 1.
 
     Returns:
         float32 []; 0 where nothing counts.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(mask, labels, 0))
+    losses = losses if weights is None else weights * losses
     return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def mixup_cross_entropy(
-    logits: jax.Array, labels: jax.Array, partner_labels: jax.Array, mixing: jax.Array, mask: jax.Array
+    logits: jax.Array,
+    labels: jax.Array,
+    partner_labels: jax.Array,
+    mixing: jax.Array,
+    mask: jax.Array,
+    weights: jax.Array | None = None,
 ) -> jax.Array:
     """lambda l(f(x_mix), y) + (1 - lambda) l(f(x_mix), y'): the mix loss, FedAnchor eq. 9 (SemiFL eq. 7).
 
@@ -32,8 +39,10 @@ def mixup_cross_entropy(
         labels, partner_labels: int32 [B], of the two images in each mixture.
         mixing: float32 [], the lambda of the batch.
         mask: bool [B].
+        weights: float32 [B], of each mixture; None: 1.
     """
-    return mixing * cross_entropy(logits, labels, mask) + (1 - mixing) * cross_entropy(logits, partner_labels, mask)
+    first = cross_entropy(logits, labels, mask, weights)
+    return mixing * first + (1 - mixing) * cross_entropy(logits, partner_labels, mask, weights)
 
 
 def fixmatch_loss(logits: jax.Array, labels: jax.Array, confident: jax.Array, mask: jax.Array) -> jax.Array:
@@ -47,6 +56,20 @@ def fixmatch_loss(logits: jax.Array, labels: jax.Array, confident: jax.Array, ma
     """
     counted = confident & mask
     return cross_entropy(logits, labels, counted) * jnp.sum(counted) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:
+    """1/B sum_b w_b KL(q_b || p_b) over the batch, UDA's consistency (Xie et al., 2020).
+
+    Args:
+        logits: float32 [B, C], of the strong views, p = softmax.
+        targets: float32 [B, C], the distributions q.
+        weights: float32 [B], 0 for images that do not count.
+        mask: bool [B], False for padding.
+    """
+    entropies = jnp.sum(jax.scipy.special.xlogy(targets, targets), axis=-1)
+    divergences = entropies - jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
+    return jnp.sum(jnp.where(mask, weights * divergences, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:

@@ -58,3 +58,19 @@ def row(tree: Any, index: Any) -> Any:
 def tree_bytes(tree: Any) -> int:
     """Bytes of a pytree's leaves (arrays or shapes): what a network would carry."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
+    """Leaf by leaf and row by row: `new` where chosen, bool [M] or [G, M], and `old` elsewhere."""
+
+    def pick(new_leaf, old_leaf):
+        return jnp.where(chosen.reshape(chosen.shape + (1,) * (new_leaf.ndim - chosen.ndim)), new_leaf, old_leaf)
+
+    return jax.tree.map(pick, new, old)
+
+
+def clip_update(new: Any, old: Any, max_norm: float) -> Any:
+    """Shortens an update, all leaves as one vector: old + (new - old) min(1, max_norm / |new - old|)."""
+    update = jax.tree.map(jnp.subtract, new, old)
+    factor = jnp.minimum(1.0, max_norm / jnp.maximum(norm(update), jnp.finfo(jnp.float32).tiny))
+    return jax.tree.map(lambda change, start: start + change * factor, update, old)

@@ -5,6 +5,7 @@ With `data.centralised` the same code is the centralised fully supervised bound 
 """
 
 from fedjax_ssl.engine.interface import Method, Problem
+from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 
 VARIANTS = {"no_pretraining": {"server.pretrain_epochs": 0}}
@@ -13,3 +14,6 @@ VARIANTS = {"no_pretraining": {"server.pretrain_epochs": 0}}
 def anchors_only(problem: Problem) -> Method:
     """`server.epochs` of cross-entropy a round, as a Method without clients."""
     return alternating(problem, ())
+
+
+ENTRY = Entry(anchors_only, title="The server alone", variants=VARIANTS)

@@ -10,23 +10,25 @@ The paper leaves the temperature, the batch sizes, clipping, normalisation and m
 field below or in the shared sections, and docs/results.md shows the measurements behind its default.
 """
 
-from typing import Any, NamedTuple
+import functools
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
-from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
-from fedjax_ssl.client.labels import CohortExamples, score_cohort
-from fedjax_ssl.client.local_sgd import own_optimizers
-from fedjax_ssl.client.thresholds import own_thresholds, qualify_cohort
-from fedjax_ssl.engine.interface import CLASSIFIER, Method, Problem, Report, State
+from fedjax_ssl.client.deck import Examples
+from fedjax_ssl.client.fix_mix import fix_mix_phase
+from fedjax_ssl.client.labels import Labelled, label_cohort
+from fedjax_ssl.client.local_sgd import global_model, own_optimizers
+from fedjax_ssl.client.thresholds import own_thresholds
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Method, Problem, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import label_contrastive_loss
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.server.aggregation import make_aggregation
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.models.heads import Linear
+from fedjax_ssl.server.aggregation import fedavg
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,
@@ -36,6 +38,8 @@ from fedjax_ssl.server.training import (
     train_on_anchors,
 )
 
+HEAD = "anchor_head"
+HEADS = {HEAD: lambda model: functools.partial(Linear, model.anchor_dim)}
 CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
 
 # The systems of the paper's tables that differ from FedAnchor in a field or two: name -> fields.
@@ -79,62 +83,44 @@ def defaults() -> ConfigDict:
     return section
 
 
-class Broadcast(NamedTuple):
-    """What travels down to each client.
-
-    Attributes:
-        model: the global model, both heads.
-        anchors: `ClassAnchors`, or `AnchorEmbeddings` of every anchor.
-        learning_rate: float32 [], of this round's local training.
-    """
-
-    model: Model
-    anchors: Any
-    learning_rate: jax.Array
-
-
 def fedanchor(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     config, network, num_classes = problem.config, problem.network, problem.num_classes
     options = config.fedanchor
-    _check(config)
+    if config.model.anchor_dim < 1:
+        raise UserError("fedanchor needs an anchor head: model.anchor_dim must be at least 1")
 
     # --- Server: w_t and the anchors' latent representations go down (section 4.2). -------------------------------
 
-    def broadcast(state: State, data) -> Broadcast:
+    def broadcast(state: State, data, key) -> Broadcast:
         rows = data.anchor_index
         outputs = network.predict_rows(state.model, data.images, rows, config.eval_batch_size)
-        anchors = AnchorEmbeddings(outputs.embeddings, data.visible_labels[rows])
+        anchors = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows])
         if options.travels == "class_means":
             anchors = class_anchors(anchors, num_classes)
-        rate = learning_rate_at(config, config.client.learning_rate, state.round)
-        return Broadcast(state.model, anchors, rate)
+        return global_model(problem, state, anchors)
 
     # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
 
-    def scores(received: Broadcast, images):
-        """Eq. 3 for each image [B], beside the classification head's probabilities: two float32 [B, C]."""
-        outputs = network.predict(received.model, images)
-        if options.travels == "class_means":
-            by_anchors = class_mean_scores(outputs.embeddings, received.anchors)
-        else:
-            by_anchors = all_pairs_scores(outputs.embeddings, received.anchors, num_classes)
-        return by_anchors, jax.nn.softmax(outputs.logits)
+    def label(received: Broadcast, data, examples: Examples) -> Labelled:
+        def scores(images):  # eq. 3, beside the classification head's probabilities
+            outputs = network.predict(received.model, images)
+            if options.travels == "class_means":
+                by_anchors = class_mean_scores(outputs.heads[HEAD], received.extra)
+            else:
+                by_anchors = all_pairs_scores(outputs.heads[HEAD], received.extra, num_classes)
+            return {HEAD: by_anchors, "classification_head": jax.nn.softmax(outputs.logits)}
 
-    def label(received: Broadcast, data, examples: CohortExamples) -> Labelled:
-        by_anchors, probabilities = score_cohort(
-            lambda images: scores(received, images),
-            data.images,
+        return label_cohort(  # eq. 4, eq. 5
+            problem,
+            scores,
+            data,
             examples,
-            batch_size=config.eval_batch_size,
-            weak=problem.weak,
+            threshold=options.threshold,
+            strictly=True,
             num_views=options.ensemble_views,
+            used=HEAD,
         )
-        labels, qualified, kept = qualify_cohort(  # eq. 4, eq. 5
-            problem, options.threshold, by_anchors, examples.there, examples.states, strictly=True
-        )
-        by_classifier = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
-        return Labelled(Report({"anchor_head": labels, "classification_head": by_classifier}, qualified), kept)
 
     local_training = fix_mix_phase(  # eq. 5 to 10
         problem,
@@ -142,12 +128,11 @@ def fedanchor(problem: Problem) -> Method:
         mixup_alpha=options.mixup_alpha if options.client_mixup else 0.0,
         mix_weight=options.mix_weight,
         mix_order=options.mix_order,
-        parts=CLASSIFIER,
     )
 
     # --- Server: w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1). A client with an empty fix set sent nothing. -----
 
-    aggregation = make_aggregation(problem, CLASSIFIER)
+    aggregation = fedavg(problem)
 
     # --- Server: one epoch on the classification head, one on the anchor head (section 4.4). -----------------------
 
@@ -158,7 +143,7 @@ def fedanchor(problem: Problem) -> Method:
             views = (augment[options.contrastive_augmentation](key, data.images[rows]),)
             (outputs,), batch_stats = network.train(model, views, mask)
             loss = label_contrastive_loss(  # eq. 1, eq. 2
-                outputs.embeddings,
+                outputs.heads[HEAD],
                 labels,
                 mask,
                 num_classes,
@@ -170,71 +155,56 @@ def fedanchor(problem: Problem) -> Method:
 
         return loss_fn
 
-    contrastive_parts = CONTRASTIVE[options.contrastive_trains]
+    def classification_loss(data):
+        if not options.server_mixup:
+            return supervised_loss(problem, data, config.server.augmentation)
+        mixup = options.mixup_alpha, options.mix_weight, options.mix_order  # FedAnchor (mix)
+        return supervised_mixup_loss(problem, data, config.server.augmentation, *mixup)
+
+    # The two trainings: the entry of the optimiser's memory, what is trained, in batches of which size.
+    trainings = (
+        (CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
+        ("contrastive", contrastive_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
+    )
 
     def train_both_heads(state: State, data, key, rates, epochs: tuple[int, int]):
         """So many epochs of cross-entropy, then so many of the label contrastive loss."""
-        keys = jax.random.split(key)
-        classification = (
-            supervised_mixup_loss(  # FedAnchor (mix)
-                problem,
+        metrics = {}
+        for training, rate, so_many, own_key in zip(trainings, rates, epochs, jax.random.split(key)):
+            memory, loss, parts, size = training
+            state, of_training = train_on_anchors(
+                state,
                 data,
-                config.server.augmentation,
-                options.mixup_alpha,
-                options.mix_weight,
-                options.mix_order,
+                loss(data),
+                config.server,
+                rate,
+                own_key,
+                parts=parts,
+                epochs=so_many,
+                batch_size=size,
+                memory=memory,
             )
-            if options.server_mixup
-            else supervised_loss(problem, data, config.server.augmentation)
-        )
-        state, classification_metrics = train_on_anchors(
-            state,
-            data,
-            classification,
-            config.server,
-            rates[0],
-            keys[0],
-            parts=CLASSIFIER,
-            epochs=epochs[0],
-            batch_size=config.server.batch_size,
-            kept_as=CLASSIFICATION,
-        )
-        state, contrastive_metrics = train_on_anchors(
-            state,
-            data,
-            contrastive_loss(data),
-            config.server,
-            rates[1],
-            keys[1],
-            parts=contrastive_parts,
-            epochs=epochs[1] if options.contrastive else 0,
-            batch_size=options.contrastive_batch_size,
-            kept_as="contrastive",
-        )
-        return state, {**classification_metrics, **contrastive_metrics}
+            metrics |= of_training
+        return state, metrics
 
     def server_after(state: State, data, key):
-        rates = [
-            learning_rate_at(config, rate, state.round)
-            for rate in (config.server.learning_rate, options.contrastive_learning_rate)
-        ]
-        return train_both_heads(state, data, key, rates, (config.server.epochs, options.contrastive_epochs))
+        rates = config.server.learning_rate, options.contrastive_learning_rate
+        rates = [learning_rate_at(config, rate, state.round) for rate in rates]
+        epochs = config.server.epochs, options.contrastive_epochs * options.contrastive
+        return train_both_heads(state, data, key, rates, epochs)
 
     def init(data, key) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
         init_key, train_key = jax.random.split(key)
         state = State(jnp.int32(0), network.init(init_key))
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
-        epochs = (epochs, epochs if options.pretrain_contrastive else 0)
+        epochs = epochs, epochs * (options.contrastive and options.pretrain_contrastive)
         state = train_both_heads(state, data, train_key, (rate, rate), epochs)[0]
-        return state._replace(
-            server={
-                **aggregation.init(state.model.params),
-                **own_optimizer(config.server, state.model.params, CLASSIFIER, CLASSIFICATION),
-                **own_optimizer(config.server, state.model.params, contrastive_parts, "contrastive"),
-            },
-            clients={**own_optimizers(problem, state.model.params, CLASSIFIER), **own_thresholds(problem)},
-        )
+        model, server = state.model, aggregation.init(state.model.params)
+        for memory, _, parts, _ in trainings:
+            server |= own_optimizer(config.server, model, parts, memory)
+        clients = {**own_optimizers(problem, model, CLASSIFIER), **own_thresholds(problem)}
+        return state._replace(server=server, clients=clients)
 
     return Method(
         init=init,
@@ -246,18 +216,21 @@ def fedanchor(problem: Problem) -> Method:
     )
 
 
-def _check(config) -> None:
-    options = config.fedanchor
-    known = {
+ENTRY = Entry(
+    fedanchor,
+    title="FedAnchor: Enhancing Federated Semi-Supervised Learning with Label Contrastive Loss for Unlabeled Clients",
+    paper="https://arxiv.org/abs/2402.10191",
+    defaults=defaults,
+    variants=VARIANTS,
+    choices={
         "travels": ("class_means", "all_pairs"),
-        "contrastive_trains": CONTRASTIVE,
+        "mix_order": ("mix_then_augment", "augment_then_mix"),
+        "contrastive_trains": tuple(CONTRASTIVE),
         "contrastive_augmentation": ("none", "weak", "strong"),
         "negatives": ("batch", "class"),
-    }
-    for field, values in known.items():
-        if options[field] not in values:
-            raise UserError(f"fedanchor.{field} is {options[field]!r}; known: {', '.join(values)}")
-    if config.model.anchor_dim < 1:
-        raise UserError("fedanchor needs an anchor head: model.anchor_dim must be at least 1")
-    if options.temperature <= 0:
-        raise UserError(f"fedanchor.temperature must be above 0, not {options.temperature}")
+    },
+    above={"temperature": 0.0},
+    heads=HEADS,
+    embedding=HEAD,
+    tiny={"fedanchor.threshold": 0.5},
+)

@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import local_sgd
-from fedjax_ssl.client.labels import CohortExamples, score_cohort
-from fedjax_ssl.client.local_sgd import Training, global_model
+from fedjax_ssl.client.deck import Batch, Deck, Examples
+from fedjax_ssl.client.labels import score_cohort
+from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd
 from fedjax_ssl.client.thresholds import qualify
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,
-    Finished,
+    Broadcast,
     Jobs,
     Method,
     Phase,
@@ -34,15 +34,14 @@ from fedjax_ssl.engine.interface import (
     Received,
     Report,
     State,
-    unchanged,
+    no_op,
 )
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement, epoch_orders, num_batches
+from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergence
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import cosines, select
+from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server.aggregation import make_aggregation
+from fedjax_ssl.server.aggregation import fedavg
 from fedjax_ssl.server.training import SERVER_MODEL, train_server_model, with_server_model
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean
@@ -59,9 +58,7 @@ VARIANTS = {
     "no_cosine": {"fedil.cosine_screening": False},
     "plain_fedil": {"fedil.label_set": False, "fedil.cosine_screening": False},
 }
-COUNT_PER = ("epoch", "round")
-LABELS_FROM = ("local", "global")
-CREDIBILITY, INCREMENTS = "credibility", "increments"  # entries of a client's own state, and of the server's
+CREDIBILITY, INCREMENTS = "credibility", "increments"  # entries of a client's own memory, and of the server's
 
 
 def defaults() -> ConfigDict:
@@ -82,20 +79,6 @@ def defaults() -> ConfigDict:
     return section
 
 
-class Broadcast(NamedTuple):
-    """What travels down: two models.
-
-    Attributes:
-        model: theta', the global one.
-        server: theta_0, the server's.
-        learning_rate: float32 [], of this round's local training.
-    """
-
-    model: Model
-    server: Model
-    learning_rate: jax.Array
-
-
 class Credibility(NamedTuple):
     """What a client remembers of its examples.
 
@@ -114,56 +97,41 @@ class Work(NamedTuple):
     """What one client trains on; positions count its own examples.
 
     Attributes:
-        rows: int32 [n_max], of the image table.
-        size: int32 [], its examples.
-        order: int32 [E, n_max], their positions, shuffled for each epoch.
+        deck: all its examples.
+        set_labels: int32 [n_max], labels of the set's members as they were when the round began.
         set_first: int32 [n_max], the positions of the set's members first.
         set_size: int32 [].
     """
 
-    rows: jax.Array
-    size: jax.Array
-    order: jax.Array
+    deck: Deck
+    set_labels: jax.Array
     set_first: jax.Array
     set_size: jax.Array
-
-
-class Carry(NamedTuple):
-    """What the steps carry: the model, and what is found out about the examples."""
-
-    training: Training
-    credibility: Credibility
-    set_labels: jax.Array  # int32 [n_max], of the set as it was when the round began
 
 
 def fedil(problem: Problem) -> Method:
     """Algorithms 1 and 2 as a Method."""
     options = problem.config.fedil
-    _check(options)
-    frame = alternating(problem, (_phase(problem),), own_states=_no_credibility)
+    frame = alternating(problem, (local_training(problem),), own=_no_credibility)
 
     def init(data, key) -> State:
         state = with_server_model(frame.init(data, key))
         rounds = max(options.average_rounds, options.stop_rounds)
         return state._replace(server={**state.server, INCREMENTS: jnp.full(rounds, jnp.nan)})
 
-    def broadcast(state: State, data) -> Broadcast:
-        del data
-        down = global_model(problem, state)
-        return Broadcast(down.model, state.server[SERVER_MODEL], down.learning_rate)
-
     def same_direction(state: State, received: Received) -> jax.Array:
         """epsilon(S) of eq. 25 and 26: whether an update points where the server's does."""
         from_global = lambda tree: jax.tree.map(  # noqa: E731
             jnp.subtract, select(tree, CLASSIFIER), select(state.model.params, CLASSIFIER)
         )
-        return cosines(from_global(received.uploads.params), from_global(state.server[SERVER_MODEL].params)) >= 0
+        server_update = from_global(state.server[SERVER_MODEL].params)
+        return cosines(from_global(received.uploads.model.params), server_update) >= 0
 
-    aggregation = make_aggregation(problem, CLASSIFIER, same_direction if options.cosine_screening else None)
+    aggregation = fedavg(problem, screened_by=same_direction if options.cosine_screening else None)
 
-    def aggregate(state: State, received: Received):
+    def aggregate(state: State, data, received: Received, key):
         """Eq. 24 and 25; if nobody passes, theta' stays."""
-        after, metrics = aggregation.aggregate(state, received)
+        after, metrics = aggregation.aggregate(state, data, received, key)
         increments = jnp.concatenate([metrics["update_norm"][None], state.server[INCREMENTS][:-1]])
         metrics["update_norm_average"] = jnp.nanmean(increments[: options.average_rounds])
         if options.cosine_screening:
@@ -176,9 +144,10 @@ def fedil(problem: Problem) -> Method:
     return frame._replace(
         init=init,
         server_before=lambda state, data, key: train_server_model(problem, state, data, key),  # eq. 22
-        broadcast=broadcast,
+        # Two models go down, theta' and the server's theta_0.
+        broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[SERVER_MODEL]),
         aggregate=aggregate,
-        server_after=unchanged,
+        server_after=no_op,
         converged=converged if options.stop_below > 0 else None,
     )
 
@@ -188,56 +157,43 @@ def _no_credibility(data) -> dict[str, Credibility]:
     return {CREDIBILITY: Credibility(zeros, zeros, zeros.astype(bool))}
 
 
-def _phase(problem: Problem) -> Phase:
+def local_training(problem: Problem) -> Phase:
+    """Algorithm 2: the three losses of a step, and what it finds out about its images."""
     network, config, options = problem.network, problem.config.client, problem.config.fedil
 
-    def prepare(broadcast: Broadcast, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
         del previous
-        keys, set_size = cohort.keys(), jnp.sum(cohort.states[CREDIBILITY].in_set, axis=1)
-        examples = CohortExamples.of(data, cohort, keys)
-
-        def probabilities(images):
-            return network.probabilities(broadcast.model, images)
-
-        scores = score_cohort(  # for the record: training makes its labels step by step
-            probabilities, data.images, examples, batch_size=problem.config.eval_batch_size, weak=problem.weak
+        examples, credibility = Examples.of(data, cohort), cohort.own[CREDIBILITY]
+        probabilities = lambda images: network.probabilities(received.model, images)  # noqa: E731
+        # For the record: training makes its labels step by step.
+        labels, qualified = qualify(
+            score_cohort(problem, probabilities, data.images, examples), options.threshold, strictly=False
         )
-        labels, qualified = qualify(scores, options.threshold, strictly=False)
         work = Work(
-            rows=examples.rows,
-            size=jnp.sum(examples.there, axis=1),
-            order=jax.vmap(lambda key, there: epoch_orders(key, there, config.epochs))(keys, examples.there),
-            set_first=jnp.argsort(~cohort.states[CREDIBILITY].in_set, axis=1, stable=True),
-            set_size=set_size,
+            deck=Deck.shuffled(examples, examples.present, examples.keys, config.epochs),
+            set_labels=credibility.label,
+            set_first=jnp.argsort(~credibility.in_set, axis=1, stable=True),
+            set_size=jnp.sum(credibility.in_set, axis=1),
         )
-        report = Report({"classification_head": labels}, qualified & examples.there)
-        return Jobs(config.epochs * num_batches(work.size, config.batch_size), work, report)
+        return Jobs(work.deck.num_steps(config.batch_size), work, Report(labels, qualified & examples.present))
 
-    def start(broadcast, work, states) -> Carry:
-        del work
-        metrics = ("client_loss", "pseudo_loss", "kl_loss", "set_loss", "confident_share")
-        training = local_sgd.start(config, broadcast, states, CLASSIFIER, metrics)
-        return Carry(training, states[CREDIBILITY], states[CREDIBILITY].label)
-
-    def step(broadcast: Broadcast, data, work, carry: Carry, index, key) -> Carry:
-        epoch, batch = jnp.divmod(index, num_batches(work.size, config.batch_size))
-        places, mask = batch_positions(batch, config.batch_size, work.size)
-        positions = work.order[epoch, jnp.minimum(places, len(work.rows) - 1)]
-        images = data.images[work.rows[positions]]
+    def loss(received: Broadcast, data, work: Work, batch: Batch, own, key):
+        del own
         weak_key, strong_key, set_key, set_view_key = jax.random.split(key, 4)
+        images, mask = data.images[batch.rows], batch.mask
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
-        reference = network.predict(broadcast.server, weak).logits  # eq. 10, y_0
+        reference = network.predict(received.extra, weak).logits  # y_0 of eq. 10
         frozen = None  # theta' as it came down: no more than labels, the divergence would have no gradient
         if options.labels_from == "global":
-            frozen = network.predict(broadcast.model, weak).logits  # eq. 8
+            frozen = network.predict(received.model, weak).logits  # eq. 8
         views = (weak, strong)
         if options.label_set:
             # A batch of D^l, with replacement. While the set is empty the batch's own images stand in, unlearned from.
             drawn = work.set_first[draw_with_replacement(set_key, jnp.maximum(work.set_size, 1), config.batch_size)]
-            drawn = jnp.where(work.set_size > 0, drawn, positions)
-            views += (problem.weak(set_view_key, data.images[work.rows[drawn]]),)
+            drawn = jnp.where(work.set_size > 0, drawn, batch.positions)
+            views += (problem.weak(set_view_key, data.images[work.deck.rows[drawn]]),)
 
-        def loss_fn(model):
+        def of(model) -> Loss:
             outputs, batch_stats = network.train(model, views, mask)
             of_weak, of_strong = outputs[0].logits, outputs[1].logits
             of_labels = of_weak if frozen is None else frozen
@@ -246,30 +202,28 @@ def _phase(problem: Problem) -> Phase:
             kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
             set_loss = jnp.float32(0.0)
             if options.label_set:  # xi_c, eq. 15
-                set_loss = cross_entropy(outputs[2].logits, carry.set_labels[drawn], mask & (work.set_size > 0))
-            loss = pseudo_loss + options.kl_weight * kl_loss + set_loss  # eq. 14
+                set_loss = cross_entropy(outputs[2].logits, work.set_labels[drawn], mask & (work.set_size > 0))
+            value = pseudo_loss + options.kl_weight * kl_loss + set_loss  # eq. 14
+            agreed = jnp.argmax(reference, axis=-1).astype(jnp.int32) == labels  # eq. 18
+            counts = mask & ((batch.epoch == config.epochs - 1) | (options.count_per == "epoch"))
             metrics = {
-                "client_loss": loss,
+                "client_loss": value,
                 "pseudo_loss": pseudo_loss,
                 "kl_loss": kl_loss,
                 "set_loss": set_loss,
                 "confident_share": jnp.sum(confident & mask) / jnp.sum(mask),
+                "set_size": work.set_size.astype(jnp.float32),
             }
-            return loss, (batch_stats, metrics, (labels, confident))
+            return Loss(value, batch_stats, metrics, aux=(batch.positions, labels, confident & agreed, counts))
 
-        training, (labels, confident) = local_sgd.step_and_found(config, broadcast, carry.training, loss_fn, CLASSIFIER)
-        agreed = jnp.argmax(reference, axis=-1).astype(jnp.int32) == labels  # eq. 18
-        counts = mask & ((epoch == config.epochs - 1) | (options.count_per == "epoch"))
-        credibility = advance(carry.credibility, positions, labels, confident & agreed, counts, options.successive)
-        return Carry(training, credibility, carry.set_labels)
+        return of
 
-    def finish(broadcast, work, carry: Carry, num_steps) -> Finished:
-        del broadcast
-        own = {CREDIBILITY: carry.credibility}
-        finished = local_sgd.finish(problem, carry.training, own, num_steps, CLASSIFIER)
-        return finished._replace(metrics={**finished.metrics, "set_size": work.set_size.astype(jnp.float32)})
+    def remember(own, model, aux, index):  # eq. 17 to 21
+        del model, index
+        return {CREDIBILITY: advance(own[CREDIBILITY], *aux, options.successive)}
 
-    return Phase(prepare, start, step, finish)
+    metrics = ("client_loss", "pseudo_loss", "kl_loss", "set_loss", "confident_share", "set_size")
+    return local_sgd(problem, prepare, loss, metrics=metrics, remember=remember)
 
 
 def advance(
@@ -305,10 +259,14 @@ def advance(
     )
 
 
-def _check(options) -> None:
-    for field, known in {"count_per": COUNT_PER, "labels_from": LABELS_FROM}.items():
-        if options[field] not in known:
-            raise UserError(f"fedil.{field} is {options[field]!r}; known: {', '.join(known)}")
-    for field in ("successive", "average_rounds", "stop_rounds"):
-        if options[field] < 1:
-            raise UserError(f"fedil.{field} must be at least 1, not {options[field]}")
+ENTRY = Entry(
+    fedil,
+    title="FedIL: Federated Incremental Learning from Decentralized Unlabeled Data with Convergence Analysis",
+    paper="https://arxiv.org/abs/2302.11823",
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    choices={"count_per": ("epoch", "round"), "labels_from": ("local", "global")},
+    at_least={"successive": 1, "average_rounds": 1, "stop_rounds": 1},
+    tiny={"fedil.threshold": 0.2, "fedil.successive": 1},
+)

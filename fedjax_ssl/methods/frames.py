@@ -8,44 +8,45 @@ from collections.abc import Callable
 
 from fedjax_ssl.client.local_sgd import global_model, own_optimizers
 from fedjax_ssl.engine.interface import CLASSIFIER, Method, Phase, Problem
-from fedjax_ssl.server.aggregation import make_aggregation
+from fedjax_ssl.server.aggregation import fedavg
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import CLASSIFICATION, own_optimizer, pretrained_classifier, train_classifier
 
 
-def alternating(problem: Problem, phases: tuple[Phase, ...], own_states: Callable | None = None) -> Method:
+def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | None = None) -> Method:
     """Alternate training (SemiFL, section 3.1): the clients' models are averaged, then the server trains on anchors.
+
+    Where the server has no anchors (`data.labels`) it neither pre-trains nor trains, and this is FedAvg.
 
     Args:
         problem: the run. `server.epochs = 0` leaves the server's training out, `server.pretrain_epochs = 0` the
             pre-training.
-        phases: what a client does with the global model (`GlobalModel` comes down); () for nobody.
-        own_states: data -> what else each client keeps for itself, leaves [K, ...].
+        phases: what a client does with the global model (`Broadcast`); () for nobody.
+        own: data -> what each client remembers for the method besides, leaves [K, ...].
 
     Returns:
         The Method.
     """
-    aggregation = make_aggregation(problem, CLASSIFIER)
+    config, aggregation = problem.config, fedavg(problem)
 
     def init(data, key):
         state = pretrained_classifier(problem, data, key)
+        model = state.model
+        optimizers = own_optimizers(problem, model, CLASSIFIER) if phases else {}
         return state._replace(
             server={
-                **aggregation.init(state.model.params),
-                **own_optimizer(problem.config.server, state.model.params, CLASSIFIER, CLASSIFICATION),
+                **aggregation.init(model.params),
+                **own_optimizer(config.server, model, CLASSIFIER, CLASSIFICATION),
             },
-            clients={
-                **(own_optimizers(problem, state.model.params, CLASSIFIER) if phases else {}),
-                **(own_states(data) if own_states else {}),
-            },
+            clients={**optimizers, **(own(data) if own else {})},
         )
 
     return Method(
         init=init,
-        broadcast=lambda state, data: global_model(problem, state),
+        broadcast=lambda state, data, key: global_model(problem, state),
         phases=phases,
         aggregate=aggregation.aggregate,
         server_after=lambda state, data, key: train_classifier(problem, state, data, key),
         # Without clients there are no images but the server's.
-        statistics=make_statistics(problem.network, problem.config.model.statistics if phases else "server"),
+        statistics=make_statistics(problem.network, config.model.statistics if phases else "server"),
     )

@@ -12,12 +12,12 @@ tables have a SemiFL some 10 to 20 points below its own paper's: the recipe `pla
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
-from fedjax_ssl.client.labels import CohortExamples, score_cohort
-from fedjax_ssl.client.local_sgd import GlobalModel
-from fedjax_ssl.client.thresholds import own_thresholds, qualify_cohort
-from fedjax_ssl.engine.interface import CLASSIFIER, Method, Problem, Report
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.client.deck import Examples
+from fedjax_ssl.client.fix_mix import fix_mix_phase
+from fedjax_ssl.client.labels import Labelled, label_cohort
+from fedjax_ssl.client.thresholds import own_thresholds
+from fedjax_ssl.engine.interface import Broadcast, Method, Problem
+from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 
 VARIANTS = {
@@ -49,34 +49,35 @@ def defaults() -> ConfigDict:
 def semifl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options, network = problem.config.semifl, problem.network
-    if options.label_views < 0:
-        raise UserError(f"semifl.label_views must be at least 0, not {options.label_views}")
 
-    def label(received: GlobalModel, data, examples: CohortExamples) -> Labelled:
+    def label(received: Broadcast, data, examples: Examples) -> Labelled:
         """Eq. 4: the global model's hard labels, and which of them reach the threshold."""
-
-        def probabilities(images):
-            return network.probabilities(received.model, images)
-
-        scores = score_cohort(
-            probabilities,
-            data.images,
+        return label_cohort(
+            problem,
+            lambda images: network.probabilities(received.model, images),
+            data,
             examples,
-            batch_size=problem.config.eval_batch_size,
-            weak=problem.weak,
+            threshold=options.threshold,
             num_views=options.label_views,
         )
-        labels, qualified, kept = qualify_cohort(
-            problem, options.threshold, scores, examples.there, examples.states, strictly=False
-        )
-        return Labelled(Report({"classification_head": labels}, qualified), kept)
 
     local_training = fix_mix_phase(  # eq. 5 to 8
         problem,
         label,
-        parts=CLASSIFIER,
         mixup_alpha=options.mixup_alpha if options.mixup else 0.0,
         mix_weight=options.mix_weight,
         mix_order=options.mix_order,
     )
-    return alternating(problem, (local_training,), own_states=lambda data: own_thresholds(problem))
+    return alternating(problem, (local_training,), own=lambda data: own_thresholds(problem))
+
+
+ENTRY = Entry(
+    semifl,
+    title="SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training",
+    paper="https://arxiv.org/abs/2106.01432",
+    defaults=defaults,
+    variants=VARIANTS,
+    choices={"mix_order": ("augment_then_mix", "mix_then_augment")},
+    at_least={"label_views": 0},
+    tiny={"semifl.threshold": 0.2, "threshold.kind": "freematch"},
+)

@@ -1,35 +1,75 @@
-"""Supervised federated learning, the upper bound: FedAvg and FedProx on clients whose labels are revealed.
+"""Supervised federated learning on the labels that are there: FedAvg and FedProx.
 
 FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017
 (arXiv 1602.05629). FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020
 (arXiv 1812.06127), whose term mu/2 |w - w_t|^2 is `client.proximal`, a field that every method has.
 
-FedAnchor's "Supervised" rows pre-train on the anchors and alternate with the server's training (its longer version) or
-do not pre-train (the earlier one): `server.pretrain_epochs` and `server.epochs`. There is no strong augmentation.
-That labels are revealed is a property of the data (`data.reveal_labels`), and every table marks it.
+Clients train on their labelled images; who has none takes no part, and a server with labels trains after each round.
+The variant `all_labels` is the upper bound: it reveals every label, which is a property of the data
+(`data.reveal_labels`), and every table marks it. FedAnchor's "Supervised" rows are that bound; they pre-train on the
+anchors and alternate with the server's training (its longer version) or do not pre-train (the earlier one):
+`server.pretrain_epochs` and `server.epochs`. There is no strong augmentation.
 """
 
-from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
-from fedjax_ssl.client.labels import CohortExamples
-from fedjax_ssl.engine.interface import CLASSIFIER, Method, Problem, Report
-from fedjax_ssl.errors import UserError
+from typing import NamedTuple
+
+from fedjax_ssl.client.deck import Batch, Deck, Examples
+from fedjax_ssl.client.local_sgd import Loss, local_sgd
+from fedjax_ssl.engine.interface import Jobs, Method, Problem
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
 
-FIELDS = {"data.reveal_labels": True, "server.augmentation": "weak"}  # no strong augmentation anywhere
+FIELDS = {"server.augmentation": "weak"}  # no strong augmentation anywhere
 VARIANTS = {
+    "all_labels": {"data.reveal_labels": True},
     "fedprox": {"client.proximal": 0.01},
     "no_server": {"server.epochs": 0},  # FedAvg alone: no alternate training
     "no_pretraining": {"server.pretrain_epochs": 0},
 }
 
 
+class Work(NamedTuple):
+    """What one client trains on: its labelled examples."""
+
+    deck: Deck
+
+
 def supervised(problem: Problem) -> Method:
-    """FedAvg (or FedProx) with every label known, as a Method."""
-    if not problem.config.data.reveal_labels:
-        raise UserError("supervised trains on the clients' labels: data.reveal_labels must be true")
+    """FedAvg (or FedProx) on the visible labels, as a Method."""
+    config = problem.config.client
 
-    def label(received, data, examples: CohortExamples) -> Labelled:
-        del received
-        return Labelled(Report({"given": data.visible_labels[examples.rows]}, examples.there), {})
+    def prepare(received, data, cohort, previous) -> Jobs:
+        del received, previous
+        examples = Examples.of(data, cohort)
+        deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
+        return Jobs(deck.num_steps(config.batch_size), Work(deck))
 
-    return alternating(problem, (fix_mix_phase(problem, label, parts=CLASSIFIER, view=problem.weak),))
+    def loss(received, data, work: Work, batch: Batch, own, key):
+        del received, work, own
+        images = problem.weak(key, data.images[batch.rows])
+
+        def of(model) -> Loss:
+            (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)
+            value = cross_entropy(outputs.logits, data.visible_labels[batch.rows], batch.mask)
+            return Loss(value, batch_stats, {"client_loss": value})
+
+        return of
+
+    return alternating(problem, (local_sgd(problem, prepare, loss, metrics=("client_loss",)),))
+
+
+ENTRY = Entry(
+    supervised,
+    title="Communication-Efficient Learning of Deep Networks from Decentralized Data (FedAvg)",
+    paper="https://arxiv.org/abs/1602.05629",
+    settings=LABELS_AT,
+    fields=FIELDS,
+    variants=VARIANTS,
+    tiny={
+        "data.reveal_labels": True,
+        "client.proximal": 0.1,
+        "aggregation.optimizer": "fedadam",
+        "aggregation.learning_rate": 0.01,
+    },
+)

@@ -1,4 +1,4 @@
-"""Models: a backbone chosen by name, with a classifier and an anchor head on top.
+"""Models: a backbone chosen by name, with a classifier and a method's heads on top.
 
 A backbone's factory is a callable that takes the keywords `normalisation` (policy name) and `dtype` and gives a module
 from (images, train, mask, num_views) to features [B, F]. A user's own is named by its import path (`own.py`); one that
@@ -10,14 +10,25 @@ import functools
 import jax.numpy as jnp
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.imports import is_own
 from fedjax_ssl.models.cnn import SmallCNN
-from fedjax_ssl.models.double_head import DoubleHead, Outputs
+from fedjax_ssl.models.heads import Heads, Linear, Outputs
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
-from fedjax_ssl.models.own import build_backbone, check_backbone, is_own
+from fedjax_ssl.models.own import build_backbone, check_backbone
 from fedjax_ssl.models.resnet import ResNet18
 from fedjax_ssl.models.wide_resnet import WideResNet
 
-__all__ = ["BACKBONES", "POLICIES", "DoubleHead", "Normalisation", "Outputs", "build_model", "check_backbone", "is_own"]
+__all__ = [
+    "BACKBONES",
+    "POLICIES",
+    "Heads",
+    "Linear",
+    "Normalisation",
+    "Outputs",
+    "build_model",
+    "check_backbone",
+    "is_own",
+]
 
 BACKBONES = {
     "cnn": SmallCNN,
@@ -29,17 +40,18 @@ BACKBONES = {
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def build_model(config, num_classes):
+def build_model(config, num_classes, heads=None):
     """Builds the model that a configuration names.
 
     Args:
         config: the `model` section: `name` (a key of `BACKBONES` or an import path), `normalisation` (one of
-          `POLICIES`), `anchor_dim` (0: no anchor head) and `dtype` ('float32' or 'bfloat16', of the computation;
+          `POLICIES`) and `dtype` ('float32' or 'bfloat16', of the computation;
           parameters are float32).
         num_classes: number of classes.
+        heads: name -> function of the `model` section that gives the head's factory, see `Heads`; None: no heads.
 
     Returns:
-        A `DoubleHead` module.
+        A `Heads` module.
 
     Raises:
         UserError: a name is unknown (the message lists the known ones), or a user's own backbone cannot be built.
@@ -57,8 +69,6 @@ def build_model(config, num_classes):
     ):
         if value not in known:
             raise UserError(f"unknown model.{field} {value!r}; known: {', '.join(sorted(known))}{otherwise}")
-    if config.anchor_dim < 0:
-        raise UserError(f"model.anchor_dim must be 0 (no anchor head) or more, not {config.anchor_dim}")
     factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
     backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype])
-    return DoubleHead(backbone=backbone, num_classes=num_classes, anchor_dim=config.anchor_dim)
+    return Heads(backbone, num_classes, {name: make(config) for name, make in (heads or {}).items()})

@@ -27,7 +27,7 @@ class SmallCNN(nn.Module):
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
-        """Maps images [V*B, H, W, C] to features [V*B, 128]; arguments as in `DoubleHead`."""
+        """Maps images [V*B, H, W, C] to features [V*B, 128]; arguments as in `Heads`."""
         x = images
         for layer, features in enumerate((16, 32)):
             x = Conv(features, dtype=self.dtype, name=f"conv{layer}")(x)

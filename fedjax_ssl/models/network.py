@@ -1,5 +1,6 @@
 """A model as pure functions of raw images: pixel normalisation, forward passes, and which statistics it keeps."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -15,11 +16,12 @@ class Network(NamedTuple):
     """A Flax model together with what it needs to take raw images.
 
     Attributes:
-        module: the double-headed (or single-headed) Flax module.
+        module: the Flax module, a `Heads`.
         mean, std: per channel, in units of [0, 1] pixel values; they belong to the data set.
         image_shape: (height, width, channels).
         normalisation: the batch normalisation policy, 'static', 'running' or 'group'; 'group' for a user's own
           backbone that keeps no statistics, whatever the configuration says.
+        embedding: name of the head that represents an image; '': the backbone's features do.
     """
 
     module: nn.Module
@@ -27,6 +29,7 @@ class Network(NamedTuple):
     std: tuple[float, ...]
     image_shape: tuple[int, int, int]
     normalisation: str
+    embedding: str = ""
 
     def init(self, key: jax.Array) -> Model:
         """A fresh model."""
@@ -45,12 +48,9 @@ class Network(NamedTuple):
         """The classifier's softmax in evaluation mode: float32 [B, C]."""
         return jax.nn.softmax(self.predict(model, images).logits)
 
-    def predict_with_features(self, model: Model, images: jax.Array) -> tuple[Outputs, jax.Array]:
-        """`predict`, and the backbone's features float32 [B, F]."""
-        outputs, seen = self.module.apply(
-            model._asdict(), self.normalise(images), train=False, mutable=["intermediates"]
-        )
-        return outputs, seen["intermediates"]["features"][0]
+    def embeddings(self, outputs: Outputs) -> jax.Array:
+        """What represents an image in pictures and predictions: float32 [B, D]."""
+        return outputs.heads[self.embedding] if self.embedding else outputs.features
 
     def predict_rows(self, model: Model, images: jax.Array, rows: jax.Array, batch_size: int) -> Outputs:
         """`predict` for rows [n] of a table of images, at most `batch_size` of them at a time."""
@@ -85,27 +85,27 @@ class Network(NamedTuple):
             num_views=len(views),
             mutable=["batch_stats"],
         )
-        per_view = jax.tree.map(lambda x: jnp.split(x, len(views)), outputs)
-        logits, embeddings = per_view.logits, per_view.embeddings or [None] * len(views)
-        views_out = tuple(Outputs(*pair) for pair in zip(logits, embeddings))
-        return views_out, updated.get("batch_stats", {})
+        size = len(mask)
+        per_view = [jax.tree.map(lambda x, v=v: x[v * size : (v + 1) * size], outputs) for v in range(len(views))]
+        return tuple(per_view), updated.get("batch_stats", {})
 
 
-def build_network(config, facts: dict[str, Any], double_head: bool) -> Network:
+def build_network(
+    config, facts: dict[str, Any], heads: Mapping[str, Callable] | None = None, embedding: str = ""
+) -> Network:
     """The network that `config.model` names.
 
     Args:
         config: the configuration.
         facts: of the data set, see `fedjax_ssl.data.dataset_facts`; its classes, image shape, mean and std are read.
-        double_head: whether it has the anchor head, `model.anchor_dim` wide.
+        heads: those of the method, see `build_model`.
+        embedding: the head that represents an image; '': the features.
 
     Raises:
         UserError: a name is unknown, or a user's own backbone cannot be used.
     """
-    section, image_shape = config.model.copy_and_resolve_references(), tuple(facts["image_shape"])
-    if not double_head:
-        section.anchor_dim = 0
-    module = build_model(section, facts["num_classes"])
+    section, image_shape = config.model, tuple(facts["image_shape"])
+    module = build_model(section, facts["num_classes"], heads)
     own = is_own(section.name)
     keeps = not own or check_backbone(section.name, module.backbone, image_shape, section.normalisation)
     return Network(
@@ -115,4 +115,5 @@ def build_network(config, facts: dict[str, Any], double_head: bool) -> Network:
         image_shape=image_shape,
         # Without statistics there are none to be taken, sent or averaged.
         normalisation=section.normalisation if keeps else "group",
+        embedding=embedding,
     )

@@ -7,24 +7,19 @@ What would go wrong without a word is refused before anything is compiled: stati
 padding and other views take part in. docs/own_model.md tells a user what a backbone is.
 """
 
-import contextlib
-import importlib
-import importlib.util
 import inspect
-import os
-import pathlib
-import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.imports import import_own, one_line
 from fedjax_ssl.models.normalisation import Normalisation
 
+FIELD = "model.name"
 OPTIONAL_ARGUMENTS = ("train", "mask", "num_views")  # of a backbone, after the images
 _CALLS = "(images), (images, train) or (images, train, mask, num_views)"
 _NUM_VIEWS, _VIEW_SIZE = 2, 3  # of the batch that a backbone is checked with
@@ -45,14 +40,9 @@ class Adapted(nn.Module):
     takes: tuple[str, ...]
 
     def __call__(self, images, train=False, mask=None, num_views=1):
-        """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `DoubleHead`."""
+        """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `Heads`."""
         given = {"train": train, "mask": mask, "num_views": num_views}
         return self.module(images, **{name: given[name] for name in self.takes})
-
-
-def is_own(name: str) -> bool:
-    """Whether a model's name is an import path."""
-    return ":" in name
 
 
 def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
@@ -70,18 +60,10 @@ def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
     Raises:
         UserError: the name leads nowhere, the import or the factory fails, or what it gives cannot be a backbone.
     """
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
-        raise UserError(f"model.name={name} must be MODULE:FACTORY or FILE.py:FACTORY, as in my_models:MyBackbone")
-    module = _import_file(name, place) if place.endswith(".py") else _import_module(name, place)
-    file = getattr(module, "__file__", None)  # a folder without an __init__.py has none
-    factory = getattr(module, attribute, None)
-    if factory is None:
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"model.name={name}: {file or place} has no {attribute}; it has {', '.join(known) or 'none'}")
+    factory, file = import_own(FIELD, name, ("FACTORY", "my_models:MyBackbone"))
     if isinstance(factory, nn.Module) or not callable(factory):
         raise UserError(f"model.name={name} is no factory; name a class, or a function that gives a Flax module")
-    with _one_line(name, "cannot be built", file):
+    with one_line(FIELD, name, "cannot be built", file):
         keywords = _keywords_taken(factory, {"normalisation": normalisation, "dtype": dtype})
         backbone = factory(**keywords)
     if not isinstance(backbone, nn.Module) or not callable(backbone):
@@ -122,16 +104,16 @@ def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, 
     one = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     batch = jax.ShapeDtypeStruct((_NUM_VIEWS * _VIEW_SIZE, *image_shape), jnp.float32)
     mask = jax.ShapeDtypeStruct(batch.shape[:1], jnp.bool_)
-    # As `DoubleHead` calls it: in initialisation and evaluation, and in training.
+    # As `Heads` calls it: in initialisation and evaluation, and in training.
     init = lambda key, x: backbone.init(key, x, False, None, 1)  # noqa: E731
     train = lambda v, x, m: backbone.apply(v, x, True, m, _NUM_VIEWS, mutable=["batch_stats"])[0]  # noqa: E731
     evaluate = lambda v, x: backbone.apply(v, x, False, None, 1)  # noqa: E731
     with nn.intercept_methods(watch):
-        with _one_line(name, f"fails on an image of shape {image_shape}", _file_of(backbone)):
+        with one_line(FIELD, name, f"fails on an image of shape {image_shape}", _file_of(backbone)):
             variables = jax.eval_shape(init, jax.random.key(0), one)
         _check_variables(name, variables, {path for path, _, _ in layers})
         in_evaluation = len(layers)
-        with _one_line(name, f"fails in training on images of shape {image_shape}", _file_of(backbone)):
+        with one_line(FIELD, name, f"fails in training on images of shape {image_shape}", _file_of(backbone)):
             features = jax.eval_shape(train, variables, batch, mask)
     _check_features(name, features, batch.shape[0])
     for number, (path, policy, arguments) in enumerate(layers):
@@ -150,7 +132,7 @@ def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, 
                 f"{where} must be called with (x, train, mask, num_views), all as the backbone was given them; or set "
                 "model.normalisation to 'group'"
             )
-    with _one_line(name, f"fails in evaluation on images of shape {image_shape}", _file_of(backbone)):
+    with one_line(FIELD, name, f"fails in evaluation on images of shape {image_shape}", _file_of(backbone)):
         features = jax.eval_shape(evaluate, variables, batch)
     _check_features(name, features, batch.shape[0])
     return "batch_stats" in variables
@@ -213,69 +195,6 @@ def _adapt(name: str, backbone: nn.Module) -> nn.Module:
     return Adapted(backbone, takes)
 
 
-def _import_module(name: str, module: str) -> Any:
-    """Imports a module that is installed, or lies in the current folder."""
-    _look_for_modules_in(os.getcwd())
-    try:
-        with _one_line(name, f"importing {module} fails"):
-            return importlib.import_module(module)
-    except UserError as error:
-        cause = error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and cause.name and f"{module}.".startswith(f"{cause.name}."):
-            raise UserError(
-                f"model.name={name}: there is no module {cause.name}, neither installed nor in {os.getcwd()}; a file "
-                "elsewhere is given as path/to/file.py:FACTORY"
-            ) from cause
-        raise
-
-
-def _import_file(name: str, path: str) -> Any:
-    """Imports a file, which may import what lies beside it."""
-    file = pathlib.Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise UserError(f"model.name={name}: there is no file {path}")
-    _look_for_modules_in(str(file.parent))
-    # A name of its own, so that a file called random.py takes nobody's place.
-    spec = importlib.util.spec_from_file_location(f"fedjax_ssl_own_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses, and so Flax modules, look their annotations up
-    with _one_line(name, f"importing {path} fails", str(file)):
-        spec.loader.exec_module(module)
-    return module
-
-
-def _look_for_modules_in(folder: str) -> None:
-    """Makes a folder's modules importable, behind everything else, so that they replace nothing that is installed.
-
-    Python looks in the folder of launch.py, because that is a script, and not in the current one.
-    """
-    if folder not in sys.path:
-        sys.path.append(folder)
-    importlib.invalidate_caches()  # the file may be a second old
-
-
 def _file_of(backbone: nn.Module) -> str:
     """The file in which a backbone's class is defined."""
     return inspect.getfile(type(backbone.module if isinstance(backbone, Adapted) else backbone))
-
-
-@contextlib.contextmanager
-def _one_line(name: str, what: str, file: str | None = None) -> Iterator[None]:
-    """Turns whatever a user's code raises inside into a UserError of one line, which says where in the code it was.
-
-    Args:
-        name: the backbone's import path.
-        what: what fails.
-        file: the user's; by default the last one of the traceback.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # It is the user's code: it may raise anything.
-        frames = [
-            f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and f.filename[0] != "<"
-        ]
-        frames = [frame for frame in frames if file in (None, frame.filename)]
-        where = f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
-        raise UserError(f"model.name={name}: {what} ({type(error).__name__}{where}: {first_line(error)})") from error

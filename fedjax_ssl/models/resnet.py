@@ -53,7 +53,7 @@ class ResNet18(nn.Module):
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
-        """Maps images [V*B, H, W, C] to features [V*B, 512]; arguments as in `DoubleHead`."""
+        """Maps images [V*B, H, W, C] to features [V*B, 512]; arguments as in `Heads`."""
         x = Conv(64, dtype=self.dtype, name="stem_conv")(images)
         x = nn.relu(Normalisation(self.normalisation, name="stem_norm")(x, train, mask, num_views))
         for stage, features in enumerate((64, 128, 256, 512)):

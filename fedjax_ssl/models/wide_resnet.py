@@ -55,7 +55,7 @@ class WideResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
-        """Maps images [V*B, H, W, C] to features [V*B, 64k]; arguments as in `DoubleHead`."""
+        """Maps images [V*B, H, W, C] to features [V*B, 64k]; arguments as in `Heads`."""
         x = Conv(16, dtype=self.dtype, name="stem_conv")(images)
         for stage, features in enumerate((16, 32, 64)):
             for block in range((self.depth - 4) // 6):

@@ -22,7 +22,7 @@ from fedjax_ssl.data import (
 )
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key
-from fedjax_ssl.methods import DOUBLE_HEADED, METHODS
+from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import build_network
 
 
@@ -81,11 +81,12 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         num_ops=config.augment.num_ops,
         magnitude=config.augment.magnitude,
     )
-    network = build_network(config, dataset_facts(dataset), config.method in DOUBLE_HEADED)
+    entry = find_method(config.method)
+    network = build_network(config, dataset_facts(dataset), entry.heads, entry.embedding)
     experiments, first = [], None
     for c, partition in zip(configs, partitions):
         problem = Problem(c, network, weak, strong, dataset.num_classes)
-        method = METHODS[config.method](problem)
+        method = entry.factory(problem)
         data, hidden_labels = federate(
             dataset, partition, c.seed, max(1, width), first, config.data.reveal_labels, config.data.centralised
         )
@@ -102,7 +103,8 @@ def initialise(experiment: Experiment, data: FederatedData) -> State:
 
 def _initialise(method: Method) -> Callable[[FederatedData], State]:
     def init(data):
-        state = method.init(data, init_key(data.seed))
-        return method.statistics(state, data, jnp.zeros((0,), jnp.int32))
+        key = init_key(data.seed)
+        state = method.init(data, key)
+        return method.statistics(state, data, jnp.zeros((0,), jnp.int32), key)
 
     return init

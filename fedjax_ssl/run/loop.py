@@ -36,7 +36,7 @@ from fedjax_ssl.run.progress import RoundProgress, title_of
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.summary import to_record, what_went_wrong
 from fedjax_ssl.run.trackers import Live, open_live
-from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.run.wire import Traffic, bytes_per_client
 
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
 
@@ -176,7 +176,7 @@ def _run_rounds(
 def _write_rounds(
     run: Run,
     rounds: list[dict[str, np.ndarray]],
-    traffic: dict[str, int],
+    traffic: Traffic,
     seconds: float,
     progress: RoundProgress | None,
 ) -> list[str]:
@@ -188,7 +188,7 @@ def _write_rounds(
         for metrics in rounds
     ]
     healthy = [metrics.pop("healthy").item() for metrics in rounds]
-    lines = [to_record(metrics, traffic, config) for metrics in rounds]
+    lines = [to_record(metrics, traffic) for metrics in rounds]
     run.folder.append(METRICS, lines)
     run.folder.append(TIMINGS, timings)
     run.live.write(lines, timings)

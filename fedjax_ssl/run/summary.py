@@ -10,19 +10,23 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.config import labels_revealed
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
+from fedjax_ssl.run.wire import Traffic
 
 # What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
 SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")
 
 
-def to_record(metrics: dict[str, np.ndarray], traffic: dict[str, int], config: ConfigDict) -> dict[str, Any]:
+def to_record(metrics: dict[str, np.ndarray], traffic: Traffic) -> dict[str, Any]:
     """The line of metrics.jsonl for one round's metrics."""
     record = {name: value.item() for name, value in metrics.items()}
+    # A method that counts its own bytes has them among its metrics.
+    down = round(record.pop("bytes_down", traffic.down * traffic.jobs))
+    up = round(record.pop("bytes_up", traffic.up * record["uploads"]))
     return {
         "round": record.pop("round"),
         **record,
-        "bytes_down": traffic["down"] * config.clients_per_round + traffic["statistics_down"],
-        "bytes_up": traffic["up"] * record["uploads"] + traffic["statistics_up"],
+        "bytes_down": down + traffic.statistics_down,
+        "bytes_up": up + traffic.statistics_up,
     }
 
 

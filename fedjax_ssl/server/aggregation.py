@@ -1,4 +1,4 @@
-"""From stacked uploads to one model: weights, clipping, the weighted mean, and a server optimiser."""
+"""From stacked uploads to one model, as a chain: weights, screening, mean, the server's own model, server optimiser."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.engine.interface import Problem, Received, State, model_upload
+from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, Received, State, trained_parts
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import column, norm, row_norms, select, where
+from fedjax_ssl.learning.trees import column, norm, select, where
 
 WEIGHTS = ("size", "qualified", "uniform")
 # The server's step along the mean of the clients' updates; every one of them is optax's.
@@ -23,86 +23,172 @@ OPTIMIZERS = {
 OPT_STATE = "aggregation"  # the entry of `State.server` that a server optimiser has
 
 
+class Flow(NamedTuple):
+    """What passes along the chain.
+
+    Attributes:
+        weights: float32 [R], of each upload, before normalisation; 0 where nothing was accepted.
+        model: the trained parts; as the clients received them, until a link changes them.
+        moved: bool [], whether anything arrived that `model` comes from.
+        memory: entries of `State.server`.
+    """
+
+    weights: jax.Array
+    model: Model
+    moved: jax.Array
+    memory: dict[str, Any]
+
+
+class Link(NamedTuple):
+    """One link of the chain.
+
+    Attributes:
+        apply: (flow, current, state, received) -> flow; `current` is the model that the clients received.
+        init: params -> the entries of `State.server` that the link needs.
+    """
+
+    apply: Callable[[Flow, Model, State, Received], Flow]
+    init: Callable[[Any], dict[str, Any]] = lambda params: {}
+
+
 class Aggregation(NamedTuple):
     """Two pure functions.
 
     Attributes:
         init: params -> the entries of `State.server` that aggregation needs.
-        aggregate: (state, received) -> (state, metrics), the stage of a method.
+        aggregate: (state, data, received, key) -> (state, metrics), the stage of a method.
     """
 
     init: Callable[[Any], dict[str, Any]]
-    aggregate: Callable[[State, Received], tuple[State, dict[str, jax.Array]]]
+    aggregate: Callable[..., tuple[State, Metrics]]
 
 
-def make_aggregation(
-    problem: Problem,
-    parts: tuple[str, ...],
-    screen: Callable[[State, Received], jax.Array] | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    beside: Callable[[State], Any] | None = None,
-) -> Aggregation:
-    """The chain: weights, screened; clipped updates; their mean; a model beside it; the server optimiser.
-
-    Statistics of normalisation layers take the same weights, and neither clipping nor optimiser.
+def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
+    """Links in their order.
 
     Args:
-        problem: the run, for `config.aggregation`.
+        problem: the run.
+        links: what happens to the uploads.
         parts: of the model that the uploads hold.
-        screen: what a method's own rule multiplies the weights by, float32 or bool [R].
-        optimizer: any transformation of optax, instead of the one that the configuration names.
-        beside: a Model of the server's own that has half the weight, the clients
-            together the other half; all of it where nothing was accepted.
 
     Returns:
-        The Aggregation. Where nothing was accepted, and nothing stands beside, the model and the optimiser's state
-        stay as they are. Its metric is `update_norm`, the Euclidean length of the model's change.
+        The Aggregation. Its metric is `update_norm`, the Euclidean length of the model's change.
     """
-    options, network = problem.config.aggregation, problem.network
-    optimizer = optimizer or OPTIMIZERS[options.optimizer](options)
 
     def init(params) -> dict[str, Any]:
-        return {} if optimizer is None else {OPT_STATE: optimizer.init(select(params, parts))}
+        return {name: entry for link in links for name, entry in link.init(select(params, parts)).items()}
 
-    def aggregate(state: State, received: Received):
-        weights = client_weights(options.weights, received.sizes, received.num_qualified, received.accepted)
-        if screen is not None:
-            weights = weights * screen(state, received)
-        uploads, current = received.uploads, model_upload(network, state.model, parts)
-        if options.clip_norm:
-            uploads = uploads._replace(params=clip_updates(uploads.params, current.params, options.clip_norm))
-        own = current if beside is None else model_upload(network, beside(state), parts)
-        model = weighted_mean(uploads, weights, otherwise=own)
-        if beside is not None:
-            model = jax.tree.map(lambda clients, server: 0.5 * clients + 0.5 * server, model, own)
-        params, server = model.params, state.server
-        if optimizer is not None:
-            # The mean update is what the optimiser takes for a descent direction: a negative gradient.
-            gradient = jax.tree.map(jnp.subtract, current.params, model.params)
-            updates, opt_state = optimizer.update(gradient, server[OPT_STATE], current.params)
-            moved = optax.apply_updates(current.params, updates), opt_state
-            anything = (jnp.sum(weights) > 0) | (beside is not None)
-            params, opt_state = where(anything, moved, (current.params, server[OPT_STATE]))
-            server = {**server, OPT_STATE: opt_state}
+    def aggregate(state: State, data, received: Received, key):
+        del data, key
+        current = trained_parts(problem.network, state.model, parts)
+        weights = received.accepted.astype(jnp.float32)
+        flow = Flow(weights, current, jnp.bool_(False), state.server)
+        for link in links:
+            flow = link.apply(flow, current, state, received)
+        params, batch_stats = flow.model
         change = norm(jax.tree.map(jnp.subtract, params, current.params))
-        whole = Model({**state.model.params, **params}, model.batch_stats or state.model.batch_stats)
-        return state._replace(model=whole, server=server), {"update_norm": change}
+        model = Model({**state.model.params, **params}, batch_stats or state.model.batch_stats)
+        return state._replace(model=model, server=flow.memory), {"update_norm": change}
 
     return Aggregation(init, aggregate)
+
+
+def fedavg(
+    problem: Problem,
+    *,
+    screened_by: Callable[[State, Received], jax.Array] | None = None,
+    server_model: Callable[[State], Model] | None = None,
+    parts: tuple[str, ...] = CLASSIFIER,
+) -> Aggregation:
+    """The chain that `config.aggregation` names: its weights, the mean, its server optimiser.
+
+    Statistics of normalisation layers take the same weights, and no optimiser. Where nothing was accepted the model
+    and the optimiser's state stay as they are.
+
+    Args:
+        problem: the run.
+        screened_by: see `screen`.
+        server_model: see `with_server_model`.
+        parts: of the model that the uploads hold.
+    """
+    options = problem.config.aggregation
+    rule = OPTIMIZERS[options.optimizer](options)
+    links = [weights(options.weights)]
+    links += [] if screened_by is None else [screen(screened_by)]
+    links += [mean()]
+    links += [] if server_model is None else [with_server_model(problem, server_model, parts)]
+    links += [] if rule is None else [optimizer(rule)]
+    return chain(problem, *links, parts=parts)
+
+
+def weights(kind: str) -> Link:
+    """How much each upload counts: see `client_weights`."""
+
+    def apply(flow: Flow, current, state, received: Received) -> Flow:
+        return flow._replace(weights=client_weights(kind, received.sizes, received.num_qualified, received.accepted))
+
+    return Link(apply)
+
+
+def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
+    """Multiplies the weights by a method's own rule: (state, received) -> float32 or bool [R]."""
+
+    def apply(flow: Flow, current, state, received) -> Flow:
+        return flow._replace(weights=flow.weights * rule(state, received))
+
+    return Link(apply)
+
+
+def mean() -> Link:
+    """The weighted mean of the uploads; where all weights are 0 the model stays."""
+
+    def apply(flow: Flow, current, state, received: Received) -> Flow:
+        model = weighted_mean(received.uploads.model, flow.weights, otherwise=flow.model)
+        return flow._replace(model=model, moved=flow.moved | (jnp.sum(flow.weights) > 0))
+
+    return Link(apply)
+
+
+def with_server_model(
+    problem: Problem, model_of: Callable[[State], Model], parts: tuple[str, ...] = CLASSIFIER
+) -> Link:
+    """Half the weight for a model of the server's own; all of it where no client moved the model."""
+
+    def apply(flow: Flow, current, state: State, received) -> Flow:
+        own = trained_parts(problem.network, model_of(state), parts)
+        half = jax.tree.map(lambda clients, server: 0.5 * clients + 0.5 * server, flow.model, own)
+        return flow._replace(model=where(flow.moved, half, own), moved=jnp.bool_(True))
+
+    return Link(apply)
+
+
+def optimizer(rule: optax.GradientTransformation) -> Link:
+    """A step of optax along the change so far, of the parameters alone; where nothing moved there is none."""
+
+    def apply(flow: Flow, current: Model, state, received) -> Flow:
+        # The mean update is what the optimiser takes for a descent direction: a negative gradient.
+        gradient = jax.tree.map(jnp.subtract, current.params, flow.model.params)
+        opt_state = flow.memory[OPT_STATE]
+        updates, new_opt_state = rule.update(gradient, opt_state, current.params)
+        stepped = optax.apply_updates(current.params, updates), new_opt_state
+        params, opt_state = where(flow.moved, stepped, (current.params, opt_state))
+        return flow._replace(model=flow.model._replace(params=params), memory={**flow.memory, OPT_STATE: opt_state})
+
+    return Link(apply, lambda params: {OPT_STATE: rule.init(params)})
 
 
 def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array) -> jax.Array:
     """How much each upload counts, before normalisation.
 
     Args:
-        kind: 'size', n_m the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', its examples
-            with an accepted pseudo-label; 'uniform', one each (SemiFL, FedIL).
-        sizes: int32 [M].
-        num_qualified: int32 [M].
-        accepted: bool [M], whether there is an upload that counts at all.
+        kind: 'size', n_m the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', those that it
+            reports to have trained on; 'uniform', one each (SemiFL, FedIL).
+        sizes: int32 [R].
+        num_qualified: int32 [R].
+        accepted: bool [R], whether there is an upload that counts at all.
 
     Returns:
-        float32 [M], 0 where nothing was accepted.
+        float32 [R], 0 where nothing was accepted.
     """
     by_kind = {"size": sizes, "qualified": num_qualified, "uniform": jnp.ones_like(sizes)}
     return jnp.where(accepted, by_kind[kind].astype(jnp.float32), 0.0)
@@ -112,8 +198,8 @@ def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
     """sum_m w_m upload_m / sum_m w_m over the leading axis, FedAvg's aggregation.
 
     Args:
-        uploads: a pytree, every leaf [M, ...]; a row of weight 0 may hold anything, non-finite numbers too.
-        weights: float32 [M], not negative.
+        uploads: a pytree, every leaf [R, ...]; a row of weight 0 may hold anything, non-finite numbers too.
+        weights: float32 [R], not negative.
         otherwise: the pytree to return where all weights are 0.
 
     Returns:
@@ -128,16 +214,3 @@ def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
         return jnp.where(total > 0, average, fallback)
 
     return jax.tree.map(mean, uploads, otherwise)
-
-
-def clip_updates(uploads: Any, current: Any, max_norm: float) -> Any:
-    """Shortens each client's update to a length: w + (w_m - w) min(1, max_norm / |w_m - w|).
-
-    Args:
-        uploads: parameters, every leaf [M, ...].
-        current: the model that the clients started from, leaves [...].
-        max_norm: of the whole update.
-    """
-    updates = jax.tree.map(lambda stacked, now: stacked - now, uploads, current)
-    factor = jnp.minimum(1.0, max_norm / jnp.maximum(row_norms(updates), jnp.finfo(jnp.float32).tiny))
-    return jax.tree.map(lambda update, now: now + update * column(factor, update), updates, current)

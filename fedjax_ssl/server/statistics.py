@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.models.network import Network
 
@@ -23,16 +24,29 @@ def make_statistics(network: Network, source: str) -> Callable:
             is what SemiFL's code does (with the privacy caveat of its paper).
 
     Returns:
-        (state, data, clients int32 [M]) -> state.
+        (state, data, clients int32 [M], key) -> state.
+
+    Raises:
+        UserError: when the stage is traced: the server has no images.
     """
     if network.normalisation != "static":
-        return lambda state, data, clients: state
+        return lambda state, data, clients, key: state
 
-    def refresh(state, data: FederatedData, clients):
+    def refresh(state, data: FederatedData, clients, key):
+        del key
         owners = [(data.anchor_index[None], jnp.array([len(data.anchor_index)]))]
-        if source == "cohort":
+        if len(data.anchor_index) == 0:
+            if source == "server":
+                raise UserError(
+                    "model.statistics='server' takes images of the server, which has none where data.labels is not "
+                    "'server'; known: cohort, all, all_mixed, or model.normalisation='running'"
+                )
+            owners = []
+        # Before the first round there is no cohort; a server with images has its own, another asks everybody.
+        everybody = source == "all" or (source == "cohort" and not owners and len(clients) == 0)
+        if source == "cohort" and not everybody:
             owners.append((data.client_index[clients], data.client_size[clients]))
-        if source == "all":
+        if everybody:
             owners.append((data.client_index, data.client_size))
         if source == "all_mixed":
             owners = [pool(data)]

@@ -1,4 +1,4 @@
-"""What the server trains by itself: epochs over its labelled anchors."""
+"""What the server trains by itself: epochs over its labelled anchors. Without anchors it trains nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 
@@ -27,7 +28,7 @@ def train_on_anchors(
     parts: tuple[str, ...],
     epochs: int,
     batch_size: int,
-    kept_as: str | None = None,
+    memory: str | None = None,
 ) -> tuple[State, dict[str, jax.Array]]:
     """SGD over the anchors, shuffled anew in each epoch.
 
@@ -39,18 +40,18 @@ def train_on_anchors(
         learning_rate: float32 [].
         key: of this training.
         parts: names of the top-level entries of `params` to train.
-        epochs: passes over the anchors; none leaves the state as it is.
+        epochs: passes over the anchors; none, or no anchors, leaves the state as it is.
         batch_size: the last batch of an epoch may be short; its padding is masked.
-        kept_as: the entry of `state.server` with the optimiser's state of the round before, which `own_optimizer`
+        memory: the entry of `state.server` with the optimiser's state of the round before, which `own_optimizer`
             made; None, or no such entry: the optimiser starts afresh.
 
     Returns:
         The state with the trained model (and the optimiser's state in its entry), and each metric's mean over the steps
         of the last epoch.
     """
-    if epochs == 0:
-        return state, {}
     anchors = data.anchor_index
+    if epochs == 0 or len(anchors) == 0:
+        return state, {}
     batch_size = min(batch_size, len(anchors))
     steps_per_epoch = -(-len(anchors) // batch_size)
     shuffle_key, steps_key = jax.random.split(key)
@@ -69,25 +70,25 @@ def train_on_anchors(
         return sgd.step(loss_of_batch, optimizer, learner, parts)
 
     learner = sgd.start(optimizer, state.model, parts)
-    keeps = kept_as in state.server
-    if keeps:
-        learner = learner._replace(opt_state=state.server[kept_as])
+    remembers = memory in state.server
+    if remembers:
+        learner = learner._replace(opt_state=state.server[memory])
     learner, metrics = jax.lax.scan(step, learner, jnp.arange(epochs * steps_per_epoch))
     last_epoch = jax.tree.map(lambda metric: jnp.mean(metric[-steps_per_epoch:]), metrics)
-    server = {**state.server, kept_as: learner.opt_state} if keeps else state.server
+    server = {**state.server, memory: learner.opt_state} if remembers else state.server
     return state._replace(model=learner.model, server=server), last_epoch
 
 
-def own_optimizer(config, params: Any, parts: tuple[str, ...], kept_as: str) -> dict[str, Any]:
+def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> dict[str, Any]:
     """The entry of `State.server` for one of the server's trainings; nothing where optimisers start afresh.
 
     Args:
         config: the server's section.
-        params: of the model.
-        parts: those that the training trains.
-        kept_as: the entry's name.
+        model: whose parameters are trained.
+        parts: those of them.
+        memory: the entry's name.
     """
-    return {kept_as: sgd.make_optimizer(config, 0.0).init(select(params, parts))} if config.persistent else {}
+    return {memory: sgd.make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
 
 
 CLASSIFICATION = "classification"  # the entry of `State.server` that the epochs of cross-entropy have
@@ -106,7 +107,7 @@ def train_classifier(problem: Problem, state: State, data, key: jax.Array) -> tu
         parts=CLASSIFIER,
         epochs=config.server.epochs,
         batch_size=config.server.batch_size,
-        kept_as=CLASSIFICATION,
+        memory=CLASSIFICATION,
     )
 
 
@@ -198,5 +199,5 @@ def train_server_model(problem: Problem, state: State, data, key: jax.Array) -> 
     Under the 'static' policy its statistics are those of the server's images.
     """
     trained, metrics = train_classifier(problem, state, data, key)
-    trained = make_statistics(problem.network, "server")(trained, data, jax.numpy.zeros((0,), jax.numpy.int32))
+    trained = make_statistics(problem.network, "server")(trained, data, jnp.zeros((0,), jnp.int32), key)
     return state._replace(server={**trained.server, SERVER_MODEL: trained.model}), metrics

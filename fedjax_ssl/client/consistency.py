@@ -1,0 +1,144 @@
+"""Local SGD on a labelled and an unlabelled batch in each step: FixMatch and its kin.
+
+The strong view of an unlabelled image is trained towards what a model makes of its weak view, in the very step that
+trains on it; labelled images, where the client has any, add their cross-entropy. Which examples have a label is data:
+a client with labels only, with none, or with a few goes through the same step.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.client.deck import Batch, Deck, Examples
+from fedjax_ssl.client.labels import label_cohort
+from fedjax_ssl.client.local_sgd import Loss, local_sgd
+from fedjax_ssl.engine.interface import Jobs, Phase, Problem
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.losses import cross_entropy
+
+
+class Rule(NamedTuple):
+    """What a method makes of the two views.
+
+    Attributes:
+        target: (logits of the weak views [B, C], thresholds [C]) -> (targets, a pytree with leaves [B, ...]; and
+            weights bool or float32 [B], of each image in the loss).
+        loss: (logits of the strong views [B, C], targets, weights [B], mask [B]) -> float32 [].
+    """
+
+    target: Callable[..., tuple[Any, jax.Array]]
+    loss: Callable[..., jax.Array]
+
+
+class Work(NamedTuple):
+    """What one client trains on.
+
+    Attributes:
+        deck: its unlabelled examples.
+        labelled: its labelled ones; None where no client has any.
+        thresholds: float32 [C], for each class.
+    """
+
+    deck: Deck
+    labelled: Deck | None
+    thresholds: jax.Array
+
+
+def consistency_phase(
+    problem: Problem, rule: Rule, threshold: float, label_mode: str = "train", loss_over: str = "batch"
+) -> Phase:
+    """L = H(y, f(a(x))) + lambda_u L_u: the phase, with `config.consistency`'s fields.
+
+    Args:
+        problem: the run.
+        rule: targets and loss of the unlabelled images.
+        threshold: see `label_cohort`.
+        label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval'.
+        loss_over: 'batch', every unlabelled image has a strong view; 'confident', only those of weight above 0 have
+            one, and a part in its batch statistics, and a step in which nothing counts is none.
+
+    Raises:
+        UserError: `loss_over='confident'` with one pass for all views.
+    """
+    network, config, options = problem.network, problem.config.client, problem.config.consistency
+    clients_have_labels = problem.config.data.labels != "server" or problem.config.data.reveal_labels
+    only_confident, by_received = loss_over == "confident", options.labels_from == "received"
+    together = options.batch_norm == "together" or (
+        options.batch_norm == "auto" and clients_have_labels and not only_confident
+    )
+    if together and only_confident:
+        raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
+    unlabelled_size = options.unlabelled_ratio * config.batch_size
+
+    def prepare(received, data, cohort, previous) -> Jobs:
+        del previous
+        examples = Examples.of(data, cohort)
+        # What the received model makes of the client: for the thresholds that adapt, and for the record.
+        unlabelled = examples._replace(present=examples.unlabelled)
+        made = label_cohort(
+            problem, lambda images: network.probabilities(received.model, images), data, unlabelled, threshold=threshold
+        )
+        deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
+        num_steps, labelled = deck.num_steps(unlabelled_size), None
+        if clients_have_labels:
+            keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
+            labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
+            num_steps = jnp.where(deck.size > 0, num_steps, labelled.num_steps(config.batch_size))
+        report = made.report._replace(qualified=made.report.qualified | examples.labelled)
+        return Jobs(num_steps, Work(deck, labelled, made.thresholds), report, made.own)
+
+    def loss(received, data, work: Work, batch: Batch, own, key):
+        del own
+        weak_key, strong_key, labelled_key = jax.random.split(key, 3)
+        images = data.images[batch.rows]
+        weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
+        frozen = network.predict(received.model, weak).logits if by_received else None
+        given, given_mask = [], jnp.zeros((), bool)
+        if work.labelled is not None:
+            known = work.labelled.batch(batch.index, config.batch_size)
+            given, given_mask = [problem.weak(labelled_key, data.images[known.rows])], known.mask
+
+        def of(model) -> Loss:
+            of_weak = network.predict(model, weak).logits if label_mode == "eval" else frozen
+            in_pass = [] if of_weak is not None else [weak]  # whose logits come from the training pass
+            if together:
+                images = [*given, *in_pass, strong]
+                masks = [known.mask] * len(given) + [batch.mask] * (len(in_pass) + 1)
+                (outputs,), batch_stats = network.train(model, (jnp.concatenate(images),), jnp.concatenate(masks))
+                logits = jnp.split(outputs.logits, [sum(map(len, images[:i])) for i in range(1, len(images))])
+            else:
+                logits, batch_stats = [], model.batch_stats
+                passes = [([view], known.mask) for view in given]
+                # The confident ones are known only after the weak views have passed.
+                passes += [(in_pass, batch.mask)] if only_confident else [([*in_pass, strong], batch.mask)]
+                for views, mask in passes:
+                    if views:
+                        outputs, batch_stats = network.train(
+                            model._replace(batch_stats=batch_stats), tuple(views), mask
+                        )
+                        logits += [view.logits for view in outputs]
+            of_given = logits.pop(0) if given else None
+            of_weak = jax.lax.stop_gradient(logits.pop(0) if of_weak is None else of_weak)
+            targets, weights = rule.target(of_weak, work.thresholds)
+            counted = batch.mask & (weights > 0) if only_confident else batch.mask
+            if only_confident:
+                (outputs,), batch_stats = network.train(model._replace(batch_stats=batch_stats), (strong,), counted)
+                logits = [outputs.logits]
+            unlabelled_loss = rule.loss(logits[0], targets, weights, counted)
+            share = jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+            value = options.unlabelled_weight * unlabelled_loss
+            metrics = {"confident_share": share}
+            if given:
+                labelled_loss = cross_entropy(of_given, data.visible_labels[known.rows], known.mask)
+                value = labelled_loss + value
+                metrics |= {"labelled_loss": labelled_loss, "unlabelled_loss": unlabelled_loss}
+            counts = jnp.any(counted) | jnp.any(given_mask) if only_confident else None
+            return Loss(value, batch_stats, {"client_loss": value, **metrics}, counts=counts)
+
+        return of
+
+    metrics = ("client_loss", "confident_share")
+    metrics += ("labelled_loss", "unlabelled_loss") if clients_have_labels else ()
+    return local_sgd(problem, prepare, loss, metrics=metrics, batch_size=unlabelled_size)

@@ -1,0 +1,98 @@
+"""A client's examples, and the order in which its local epochs go through them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Cohort
+from fedjax_ssl.learning.batches import batch_positions, epoch_orders, num_batches
+
+
+class Examples(NamedTuple):
+    """A cohort's own examples, for work on all of them in large batches.
+
+    Attributes:
+        rows: int32 [M, n_max], of the image table.
+        present: bool [M, n_max], False beyond a client's size.
+        labels: int32 [M, n_max], those that are visible, else -1.
+        keys: [M], the clients' own: what they draw does not depend on who else is in the cohort.
+        own: the clients' own memory, leaves [M, ...].
+    """
+
+    rows: jax.Array
+    present: jax.Array
+    labels: jax.Array
+    keys: jax.Array
+    own: dict[str, Any]
+
+    @classmethod
+    def of(cls, data: FederatedData, cohort: Cohort, keys: jax.Array | None = None) -> "Examples":
+        """The examples of the cohort's clients; keys by default are the cohort's."""
+        rows, sizes = data.client_index[cohort.clients], data.client_size[cohort.clients]
+        present = jnp.arange(rows.shape[1]) < sizes[:, None]
+        labels = jnp.where(present, data.visible_labels[rows], -1)
+        return cls(rows, present, labels, cohort.keys() if keys is None else keys, cohort.own)
+
+    @property
+    def labelled(self) -> jax.Array:
+        """bool [M, n_max], which of them have a visible label."""
+        return self.labels >= 0
+
+    @property
+    def unlabelled(self) -> jax.Array:
+        """bool [M, n_max], which of them are present and have none."""
+        return self.present & (self.labels < 0)
+
+
+class Batch(NamedTuple):
+    """One step's examples, B at the most.
+
+    Attributes:
+        rows: int32 [B], of the image table.
+        positions: int32 [B], among the client's own examples, 0 to n_max - 1.
+        places: int32 [B], in the epoch's list, the same whatever the epoch.
+        mask: bool [B], False for the padding of a short batch.
+        epoch: int32 [], local epoch, from 0.
+        index: int32 [], local step, from 0.
+    """
+
+    rows: jax.Array
+    positions: jax.Array
+    places: jax.Array
+    mask: jax.Array
+    epoch: jax.Array
+    index: jax.Array
+
+
+class Deck(NamedTuple):
+    """Some of a client's examples, shuffled anew for each local epoch. In `prepare` all leaves have a leading [M].
+
+    Attributes:
+        rows: int32 [n_max], all of the client's rows of the image table.
+        order: int32 [E, n_max], positions of the examples in the deck in random order, first; the others behind them.
+        size: int32 [], how many are in the deck.
+    """
+
+    rows: jax.Array
+    order: jax.Array
+    size: jax.Array
+
+    @classmethod
+    def shuffled(cls, examples: Examples, included: jax.Array, keys: jax.Array, epochs: int) -> "Deck":
+        """The decks of a cohort: those of its examples that are included, bool [M, n_max]."""
+        order = jax.vmap(lambda key, some: epoch_orders(key, some, epochs))(keys, included)
+        return cls(examples.rows, order, jnp.sum(included, axis=1))
+
+    def num_steps(self, batch_size: int) -> jax.Array:
+        """Local steps of all epochs, a short last batch included: int32 of `size`'s shape."""
+        return self.order.shape[-2] * num_batches(self.size, batch_size)
+
+    def batch(self, index: jax.Array, batch_size: int) -> Batch:
+        """The batch of local step `index`; beyond the last epoch the deck is gone through again from the first."""
+        epoch, number = jnp.divmod(index, jnp.maximum(num_batches(self.size, batch_size), 1))
+        places, mask = batch_positions(number, batch_size, self.size)
+        places = jnp.minimum(places, len(self.rows) - 1)
+        positions = self.order[epoch % len(self.order), places]
+        return Batch(self.rows[positions], positions, places, mask, epoch, index)

@@ -1,0 +1,109 @@
+"""A user's own code by import path: MODULE:NAME or FILE.py:NAME; whatever it raises becomes one line."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from fedjax_ssl.errors import UserError, first_line
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is an import path."""
+    return ":" in name
+
+
+def import_own(field: str, name: str, what: str) -> tuple[Any, str | None]:
+    """What an import path names.
+
+    Args:
+        field: the configuration's, for messages.
+        name: MODULE:NAME or FILE.py:NAME. Modules are looked for among the installed ones, and then in the current
+            folder; a file's own imports in its folder, too.
+        what: what NAME stands for in messages, such as 'FACTORY', with an example: ('FACTORY', 'my_models:MyBackbone').
+
+    Returns:
+        The object, and the file that it was imported from, None where there is none.
+
+    Raises:
+        UserError: the name leads nowhere, or the import fails.
+    """
+    place, _, attribute = name.rpartition(":")
+    kind, example = what
+    if not place or not attribute:
+        raise UserError(f"{field}={name} must be MODULE:{kind} or FILE.py:{kind}, as in {example}")
+    module = _import_file(field, name, place) if place.endswith(".py") else _import_module(field, name, place, kind)
+    file = getattr(module, "__file__", None)  # a folder without an __init__.py has none
+    if not hasattr(module, attribute):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"{field}={name}: {file or place} has no {attribute}; it has {', '.join(known) or 'none'}")
+    return getattr(module, attribute), file
+
+
+def _import_module(field: str, name: str, module: str, kind: str) -> Any:
+    """Imports a module that is installed, or lies in the current folder."""
+    _look_for_modules_in(os.getcwd())
+    try:
+        with one_line(field, name, f"importing {module} fails"):
+            return importlib.import_module(module)
+    except UserError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name and f"{module}.".startswith(f"{cause.name}."):
+            raise UserError(
+                f"{field}={name}: there is no module {cause.name}, neither installed nor in {os.getcwd()}; a file "
+                f"elsewhere is given as path/to/file.py:{kind}"
+            ) from cause
+        raise
+
+
+def _import_file(field: str, name: str, path: str) -> Any:
+    """Imports a file, which may import what lies beside it."""
+    file = pathlib.Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise UserError(f"{field}={name}: there is no file {path}")
+    _look_for_modules_in(str(file.parent))
+    # A name of its own, so that a file called random.py takes nobody's place.
+    spec = importlib.util.spec_from_file_location(f"fedjax_ssl_own_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses, and so Flax modules, look their annotations up
+    with one_line(field, name, f"importing {path} fails", str(file)):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _look_for_modules_in(folder: str) -> None:
+    """Makes a folder's modules importable, behind everything else, so that they replace nothing that is installed.
+
+    Python looks in the folder of launch.py, because that is a script, and not in the current one.
+    """
+    if folder not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()  # the file may be a second old
+
+
+@contextlib.contextmanager
+def one_line(field: str, name: str, what: str, file: str | None = None) -> Iterator[None]:
+    """Turns whatever a user's code raises inside into a UserError of one line, which says where in the code it was.
+
+    Args:
+        field: the configuration's, for messages.
+        name: the import path.
+        what: what fails.
+        file: the user's; by default the last one of the traceback.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # It is the user's code: it may raise anything.
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and f.filename[0] != "<"
+        ]
+        frames = [frame for frame in frames if file in (None, frame.filename)]
+        where = f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+        raise UserError(f"{field}={name}: {what} ({type(error).__name__}{where}: {first_line(error)})") from error

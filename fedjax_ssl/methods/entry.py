@@ -1,0 +1,46 @@
+"""What the library knows of a method beside its code: one entry, in the method's own file."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedjax_ssl.engine.interface import Method, Problem
+
+LABELS_AT = ("server", "clients", "some_clients")  # the values of `data.labels`
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A method, as the registry has it.
+
+    Attributes:
+        factory: problem -> Method.
+        title: of its paper, or what it is called.
+        paper: the paper's address; '' for none.
+        settings: where labels may be for it, see `data.labels`.
+        defaults: makes the section of the configuration that bears the method's name; None: it has none.
+        fields: shared fields that it needs at other values, set by naming it in a config's arguments.
+        variants: name -> fields in which a variant differs, such as the systems of its paper's tables.
+        choices: field of its section -> the values that it may have.
+        at_least, above: field of its section -> the least value that it may have, and what it must be above.
+        heads: name -> function of `config.model` that gives the head's factory: the heads that its model has besides
+            the classifier, see `fedjax_ssl.models.heads`.
+        embedding: the head whose outputs represent an image in pictures and predictions; '': the backbone's features.
+        tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
+    """
+
+    factory: Callable[[Problem], Method]
+    title: str = ""
+    paper: str = ""
+    settings: tuple[str, ...] = ("server",)
+    defaults: Callable[[], ConfigDict] | None = None
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    choices: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    at_least: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    above: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    heads: Mapping[str, Callable[[ConfigDict], Callable]] = dataclasses.field(default_factory=dict)
+    embedding: str = ""
+    tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,53 @@
+"""FedAvg+UDA: consistency with sharpened soft labels at each client, wherever the labels are.
+
+Xie et al., "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2020 (arXiv 1904.12848), as the baseline
+of FedLabel (Tables 1 and 3). What differs from FedAvg+FixMatch:
+  1. the target is soft, the weak view's prediction sharpened by a temperature: softmax(z / T);
+  2. the loss is the divergence KL(target || p) where the unsharpened prediction is confident.
+The values are those of the common library of semi-supervised methods; no training-signal annealing.
+"""
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client.consistency import Rule, consistency_phase
+from fedjax_ssl.client.thresholds import own_thresholds, qualify
+from fedjax_ssl.engine.interface import Method, Problem
+from fedjax_ssl.learning.losses import soft_label_loss
+from fedjax_ssl.methods.entry import LABELS_AT, Entry
+from fedjax_ssl.methods.frames import alternating
+
+VARIANTS = {"fedprox": {"client.proximal": 0.01}}  # FedLabel's FedProx+UDA; no paper gives mu
+
+
+def defaults() -> ConfigDict:
+    """The section `config.uda`."""
+    section = ConfigDict()
+    section.threshold = 0.8  # from which largest probability on an image counts
+    section.temperature = 0.4  # T of the sharpened target
+    return section
+
+
+def uda(problem: Problem) -> Method:
+    """FedAvg+UDA as a Method."""
+    options = problem.config.uda
+
+    def target(logits, thresholds):
+        _, confident = qualify(jax.nn.softmax(logits), thresholds, strictly=False)
+        return jax.nn.softmax(logits / options.temperature), confident.astype(jnp.float32)
+
+    phase = consistency_phase(problem, Rule(target, soft_label_loss), options.threshold)
+    return alternating(problem, (phase,), own=lambda data: own_thresholds(problem))
+
+
+ENTRY = Entry(
+    uda,
+    title="Unsupervised Data Augmentation for Consistency Training",
+    paper="https://arxiv.org/abs/1904.12848",
+    settings=LABELS_AT,
+    defaults=defaults,
+    variants=VARIANTS,
+    above={"temperature": 0.0},
+    tiny={"uda.threshold": 0.2},
+)

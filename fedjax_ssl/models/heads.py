@@ -1,0 +1,64 @@
+"""A backbone with a linear classifier, and the heads that a method adds."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Outputs(NamedTuple):
+    """What a model gives for a batch of B images, in float32.
+
+    Attributes:
+        logits: [B, C], the classifier's.
+        heads: the other heads' outputs [B, D], by their names.
+        features: [B, F], the backbone's.
+    """
+
+    logits: jax.Array
+    heads: Mapping[str, jax.Array]
+    features: jax.Array
+
+
+class Linear(nn.Dense):
+    """A linear head. Its kernel starts LeCun normal (variance 1 / fan-in), its bias 0; it is computed in float32."""
+
+    def __call__(self, features, train=False, mask=None, num_views=1):
+        """Maps features [V*B, F] to [V*B, D]; the other arguments are for heads that normalise."""
+        return super().__call__(features)
+
+
+class Heads(nn.Module):
+    """Backbone, linear classifier, and further heads on the same features.
+
+    The parameters' top level is 'backbone', 'classifier', and the heads' names.
+
+    Attributes:
+        backbone: module from (images, train, mask, num_views) to features [B, F].
+        num_classes: C.
+        heads: name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword
+          `name`, as a class of modules does.
+    """
+
+    backbone: nn.Module
+    num_classes: int
+    heads: Mapping[str, Callable[..., nn.Module]]
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None, num_views=1) -> Outputs:
+        """Computes logits, heads and features.
+
+        Args:
+            images: float32 [V*B, H, W, C], normalised, view-major: the first B rows are view 0, and so on.
+            train: whether batch normalisation uses the statistics of the batch.
+            mask: bool or float [V*B]; rows with 0 are padding. They take no part in batch statistics, and their
+              outputs are meaningless.
+            num_views: V. The views share every convolution call, but each has its own batch statistics, as if
+              they had been passed one after the other.
+        """
+        features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
+        logits = Linear(self.num_classes, name="classifier")(features)
+        heads = {name: head(name=name)(features, train, mask, num_views) for name, head in self.heads.items()}
+        return Outputs(logits, heads, features)
