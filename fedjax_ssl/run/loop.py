@@ -35,7 +35,7 @@ from fedjax_ssl.run.programs import DISPATCH_CAPACITY, Program
 from fedjax_ssl.run.progress import RoundProgress, title_of
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.summary import to_record, what_went_wrong
-from fedjax_ssl.run.trackers import Live, open_live
+from fedjax_ssl.run.trackers import Trackers, open_trackers
 from fedjax_ssl.run.wire import bytes_per_client
 
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
@@ -48,13 +48,13 @@ class Run(NamedTuple):
         experiment: what is trained.
         folder: its workdir.
         state: of its newest checkpoint, None for a run that begins.
-        live: what shows the rounds while they go on; None before training.
+        trackers: what shows the rounds while they go on; None before training.
     """
 
     experiment: Experiment
     folder: Workdir
     state: State | None
-    live: Live | None = None
+    trackers: Trackers | None = None
 
     @property
     def round(self) -> int:
@@ -79,7 +79,7 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program, sharing
         run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
         _write_facts(run)
     with contextlib.ExitStack() as stack:
-        group = [run._replace(live=stack.enter_context(open_live(config, run.folder))) for run in group]
+        group = [run._replace(trackers=stack.enter_context(open_trackers(config, run.folder))) for run in group]
         checkpoints = [
             stack.enter_context(contextlib.closing(Checkpoints(run.folder.path / CHECKPOINTS))) for run in group
         ]
@@ -191,7 +191,7 @@ def _write_rounds(
     lines = [to_record(metrics, traffic, config) for metrics in rounds]
     run.folder.append(METRICS, lines)
     run.folder.append(TIMINGS, timings)
-    run.live.write(lines, timings)
+    run.trackers.write(lines, timings)
     if progress is not None:
         progress.update(lines[-1])
     return [] if healthy[-1] else [f"seed {config.seed}, {what_went_wrong(lines[-1])}"]

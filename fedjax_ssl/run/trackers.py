@@ -45,7 +45,7 @@ TAGS = {
 }
 
 
-class Live:
+class Trackers:
     """The writers of one run, as a context manager; leaving it closes them."""
 
     def __init__(self, openers: dict[str, Callable[[], Any]]):
@@ -60,7 +60,7 @@ class Live:
             if writer is not None:
                 self._writers[name] = writer
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> "Trackers":
         return self
 
     def __exit__(self, kind: type | None, *_: Any) -> None:
@@ -91,7 +91,7 @@ class Live:
             return None
 
 
-def open_live(config: ConfigDict, folder: Workdir) -> Live:
+def open_trackers(config: ConfigDict, folder: Workdir) -> Trackers:
     """The writers that a configuration asks for, with the rounds that the folder's records have already.
 
     Args:
@@ -103,9 +103,9 @@ def open_live(config: ConfigDict, folder: Workdir) -> Live:
         openers["TensorBoard"] = lambda: TensorBoardWriter(folder)
     if config.log.wandb_project:
         openers["Weights & Biases"] = lambda: WandbWriter(folder, config.log.wandb_project)
-    live = Live(openers)
-    live.write(folder.read(METRICS), folder.read(TIMINGS))
-    return live
+    trackers = Trackers(openers)
+    trackers.write(folder.read(METRICS), folder.read(TIMINGS))
+    return trackers
 
 
 def curves(row: dict[str, Any]) -> dict[str, float]:

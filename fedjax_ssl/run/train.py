@@ -25,7 +25,7 @@ from fedjax_ssl.run.summary import summarise
 
 
 def train(
-    config: ConfigDict, workdir: str | os.PathLike | None = None, when_over: Callable[[], object] = lambda: None
+    config: ConfigDict, workdir: str | os.PathLike | None = None, on_finish: Callable[[], object] = lambda: None
 ) -> State | tuple[State, ...]:
     """Trains what a configuration describes, or takes the run in `workdir` up where it was left.
 
@@ -35,7 +35,7 @@ def train(
             metrics.jsonl (a line a round, the same whatever the clock says), timings.jsonl, summary.json and
             checkpoints/. With `config.seeds` each seed's run lies in a folder seed_N of its own in there, as if it
             had been trained alone.
-        when_over: is called whenever a run is over and has its summary: with `config.seeds` once for each of them.
+        on_finish: is called whenever a run is over and has its summary: with `config.seeds` once for each of them.
 
     Returns:
         The state after the last round; with `config.seeds` one for each of them.
@@ -66,14 +66,14 @@ def train(
         states = {run.folder.config["seed"]: run.state for run in runs}
         for run in filter(is_over, runs):
             _conclude(run)  # it may have been killed before its summary
-            when_over()
+            on_finish()
         for group in groups:
             sharing = sum(len(other) for other in groups if len(other) == len(group))
             trained = _train_group(config, group, programs[len(group)], sharing)
             states.update(zip([run.folder.config["seed"] for run in group], trained))
             for run in group:
                 _conclude(run)
-                when_over()
+                on_finish()
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
