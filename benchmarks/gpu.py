@@ -99,7 +99,9 @@ def rounds(options) -> list[dict]:
             result = jax.block_until_ready(dispatch(state, *arguments, jnp.int32(options.rounds)))
             seconds.append((time.perf_counter() - started) / options.rounds)
             state = result.state
-            steps.append(float(jax.device_get(result.metrics)["local_steps"][: options.rounds].sum()) / options.rounds)
+            steps.append(
+                float(jax.device_get(result.results.metrics)["local_steps"][: options.rounds].sum()) / options.rounds
+            )
         second, step = statistics.median(seconds), statistics.mean(steps)
         # A step reads and writes parameters, momentum and gradient; activations come on top.
         numbers = sum(leaf.size for leaf in jax.tree.leaves(state.params))

@@ -79,7 +79,7 @@ class CompiledRound(NamedTuple):
     """A round that is ready to be timed.
 
     Attributes:
-        run: without arguments, runs the first round; its result is the state and the metrics.
+        run: without arguments, runs the first round; its result is the state and a `RoundResult`.
         lanes: how many clients it trains side by side.
         megabytes: what the compiler plans for it: arguments, results and temporaries.
     """
@@ -131,7 +131,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
     planned = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
 
     expected = clients_per_round * -(-images_each // BATCH_SIZE)
-    taken = int(run()[1]["local_steps"])
+    taken = int(run()[1].metrics["local_steps"])
     assert taken == expected, f"the round took {taken} local steps instead of {expected}: not every image qualified"
     return CompiledRound(run, lanes, planned / 1e6)
 

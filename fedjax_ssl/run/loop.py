@@ -14,6 +14,7 @@ from fedjax_ssl.data.federated import stack_seeds
 from fedjax_ssl.data.partition import class_counts, save_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
+from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.files import replace_arrays, replace_file
 from fedjax_ssl.learning.trees import row
@@ -146,13 +147,13 @@ def _run_rounds(
         rounds = min(rounds, num_rounds - done, to_checkpoint, to_snapshot)
         before = time.monotonic()
         result = program.dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds)))
-        state, metrics = result.state, jax.device_get(result.metrics)
+        state, results = result.state, jax.device_get(result.results)
         ran = int(result.rounds_done)
         seconds = (time.monotonic() - before) / ran
 
         failures = []
         for number, run in enumerate(group):
-            own = [of_run(row(metrics, index), number) for index in range(ran)]
+            own = [of_run(row(results, index), number) for index in range(ran)]
             failures += _write_rounds(run, own, traffic, seconds / len(group), progress if number == 0 else None)
         if failures:
             raise TrainingError("; ".join(failures))
@@ -175,7 +176,7 @@ def _run_rounds(
 
 def _write_rounds(
     run: Run,
-    rounds: list[dict[str, np.ndarray]],
+    rounds: list[RoundResult],
     traffic: dict[str, int],
     seconds: float,
     progress: RoundProgress | None,
@@ -183,15 +184,14 @@ def _write_rounds(
     """Writes one run's rounds down; returns why it cannot go on, or nothing."""
     config = run.experiment.problem.config
     # Lane steps depend on the machine, as seconds do.
+    lines = [to_record(result.metrics, traffic, config) for result in rounds]
     timings = [
-        {"round": metrics["round"].item(), "seconds": seconds, "lane_steps": metrics.pop("lane_steps").item()}
-        for metrics in rounds
+        {"round": line["round"], "seconds": seconds, "lane_steps": result.lane_steps.item()}
+        for line, result in zip(lines, rounds)
     ]
-    healthy = [metrics.pop("healthy").item() for metrics in rounds]
-    lines = [to_record(metrics, traffic, config) for metrics in rounds]
     run.folder.append(METRICS, lines)
     run.folder.append(TIMINGS, timings)
     run.trackers.write(lines, timings)
     if progress is not None:
         progress.update(lines[-1])
-    return [] if healthy[-1] else [f"seed {config.seed}, {what_went_wrong(lines[-1])}"]
+    return [] if rounds[-1].healthy else [f"seed {config.seed}, {what_went_wrong(lines[-1])}"]

@@ -69,9 +69,8 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None =
             result = jax.block_until_ready(dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds))))
             seconds = time.perf_counter() - started
         by_stage = seconds_by_stage(folder / "trace", dispatch.as_text(), seconds)
-        metrics = jax.device_get(result.metrics)
-        ran = int(result.rounds_done)
-        local_steps, lane_steps = (float(metrics[name][:ran].sum()) for name in ("local_steps", "lane_steps"))
+        results, ran = jax.device_get(result.results), int(result.rounds_done)
+        local_steps, lane_steps = (float(s[:ran].sum()) for s in (results.metrics["local_steps"], results.lane_steps))
         figures = {
             "device": f"{jax.devices()[0].device_kind} x {num_devices()}",
             "lanes": default_lanes(config),
