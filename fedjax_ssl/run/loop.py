@@ -31,7 +31,7 @@ from fedjax_ssl.records.workdir import (
     Workdir,
 )
 from fedjax_ssl.run.experiment import Experiment
-from fedjax_ssl.run.machine import on_all_devices
+from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.programs import DISPATCH_CAPACITY, Program
 from fedjax_ssl.run.progress import RoundProgress, title_of
 from fedjax_ssl.run.signals import Signals
@@ -69,7 +69,7 @@ def has_ended(experiment: Experiment, state: State, done: int) -> bool:
     return done >= experiment.problem.config.num_rounds or (converged is not None and bool(converged(state)))
 
 
-def _train_group(config: ConfigDict, group: list[Run], program: Program, sharing: int) -> list[State]:
+def _train_group(machine: Machine, config: ConfigDict, group: list[Run], program: Program, sharing: int) -> list[State]:
     """Runs that go through the lanes together, from where they stand to the end; their states.
 
     `sharing` is the number of all runs that the program was compiled for: each bears its part of the seconds.
@@ -94,10 +94,10 @@ def _train_group(config: ConfigDict, group: list[Run], program: Program, sharing
             states.append(run.state)
             if run.state is None:
                 before = time.monotonic()
-                states[-1] = jax.block_until_ready(program.init(on_all_devices(run.experiment.data)))
+                states[-1] = jax.block_until_ready(program.init(machine.put(run.experiment.data)))
                 run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
                 own_checkpoints.save(0, jax.device_get(states[-1]))
-        return _run_rounds(config, group, states, program, checkpoints, progress, signals)
+        return _run_rounds(machine, config, group, states, program, checkpoints, progress, signals)
 
 
 def _write_facts(run: Run) -> None:
@@ -112,6 +112,7 @@ def _write_facts(run: Run) -> None:
 
 
 def _run_rounds(
+    machine: Machine,
     config: ConfigDict,
     group: list[Run],
     states: list[State],
@@ -127,7 +128,7 @@ def _run_rounds(
     # One run's arrays go in as they are, those of several stacked.
     state = states[0] if alone else jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     data = experiment.data if alone else stack_seeds([run.experiment.data for run in group])
-    state, data, hidden_labels = on_all_devices((state, data, experiment.hidden_labels))
+    state, data, hidden_labels = machine.put((state, data, experiment.hidden_labels))
     of_run = (lambda tree, _: tree) if alone else row
     rounds = 1  # the first dispatch tells how long a round takes
     checkpoint_every = config.checkpoint_every_persistent if config.client.persistent else config.checkpoint_every
@@ -146,7 +147,7 @@ def _run_rounds(
         to_snapshot = min((number - done for number in config.snapshot_rounds if number > done), default=rounds)
         rounds = min(rounds, num_rounds - done, to_checkpoint, to_snapshot)
         before = time.monotonic()
-        result = program.dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds)))
+        result = program.dispatch(state, data, hidden_labels, machine.put(jnp.int32(rounds)))
         state, results = result.state, jax.device_get(result.results)
         ran = int(result.rounds_done)
         seconds = (time.monotonic() - before) / ran

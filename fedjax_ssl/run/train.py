@@ -19,7 +19,7 @@ from fedjax_ssl.records.workdir import (
 )
 from fedjax_ssl.run.experiment import build_experiments
 from fedjax_ssl.run.loop import Run, _train_group, has_ended
-from fedjax_ssl.run.machine import seeds_together, use_compilation_cache, use_devices
+from fedjax_ssl.run.machine import Machine, use_machine
 from fedjax_ssl.run.programs import compile_program
 from fedjax_ssl.run.summary import summarise
 
@@ -46,16 +46,15 @@ def train(
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, with a checkpoint written.
     """
     validate(config)
-    use_compilation_cache()
-    with use_devices(config.devices), contextlib.ExitStack() as open_folders:
+    with use_machine(config) as machine, contextlib.ExitStack() as open_folders:
         # Meet whatever is wrong before anything is written.
         runs = open_runs(config, workdir, open_folders)
-        groups = group_runs([run for run in runs if not is_over(run)])
+        groups = group_runs(machine, [run for run in runs if not is_over(run)])
         if groups:
             print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
         some_begin = any(run.state is None for run in runs)
         programs = {
-            size: compile_program(config, [run.experiment for run in group], some_begin)
+            size: compile_program(machine, [run.experiment for run in group], some_begin)
             for size, group in {len(group): group for group in groups}.items()
         }
         if workdir is None and config.seeds:
@@ -69,7 +68,7 @@ def train(
             on_finish()
         for group in groups:
             sharing = sum(len(other) for other in groups if len(other) == len(group))
-            trained = _train_group(config, group, programs[len(group)], sharing)
+            trained = _train_group(machine, config, group, programs[len(group)], sharing)
             states.update(zip([run.folder.config["seed"] for run in group], trained))
             for run in group:
                 _conclude(run)
@@ -112,12 +111,12 @@ def is_over(run: Run) -> bool:
     return run.state is not None and has_ended(run.experiment, run.state, run.round)
 
 
-def group_runs(runs: list[Run]) -> list[list[Run]]:
+def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     """Which runs go through the lanes together: those at the same round, as far as the backend gains by it."""
     # Each seed has an end of its own where the method says when a run is over.
     if not runs:
         return []
-    together = 1 if runs[0].experiment.method.converged else seeds_together(len(runs))
+    together = 1 if runs[0].experiment.method.converged else machine.seeds_together(len(runs))
     groups = []
     for run in runs:
         if not groups or len(groups[-1]) == together or groups[-1][-1].round != run.round:
