@@ -292,9 +292,9 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
     config = make_tiny_config(num_rounds=3, rounds_per_dispatch=2)
     train(config, tmp_path / "run")
     compiled = []
-    import fedjax_ssl.run.loop as module
+    import fedjax_ssl.run.train as module
 
-    run_rounds = module._run_rounds
+    run_rounds = module.run_rounds
 
     def counting(*arguments):
         with test_util.count_jit_compilation_cache_miss() as count:
@@ -303,7 +303,7 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
         return state
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_run_rounds", counting)
+        patch.setattr(module, "run_rounds", counting)
         train(make_tiny_config(num_rounds=8, rounds_per_dispatch=2), tmp_path / "run")
     assert compiled == [0]
     # How many rounds are one dispatch changes no figure.

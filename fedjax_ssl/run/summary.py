@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import labels_revealed
+from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 
 # What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
@@ -24,6 +25,11 @@ def to_record(metrics: dict[str, np.ndarray], traffic: dict[str, int], config: C
         "bytes_down": traffic["down"] * config.clients_per_round + traffic["statistics_down"],
         "bytes_up": traffic["up"] * record["uploads"] + traffic["statistics_up"],
     }
+
+
+def to_timing(result: RoundResult, seconds: float) -> dict[str, Any]:
+    """The line of timings.jsonl for one round: lane steps depend on the machine, as seconds do."""
+    return {"round": result.metrics["round"].item(), "seconds": seconds, "lane_steps": result.lane_steps.item()}
 
 
 def what_went_wrong(line: dict[str, Any]) -> str:
