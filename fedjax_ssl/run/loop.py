@@ -134,11 +134,11 @@ def run_rounds(
         state, on_host, ran = result.state, jax.device_get(result.results), int(result.rounds_done)
         seconds = (time.monotonic() - before) / ran
 
-        results = list(zip(*(group.split(row(on_host, index)) for index in range(ran))))  # of each run, by round
-        lines = [[to_record(result.metrics, traffic, config) for result in own] for own in results]
-        timings = [[to_timing(result, seconds / num_runs) for result in own] for own in results]
+        by_run = list(zip(*(group.split(row(on_host, index)) for index in range(ran))))  # each run's RoundResults
+        lines = [[to_record(each.metrics, traffic, config) for each in results] for results in by_run]
+        timings = [[to_timing(each, seconds / num_runs) for each in results] for results in by_run]
+        healthy = [bool(results[-1].healthy) for results in by_run]
         done += ran
-        healthy = [bool(own[-1].healthy) for own in results]
         turn = Turn(done, has_ended(experiment, state, done), state, lines, timings, healthy)
         for listener in listeners:
             listener.take(turn)

@@ -84,7 +84,7 @@ class Machine(NamedTuple):
 
 @contextlib.contextmanager
 def use_machine(config: ConfigDict) -> Iterator[Machine]:
-    """The machine of a run; whatever is traced and run inside has its devices share the lanes.
+    """The machine of a run; programs that are traced and run inside share the lanes among its devices.
 
     Raises:
         UserError: see `find_machine`.
@@ -144,6 +144,6 @@ def _knows_options() -> bool:
     """Whether this XLA has the options: they are experimental, and come and go with its versions."""
     try:
         jax.jit(lambda x: x, compiler_options=dict(OF_LARGE_BACKBONES)).lower(0.0).compile()
-    except Exception:  # whatever it says, it does not take them
+    except Exception:  # of any kind: it does not take them
         return False
     return True

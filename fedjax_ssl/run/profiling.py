@@ -1,4 +1,4 @@
-"""Where the time of a round goes: a trace of some rounds, and a summary that a person can read."""
+"""Where the time of a round goes: a trace of several rounds, and a readable summary."""
 
 import collections
 import functools
@@ -38,7 +38,7 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?[\]})] ([a-z][a-z\-]
 
 
 def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None = None) -> dict[str, Any]:
-    """Runs some rounds under JAX's profiler; nothing of a run in progress is touched.
+    """Runs several rounds under JAX's profiler, in a folder of their own.
 
     Args:
         config: a configuration; of several seeds the first.

@@ -1,4 +1,4 @@
-"""What is written down about a run: a line for each round, and the summary."""
+"""The records of a run: a line for each round, and the summary."""
 
 import importlib.metadata
 import platform

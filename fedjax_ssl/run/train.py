@@ -54,8 +54,8 @@ def train(
         config: see `fedjax_ssl.config.base_config`.
         workdir: the run's folder; by default a fresh one under runs/. It gets config.json, partition.npz,
             metrics.jsonl (a line a round, independent of the clock), timings.jsonl, summary.json and
-            checkpoints/. With `config.seeds` each seed's run lies in a folder seed_N of its own in there, as if it
-            had been trained alone.
+            checkpoints/. With `config.seeds` each seed's run lies in its subfolder seed_N, as if it had been trained
+            alone.
         on_finish: called when a run is over and has its summary; with `config.seeds` once for each seed.
 
     Returns:
@@ -177,7 +177,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         signals = stack.enter_context(Signals())
         for run in runs:
             progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
-        states = [_first_state(machine, program, run, own) for run, own in zip(runs, checkpoints)]
+        states = [_first_state(machine, program, run, store) for run, store in zip(runs, checkpoints)]
         group = make_group(machine, runs)
         every = config.checkpoint_every_persistent if config.client.persistent else config.checkpoint_every
         listeners = [
