@@ -31,7 +31,7 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.models import build_model, layers
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.experiment import build_experiment, initialise
-from fedjax_ssl.run.machine import default_lanes
+from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.profiling import step_flops
 from fedjax_ssl.run.programs import compile_dispatch
 
@@ -85,9 +85,9 @@ def rounds(options) -> list[dict]:
     rows = []
     for name in options.backbones.split(","):
         config = cifar10_config(name, options)
-        experiment = build_experiment(config)
+        experiment, machine = build_experiment(config), find_machine(config)
         started = time.perf_counter()
-        dispatch = compile_dispatch(config, [experiment])
+        dispatch = compile_dispatch(machine, [experiment])
         compile_seconds = time.perf_counter() - started
         state = jax.jit(functools.partial(initialise, experiment))(experiment.data)
         flops = step_flops(experiment, state)
@@ -99,7 +99,8 @@ def rounds(options) -> list[dict]:
             result = jax.block_until_ready(dispatch(state, *arguments, jnp.int32(options.rounds)))
             seconds.append((time.perf_counter() - started) / options.rounds)
             state = result.state
-            steps.append(float(jax.device_get(result.metrics)["local_steps"][: options.rounds].sum()) / options.rounds)
+            local_steps = jax.device_get(result.results.metrics["local_steps"])
+            steps.append(float(local_steps[: options.rounds].sum()) / options.rounds)
         second, step = statistics.median(seconds), statistics.mean(steps)
         # A step reads and writes parameters, momentum and gradient; activations come on top.
         numbers = sum(leaf.size for leaf in jax.tree.leaves(state.params))
@@ -107,7 +108,7 @@ def rounds(options) -> list[dict]:
             {
                 "backbone": name,
                 "dtype": options.round_dtype,
-                "lanes": default_lanes(config),
+                "lanes": machine.lanes(config.clients_per_round),
                 "compile s": compile_seconds,
                 "s per round": second,
                 "rounds per s": 1 / second,
@@ -131,6 +132,7 @@ def cifar10_config(name: str, options):
     config.data.examples_per_client = options.images
     config.client.epochs = options.epochs
     config.rounds_per_dispatch = max(options.rounds, options.warm_rounds)
+    config.devices = 1
     return config
 
 

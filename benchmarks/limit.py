@@ -45,7 +45,7 @@ from fedjax_ssl.engine.interface import Cohort, Phase, Problem, Report
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.run.machine import compiler_options, default_lanes
+from fedjax_ssl.run.machine import find_machine
 
 IMAGE_SHAPES = {"wrn28_2": (32, 32, 3), "resnet18": (32, 32, 3), "cnn": (28, 28, 1)}
 PARTS = ("backbone", "classifier")  # what a client trains
@@ -120,7 +120,8 @@ def compiler_arithmetic(phase: Phase, broadcast, data, cohort: Cohort) -> float:
 def training_side(name: str, options) -> tuple[Callable, dict]:
     """A function that trains a cohort in one program, and a row with its arithmetic ('operations' of all of it)."""
     problem = make_problem(name, options.batch_size, options.rand_augment)
-    lanes = options.lanes or default_lanes(problem.config)
+    machine = find_machine(problem.config)
+    lanes = options.lanes or machine.lanes(problem.config.clients_per_round)
     phase = make_phase(problem)
     images_each = options.steps * options.batch_size
     rows = np.arange(lanes * images_each).reshape(lanes, images_each)
@@ -129,7 +130,7 @@ def training_side(name: str, options) -> tuple[Callable, dict]:
     broadcast = Broadcast(params, batch_stats, jnp.float32(0.03))
     cohort = Cohort(jnp.arange(lanes), (), jax.random.key(1))
 
-    @functools.partial(jax.jit, compiler_options=compiler_options(problem.config))
+    @functools.partial(jax.jit, compiler_options=machine.compiler_options)
     def train(broadcast, data, cohort):
         result = train_cohort((phase,), broadcast, data, cohort, lanes)
         return result.finished, result.num_steps
@@ -185,7 +186,7 @@ def main():
 
     products, operations = {}, {}
     for size in map(int, options.sizes.split(",")):
-        for compiler in {str(of): of for of in ({}, compiler_options(base_config()))}.values():
+        for compiler in {str(of): of for of in ({}, find_machine(base_config()).compiler_options)}.values():
             sides, counts = product_sides(size, options.budget, compiler)
             products, operations = {**products, **sides}, {**operations, **counts}
     rows, rates = [], []

@@ -33,7 +33,7 @@ from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, Problem, Report
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.run.machine import compiler_options, default_lanes
+from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.server.aggregation import weighted_mean
 
 IMAGE_SHAPES = {"wrn28_2": (32, 32, 3), "resnet18": (32, 32, 3), "cnn": (28, 28, 1)}
@@ -254,7 +254,7 @@ def our_round(problem, num_clients, lanes):
         )
         return weighted_mean(upload, jnp.ones(len(result.took_part)) * result.took_part, otherwise=kept)
 
-    return jax.jit(round_fn, compiler_options=compiler_options(problem.config))
+    return jax.jit(round_fn, compiler_options=find_machine(problem.config).compiler_options)
 
 
 def compare(name, options):
@@ -289,7 +289,7 @@ def compare(name, options):
     apart = float(np.abs(np.asarray(ours) - theirs.logits(images[0])).max())
     assert apart < 1e-2 * max(1.0, float(np.abs(np.asarray(ours)).max())), f"{name}: the models differ by {apart}"
 
-    lanes = default_lanes(config)
+    lanes = find_machine(config).lanes(config.clients_per_round)
     sides = {"torch": theirs.round}
     for side, rand_augment in (("ours", False), ("ours with RandAugment", True)):
         round_fn = our_round(our_problem(name, image_shape, config, rand_augment), options.clients, lanes)

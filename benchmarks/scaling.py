@@ -63,7 +63,7 @@ from fedjax_ssl.engine.round import init_key, make_round
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.run.machine import default_lanes
+from fedjax_ssl.run.machine import find_machine
 
 IMAGE_SHAPE = (28, 28, 1)
 CLASSES, ANCHORS, TEST_IMAGES, BATCH_SIZE = 10, 50, 100, 10
@@ -79,7 +79,7 @@ class CompiledRound(NamedTuple):
     """A round that is ready to be timed.
 
     Attributes:
-        run: without arguments, runs the first round; its result is the state and the metrics.
+        run: without arguments, runs the first round; its result is the state and a `RoundResult`.
         lanes: how many clients it trains side by side.
         megabytes: what the compiler plans for it: arguments, results and temporaries.
     """
@@ -122,7 +122,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
     rows = np.random.default_rng(1).integers(0, num_images, (num_clients, images_each))
     data = random_federation(rows, num_images, IMAGE_SHAPE, CLASSES, ANCHORS, TEST_IMAGES)
     state = jax.jit(lambda data: method.init(data, init_key(data.seed)))(data)
-    lanes = default_lanes(config)
+    lanes = find_machine(config).lanes(config.clients_per_round)
     arguments = (state, data, data.visible_labels)
     # Its result has the state, too: what is not asked for is not computed.
     round_fn = jax.jit(make_round(problem, method, lanes)).lower(*arguments).compile()
@@ -131,7 +131,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
     planned = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
 
     expected = clients_per_round * -(-images_each // BATCH_SIZE)
-    taken = int(run()[1]["local_steps"])
+    taken = int(run()[1].metrics["local_steps"])
     assert taken == expected, f"the round took {taken} local steps instead of {expected}: not every image qualified"
     return CompiledRound(run, lanes, planned / 1e6)
 

@@ -46,12 +46,12 @@ def main() -> None:
     alone = []
     for state, experiment in zip(states, experiments):
         result = alone_fn(state, experiment.data, first.hidden_labels, jnp.int32(options.rounds))
-        alone.append(np.asarray(result.metrics["test_accuracy"]))
+        alone.append(np.asarray(result.results.metrics["test_accuracy"]))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     data = stack_seeds([experiment.data for experiment in experiments])
     together_fn = jax.jit(make_dispatch(over_seeds(round_fn), options.rounds))
     result = together_fn(stacked, data, first.hidden_labels, jnp.int32(options.rounds))
-    together = np.asarray(result.metrics["test_accuracy"]).T
+    together = np.asarray(result.results.metrics["test_accuracy"]).T
 
     rows = []
     for seed, own, shared in zip(seeds, alone, together):

@@ -74,7 +74,7 @@ ROUND = [
     (
         "server",
         "11. Tests the model, writes it down",
-        ["engine/evaluation.py: evaluate", "run/loop.py: _write_rounds"],
+        ["engine/evaluation.py: evaluate", "run/loop.py: run_rounds"],
         ["a line in metrics.jsonl; checkpoints"],
     ),
 ]

@@ -207,13 +207,13 @@ def progress_of(cell: Cell, seed: int) -> str:
     return f"begun, {len(lines)} of {cell.config.num_rounds} rounds" if lines else "to do"
 
 
-def _run_cell(cell: Cell, seeds: tuple[int, ...], when_over: Callable[[], object]) -> dict[str, str]:
+def _run_cell(cell: Cell, seeds: tuple[int, ...], on_finish: Callable[[], object]) -> dict[str, str]:
     """Trains a cell's seeds with one compilation; if that fails, one by one, so that none takes the others down.
 
     Args:
         cell: a row of the table.
         seeds: those to train.
-        when_over: is called whenever a run is over.
+        on_finish: is called whenever a run is over.
 
     Returns:
         Which runs failed, and why. What another process is at work on is left to it.
@@ -224,7 +224,7 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...], when_over: Callable[[], object
         config = cell.config.copy_and_resolve_references()
         config.seeds = attempt
         try:
-            train(config, cell.folder, when_over)
+            train(config, cell.folder, on_finish)
         except BusyError:
             print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
         except Exception as error:  # whatever it is, the other runs go on

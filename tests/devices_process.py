@@ -18,7 +18,7 @@ from conftest import make_tiny_config  # noqa: E402
 from fedjax_ssl.engine.round import make_round  # noqa: E402
 from fedjax_ssl.learning.trees import tree_bytes  # noqa: E402
 from fedjax_ssl.run.experiment import build_experiment, initialise  # noqa: E402
-from fedjax_ssl.run.machine import jit_on_all_devices, on_all_devices, use_devices  # noqa: E402
+from fedjax_ssl.run.machine import use_machine  # noqa: E402
 
 
 def largest_result(program: str, operation: str) -> int:
@@ -43,24 +43,26 @@ def main() -> None:
         "fedanchor.client_mixup": False,
         "server.epochs": 0,
     }
-    experiment = build_experiment(make_tiny_config(**overrides))
+    config = make_tiny_config(**overrides)
+    experiment = build_experiment(config)
     start = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
     hidden, found = experiment.hidden_labels, {}
     for name, devices, lanes in (("one", 1, int(sys.argv[1])), ("several", None, 1)):
-        with use_devices(devices):
-            arguments = on_all_devices((start, experiment.data, hidden))
-            round_fn = jit_on_all_devices(make_round(experiment.problem, experiment.method, lanes))
+        config.devices = devices
+        with use_machine(config) as machine:
+            arguments = machine.put((start, experiment.data, hidden))
+            round_fn = machine.jit(make_round(experiment.problem, experiment.method, lanes))
             program = round_fn.lower(*arguments).compile()
-            state, metrics = jax.device_get(program(*arguments))
-        found[name] = state, metrics, program.as_text()
-    (one, metrics, _), (several, metrics_several, program) = found["one"], found["several"]
+            state, result = jax.device_get(program(*arguments))
+        found[name] = state, result, program.as_text()
+    (one, result, _), (several, result_several, program) = found["one"], found["several"]
     apart = [float(np.max(np.abs(a - b))) for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(several.params))]
     report = {
         "apart": max(apart),
         "moved": max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(*map(jax.tree.leaves, (one.params, start.params)))),
-        "lane_steps": [metrics["lane_steps"].item(), metrics_several["lane_steps"].item()],
-        "local_steps": metrics_several["local_steps"].item(),
-        "qualified_accuracy": [metrics["qualified_accuracy"].item(), metrics_several["qualified_accuracy"].item()],
+        "lane_steps": [result.lane_steps.item(), result_several.lane_steps.item()],
+        "local_steps": result_several.metrics["local_steps"].item(),
+        "qualified_accuracy": [one.metrics["qualified_accuracy"].item() for one in (result, result_several)],
         "largest_all_gather": largest_result(program, "all-gather"),
         "largest_all_reduce": largest_result(program, "all-reduce"),
         "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", program)),

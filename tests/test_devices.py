@@ -70,17 +70,17 @@ def test_seeds_in_one_program_equal_runs_of_their_own():
     alone_fn = jax.jit(round_fn)
     alone = [alone_fn(state, e.data, first.hidden_labels) for state, e in zip(states, experiments)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    together, metrics = jax.jit(over_seeds(round_fn))(
+    together, result = jax.jit(over_seeds(round_fn))(
         stacked, stack_seeds([e.data for e in experiments]), first.hidden_labels
     )
-    for number, (state, own_metrics) in enumerate(alone):
+    for number, (state, own) in enumerate(alone):
         for mine, reference in zip(jax.tree.leaves(together), jax.tree.leaves(state)):
             np.testing.assert_allclose(mine[number], reference, atol=1e-4)
         for name in ("local_steps", "uploads", "test_accuracy", "qualified_accuracy"):
-            np.testing.assert_allclose(metrics[name][number], own_metrics[name], atol=2e-3)
+            np.testing.assert_allclose(result.metrics[name][number], own.metrics[name], atol=2e-3)
     # One queue for both: fewer idle lane steps than two queues have.
-    assert int(metrics["lane_steps"][0]) <= sum(int(own["lane_steps"]) for _, own in alone)
-    assert not np.allclose(alone[0][1]["local_steps"], 0)
+    assert int(result.lane_steps[0]) <= sum(int(own.lane_steps) for _, own in alone)
+    assert not np.allclose(alone[0][1].metrics["local_steps"], 0)
 
 
 def test_several_seeds_through_train(tmp_path, finished_run):

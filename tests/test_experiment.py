@@ -23,7 +23,7 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import machine
 from fedjax_ssl.run.experiment import build_experiment, initialise
-from fedjax_ssl.run.machine import compiler_options
+from fedjax_ssl.run.machine import find_machine
 
 
 def lines_of(path):
@@ -292,9 +292,9 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
     config = make_tiny_config(num_rounds=3, rounds_per_dispatch=2)
     train(config, tmp_path / "run")
     compiled = []
-    import fedjax_ssl.run.loop as module
+    import fedjax_ssl.run.train as module
 
-    run_rounds = module._run_rounds
+    run_rounds = module.run_rounds
 
     def counting(*arguments):
         with test_util.count_jit_compilation_cache_miss() as count:
@@ -303,7 +303,7 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
         return state
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_run_rounds", counting)
+        patch.setattr(module, "run_rounds", counting)
         train(make_tiny_config(num_rounds=8, rounds_per_dispatch=2), tmp_path / "run")
     assert compiled == [0]
     # How many rounds are one dispatch changes no figure.
@@ -313,6 +313,6 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
 
 def test_large_backbones_are_compiled_with_options_of_their_own():
     small, large = make_tiny_config(), make_tiny_config(**{"model.name": "wrn28_2"})
-    assert compiler_options(small) == {}
-    function = jax.jit(lambda x: x @ x, compiler_options=compiler_options(large))
+    assert find_machine(small).compiler_options == {}
+    function = jax.jit(lambda x: x @ x, compiler_options=find_machine(large).compiler_options)
     np.testing.assert_allclose(function(jnp.eye(64)), np.eye(64))  # this XLA takes them, or they are left out

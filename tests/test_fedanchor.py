@@ -27,8 +27,8 @@ def two_rounds(tiny_experiment):
     round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
     history = []
     for _ in range(2):
-        state, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
-        history.append(metrics)
+        state, result = round_fn(state, experiment.data, experiment.hidden_labels)
+        history.append(result)
     return round_fn, state, history
 
 
@@ -39,7 +39,8 @@ def test_every_figure_of_a_round_is_there_and_finite(two_rounds):
         "pseudo_label_accuracy_classification_head", "qualified_accuracy", "qualified_per_client", "client_loss",
         "fix_loss", "mix_loss", "server_loss", "contrastive_loss", "uploads", "dropped_uploads",
     }  # fmt: skip
-    for metrics in history:
+    for metrics, lane_steps, healthy in history:
+        assert healthy and int(lane_steps) == int(metrics["local_steps"])  # one lane is never idle
         assert expected <= metrics.keys()
         assert all(np.isfinite(value) for value in metrics.values()), metrics
     chex.assert_tree_all_finite(state)
@@ -51,9 +52,10 @@ def test_rounds_are_deterministic_and_blind_to_hidden_labels(tiny_experiment, tw
     round_fn, expected, history = two_rounds
     permuted = jax.random.permutation(jax.random.key(0), experiment.hidden_labels)
     for _ in range(2):
-        state, metrics = round_fn(state, experiment.data, permuted)
+        state, result = round_fn(state, experiment.data, permuted)
     chex.assert_trees_all_equal(state, expected)  # not one bit differs
-    assert metrics["pseudo_label_accuracy"] != history[-1]["pseudo_label_accuracy"]  # but the scorer sees it
+    accuracies = [float(one.metrics["pseudo_label_accuracy"]) for one in (result, history[-1])]
+    assert accuracies[0] != accuracies[1]  # but the scorer sees it
 
 
 def test_clients_cannot_see_a_label(tiny_experiment):
@@ -71,8 +73,9 @@ def test_dispatch_of_several_rounds_equals_round_by_round(tiny_experiment, two_r
     result = dispatch(jax.tree.map(jnp.copy, state), experiment.data, experiment.hidden_labels, jnp.int32(2))
     assert int(result.rounds_done) == 2 and bool(result.healthy)
     chex.assert_trees_all_close(result.state, expected, atol=1e-5)
-    for name, values in result.metrics.items():
-        np.testing.assert_allclose(values[:2], [metrics[name] for metrics in history], rtol=1e-3, atol=1e-4)
+    one_by_one = jax.tree.map(lambda *values: np.stack(values), *history)
+    for values, alone in zip(jax.tree.leaves(result.results), jax.tree.leaves(one_by_one), strict=True):
+        np.testing.assert_allclose(values[:2], alone, rtol=1e-3, atol=1e-4)
         assert np.all(np.asarray(values[2:]) == 0)
 
 
@@ -139,7 +142,7 @@ def test_no_qualified_example_means_no_upload_and_the_server_trains_alone(tiny_e
     labels = np.array(experiment.data.visible_labels)
     labels[anchors[np.argsort(labels[anchors], kind="stable")]] = np.arange(40) % 10
     data = experiment.data._replace(visible_labels=jnp.asarray(labels))
-    after, metrics = two_rounds[0](state, data, experiment.hidden_labels)
+    after, (metrics, *_) = two_rounds[0](state, data, experiment.hidden_labels)
     assert int(metrics["uploads"]) == 0 and int(metrics["dropped_uploads"]) == 0
     assert int(metrics["local_steps"]) == 0 and float(metrics["qualified_per_client"]) == 0
     assert np.isnan(metrics["client_loss"]) and np.isnan(metrics["qualified_accuracy"])
@@ -168,7 +171,7 @@ def test_a_non_finite_upload_is_dropped_and_counted(tiny_experiment):
     config = ConfigDict(problem.config)
     config.clients_per_round = 8
     round_fn = jax.jit(make_round(problem._replace(config=config), poisoned, lanes=1))
-    after, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
+    after, (metrics, *_) = round_fn(state, experiment.data, experiment.hidden_labels)
     assert int(metrics["uploads"]) == 8 and int(metrics["dropped_uploads"]) == 1
     assert np.isfinite(metrics["client_loss"])
     chex.assert_tree_all_finite(after)
@@ -192,7 +195,7 @@ def test_variants_train(overrides):
     experiment = build_experiment(make_tiny_config(**overrides, **{"model.name": TINY_BACKBONE}))
     state = jax.jit(lambda data: initialise(experiment, data))(experiment.data)
     round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
-    after, metrics = round_fn(state, experiment.data, experiment.hidden_labels)
+    after, (metrics, *_) = round_fn(state, experiment.data, experiment.hidden_labels)
     chex.assert_tree_all_finite(after)
     assert int(metrics["uploads"]) > 0
     assert ("mix_loss" in metrics) == experiment.problem.config.fedanchor.client_mixup

@@ -48,14 +48,14 @@ def test_every_method_has_its_settings_here():
 
 @pytest.fixture(scope="module", params=sorted(SETTINGS))
 def trained(request):
-    """(experiment, the compiled round, states before and after each of two rounds, their metrics)."""
+    """(experiment, the compiled round, states before and after each of two rounds, their results)."""
     experiment = build_experiment(make_config(request.param))
     states, history = [jax.jit(lambda data: initialise(experiment, data))(experiment.data)], []
     round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
     for _ in range(2):
-        state, metrics = round_fn(states[-1], experiment.data, experiment.hidden_labels)
+        state, result = round_fn(states[-1], experiment.data, experiment.hidden_labels)
         states.append(state)
-        history.append(jax.device_get(metrics))
+        history.append(jax.device_get(result))
     return request.param, experiment, round_fn, states, history
 
 
@@ -65,8 +65,8 @@ def test_two_rounds_train_and_stay_finite(trained):
     moved = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), states[0].params, states[-1].params)
     assert all(change > 0 for change in jax.tree.leaves(moved))
     assert "anchor_head" not in states[0].params
-    for metrics in history:
-        assert metrics["healthy"] and metrics["dropped_uploads"] == 0
+    for metrics, _, healthy in history:
+        assert healthy and metrics["dropped_uploads"] == 0
         assert metrics["uploads"] == (4 if method != "anchors_only" else 0)
         unfinished = [name for name, value in metrics.items() if not np.isfinite(value)]
         assert unfinished == [], unfinished
@@ -78,7 +78,7 @@ def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):
     permuted = jax.random.permutation(jax.random.key(0), experiment.hidden_labels)
     state = states[0]
     for expected in states[1:]:
-        state, _metrics = round_fn(state, experiment.data, permuted)
+        state, _ = round_fn(state, experiment.data, permuted)
         chex.assert_trees_all_equal(state, expected)
     if method in REVEALED:  # the labels are given to it, and only then
         assert np.all(np.asarray(experiment.data.visible_labels) >= 0)
@@ -114,13 +114,13 @@ def test_fedil_s_set_grows_and_is_learned_from(trained):
         pytest.skip("of FedIL alone")
     sizes = [int(np.sum(state.clients["credibility"].in_set)) for state in states]
     assert sizes[0] == 0 < sizes[1] <= sizes[2]  # k = 1: a credible label joins at once
-    assert history[0]["set_loss"] == 0 < history[1]["set_loss"]
+    assert history[0].metrics["set_loss"] == 0 < history[1].metrics["set_loss"]
     in_set, later = (state.clients["credibility"].in_set for state in states[1:])
     assert np.all(later | ~in_set)  # nobody leaves
     kept = np.asarray(states[1].clients["credibility"].label)[in_set]
     np.testing.assert_array_equal(np.asarray(states[2].clients["credibility"].label)[in_set], kept)
-    norms = [metrics["update_norm"] for metrics in history]
-    np.testing.assert_allclose(history[1]["update_norm_average"], np.mean(norms), rtol=1e-5)
+    norms = [result.metrics["update_norm"] for result in history]
+    np.testing.assert_allclose(history[1].metrics["update_norm_average"], np.mean(norms), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fedjax_ssl.data import Dataset, dataset_facts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.models import POLICIES, build_model
 from fedjax_ssl.models.network import build_network
-from fedjax_ssl.run.machine import compiler_options
+from fedjax_ssl.run.machine import find_machine
 
 HEADER = """import functools
 import flax.linen as nn
@@ -272,6 +272,6 @@ def test_whatever_reads_a_models_name_copes():
     name = "own_package.own_models:Mine"
     config = apply_arguments(base_config(), f"semifl,{name},anchors=250")
     assert (config.method, config.model.name, config.data.num_anchors) == ("semifl", name, 250)
-    assert compiler_options(make_tiny_config(**{"model.name": name})) == {}
+    assert find_machine(make_tiny_config(**{"model.name": name})).compiler_options == {}
     with pytest.raises(UserError, match="known: cnn, resnet18, wrn28_2, wrn28_8, or your own"):
         network("nobody")

@@ -13,6 +13,20 @@ from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, 
 from fedjax_ssl.learning.trees import all_finite
 
 
+class RoundResult(NamedTuple):
+    """What a round gives apart from the state.
+
+    Attributes:
+        metrics: scalars, by their names in metrics.jsonl.
+        lane_steps: int32 [], steps of all lanes, those of idle lanes included; they depend on the machine.
+        healthy: bool [], whether the round left a state to go on from.
+    """
+
+    metrics: Metrics
+    lane_steps: jax.Array
+    healthy: jax.Array
+
+
 def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> Callable:
     """One round of a method.
 
@@ -23,12 +37,11 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         debug: train the clients in a plain Python loop (call the round without jit then).
 
     Returns:
-        round_fn(state, data, hidden_labels) -> (state, metrics). Only the scoring reads `hidden_labels`. Metrics are
-        scalars; `healthy` says whether the round left a state to go on from.
+        round_fn(state, data, hidden_labels) -> (state, RoundResult). Only the scoring reads `hidden_labels`.
     """
     config, select = problem.config, method.select or uniform(problem.config.clients_per_round)
 
-    def round_fn(state: State, data, hidden_labels) -> tuple[State, Metrics]:
+    def round_fn(state: State, data, hidden_labels) -> tuple[State, RoundResult]:
         keys = RoundKeys(*jax.random.split(round_key(data.seed, state.round), len(RoundKeys._fields)))
 
         # Select a cohort.
@@ -40,11 +53,12 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             broadcast = method.broadcast(state, data, keys.broadcast)
 
         # The clients label, train and upload; what arrives is aggregated.
-        from_clients, usable = {"uploads": jnp.int32(0), "dropped_uploads": jnp.int32(0)}, jnp.bool_(True)
-        from_clients |= {"local_steps": jnp.int32(0), "lane_steps": jnp.int32(0)}
+        from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
+        lane_steps, usable = jnp.int32(0), jnp.bool_(True)
         if method.phases:
             cohort = make_cohort(method, state, data, draw, keys.personal, keys.clients)
             result = train_cohort(method.phases, broadcast, data, cohort, lanes, debug)
+            lane_steps = result.lane_steps
             with jax.named_scope("aggregate"):
                 state, from_clients, usable = _aggregate(method, state, data, result, keys.aggregate)
                 if method.wire_bytes is not None:
@@ -64,16 +78,8 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
                 rows, sizes = data.client_index[result.clients], _sizes(data, result)
                 unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
                 scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, len(draw.clients))
-        metrics = {
-            "round": state.round,
-            **tested,
-            **scored,
-            **before,
-            **from_clients,
-            **after,
-            "healthy": all_finite(state.model) & usable,
-        }
-        return state, metrics
+        metrics = {"round": state.round, **tested, **scored, **before, **from_clients, **after}
+        return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn
 
@@ -109,7 +115,7 @@ def make_cohort(method: Method, state: State, data, draw: Draw, personal_key: ja
 
 
 def over_seeds(round_fn: Callable) -> Callable:
-    """The same round for several seeds at once: states and metrics have a leading axis, and so has what of the data
+    """The same round for several seeds at once: states and results have a leading axis, and so has what of the data
     differs from seed to seed (see `SEED_AXES`). Their clients go through the same lanes."""
     return jax.vmap(round_fn, in_axes=(0, SEED_AXES, None))
 
@@ -119,13 +125,13 @@ class Dispatch(NamedTuple):
 
     Attributes:
         state: after the last round that ran.
-        metrics: leaves [capacity, ...]; the first `rounds_done` entries are filled.
+        results: leaves [capacity, ...]; the first `rounds_done` entries are filled.
         rounds_done: int32 [].
         healthy: bool [], whether the last round left a state to go on from, for every seed.
     """
 
     state: State
-    metrics: Metrics
+    results: RoundResult
     rounds_done: jax.Array
     healthy: jax.Array
 
@@ -135,7 +141,7 @@ def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None 
 
     Args:
         round_fn: a round, of one seed or of several.
-        capacity: size of the buffer of metrics.
+        capacity: size of the buffer of results.
         converged: the method's, see `Method`; for one seed only.
 
     Returns:
@@ -150,9 +156,9 @@ def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None 
         buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), shapes)
 
         def body(so_far: Dispatch) -> Dispatch:
-            state, metrics = round_fn(so_far.state, data, hidden_labels)
-            buffer = jax.tree.map(lambda all_, one: all_.at[so_far.rounds_done].set(one), so_far.metrics, metrics)
-            return Dispatch(state, buffer, so_far.rounds_done + 1, jnp.all(metrics["healthy"]))
+            state, result = round_fn(so_far.state, data, hidden_labels)
+            buffer = jax.tree.map(lambda all_, one: all_.at[so_far.rounds_done].set(one), so_far.results, result)
+            return Dispatch(state, buffer, so_far.rounds_done + 1, jnp.all(result.healthy))
 
         def goes_on(so_far: Dispatch) -> jax.Array:
             over = False if converged is None else converged(so_far.state)
@@ -195,7 +201,6 @@ def _aggregate(method: Method, state: State, data, result: CohortResult, key) ->
         "uploads": uploads,
         "dropped_uploads": dropped,
         "local_steps": jnp.sum(result.num_steps),
-        "lane_steps": result.lane_steps,
     }
     return state, metrics, (dropped == 0) | (dropped < uploads)
 

@@ -1,4 +1,4 @@
-"""What a run is made of, from its configuration: data, partition, network, method; and the state it begins with."""
+"""The parts of a run, built from its configuration: data, partition, network, method; and its first state."""
 
 import functools
 import pathlib
@@ -27,7 +27,7 @@ from fedjax_ssl.models.network import build_network
 
 
 class Experiment(NamedTuple):
-    """Everything that a run is made of, before anything is trained or written.
+    """The parts of a run, before anything is trained or written.
 
     Attributes:
         problem: the fixed part.
@@ -36,7 +36,7 @@ class Experiment(NamedTuple):
         hidden_labels: int32 [N], the truth, for scoring only.
         partition: who owns which rows.
         dataset: on the host.
-        state_shape: a state's shapes. Tracing is slow, and everything that needs them takes them from here.
+        state_shape: a state's shapes, traced once, as tracing is slow.
     """
 
     problem: Problem
@@ -49,19 +49,19 @@ class Experiment(NamedTuple):
 
 
 def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:
-    """Everything that a run is made of; see `build_experiments`."""
+    """The parts of one run; see `build_experiments`."""
     return build_experiments([config], [partition_file])[0]
 
 
 def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.Path | None]) -> list[Experiment]:
-    """Everything that runs of one configuration and several seeds are made of, with arrays of the same shapes.
+    """The parts of the runs of one configuration with several seeds, with arrays of the same shapes.
 
     Args:
         configs: valid configurations that differ in nothing but the seed.
-        partition_files: the partitions of runs that are taken up again, where there are some.
+        partition_files: the partitions of runs that are resumed; None for a run that begins.
 
     Raises:
-        UserError: the data are not there or not what the configuration needs, or a name is unknown.
+        UserError: the data are missing or do not fit the configuration, or a name is unknown.
     """
     config = configs[0]
     dataset = load_dataset(config.data)

@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,12 +17,101 @@ from fedjax_ssl.errors import UserError
 
 # On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
 # slower. Elsewhere the whole cohort side by side.
-DEFAULT_LANES = {"cpu": 1}
+MOST_LANES = {"cpu": 1}
 
 # The first two were measured, and the third has the second's layers, wider. A user's backbone, which nobody has
 # measured, gets XLA's own choice.
 LARGE_BACKBONES = ("resnet18", "wrn28_2", "wrn28_8")
 OF_LARGE_BACKBONES = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+
+class Machine(NamedTuple):
+    """The devices of a run, and how its programs are compiled for them.
+
+    Attributes:
+        platform: 'cpu', 'gpu' or 'tpu'.
+        mesh: the devices that share the lanes; None for a single one.
+        most_lanes: clients side by side on each device at the most; None sets no limit.
+        compiler_options: for XLA.
+        memory: bytes that a device can hold; None if unknown.
+    """
+
+    platform: str
+    mesh: Mesh | None
+    most_lanes: int | None
+    compiler_options: dict[str, Any]
+    memory: int | None
+
+    def lanes(self, num_jobs: int) -> int:
+        """How many of a round's jobs (clients, of all seeds in one program) train side by side on each device."""
+        return min(self.most_lanes or num_jobs, num_jobs)
+
+    def seeds_together(self, num_seeds: int) -> int:
+        """How many seeds share a program: on a CPU, where their lanes would only queue up, one."""
+        return 1 if self.platform == "cpu" else num_seeds
+
+    def put(self, tree: Any) -> Any:
+        """A copy of every leaf on each of the devices."""
+        return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+
+    def jit(self, function: Any, **options: Any) -> Any:
+        """`jax.jit` of a function whose arguments and results all devices hold."""
+        if self.mesh is not None:
+            options.update(in_shardings=PartitionSpec(), out_shardings=PartitionSpec())
+        return jax.jit(function, compiler_options=self.compiler_options, **options)
+
+    def check_memory(self, program: Any) -> None:
+        """Checks that a compiled program fits into the memory of a device.
+
+        Raises:
+            UserError: it does not, with both sizes and the fields that bound the memory.
+        """
+        analysis = program.memory_analysis()
+        if analysis is None or self.memory is None:
+            return
+        needed = (
+            analysis.temp_size_in_bytes
+            + analysis.argument_size_in_bytes
+            + analysis.output_size_in_bytes
+            - analysis.alias_size_in_bytes
+        )
+        if needed > self.memory:
+            raise UserError(
+                f"a round needs {needed / 2**30:.1f} GiB, but the device has {self.memory / 2**30:.1f}; lower lanes, "
+                "client.batch_size, server.batch_size or eval_batch_size"
+            )
+
+
+@contextlib.contextmanager
+def use_machine(config: ConfigDict) -> Iterator[Machine]:
+    """The machine of a run; programs that are traced and run inside share the lanes among its devices.
+
+    Raises:
+        UserError: see `find_machine`.
+    """
+    use_compilation_cache()
+    machine = find_machine(config)
+    with contextlib.nullcontext() if machine.mesh is None else jax.set_mesh(machine.mesh):
+        yield machine
+
+
+def find_machine(config: ConfigDict) -> Machine:
+    """The machine that a configuration asks for, by its fields `devices`, `lanes` and `model.name`.
+
+    Raises:
+        UserError: there are fewer devices.
+    """
+    devices = jax.devices()
+    if config.devices is not None and config.devices > len(devices):
+        raise UserError(f"devices is {config.devices}, but JAX finds {len(devices)} ({devices[0].platform})")
+    devices, platform = devices[: config.devices], jax.default_backend()
+    return Machine(
+        platform,
+        Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None,
+        config.lanes or MOST_LANES.get(platform),
+        _compiler_options(config.model.name, platform),
+        memory_limit(),
+    )
 
 
 def use_compilation_cache() -> None:
@@ -32,56 +121,22 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache / "fedjax_ssl" / "xla"))
 
 
-def default_lanes(config: ConfigDict, num_seeds: int = 1) -> int:
-    """How many clients train side by side on each device, where the configuration leaves it to the backend."""
-    num_jobs = config.clients_per_round * num_seeds
-    return min(config.lanes or DEFAULT_LANES.get(jax.default_backend(), num_jobs), num_jobs)
+def memory_limit() -> int | None:
+    """Bytes that the first device can hold; on a CPU, the machine's memory; None if unknown."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def seeds_together(num_seeds: int) -> int:
-    """How many seeds share a program: on a CPU, where their lanes would only queue up, one."""
-    return 1 if jax.default_backend() == "cpu" else num_seeds
-
-
-@contextlib.contextmanager
-def use_devices(number: int | None) -> Iterator[None]:
-    """Makes so many devices (None: all) share the lanes of whatever is traced and run inside.
-
-    Raises:
-        UserError: there are not so many.
-    """
-    devices = jax.devices()
-    if number is not None and number > len(devices):
-        raise UserError(f"devices is {number}, but JAX finds {len(devices)} ({devices[0].platform})")
-    devices = devices[:number]
-    if len(devices) == 1:
-        yield
-        return
-    with jax.set_mesh(Mesh(np.array(devices), (AXIS,))):
-        yield
-
-
-def on_all_devices(tree: Any) -> Any:
-    """A copy of every leaf on each of the devices in use."""
-    mesh = jax.sharding.get_mesh()
-    return tree if mesh.empty else jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
-
-
-def jit_on_all_devices(function: Any, **options: Any) -> Any:
-    """`jax.jit` of a function whose arguments and results all devices hold."""
-    if not jax.sharding.get_mesh().empty:
-        options.update(in_shardings=PartitionSpec(), out_shardings=PartitionSpec())
-    return jax.jit(function, **options)
-
-
-def compiler_options(config: ConfigDict) -> dict[str, str]:
-    """XLA's options for the programs of a run, for `jax.jit(compiler_options=...)`; docs/performance.md has the reason.
+def _compiler_options(backbone: str, platform: str) -> dict[str, str]:
+    """XLA's options for a backbone's programs; docs/performance.md has the reason.
 
     On a CPU XLA hands matrix products and convolutions to a library that is quick with small ones and slow with large
     ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 without, the small CNN's 6.3 with and 9.4 without.
     """
-    large = config.model.name in LARGE_BACKBONES
-    return dict(OF_LARGE_BACKBONES) if large and jax.default_backend() == "cpu" and _knows_options() else {}
+    large = backbone in LARGE_BACKBONES
+    return dict(OF_LARGE_BACKBONES) if large and platform == "cpu" and _knows_options() else {}
 
 
 @functools.cache
@@ -89,36 +144,6 @@ def _knows_options() -> bool:
     """Whether this XLA has the options: they are experimental, and come and go with its versions."""
     try:
         jax.jit(lambda x: x, compiler_options=dict(OF_LARGE_BACKBONES)).lower(0.0).compile()
-    except Exception:  # whatever it says, it does not take them
+    except Exception:  # of any kind: it does not take them
         return False
     return True
-
-
-def check_memory(program: Any) -> None:
-    """Looks whether a compiled program fits into the memory of a device.
-
-    Raises:
-        UserError: it does not, with both sizes and the fields that bound the memory.
-    """
-    analysis, limit = program.memory_analysis(), memory_limit()
-    if analysis is None or limit is None:
-        return
-    needed = (
-        analysis.temp_size_in_bytes
-        + analysis.argument_size_in_bytes
-        + analysis.output_size_in_bytes
-        - analysis.alias_size_in_bytes
-    )
-    if needed > limit:
-        raise UserError(
-            f"a round needs {needed / 2**30:.1f} GiB, but the device has {limit / 2**30:.1f}; lower lanes, "
-            "client.batch_size, server.batch_size or eval_batch_size"
-        )
-
-
-def memory_limit() -> int | None:
-    """Bytes that the first device can hold; for a CPU the machine's memory; None where nobody says."""
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-    return (device.memory_stats() or {}).get("bytes_limit")

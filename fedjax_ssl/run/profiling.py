@@ -1,4 +1,4 @@
-"""Where the time of a round goes: a trace of some rounds, and a summary that a person can read."""
+"""Where the time of a round goes: a trace of several rounds, and a readable summary."""
 
 import collections
 import functools
@@ -23,12 +23,12 @@ from fedjax_ssl.files import replace_file
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.workdir import fresh_workdir
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
-from fedjax_ssl.run.machine import default_lanes, on_all_devices, use_compilation_cache, use_devices
+from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.programs import compile_dispatch
 
 try:
     import resource
-except ImportError:  # not on Windows, which goes without the figure
+except ImportError:  # on Windows, where the figure is left out
     resource = None
 
 STAGES = ("label", "train", "aggregate", "server", "statistics", "evaluate")  # the named scopes of a round
@@ -38,7 +38,7 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?[\]})] ([a-z][a-z\-]
 
 
 def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None = None) -> dict[str, Any]:
-    """Runs some rounds under JAX's profiler; nothing of a run in progress is touched.
+    """Runs several rounds under JAX's profiler, in a folder of their own.
 
     Args:
         config: a configuration; of several seeds the first.
@@ -54,27 +54,25 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None =
     validate(config)
     if rounds < 1:
         raise UserError(f"rounds must be at least 1, not {rounds}")
-    use_compilation_cache()
-    with use_devices(config.devices):
+    with use_machine(config) as machine:
         experiment = build_experiment(config)
-        data, hidden_labels = on_all_devices((experiment.data, experiment.hidden_labels))
-        dispatch = compile_dispatch(config, [experiment])
-        state = on_all_devices(jax.jit(functools.partial(initialise, experiment))(experiment.data))
+        data, hidden_labels = machine.put((experiment.data, experiment.hidden_labels))
+        dispatch = compile_dispatch(machine, [experiment])
+        state = machine.jit(functools.partial(initialise, experiment))(data)
         flops = step_flops(experiment, state) if experiment.method.phases else None
         folder = _make_folder(workdir)
-        state = dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(1))).state
+        state = dispatch(state, data, hidden_labels, machine.put(jnp.int32(1))).state
         jax.block_until_ready(state)
         with jax.profiler.trace(str(folder / "trace")):
             started = time.perf_counter()
-            result = jax.block_until_ready(dispatch(state, data, hidden_labels, on_all_devices(jnp.int32(rounds))))
+            result = jax.block_until_ready(dispatch(state, data, hidden_labels, machine.put(jnp.int32(rounds))))
             seconds = time.perf_counter() - started
         by_stage = seconds_by_stage(folder / "trace", dispatch.as_text(), seconds)
-        metrics = jax.device_get(result.metrics)
-        ran = int(result.rounds_done)
-        local_steps, lane_steps = (float(metrics[name][:ran].sum()) for name in ("local_steps", "lane_steps"))
+        results, ran = jax.device_get(result.results), int(result.rounds_done)
+        local_steps, lane_steps = (float(s[:ran].sum()) for s in (results.metrics["local_steps"], results.lane_steps))
         figures = {
             "device": f"{jax.devices()[0].device_kind} x {num_devices()}",
-            "lanes": default_lanes(config),
+            "lanes": machine.lanes(config.clients_per_round),
             "rounds": ran,
             "seconds_per_round": seconds / ran,
             "seconds_by_stage": {name: value / ran for name, value in by_stage.items()},
@@ -150,7 +148,7 @@ def step_flops(experiment: Experiment, state: Any) -> float:
 
 
 def peak_memory() -> int | None:
-    """Most bytes that the first device held at once; for a CPU the most that the process did; None if nobody says."""
+    """Peak bytes on the first device; on a CPU, the process's peak; None if unknown."""
     stats = jax.devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats or resource is None:
         return stats.get("peak_bytes_in_use")

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_dispatch, make_round, over_seeds
 from fedjax_ssl.run.experiment import Experiment, initialise
-from fedjax_ssl.run.machine import check_memory, compiler_options, default_lanes, jit_on_all_devices
+from fedjax_ssl.run.machine import Machine
 
 DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 
@@ -28,13 +27,13 @@ class Program(NamedTuple):
     seconds: float  # that compiling took
 
 
-def compile_program(config: ConfigDict, experiments: list[Experiment], with_init: bool) -> Program:
-    """Compiles what runs need that go through the lanes together; others as many of them need nothing else.
+def compile_program(machine: Machine, experiments: list[Experiment], with_init: bool) -> Program:
+    """Compiles what runs need that go through the lanes together. The program serves every group of as many seeds.
 
     Args:
-        config: of all the seeds.
+        machine: what the program runs on.
         experiments: one for each seed.
-        with_init: whether a run begins; one that was begun has its state from a checkpoint.
+        with_init: whether a run begins; one that is resumed has its state from a checkpoint.
 
     Raises:
         UserError: something that only tracing meets, or too little memory.
@@ -43,38 +42,35 @@ def compile_program(config: ConfigDict, experiments: list[Experiment], with_init
     with concurrent.futures.ThreadPoolExecutor(1) as aside:  # the compiler does not hold Python's lock
         init = None
         if with_init:
-            init = functools.partial(initialise, experiments[0])
-            init = jit_on_all_devices(init, compiler_options=compiler_options(config))
-            lowered = init.lower(experiments[0].data)
+            lowered = machine.jit(functools.partial(initialise, experiments[0])).lower(experiments[0].data)
             init = aside.submit(lowered.compile)
-        snapshot = aside.submit(_lower_snapshot(config, experiments[0]).compile)
-        dispatch = compile_dispatch(config, experiments)
+        snapshot = aside.submit(_lower_snapshot(machine, experiments[0]).compile)
+        dispatch = compile_dispatch(machine, experiments)
         return Program(init and init.result(), dispatch, snapshot.result(), time.monotonic() - started)
 
 
-def _lower_snapshot(config: ConfigDict, experiment: Experiment) -> jax.stages.Lowered:
-    snapshot = make_snapshot(experiment.problem.network, config.eval_batch_size)
-    snapshot = jit_on_all_devices(snapshot, compiler_options=compiler_options(config))
+def _lower_snapshot(machine: Machine, experiment: Experiment) -> jax.stages.Lowered:
+    snapshot = make_snapshot(experiment.problem.network, experiment.problem.config.eval_batch_size)
     state, data = experiment.state_shape, experiment.data
-    return snapshot.lower(state.model, data.test_images, data.test_labels)
+    return machine.jit(snapshot).lower(state.model, data.test_images, data.test_labels)
 
 
-def compile_dispatch(config: ConfigDict, experiments: list[Experiment]) -> Callable:
+def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callable:
     """Compiles the program of many rounds, for one experiment or for several seeds' together.
 
     Raises:
         UserError: it does not fit into the memory.
     """
     first, num_seeds = experiments[0], len(experiments)
-    round_fn = make_round(first.problem, first.method, default_lanes(config, num_seeds))
+    config = first.problem.config
+    round_fn = make_round(first.problem, first.method, machine.lanes(num_seeds * config.clients_per_round))
     state, data = first.state_shape, first.data
     if num_seeds > 1:
         round_fn = over_seeds(round_fn)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
     capacity = max(config.rounds_per_dispatch or 0, DISPATCH_CAPACITY)
-    dispatch = make_dispatch(round_fn, capacity, first.method.converged)
-    dispatch = jit_on_all_devices(dispatch, donate_argnums=0, compiler_options=compiler_options(config))
-    dispatch = dispatch.lower(state, data, first.hidden_labels, jnp.int32(1)).compile()
-    check_memory(dispatch)
-    return dispatch
+    dispatch = machine.jit(make_dispatch(round_fn, capacity, first.method.converged), donate_argnums=0)
+    program = dispatch.lower(state, data, first.hidden_labels, jnp.int32(1)).compile()
+    machine.check_memory(program)
+    return program

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a progress bar in a terminal, plain lines elsewhere."""
+"""Progress of a run on the screen: a bar in a terminal, plain lines elsewhere."""
 
 import collections
 import datetime
@@ -16,7 +16,7 @@ from rich.text import Text
 from fedjax_ssl.engine.evaluation import RULE
 
 SECONDS_BETWEEN_LINES = 10.0
-UPDATES_FOR_SPEED = 20  # rounds get slower and faster, as machines do
+UPDATES_FOR_SPEED = 20  # the latest ones alone, as the speed of rounds changes
 
 
 class RoundProgress:
@@ -34,7 +34,7 @@ class RoundProgress:
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._num_rounds, self._title = num_rounds, title
         self._last_line = -math.inf
-        # (moment, rounds done) of the latest updates. Rich's own estimate has none where a round takes long.
+        # (moment, rounds done) of the latest updates. Rich gives no estimate where a round takes long.
         self._seen = collections.deque([(time.monotonic(), done)], maxlen=UPDATES_FOR_SPEED)
         # In a narrow terminal the title wraps and the bar gets short; the numbers stay whole.
         self._bar = _Bar(

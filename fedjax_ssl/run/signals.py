@@ -1,14 +1,14 @@
-"""Signals that end a run, kept until its state is safe."""
+"""Signals that end a run, held back until its state is saved."""
 
 import signal
 from typing import Any
 
 
 class Signals:
-    """SIGINT and SIGTERM wait for the end of a dispatch; a second one of the same kind does not.
+    """SIGINT and SIGTERM wait for the end of a dispatch; a second one of the same kind acts at once.
 
     Attributes:
-        received: the signal that waits, None while there is none.
+        received: the signal that waits, None if there is none.
     """
 
     def __init__(self):
@@ -23,7 +23,7 @@ class Signals:
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, remember)
-        except ValueError:  # not in the main thread: whoever started it takes the signals
+        except ValueError:  # not in the main thread: signals are left to the caller
             pass
         return self
 
@@ -32,7 +32,7 @@ class Signals:
             signal.signal(number, handler)
 
     def act(self) -> None:
-        """Ends the run as the signal asks, once the state is safe."""
+        """Ends the run as the signal that waits asks; without one does nothing."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:

@@ -1,4 +1,4 @@
-"""What is written down about a run: a line for each round, and the summary."""
+"""The records of a run: a line for each round, and the summary."""
 
 import importlib.metadata
 import platform
@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import labels_revealed
+from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 from fedjax_ssl.run.wire import Traffic
 
@@ -28,6 +29,11 @@ def to_record(metrics: dict[str, np.ndarray], traffic: Traffic) -> dict[str, Any
         "bytes_down": down + traffic.statistics_down,
         "bytes_up": up + traffic.statistics_up,
     }
+
+
+def to_timing(result: RoundResult, seconds: float) -> dict[str, Any]:
+    """The line of timings.jsonl for one round: lane steps depend on the machine, as seconds do."""
+    return {"round": result.metrics["round"].item(), "seconds": seconds, "lane_steps": result.lane_steps.item()}
 
 
 def what_went_wrong(line: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""A run while it goes on, for those who watch: TensorBoard's event files, and Weights & Biases where it is asked for.
+"""Live curves of a run: TensorBoard event files and, if configured, Weights & Biases.
 
-The records in the workdir are the truth. A writer gets those that are there when the run begins or goes on, and then
-every round's as they are written. None of them can stop a run: one that fails is left out from then on.
+The records in the workdir are the truth. A writer first gets the records of earlier rounds, then each round's as it is
+written. No writer can stop a run: one that fails is left out from then on.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"  # in the workdir
 
-# Names in metrics.jsonl -> group and name of the curve; what is not listed is the method's own.
+# Names in metrics.jsonl -> group and name of the curve; names that are not listed are the method's.
 TAGS = {
     "test_accuracy": "test/accuracy",
     "test_loss": "test/loss",
@@ -45,7 +45,7 @@ TAGS = {
 }
 
 
-class Live:
+class Trackers:
     """The writers of one run, as a context manager; leaving it closes them."""
 
     def __init__(self, openers: dict[str, Callable[[], Any]]):
@@ -60,7 +60,7 @@ class Live:
             if writer is not None:
                 self._writers[name] = writer
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> "Trackers":
         return self
 
     def __exit__(self, kind: type | None, *_: Any) -> None:
@@ -69,11 +69,11 @@ class Live:
         self._writers.clear()
 
     def write(self, lines: list[dict[str, Any]], timings: list[dict[str, Any]]) -> None:
-        """Hands the lines of some rounds on.
+        """Hands the lines of rounds on.
 
         Args:
             lines: as in metrics.jsonl.
-            timings: as in timings.jsonl, of the same rounds; more of them do no harm.
+            timings: as in timings.jsonl, of the same rounds at least.
         """
         seconds = {line["round"]: line["seconds"] for line in timings if "seconds" in line}
         rows = [{**line, "seconds": seconds.get(line["round"])} for line in lines]
@@ -84,45 +84,45 @@ class Live:
     def _guard(self, name: str, function: Callable, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:  # whatever it is, a curve is not worth a run
+        except Exception as error:  # of any kind: a curve is not worth a run
             self._writers.pop(name, None)
             why = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"warning: the run goes on without {name} ({why})", file=sys.stderr, flush=True)
             return None
 
 
-def open_live(config: ConfigDict, folder: Workdir) -> Live:
-    """The writers that a configuration asks for, with the rounds that the folder's records have already.
+def open_trackers(config: ConfigDict, folder: Workdir) -> Trackers:
+    """The writers that a configuration asks for, after they got the rounds of the folder's records.
 
     Args:
         config: of the run, or of all its seeds.
-        folder: of one run that has begun, its records cut back to where it goes on.
+        folder: of one run that has begun, its records cut back to where it resumes.
     """
     openers = {}
     if config.log.tensorboard:
         openers["TensorBoard"] = lambda: TensorBoardWriter(folder)
     if config.log.wandb_project:
         openers["Weights & Biases"] = lambda: WandbWriter(folder, config.log.wandb_project)
-    live = Live(openers)
-    live.write(folder.read(METRICS), folder.read(TIMINGS))
-    return live
+    trackers = Trackers(openers)
+    trackers.write(folder.read(METRICS), folder.read(TIMINGS))
+    return trackers
 
 
 def curves(row: dict[str, Any]) -> dict[str, float]:
-    """A round's figures by the names of their curves; what could not be measured has no point."""
-    found = {}
+    """A round's figures by the names of their curves; a figure that could not be measured has no point."""
+    points = {}
     for name, value in row.items():
         if name != "round" and value is not None and math.isfinite(value):
             rule = f"pseudo_labels/{name.removeprefix(RULE)}" if name.startswith(RULE) else f"method/{name}"
-            found[TAGS.get(name, rule)] = value
-    return found
+            points[TAGS.get(name, rule)] = value
+    return points
 
 
 class TensorBoardWriter:
-    """Event files, written anew from the records whenever a run begins or goes on, so that no round is there twice.
+    """Event files, rewritten from the records whenever a run begins or resumes, so that no round is in them twice.
 
-    The events go straight into the file: `tensorboardX.SummaryWriter` has a thread for it, and waits for good when
-    that one has met a full disk.
+    The events go straight into the file: `tensorboardX.SummaryWriter` writes in a thread, and hangs once that thread
+    has failed on a full disk.
     """
 
     def __init__(self, folder: Workdir):
@@ -136,7 +136,7 @@ class TensorBoardWriter:
         for old in path.glob("events.out.tfevents.*"):
             old.unlink()
         self._file = event_file_writer.EventsWriter(str(path / "events"))
-        # A TensorBoard that has been looking at the old file drops what it has seen there.
+        # A TensorBoard that is showing the old file drops its points.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._file.write_event(self._event(step=0, wall_time=time.time(), session_log=start))
         fields = {name: _plain(value) for name, value in flatten(folder.config).items()}
@@ -147,7 +147,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Adds rounds. They come some at a time, or long afterwards: their times are counted back from now."""
+        """Adds rounds. They come several at a time, or long afterwards, so their times are counted back from now."""
         moment = time.time() - sum(row["seconds"] or 0.0 for row in rows)
         for row in rows:
             moment += row["seconds"] or 0.0
@@ -166,10 +166,10 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """A run of Weights & Biases, the same one whenever the workdir's run goes on.
+    """A run of Weights & Biases, resumed whenever the workdir's run is.
 
-    Its own environment variables hold, as WANDB_MODE=offline. Its steps are rounds. Rounds that it knows are not sent
-    again: they are the same. Offline it knows none, and a later `wandb sync` replaces what was there by the whole.
+    W&B's environment variables apply, as WANDB_MODE=offline. Its steps are rounds. Rounds that it has are not sent
+    again: they are the same. Offline it has none, and a later `wandb sync` replaces the online run by the whole.
     """
 
     def __init__(self, folder: Workdir, project: str):
@@ -186,7 +186,7 @@ class WandbWriter:
             group=path.parent.name if is_one_of_several else None,
             dir=str(path),
             config=folder.config,
-            allow_val_change=True,  # a run that goes on may have more rounds
+            allow_val_change=True,  # a resumed run may have more rounds
             resume="allow",
             reinit="create_new",  # seeds that train together are open together
         )
@@ -198,7 +198,7 @@ class WandbWriter:
                 self._run.log(curves(row), step=row["round"], commit=True)
 
     def close(self, went_well: bool) -> None:
-        """Ends the run; one that was stopped counts as failed until it goes on."""
+        """Ends the run; one that was stopped counts as failed until it is resumed."""
         self._run.finish(exit_code=0 if went_well else 1)
 
 
@@ -209,9 +209,9 @@ def _plain(value: Any) -> str | bool | int | float:
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hides PyTorch while tensorboardX is imported, which takes it, where it is installed, for a type annotation.
+    """Hides PyTorch while tensorboardX is imported, which imports it, if installed, for a type annotation.
 
-    It would take seconds and a second set of CUDA libraries in the process.
+    That would take seconds and load a second set of CUDA libraries.
     """
     hidden = "torch" not in sys.modules
     if hidden:

@@ -1,41 +1,62 @@
 """A run from its configuration to its trained model: `train(config, workdir)`."""
 
 import contextlib
+import json
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Callable
 
+import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import for_seed, validate
+from fedjax_ssl.data.partition import class_counts, save_partition
+from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
+from fedjax_ssl.files import replace_arrays, replace_file
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
+    CLASS_COUNTS,
+    DATASET,
     PARTITION,
+    TIMINGS,
     Workdir,
     fresh_workdir,
 )
 from fedjax_ssl.run.experiment import build_experiments
-from fedjax_ssl.run.loop import Run, _train_group, has_ended
-from fedjax_ssl.run.machine import seeds_together, use_compilation_cache, use_devices
-from fedjax_ssl.run.programs import compile_program
+from fedjax_ssl.run.listeners import (
+    FeedTrackers,
+    SaveCheckpoints,
+    SaveSnapshots,
+    ShowProgress,
+    StopOnFailure,
+    StopOnSignal,
+    WriteRecords,
+)
+from fedjax_ssl.run.loop import Run, has_ended, make_group, run_rounds
+from fedjax_ssl.run.machine import Machine, use_machine
+from fedjax_ssl.run.programs import Program, compile_program
+from fedjax_ssl.run.progress import RoundProgress, title_of
+from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.summary import summarise
+from fedjax_ssl.run.trackers import open_trackers
 
 
 def train(
-    config: ConfigDict, workdir: str | os.PathLike | None = None, when_over: Callable[[], object] = lambda: None
+    config: ConfigDict, workdir: str | os.PathLike | None = None, on_finish: Callable[[], object] = lambda: None
 ) -> State | tuple[State, ...]:
-    """Trains what a configuration describes, or takes the run in `workdir` up where it was left.
+    """Trains what a configuration describes, or resumes the run in `workdir`.
 
     Args:
         config: see `fedjax_ssl.config.base_config`.
         workdir: the run's folder; by default a fresh one under runs/. It gets config.json, partition.npz,
-            metrics.jsonl (a line a round, the same whatever the clock says), timings.jsonl, summary.json and
-            checkpoints/. With `config.seeds` each seed's run lies in a folder seed_N of its own in there, as if it
-            had been trained alone.
-        when_over: is called whenever a run is over and has its summary: with `config.seeds` once for each of them.
+            metrics.jsonl (a line a round, independent of the clock), timings.jsonl, summary.json and
+            checkpoints/. With `config.seeds` each seed's run lies in its subfolder seed_N, as if it had been trained
+            alone.
+        on_finish: called when a run is over and has its summary; with `config.seeds` once for each seed.
 
     Returns:
         The state after the last round; with `config.seeds` one for each of them.
@@ -46,16 +67,15 @@ def train(
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, with a checkpoint written.
     """
     validate(config)
-    use_compilation_cache()
-    with use_devices(config.devices), contextlib.ExitStack() as open_folders:
-        # Meet whatever is wrong before anything is written.
+    with use_machine(config) as machine, contextlib.ExitStack() as open_folders:
+        # Errors come here, before anything is written.
         runs = open_runs(config, workdir, open_folders)
-        groups = group_runs([run for run in runs if not is_over(run)])
+        groups = group_runs(machine, [run for run in runs if not is_over(run)])
         if groups:
             print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
         some_begin = any(run.state is None for run in runs)
         programs = {
-            size: compile_program(config, [run.experiment for run in group], some_begin)
+            size: compile_program(machine, [run.experiment for run in group], some_begin)
             for size, group in {len(group): group for group in groups}.items()
         }
         if workdir is None and config.seeds:
@@ -66,19 +86,19 @@ def train(
         states = {run.folder.config["seed"]: run.state for run in runs}
         for run in filter(is_over, runs):
             _conclude(run)  # it may have been killed before its summary
-            when_over()
+            on_finish()
         for group in groups:
             sharing = sum(len(other) for other in groups if len(other) == len(group))
-            trained = _train_group(config, group, programs[len(group)], sharing)
+            trained = train_group(machine, config, group, programs[len(group)], sharing)
             states.update(zip([run.folder.config["seed"] for run in group], trained))
             for run in group:
                 _conclude(run)
-                when_over()
+                on_finish()
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
 def open_runs(config: ConfigDict, workdir: str | os.PathLike | None, open_folders: contextlib.ExitStack) -> list[Run]:
-    """The runs that a configuration asks for, one for each seed, with the states of those that were begun before.
+    """The runs that a configuration asks for, one for each seed, with the states of those to be resumed.
 
     Args:
         config: of all the seeds.
@@ -108,16 +128,16 @@ def restore_newest(folder: Workdir, like: State) -> State | None:
 
 
 def is_over(run: Run) -> bool:
-    """Whether a run has nothing left to do."""
+    """Whether a run has no round left to do."""
     return run.state is not None and has_ended(run.experiment, run.state, run.round)
 
 
-def group_runs(runs: list[Run]) -> list[list[Run]]:
-    """Which runs go through the lanes together: those at the same round, as far as the backend gains by it."""
-    # Each seed has an end of its own where the method says when a run is over.
+def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
+    """Which runs go through the lanes together: those at the same round, where the machine gains by it."""
+    # With a stopping rule, seeds may end at different rounds, so they do not share a program.
     if not runs:
         return []
-    together = 1 if runs[0].experiment.method.converged else seeds_together(len(runs))
+    together = 1 if runs[0].experiment.method.converged else machine.seeds_together(len(runs))
     groups = []
     for run in runs:
         if not groups or len(groups[-1]) == together or groups[-1][-1].round != run.round:
@@ -126,8 +146,76 @@ def group_runs(runs: list[Run]) -> list[list[Run]]:
     return groups
 
 
+def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: Program, sharing: int) -> list[State]:
+    """Trains runs that go through the lanes together, from the round where they stand to the end.
+
+    Args:
+        machine: that the program was compiled for.
+        config: of all the seeds.
+        runs: all at the same round.
+        program: compiled for as many runs.
+        sharing: runs that the program was compiled for, those of other groups included: they share its seconds.
+
+    Returns:
+        Their last states.
+
+    Raises:
+        UserError, TrainingError, KeyboardInterrupt, SystemExit: see `train`.
+    """
+    first_round = runs[0].round
+    for run in runs:
+        run.folder.begin(first_round)
+        run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
+        _write_facts(run)
+    with contextlib.ExitStack() as stack:
+        trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in runs]
+        checkpoints = [
+            stack.enter_context(contextlib.closing(Checkpoints(run.folder.path / CHECKPOINTS))) for run in runs
+        ]
+        title = title_of(config.seeds, [run.folder.config["seed"] for run in runs])
+        progress = stack.enter_context(RoundProgress(config.num_rounds, first_round, title))
+        signals = stack.enter_context(Signals())
+        for run in runs:
+            progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
+        states = [_first_state(machine, program, run, store) for run, store in zip(runs, checkpoints)]
+        group = make_group(machine, runs)
+        every = config.checkpoint_every_persistent if config.client.persistent else config.checkpoint_every
+        listeners = [
+            WriteRecords(runs),
+            FeedTrackers(trackers),
+            ShowProgress(progress),
+            StopOnFailure(runs),
+            SaveSnapshots(group, program.snapshot, config.snapshot_rounds),
+            SaveCheckpoints(group, checkpoints, every, signals),
+            StopOnSignal(signals),
+        ]
+        return run_rounds(machine, program, group, states, listeners)
+
+
+def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Checkpoints) -> State:
+    """The state that a run starts from; of one that begins it is the first checkpoint."""
+    if run.state is not None:
+        return run.state
+    before = time.monotonic()
+    state = jax.block_until_ready(program.init(machine.put(run.experiment.data)))
+    run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
+    checkpoints.save(0, jax.device_get(state))
+    return state
+
+
+def _write_facts(run: Run) -> None:
+    """Writes what does not change while a run goes on: who holds which data, and what the images are."""
+    folder, experiment = run.folder.path, run.experiment
+    if not (folder / PARTITION).exists():
+        save_partition(folder / PARTITION, experiment.partition)
+    dataset = experiment.dataset
+    counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
+    replace_arrays(folder / CLASS_COUNTS, **counts)
+    replace_file(folder / DATASET, json.dumps(dataset_facts(dataset), indent=2) + "\n")
+
+
 def _conclude(run: Run) -> None:
-    """Writes what a finished run ends with, unless it is there. A report that fails takes nothing away from the run."""
+    """Writes a finished run's summary and report, unless they exist. A report that fails does the run no harm."""
     config = run.experiment.problem.config
     if not run.folder.is_summarised():
         run.folder.write_summary(summarise(config, run.folder))

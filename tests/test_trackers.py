@@ -13,7 +13,7 @@ import launch
 from conftest import make_tiny_config
 from fedjax_ssl import train
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_lines
-from fedjax_ssl.run.trackers import Live, curves, open_live
+from fedjax_ssl.run.trackers import Trackers, curves, open_trackers
 
 
 def events_of(workdir):
@@ -54,7 +54,7 @@ def reopen(copied):
         folder = Workdir(copied, config.to_dict())
         open_folders.append(folder)
         folder.begin(round_number)
-        return folder, open_live(config, folder)
+        return folder, open_trackers(config, folder)
 
     yield reopen
     for folder in open_folders:
@@ -81,20 +81,20 @@ def test_tensorboard_shows_what_the_records_say(finished_run):
 
 def test_a_run_that_goes_on_shows_each_round_once(copied, reopen):
     lines, timings = read_lines(copied / METRICS), read_lines(copied / TIMINGS)
-    folder, live = reopen(4)
-    with live:
+    folder, trackers = reopen(4)
+    with trackers:
         pass
     watching = events_of(copied)  # as a TensorBoard that stays open
     assert points(watching) == expected_points(lines, timings)
     path = next((copied / "tensorboard").iterdir())
     path.rename(path.with_name("events.out.tfevents.1000000000.before"))  # names have seconds, and this is too quick
 
-    folder, live = reopen(2)  # killed after a checkpoint at round 2
+    folder, trackers = reopen(2)  # killed after a checkpoint at round 2
     assert points(events_of(copied)) == expected_points(lines[:2], timings)
-    with live:
+    with trackers:
         for line in lines[2:]:
             folder.append(METRICS, [line])
-            live.write([line], [{"round": line["round"], "seconds": 0.5}])
+            trackers.write([line], [{"round": line["round"], "seconds": 0.5}])
     assert len(list((copied / "tensorboard").iterdir())) == 1
     for events in (events_of(copied), watching.Reload()):
         shown = points(events)
@@ -111,17 +111,17 @@ def test_what_was_not_measured_has_no_point():
 
 
 def test_tensorboard_off(copied, reopen):
-    _, live = reopen(4, **{"log.tensorboard": False})
-    with live:
-        live.write([{"round": 5}], [])
+    _, trackers = reopen(4, **{"log.tensorboard": False})
+    with trackers:
+        trackers.write([{"round": 5}], [])
     assert not (copied / "tensorboard").exists()
 
 
 def test_a_writer_that_fails_does_not_take_the_run_with_it(copied, reopen, capsys):
     (copied / "tensorboard").write_text("no folder")
-    _, live = reopen(4)
-    with live:
-        live.write([{"round": 5}], [])
+    _, trackers = reopen(4)
+    with trackers:
+        trackers.write([{"round": 5}], [])
     errors = capsys.readouterr().err
     assert "warning: the run goes on without TensorBoard (FileExistsError" in errors and errors.count("\n") == 1
 
@@ -139,9 +139,9 @@ def test_a_writer_that_fails_does_not_take_the_run_with_it(copied, reopen, capsy
             raise RuntimeError("no network")
 
     good = Good()
-    with Live({"the disk": FullDisk, "the other": lambda: good}) as live:
-        live.write([{"round": 1}], [{"round": 1, "seconds": 2.0}, {"round": 0, "compile_seconds": 3.0}])
-        live.write([{"round": 2}], [])
+    with Trackers({"the disk": FullDisk, "the other": lambda: good}) as trackers:
+        trackers.write([{"round": 1}], [{"round": 1, "seconds": 2.0}, {"round": 0, "compile_seconds": 3.0}])
+        trackers.write([{"round": 2}], [])
     assert good.rows == ({"round": 1, "seconds": 2.0}, {"round": 2, "seconds": None})
     errors = capsys.readouterr().err
     assert errors.count("without the disk") == 1 and "without the other (RuntimeError: no network)" in errors
@@ -180,12 +180,12 @@ def wandb(monkeypatch):
 def test_wandb_has_one_run_that_goes_on(copied, reopen, wandb):
     on = {"log.wandb_project": "digits", "log.tensorboard": False}
     lines = read_lines(copied / METRICS)
-    folder, live = reopen(3, **on)
-    with pytest.raises(KeyboardInterrupt), live:
+    folder, trackers = reopen(3, **on)
+    with pytest.raises(KeyboardInterrupt), trackers:
         raise KeyboardInterrupt
-    folder, live = reopen(2, **on)  # its checkpoint is older than what W&B knows
-    with live:
-        live.write(lines[2:], [])
+    folder, trackers = reopen(2, **on)  # its checkpoint is older than what W&B knows
+    with trackers:
+        trackers.write(lines[2:], [])
     first, second = wandb.inits
     assert first["id"] == second["id"] == (copied / "wandb_id").read_text().strip()
     assert (first["project"], first["resume"], first["reinit"]) == ("digits", "allow", "create_new")

@@ -1,0 +1,139 @@
+"""The listeners of a run, in the order of their turns: records are written before the checkpoint that needs them."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+
+from fedjax_ssl.errors import TrainingError
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.snapshots import save_snapshot
+from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
+from fedjax_ssl.run.loop import Group, Listener, Run, Turn
+from fedjax_ssl.run.progress import RoundProgress
+from fedjax_ssl.run.signals import Signals
+from fedjax_ssl.run.summary import what_went_wrong
+from fedjax_ssl.run.trackers import Trackers
+
+
+class WriteRecords(Listener):
+    """Each round's lines in metrics.jsonl and timings.jsonl."""
+
+    def __init__(self, runs: list[Run]):
+        self._runs = runs
+
+    def take(self, turn: Turn) -> None:
+        for run, lines, timings in zip(self._runs, turn.lines, turn.timings):
+            run.folder.append(METRICS, lines)
+            run.folder.append(TIMINGS, timings)
+
+
+class FeedTrackers(Listener):
+    """Each round's figures for TensorBoard and Weights & Biases."""
+
+    def __init__(self, trackers: list[Trackers]):
+        self._trackers = trackers
+
+    def take(self, turn: Turn) -> None:
+        for trackers, lines, timings in zip(self._trackers, turn.lines, turn.timings):
+            trackers.write(lines, timings)
+
+
+class ShowProgress(Listener):
+    """The latest round's figures on the terminal, those of the first run."""
+
+    def __init__(self, progress: RoundProgress):
+        self._progress = progress
+
+    def take(self, turn: Turn) -> None:
+        if turn.lines[0]:
+            self._progress.update(turn.lines[0][-1])
+
+
+class StopOnFailure(Listener):
+    """Ends the training where a round left no state to go on from: after its line is written, before it is saved."""
+
+    def __init__(self, runs: list[Run]):
+        self._seeds = [run.experiment.problem.config.seed for run in runs]
+
+    def take(self, turn: Turn) -> None:
+        """See `Listener`.
+
+        Raises:
+            TrainingError: with the seeds, the round and its losses.
+        """
+        of_runs = zip(self._seeds, turn.healthy, turn.lines)
+        failures = [f"seed {seed}, {what_went_wrong(lines[-1])}" for seed, healthy, lines in of_runs if not healthy]
+        if failures:
+            raise TrainingError("; ".join(failures))
+
+
+class SaveSnapshots(Listener):
+    """The model's outputs on the test images, after the rounds that were asked for and the last one."""
+
+    def __init__(self, group: Group, snapshot: Callable, rounds: Sequence[int]):
+        """Nothing is computed yet.
+
+        Args:
+            group: whose models.
+            snapshot: see `Program`.
+            rounds: after which one is taken; 0 is before the first.
+        """
+        self._group, self._snapshot, self._rounds = group, snapshot, rounds
+
+    def next_due(self, done: int) -> int | None:
+        return min((number for number in self._rounds if number > done), default=None)
+
+    def take(self, turn: Turn) -> None:
+        if not turn.is_last and turn.done not in self._rounds:
+            return
+        data = self._group.data
+        for run, state in zip(self._group.runs, self._group.split(turn.state)):
+            taken = self._snapshot(state.model, data.test_images, data.test_labels)
+            save_snapshot(run.folder.path / SNAPSHOTS, turn.done, jax.device_get(taken))
+
+
+class SaveCheckpoints(Listener):
+    """The whole state: every so many rounds, at the end, and when a signal has come."""
+
+    def __init__(self, group: Group, checkpoints: list[Checkpoints], every: int, signals: Signals):
+        """Nothing is written yet.
+
+        Args:
+            group: whose states.
+            checkpoints: of each run; they have one of the round that the runs start from.
+            every: so many rounds.
+            signals: that end the training.
+        """
+        self._group, self._checkpoints, self._every, self._signals = group, checkpoints, every, signals
+        self._saved = group.runs[0].round
+
+    def next_due(self, done: int) -> int | None:
+        return done + self._every - done % self._every
+
+    def take(self, turn: Turn) -> None:
+        wanted = turn.is_last or turn.done % self._every == 0 or self._signals.received
+        if not wanted or turn.done == self._saved:
+            return
+        before = time.monotonic()
+        for checkpoints, state in zip(self._checkpoints, self._group.split(jax.device_get(turn.state))):
+            checkpoints.save(turn.done, state)
+        seconds = (time.monotonic() - before) / len(self._checkpoints)
+        for run in self._group.runs:
+            run.folder.append(TIMINGS, [{"round": turn.done, "checkpoint_seconds": seconds}])
+        self._saved = turn.done
+
+
+class StopOnSignal(Listener):
+    """Ends the training as a signal asks; the last to have a turn, when the state is safe."""
+
+    def __init__(self, signals: Signals):
+        self._signals = signals
+
+    def take(self, turn: Turn) -> None:
+        """See `Listener`.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM.
+        """
+        self._signals.act()
