@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
+from fedjax_ssl import base_config
+from fedjax_ssl.config import validate
 from fedjax_ssl.data import PARTITIONS, load_partition, make_partition, save_partition
 from fedjax_ssl.data import class_counts as who_holds_what
 from fedjax_ssl.data.partition import draw_anchors
@@ -277,7 +279,9 @@ def test_each_client_has_a_labelled_share(share):
     partition = make_labelled(labelled_share=share, alpha=0.1)
     sizes, labelled = sizes_of(partition), labelled_counts(partition).sum(axis=1)
     assert np.abs(labelled - share * sizes).max() <= 0.5 and len(np.unique(sizes)) > 30
-    # Of 3 and of 5 examples, by hand.
+
+
+def test_a_labelled_share_of_few_examples():
     few = make_labelled(4, truth=labels_of(2, 12), num_classes=2, partition="iid", labelled_share=0.5)
     assert sizes_of(few).tolist() == [3] * 4
     assert labelled_counts(few, labels_of(2, 12), 2).sum(axis=1).tolist() == [2] * 4  # 1.5 is rounded up
@@ -335,8 +339,9 @@ def test_where_labels_are_does_not_change_who_has_which_images():
     for other in (per_class, some):
         assert all(map(np.array_equal, share.client_rows, other.client_rows))
         assert not np.array_equal(share.labelled_rows, other.labelled_rows)
-    again = make_labelled(alpha=0.5, labelled_share=0.3)
-    np.testing.assert_array_equal(again.labelled_rows, share.labelled_rows)
+    rng = np.random.default_rng([3, 2])  # a stream of their own, by the seed
+    expected = [rng.permutation(rows)[: int(0.3 * len(rows) + 0.5)] for rows in share.client_rows]
+    np.testing.assert_array_equal(share.labelled_rows, np.concatenate(expected))
     # More labels are those that there were, and others.
     assert set(make_labelled(alpha=0.5, labelled_share=0.1).labelled_rows) < set(share.labelled_rows)
     assert set(per_class.labelled_rows) < set(make_labelled(alpha=0.5, labels_per_class=5).labelled_rows)
@@ -392,6 +397,25 @@ def expect_line(parts, labels, num_classes, config, num_clients):
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+def test_the_configuration_is_checked_before_data_are_read():
+    config = base_config()
+    config.data.num_anchors = 0
+    with pytest.raises(UserError, match="num_anchors must be at least 1, not 0"):
+        validate(config)
+    config.data.labels = "clients"
+    validate(config)  # there are no anchors, and their number is not looked at
+    for field, value, line in (
+        ("labels", "clouds", "data.labels is 'clouds'; known: server, clients, some_clients"),
+        ("labelled_share", 0.0, "data.labelled_share must be above 0 and at most 1, not 0.0"),
+        ("labels_per_class", -1, "data.labels_per_class must be .* not -1"),
+        ("labelled_clients", 101, "data.labelled_clients must be .* from 1 to num_clients = 100, not 101"),
+    ):
+        changed = config.copy_and_resolve_references()
+        changed.data[field] = value
+        with pytest.raises(UserError, match=line):
+            validate(changed)
 
 
 def test_more_anchors_than_a_class_has_names_the_class():
