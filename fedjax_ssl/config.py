@@ -160,7 +160,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
         number = data["labels_per_class"]
         text = f"every client has labels for {number:,} image{'s' if number != 1 else ''} of each of its classes"
     else:
-        text = f"every client has labels for {100 * data['labelled_share']:g} % of its images"
+        text = f"every client has labels for {100 * data['labelled_share']:.4g} % of its images"
     return text if labelled is None else f"{text}: {labelled:,} in all"
 
 
