@@ -273,6 +273,7 @@ def compare(name, options):
         visible_labels=jnp.asarray(labels.reshape(-1)),
         client_index=jnp.asarray(rows.reshape(options.clients, -1)),
         client_size=jnp.full(options.clients, options.images, jnp.int32),
+        labelled_size=jnp.full(options.clients, options.images, jnp.int32),
         anchor_index=jnp.zeros(1, jnp.int32),
         test_images=jnp.zeros((1, *image_shape), jnp.uint8),
         test_labels=jnp.zeros(1, jnp.int32),

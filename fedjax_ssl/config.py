@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.client.thresholds import KINDS
+from fedjax_ssl.data import check_labels
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
@@ -82,7 +83,7 @@ def validate(config: ConfigDict) -> None:
         "lanes": 1,
         "devices": 1,
         "rounds_per_dispatch": 1,
-        "data.num_anchors": 1,
+        **({"data.num_anchors": 1} if config.data.labels == "server" else {}),
         "data.examples_per_client": 0,
         "data.image_size": 0,
         "model.anchor_dim": 0,
@@ -127,6 +128,7 @@ def validate(config: ConfigDict) -> None:
             f"clients_per_round is {config.clients_per_round}, but the federation has num_clients = "
             f"{config.num_clients}"
         )
+    check_labels(config.data, config.num_clients)
     if config.log.wandb_project:
         _check_wandb()
 
@@ -162,6 +164,35 @@ def _of_other_registered(method: str) -> set[str]:
 def labels_revealed(config: Any) -> bool:
     """Whether a configuration, nested dicts or a ConfigDict, is of a bound that sees the clients' labels."""
     return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
+
+
+def who_has_labels(config: Any, labelled: int | None = None) -> str:
+    """Who holds labels, in words, as in '500 labels at the server'.
+
+    Args:
+        config: nested dicts or a ConfigDict, complete.
+        labelled: how many of the clients' images have labels, if that is known and shall be said.
+    """
+    data = config["data"]
+    if data["centralised"]:
+        return "the server has all images, with their labels"
+    if data["labels"] == "server":
+        text = f"{data['num_anchors']:,} label{'s' if data['num_anchors'] != 1 else ''} at the server"
+        return f"{text}, and every client has labels for all its images" if data["reveal_labels"] else text
+    if data["reveal_labels"]:
+        return "every client has labels for all its images"
+    if data["labels"] == "some_clients":
+        number, one = data["labelled_clients"], data["labelled_clients"] == 1
+        text = f"{number:,} of {config['num_clients']:,} clients {'has' if one else 'have'} labels for all "
+        text += f"{'its' if one else 'their'} images"
+    elif data["partition_file"]:
+        text = f"clients have labels for the images that {data['partition_file']} names"
+    elif data["labels_per_class"]:
+        number = data["labels_per_class"]
+        text = f"every client has labels for {number:,} image{'s' if number != 1 else ''} of each of its classes"
+    else:
+        text = f"every client has labels for {100 * data['labelled_share']:.4g} % of its images"
+    return text if labelled is None else f"{text}: {labelled:,} in all"
 
 
 def differences(old: dict, new: dict) -> dict[str, tuple]:

@@ -89,7 +89,11 @@ def shared_fields() -> ConfigDict:
     config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
     config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
-    config.data.num_anchors = 500  # S, labelled images at the server, taken away from the clients
+    config.data.labels = "server"  # who holds them: 'server', 'clients', 'some_clients'; see docs/data.md
+    config.data.labelled_share = 0.1  # of 'clients': the part of each client's images that has labels
+    config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
+    config.data.labelled_clients = 1  # of 'some_clients': how many have labels for all their images
+    config.data.num_anchors = 500  # S, labelled images of the server, taken away from the clients; of 'server' alone
     config.data.anchors = "balanced"  # S / C of each class, or 'random'
     config.data.partition = "lda"  # how the rest is divided; see fedjax_ssl/data/partition_schemes.py
     config.data.alpha = 0.1  # of the Dirichlet partitions: lower is more heterogeneous

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import Dataset, Partition, federate
+from fedjax_ssl.data import Dataset, Partition, federate, stack_seeds
 
 
 def small_federation():
@@ -34,6 +34,7 @@ def test_arrays():
     np.testing.assert_array_equal(data.test_labels, dataset.y_test)
     np.testing.assert_array_equal(data.client_index, [[7, 2, 9], [0, 0, 0], [4, 0, 0], [0, 11, 0]])
     np.testing.assert_array_equal(data.client_size, [3, 0, 1, 2])
+    np.testing.assert_array_equal(data.labelled_size, [0, 0, 0, 0])
     np.testing.assert_array_equal(data.anchor_index, [5, 1, 3])
     np.testing.assert_array_equal(hidden, dataset.y_train)
     assert data.images.dtype == data.test_images.dtype == jnp.uint8
@@ -48,6 +49,41 @@ def test_only_anchors_labels_are_visible():
     expected = np.full(12, -1)
     expected[[5, 1, 3]] = dataset.y_train[[5, 1, 3]]
     np.testing.assert_array_equal(data.visible_labels, expected)
+
+
+def labelled_federation(labelled_rows, **arguments):
+    dataset, partition = small_federation()
+    partition = Partition(np.zeros(0, np.int32), partition.client_rows, np.array(labelled_rows, np.int32))
+    return dataset, partition, federate(dataset, partition, 0, **arguments)[0]
+
+
+@pytest.mark.parametrize("labelled, sizes", [([9, 0], [1, 0, 0, 1]), ([7, 2, 9], [3, 0, 0, 0])])
+def test_labels_at_clients(labelled, sizes):
+    """A part of some clients' examples, and all of one client's."""
+    dataset, _, data = labelled_federation(labelled)
+    expected = np.full(12, -1)
+    expected[labelled] = dataset.y_train[labelled]
+    np.testing.assert_array_equal(data.visible_labels, expected)
+    np.testing.assert_array_equal(data.labelled_size, sizes)
+    assert data.anchor_index.shape == (0,) and data.anchor_index.dtype == data.labelled_size.dtype == jnp.int32
+
+
+@pytest.mark.parametrize("bound", ["reveal_labels", "centralised"])
+@pytest.mark.parametrize("labelled", [[], [9, 0]])
+def test_the_bounds_show_every_label_of_the_federation(bound, labelled):
+    dataset, partition, data = labelled_federation(labelled, **{bound: True})
+    owned = np.concatenate(partition.client_rows)
+    np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], dataset.y_train[owned])
+    np.testing.assert_array_equal(data.labelled_size, [3, 0, 1, 2])
+    at_server = owned if bound == "centralised" else []
+    np.testing.assert_array_equal(np.sort(data.anchor_index), np.sort(at_server))
+
+
+def test_seeds_are_stacked_with_their_own_labels():
+    federations = [labelled_federation(rows)[2] for rows in ([9, 0], [7, 2])]
+    stacked = stack_seeds(federations)
+    np.testing.assert_array_equal(stacked.labelled_size, [[1, 0, 0, 1], [2, 0, 0, 0]])
+    assert stacked.anchor_index.shape == (2, 0) and stacked.images.shape == federations[0].images.shape
 
 
 def test_permuting_hidden_labels_changes_nothing_that_a_method_sees():

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
+from fedjax_ssl import base_config
+from fedjax_ssl.config import validate
 from fedjax_ssl.data import PARTITIONS, load_partition, make_partition, save_partition
+from fedjax_ssl.data import class_counts as who_holds_what
 from fedjax_ssl.data.partition import draw_anchors
 from fedjax_ssl.data.partition_schemes import dirichlet_classes
 from fedjax_ssl.errors import UserError
@@ -21,6 +24,10 @@ def data_config(**fields):
         "anchors": "balanced",
         "examples_per_client": 0,
         "partition_file": "",
+        "labels": "server",
+        "labelled_share": 0.1,
+        "labels_per_class": 0,
+        "labelled_clients": 1,
     }
     return config_dict.ConfigDict(config | fields)
 
@@ -227,7 +234,136 @@ def test_rows_are_in_random_order_even_of_sorted_labels():
         assert (np.diff(labels[rows]) != 0).mean() > 0.8
 
 
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_with_labels_at_the_server_the_draws_are_those_of_two_streams(name):
+    """As before clients could have labels, to the bit: a saved result can be had again."""
+    config = data_config(partition=name, alpha=0.5, num_anchors=20, examples_per_client=60)
+    partition = make_partition(LABELS, 10, config, 100, seed=3)
+    anchor_rng, client_rng = np.random.default_rng([3, 0]), np.random.default_rng([3, 1])
+    anchors = [anchor_rng.permutation(np.flatnonzero(c == LABELS))[:2] for c in range(10)]
+    anchors = anchor_rng.permutation(np.concatenate(anchors))
+    rest = np.setdiff1d(np.arange(50_000), anchors)
+    shares = PARTITIONS[name](LABELS[rest], 100, config, client_rng)
+    np.testing.assert_array_equal(partition.anchor_index, anchors)
+    for rows, share in zip(partition.client_rows, shares, strict=True):
+        np.testing.assert_array_equal(rows, rest[client_rng.permutation(share)[:60]])
+    assert partition.labelled_rows.dtype == np.int32 and len(partition.labelled_rows) == 0
+
+
+def labelled_counts(partition, labels=LABELS, num_classes=10):
+    """[K, C], labelled examples of each class at each client, by a plain loop."""
+    labelled, counts = set(partition.labelled_rows.tolist()), np.zeros((len(partition.client_rows), num_classes), int)
+    for client, rows in enumerate(partition.client_rows):
+        for row in rows.tolist():
+            counts[client, labels[row]] += row in labelled
+    return counts
+
+
+def make_labelled(num_clients=40, seed=3, truth=LABELS, num_classes=10, **fields):
+    fields = {"labels": "clients", "partition": "dirichlet_classes", "num_anchors": 0, **fields}
+    partition = make_partition(truth, num_classes, data_config(**fields), num_clients, seed)
+    assert len(partition.anchor_index) == 0
+    assert_no_row_twice(partition, len(truth))
+    assert partition.labelled_rows.dtype == np.int32
+    assert len(np.unique(partition.labelled_rows)) == len(partition.labelled_rows)
+    assert labelled_counts(partition, truth, num_classes).sum() == len(partition.labelled_rows)  # all are at clients
+    counted = who_holds_what(truth, partition, num_classes)
+    np.testing.assert_array_equal(counted["labelled"], labelled_counts(partition, truth, num_classes))
+    np.testing.assert_array_equal(counted["clients"], class_counts(partition, truth, num_classes))
+    assert counted["anchors"].tolist() == [0] * num_classes
+    return partition
+
+
+@pytest.mark.parametrize("share", [0.004, 0.1, 0.5, 1.0])
+def test_each_client_has_a_labelled_share(share):
+    partition = make_labelled(labelled_share=share, alpha=0.1)
+    sizes, labelled = sizes_of(partition), labelled_counts(partition).sum(axis=1)
+    assert np.abs(labelled - share * sizes).max() <= 0.5 and len(np.unique(sizes)) > 30
+
+
+def test_a_labelled_share_of_few_examples():
+    few = make_labelled(4, truth=labels_of(2, 12), num_classes=2, partition="iid", labelled_share=0.5)
+    assert sizes_of(few).tolist() == [3] * 4
+    assert labelled_counts(few, labels_of(2, 12), 2).sum(axis=1).tolist() == [2] * 4  # 1.5 is rounded up
+    few = make_labelled(4, truth=labels_of(2, 20), num_classes=2, partition="iid", labelled_share=0.25)
+    assert labelled_counts(few, labels_of(2, 20), 2).sum(axis=1).tolist() == [1] * 4  # 1.25 down
+
+
+def test_a_labelled_share_is_drawn_at_random_within_the_client():
+    """Over many clients each class is labelled to the same share, within what chance allows."""
+    partition = make_labelled(100, labelled_share=0.2, alpha=0.5)
+    all_of, labelled = class_counts(partition, LABELS, 10).sum(axis=0), labelled_counts(partition).sum(axis=0)
+    deviation = np.sqrt(0.2 * 0.8 * all_of)
+    assert np.all(np.abs(labelled - 0.2 * all_of) < 4 * deviation)
+    # And not the first of each client's rows, which are in the order in which a method walks through them.
+    places = [np.flatnonzero(np.isin(rows, partition.labelled_rows)) / len(rows) for rows in partition.client_rows]
+    assert abs(np.concatenate(places).mean() - 0.5) < 0.02
+
+
+def test_labels_per_class():
+    labels = labels_of(10, 2_000)
+    partition = make_labelled(truth=labels, labels_per_class=3, alpha=0.3)
+    held = class_counts(partition, labels, 10)
+    assert {0, 1, 2} <= set(held.ravel())  # classes of which a client has too few
+    np.testing.assert_array_equal(labelled_counts(partition, labels), np.minimum(held, 3))
+
+
+def test_a_limit_on_clients_comes_before_their_labels():
+    partition = make_labelled(labelled_share=0.1, examples_per_client=50, alpha=1.0)
+    assert labelled_counts(partition).sum(axis=1).tolist() == [5] * 40
+
+
+@pytest.mark.parametrize("number", [1, 3, 40])
+def test_some_clients_are_labelled_wholly(number):
+    partition = make_labelled(labels="some_clients", labelled_clients=number, alpha=1.0)
+    labelled, sizes = labelled_counts(partition).sum(axis=1), sizes_of(partition)
+    assert np.all((labelled == 0) | (labelled == sizes)) and np.count_nonzero(labelled) == number
+
+
+def test_the_labelled_clients_are_drawn_by_the_seed_among_those_with_images():
+    config = {"labels": "some_clients", "labelled_clients": 2, "alpha": 0.3}
+    chosen = []
+    for seed in range(20):
+        partition = make_labelled(200, seed, labels_of(10, 300), **config)
+        labelled = np.flatnonzero(labelled_counts(partition, labels_of(10, 300)).sum(axis=1))
+        assert len(labelled) == 2 and (sizes_of(partition) == 0).any()
+        chosen.append(tuple(labelled))
+    assert len(set(chosen)) > 15
+
+
+def test_where_labels_are_does_not_change_who_has_which_images():
+    share, per_class, some = (
+        make_labelled(alpha=0.5, **fields)
+        for fields in ({"labelled_share": 0.3}, {"labels_per_class": 2}, {"labels": "some_clients"})
+    )
+    for other in (per_class, some):
+        assert all(map(np.array_equal, share.client_rows, other.client_rows))
+        assert not np.array_equal(share.labelled_rows, other.labelled_rows)
+    rng = np.random.default_rng([3, 2])  # a stream of their own, by the seed
+    expected = [rng.permutation(rows)[: int(0.3 * len(rows) + 0.5)] for rows in share.client_rows]
+    np.testing.assert_array_equal(share.labelled_rows, np.concatenate(expected))
+    # More labels are those that there were, and others.
+    assert set(make_labelled(alpha=0.5, labelled_share=0.1).labelled_rows) < set(share.labelled_rows)
+    assert set(per_class.labelled_rows) < set(make_labelled(alpha=0.5, labels_per_class=5).labelled_rows)
+    more = make_labelled(alpha=0.5, labels="some_clients", labelled_clients=4)
+    assert set(some.labelled_rows) < set(more.labelled_rows)
+
+
 BAD_FIELDS = {
+    "unknown place of labels": ({"labels": "clouds"}, 100, ["'clouds'", "server, clients, some_clients"]),
+    "no share": ({"labels": "clients", "labelled_share": 0.0}, 100, ["data.labelled_share", "not 0.0"]),
+    "share above 1": ({"labels": "clients", "labelled_share": 1.5}, 100, ["data.labelled_share", "not 1.5"]),
+    "share not a number": ({"labels": "clients", "labelled_share": float("nan")}, 100, ["labelled_share", "nan"]),
+    "share of no image": ({"labels": "clients", "labelled_share": 1e-4}, 100, ["labelled_share=0.0001", "100 clients"]),
+    "negative per class": ({"labels": "clients", "labels_per_class": -1}, 100, ["labels_per_class", "not -1"]),
+    "no labelled client": ({"labels": "some_clients", "labelled_clients": 0}, 100, ["labelled_clients", "not 0"]),
+    "more than all": ({"labels": "some_clients", "labelled_clients": 101}, 100, ["num_clients = 100", "not 101"]),
+    "more than hold images": (
+        {"labels": "some_clients", "labelled_clients": 40_000, "partition": "dirichlet_classes"},
+        40_000,
+        ["labelled_clients=40000", "of 40000 clients hold any"],
+    ),
+    "too many clients without anchors": ({"labels": "clients"}, 50_001, ["num_clients=50001", "50000 training"]),
     "unknown partition": ({"partition": "noniid"}, 100, ["'noniid'", *PARTITIONS]),
     "unknown anchors": ({"anchors": "best"}, 100, ["'best'", "balanced", "random"]),
     "alpha 0": ({"alpha": 0.0}, 100, ["data.alpha=0"]),
@@ -263,6 +399,25 @@ def expect_line(parts, labels, num_classes, config, num_clients):
         assert part in message
 
 
+def test_the_configuration_is_checked_before_data_are_read():
+    config = base_config()
+    config.data.num_anchors = 0
+    with pytest.raises(UserError, match="num_anchors must be at least 1, not 0"):
+        validate(config)
+    config.data.labels = "clients"
+    validate(config)  # there are no anchors, and their number is not looked at
+    for field, value, line in (
+        ("labels", "clouds", "data.labels is 'clouds'; known: server, clients, some_clients"),
+        ("labelled_share", 0.0, "data.labelled_share must be above 0 and at most 1, not 0.0"),
+        ("labels_per_class", -1, "data.labels_per_class must be .* not -1"),
+        ("labelled_clients", 101, "data.labelled_clients must be .* from 1 to num_clients = 100, not 101"),
+    ):
+        changed = config.copy_and_resolve_references()
+        changed.data[field] = value
+        with pytest.raises(UserError, match=line):
+            validate(changed)
+
+
 def test_more_anchors_than_a_class_has_names_the_class():
     labels = np.concatenate([np.zeros(100, int), np.full(3, 1), np.full(100, 2)])
     config = data_config(num_anchors=12)
@@ -285,6 +440,23 @@ def test_partition_file_round_trip_and_use(tmp_path):
         assert loaded.anchor_index.dtype == np.int32
         assert all(map(np.array_equal, loaded.client_rows, partition.client_rows))
         assert len(loaded.client_rows) == 200 and loaded.client_rows[0].dtype == np.int32
+        assert loaded.labelled_rows.shape == (0,) and loaded.labelled_rows.dtype == np.int32
+    with np.load(path) as arrays:
+        old = {name: arrays[name] for name in ("anchor_index", "client_index", "client_size")}
+    np.savez(path, **old)  # as an earlier version wrote it
+    np.testing.assert_array_equal(make_partition(labels, 10, config, 200, 0).anchor_index, partition.anchor_index)
+
+
+@pytest.mark.parametrize("labels", ["clients", "some_clients"])
+def test_partition_file_with_labels_at_clients(tmp_path, labels):
+    path = tmp_path / "partition.npz"
+    fields = {"labels": labels, "labelled_clients": 3, "labelled_share": 0.3, "alpha": 0.5}
+    partition = make_labelled(**fields)
+    save_partition(path, partition)
+    used = make_labelled(seed=99, **fields, partition_file=str(path))
+    for loaded in load_partition(path, 50_000, 40), used:
+        np.testing.assert_array_equal(loaded.labelled_rows, partition.labelled_rows)
+        assert all(map(np.array_equal, loaded.client_rows, partition.client_rows))
 
 
 GOOD_FILE = {"anchor_index": [0, 1], "client_index": [2, 3, 4, 5], "client_size": [3, 1]}
@@ -300,7 +472,30 @@ BAD_FILES = {
     "negative row": ({"anchor_index": [0, -1]}, ["row -1"]),
     "anchor at a client": ({"client_index": [2, 3, 4, 1]}, ["row 1 more than once"]),
     "row at two clients": ({"client_index": [2, 3, 4, 3]}, ["row 3 more than once"]),
+    "labelled floats": ({"labelled_index": [2.0]}, ["labelled_index is float64"]),
+    "labelled anchor": ({"labelled_index": [2, 1]}, ["row 1 of labelled_index belongs to no client"]),
+    "labelled twice": ({"labelled_index": [2, 2]}, ["labelled_index names row 2 more than once"]),
+    "labels at clients": ({"labelled_index": [2]}, ["1 labelled examples at clients", "data.labels='server'"]),
 }
+LABELLED_FILE = {"anchor_index": [], "client_index": [2, 3, 4, 5], "client_size": [3, 1], "labelled_index": [3, 2, 4]}
+BAD_LABELLED_FILES = {
+    "none at clients": ("clients", {"labelled_index": None}, ["no labelled examples", "data.labels='clients'"]),
+    "anchors": ("clients", {"anchor_index": [0]}, ["1 anchors", "data.labels='clients'"]),
+    "in part": ("some_clients", {"labelled_index": [3, 2]}, ["client 0 in part", "data.labels='some_clients'"]),
+    "two clients": ("some_clients", {"labelled_index": [2, 3, 4, 5]}, ["2 labelled clients", "labelled_clients=1"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LABELLED_FILES)
+def test_partition_file_whose_labels_are_elsewhere(tmp_path, case):
+    where, changes, parts = BAD_LABELLED_FILES[case]
+    path = tmp_path / "partition.npz"
+    config = data_config(labels=where, partition_file=str(path))
+    labels = np.arange(6) % 2
+    np.savez(path, **LABELLED_FILE)
+    assert make_partition(labels, 2, config, 2, 0).labelled_rows.tolist() == [3, 2, 4]  # Without the change it fits.
+    np.savez(path, **{key: value for key, value in (LABELLED_FILE | changes).items() if value is not None})
+    expect_line([*parts, str(path)], labels, 2, config, 2)
 
 
 @pytest.mark.parametrize("case", BAD_FILES)

@@ -7,10 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+from ml_collections import config_dict
 from sklearn.datasets import load_digits
 
 import launch
 from conftest import ROOT
+from fedjax_ssl import base_config
+from fedjax_ssl.data import make_partition
 from fedjax_ssl.run.experiment import build_experiment
 
 # A run of a few seconds, whatever is trained.
@@ -58,8 +61,11 @@ def reader(tmp_path, monkeypatch):
     sys.modules.pop("my_models", None)
 
 
-def test_own_data(reader):
+def test_own_data(reader, tmp_path):
     built = reader("own_data.md")
+    words = {"labels": "clients", "partition_file": str(tmp_path / "mine_partition.npz")}  # of the page's last line
+    partition = make_partition(np.zeros(1437, int), 10, config_dict.ConfigDict({**base_config().data, **words}), 2, 0)
+    assert [np.isin(rows, partition.labelled_rows).sum() for rows in partition.client_rows] == [50, 50]
     digits = (load_digits().images * 15).astype(np.uint8)
     npz, folder = built["runs/npz"], built["runs/folder"]
     np.testing.assert_array_equal(npz.data.images[..., 0], digits[:1437])

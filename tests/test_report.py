@@ -15,12 +15,12 @@ from conftest import make_tiny_config
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.runs import Group, read_groups, read_run
-from fedjax_ssl.report import write_comparison, write_report
+from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
-from fedjax_ssl.report.figures import confusion_matrix
+from fedjax_ssl.report.figures import confusion_matrix, who_holds_what
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import model_card
-from fedjax_ssl.report.run_report import profile_of
+from fedjax_ssl.report.run_report import lead_of, profile_of
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 
 PICTURES = {
@@ -90,6 +90,119 @@ def test_a_report_is_the_same_when_it_is_made_again(reported_run):
     write_report(reported_run)
     assert page == (reported_run / "report.html").read_text()
     assert before == {path.name: path.read_bytes() for path in (reported_run / "figures").iterdir()}
+
+
+COUNTS = {  # 3 clients, 2 classes
+    "train": np.array([9, 8]), "anchors": np.array([0, 0]), "clients": np.array([[5, 2], [0, 4], [4, 1]]),
+    "labelled": np.array([[1, 1], [0, 2], [0, 0]]),
+}  # fmt: skip
+AT_SERVER = COUNTS | {"anchors": np.array([2, 1]), "labelled": np.zeros((3, 2), int)}
+SETTINGS = {  # fields of data -> who holds labels
+    "40 labels at the server": {},
+    "1 label at the server": {"num_anchors": 1},
+    "every client has labels for 10 % of its images: 4 in all": {"labels": "clients"},
+    "every client has labels for 0.5 % of its images: 4 in all": {"labels": "clients", "labelled_share": 0.005},
+    "every client has labels for 2 images of each of its classes: 4 in all": {
+        "labels": "clients", "labels_per_class": 2
+    },
+    "clients have labels for the images that mine.npz names: 4 in all": {
+        "labels": "clients", "partition_file": "mine.npz"
+    },
+    "1 of 8 clients has labels for all its images: 4 in all": {"labels": "some_clients"},
+    "2 of 8 clients have labels for all their images: 4 in all": {"labels": "some_clients", "labelled_clients": 2},
+    "every client has labels for all its images": {"labels": "some_clients", "reveal_labels": True},
+    "40 labels at the server, and every client has labels for all its images": {"reveal_labels": True},
+    "the server has all images, with their labels": {"centralised": True},
+}  # fmt: skip
+
+
+def relabelled(folder, fields, counts):
+    """Makes a run's folder one of other fields of its data, and of who holds what."""
+    config = json.loads((folder / "config.json").read_text())
+    config["data"].update(fields)
+    (folder / "config.json").write_text(json.dumps(config))
+    np.savez(folder / "class_counts.npz", **counts)
+    return read_run(folder)
+
+
+def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
+    for number, (words, fields) in enumerate(SETTINGS.items()):
+        folder = tmp_path / str(number)
+        shutil.copytree(three_runs / "a" / "seed_0", folder)
+        run = relabelled(folder, fields, COUNTS)
+        assert f"Labels: {words}.\n" in model_card(run) and f"| labels | {words}" in model_card(run)
+        assert ("(balanced)" in model_card(run)) == ("labels" not in fields)
+        assert f"clients a round, {words}; {folder}" in lead_of(run)
+        (folder / "class_counts.npz").unlink()  # how many they are is not written down
+        assert f"clients a round, {words.removesuffix(': 4 in all')}; {folder}" in lead_of(read_run(folder))
+
+
+def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs, tmp_path):
+    shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run", ignore=shutil.ignore_patterns("snapshots"))
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    for field in ("labels", "labelled_share", "labels_per_class", "labelled_clients"):
+        config["data"].pop(field)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "anchors", "clients")})
+    assert run.class_counts()["labelled"].tolist() == [[0, 0]] * 3
+    assert "40 labels at the server" in lead_of(run)
+    text = write_report(tmp_path / "run").read_text()
+    assert "before and after the server took its anchors" in text and "who holds what" in text
+
+
+def test_the_picture_of_clients_shows_which_images_have_labels():
+    def drawn(counts):
+        with style.styled():
+            figure = who_holds_what(counts, ["cat", "dog"])
+        heats = {axes.get_title(): axes.images[0].get_array() for axes in figure.axes if axes.images}
+        (bars,) = (axes for axes in figure.axes if axes.containers)
+        return heats, {bar.get_label(): [(p.get_x(), p.get_width()) for p in bar] for bar in bars.containers}
+
+    heats, bars = drawn(COUNTS)
+    assert list(heats) == ["Images at each client", "Those of them that have labels"]
+    for title, name in zip(heats, ("clients", "labelled")):
+        np.testing.assert_array_equal(heats[title].filled(0), COUNTS[name].T)
+        np.testing.assert_array_equal(heats[title].mask, COUNTS[name].T == 0)  # grey: one image can be told from none
+    assert bars == {
+        "the training set": [(0, 9), (0, 8)],
+        "at clients, with labels": [(0, 1), (0, 3)],
+        "at clients, without labels": [(1, 8), (3, 4)],
+    }
+    heats, bars = drawn(AT_SERVER)
+    assert list(heats) == ["Images at each client"]
+    assert bars == {
+        "before: the training set": [(0, 9), (0, 8)],
+        "after: all clients": [(0, 9), (0, 7)],
+        "anchors at the server": [(9, 2), (7, 1)],
+    }
+
+
+@pytest.mark.parametrize("labels", ["clients", "some_clients"])
+def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
+    shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run", ignore=shutil.ignore_patterns("snapshots"))
+    rng = np.random.default_rng(0)
+    held = rng.integers(0, 9, (8, 10))
+    labelled = held // 3 if labels == "clients" else held * (np.arange(8) == 5)[:, None]
+    counts = {"train": held.sum(axis=0), "anchors": np.zeros(10, int), "clients": held, "labelled": labelled}
+    run = relabelled(tmp_path / "run", {"labels": labels}, counts)
+    text = write_report(run.folder).read_text()
+    assert "those of them that have labels, and both by class" in text and "took its anchors" not in text
+    assert f"images: {labelled.sum()} in all" in text
+    picture = np.asarray(Image.open(run.folder / "figures" / "who_holds_what.png").convert("RGB")).astype(int)
+    is_orange = np.abs(picture - [0xE6, 0x9F, 0x00]).max(axis=-1) < 12
+    right = is_orange[:, picture.shape[1] * 6 // 10 :]  # the bars' half
+    assert right.any(axis=0).sum() > 20 and right.any(axis=1).sum() > 100  # wide and high enough to be seen
+
+
+def test_a_comparison_says_who_holds_labels(three_runs, tmp_path):
+    text = write_comparison([three_runs], tmp_path / "one.html").read_text()
+    assert "In all runs: 40 labels at the server." in text
+    shutil.copytree(three_runs, tmp_path / "runs")
+    relabelled(tmp_path / "runs" / "b" / "seed_0", {"labels": "some_clients"}, COUNTS)
+    text = write_comparison([tmp_path / "runs"], tmp_path / "two.html").read_text()
+    assert "In all runs" not in text
+    assert "<td>a</td>" in text and '<td class="long">40 labels at the server</td>' in text
+    assert '<td class="long">1 of 8 clients has labels for all its images</td>' in text
 
 
 def test_an_unfinished_run_is_reported_as_far_as_it_goes(finished_run, tmp_path):

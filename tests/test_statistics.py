@@ -48,7 +48,15 @@ def federation():
     nothing = jnp.zeros(0)
     sizes = jnp.array([9, 0, 5])
     return FederatedData(
-        jnp.array(images), nothing, jnp.array(index), sizes, jnp.array(ANCHORS), nothing, nothing, nothing
+        images=jnp.array(images),
+        visible_labels=nothing,
+        client_index=jnp.array(index),
+        client_size=sizes,
+        labelled_size=jnp.zeros_like(sizes),
+        anchor_index=jnp.array(ANCHORS),
+        test_images=nothing,
+        test_labels=nothing,
+        seed=nothing,
     )
 
 

@@ -32,6 +32,7 @@ MAIN_FIELDS = (
     "devices",
     "lanes",
     "data.source",
+    "data.labels",
     "data.num_anchors",
     "data.partition",
     "data.alpha",
@@ -101,7 +102,7 @@ def overview(commands: Mapping[str, Command]) -> str:
                  for name, (about, variants) in read_methods().items()), 16,
             ),
             "Fields that most people change: --config.FIELD=VALUE. The defaults are those of",
-            "fedjax_ssl/fields.py and methods/*.py have all fields; a config file sets its own.",
+            "fedjax_ssl/fields.py and methods/*.py have all fields; a config file its own.",
             _rows(((f"{name} = {fields[name].default}", fields[name].meaning) for name in MAIN_FIELDS), 34),
         ]
     )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from fedjax_ssl.data.federated import SEED_AXES, FederatedData, federate, stack_seeds
 from fedjax_ssl.data.partition import (
+    LABELS,
     PARTITIONS,
     Partition,
+    check_labels,
     class_counts,
     load_partition,
     make_partition,
@@ -12,12 +14,14 @@ from fedjax_ssl.data.partition import (
 from fedjax_ssl.data.sources import SOURCES, Dataset, dataset_facts, load_dataset
 
 __all__ = [
+    "LABELS",
     "PARTITIONS",
     "SEED_AXES",
     "SOURCES",
     "Dataset",
     "FederatedData",
     "Partition",
+    "check_labels",
     "class_counts",
     "dataset_facts",
     "federate",

@@ -17,10 +17,12 @@ class FederatedData(NamedTuple):
 
     Attributes:
         images: uint8 [N, H, W, C], every training image once.
-        visible_labels: int32 [N], the anchors' labels, -1 wherever a label is hidden.
+        visible_labels: int32 [N], the labels of the anchors and of the clients' labelled examples, -1 wherever a label
+          is hidden.
         client_index: int32 [K, n_max], rows of `images` of each client, padded with 0 beyond `client_size`.
         client_size: int32 [K], number of examples of each client, possibly 0.
-        anchor_index: int32 [S], rows of `images` that the server holds.
+        labelled_size: int32 [K], how many of them have a visible label.
+        anchor_index: int32 [S], rows of `images` that the server holds; S may be 0.
         test_images: uint8 [T, H, W, C].
         test_labels: int32 [T].
         seed: int32 [], the run's seed; data and not a constant, so that another seed compiles nothing anew.
@@ -30,6 +32,7 @@ class FederatedData(NamedTuple):
     visible_labels: jax.Array
     client_index: jax.Array
     client_size: jax.Array
+    labelled_size: jax.Array
     anchor_index: jax.Array
     test_images: jax.Array
     test_labels: jax.Array
@@ -42,6 +45,7 @@ SEED_AXES = FederatedData(
     visible_labels=0,
     client_index=0,
     client_size=0,
+    labelled_size=0,
     anchor_index=0,
     test_images=None,
     test_labels=None,
@@ -69,13 +73,12 @@ def federate(
 ) -> tuple[FederatedData, jax.Array]:
     """Puts a partitioned data set on the device, the hidden labels apart.
 
-    The labels of the clients' examples are not part of `FederatedData`: methods never see them. Only a scorer
-    outside the method holds them, to measure how many pseudo-labels are right; permuting them must not change
-    one bit of a trained model.
+    Hidden labels are not part of `FederatedData`: methods never see them. Only a scorer outside the method holds
+    them, to measure how many pseudo-labels are right; permuting them must not change one bit of a trained model.
 
     Args:
         dataset: the data set, on the host.
-        partition: the owners of its training examples.
+        partition: the owners of its training examples, and whose labels are visible.
         seed: the run's seed.
         max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
           the size of the largest client.
@@ -99,14 +102,16 @@ def federate(
     if centralised:
         anchors = np.concatenate([anchors, *partition.client_rows])
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
-    visible = np.arange(len(visible_labels)) if reveal_labels else anchors
+    visible = np.arange(len(visible_labels)) if reveal_labels else np.concatenate([anchors, partition.labelled_rows])
     visible_labels[visible] = dataset.y_train[visible]
+    labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
     there = same_images is not None
     data = FederatedData(
         images=same_images.images if there else jnp.asarray(dataset.x_train, jnp.uint8),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
+        labelled_size=jnp.asarray(labelled_size, jnp.int32),
         anchor_index=jnp.asarray(anchors, jnp.int32),
         test_images=same_images.test_images if there else jnp.asarray(dataset.x_test, jnp.uint8),
         test_labels=same_images.test_labels if there else jnp.asarray(dataset.y_test, jnp.int32),

@@ -69,13 +69,14 @@ def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
     return archive
 
 
-def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.ndarray]:
+def read_arrays(path: str, keys: tuple[str, ...], field: str, optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
     """Reads the named arrays of an npz file, without unpickling anything.
 
     Args:
         path: the file.
         keys: names of the arrays.
         field: the configuration field that gives the path, for messages.
+        optional: names of arrays that are read where the file has them.
 
     Returns:
         The arrays by name.
@@ -91,7 +92,7 @@ def read_arrays(path: str, keys: tuple[str, ...], field: str) -> dict[str, np.nd
                 f"{', '.join(archive.files) or 'nothing'}"
             )
         arrays = {}
-        for key in keys:
+        for key in (*keys, *(key for key in optional if key in archive.files)):
             try:
                 arrays[key] = archive[key]
             except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:

@@ -1,9 +1,10 @@
-"""Who holds which training examples: the anchors and the clients' shares, as rows of the training set.
+"""Who holds which training examples, and whose labels are visible: all as rows of the training set.
 
 Pure NumPy, and a function of the labels, the configuration and the seed. A partition can be saved and used
 again from its file.
 """
 
+import math
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -16,17 +17,23 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 
 __all__ = [
+    "LABELS",
     "PARTITIONS",
     "Partition",
+    "check_labels",
     "class_counts",
     "draw_anchors",
+    "draw_labelled_rows",
     "load_partition",
     "make_partition",
     "save_partition",
 ]
 
+LABELS = ("server", "clients", "some_clients")  # who holds labels
 ANCHOR_DRAWS = ("balanced", "random")
 _FILE_KEYS = ("anchor_index", "client_index", "client_size")
+_LABELLED_KEY = "labelled_index"  # files of earlier versions have none
+_NO_ROWS = np.zeros(0, np.int32)
 
 
 class Partition(NamedTuple):
@@ -35,10 +42,39 @@ class Partition(NamedTuple):
     Attributes:
         anchor_index: int32 [S], rows of the labelled examples that the server holds, in random order.
         client_rows: K arrays int32 [n_k], rows of each client, in random order.
+        labelled_rows: int32 [L], rows at clients whose labels are visible, client by client. Where they exist there
+          are no anchors.
     """
 
     anchor_index: np.ndarray
     client_rows: list[np.ndarray]
+    labelled_rows: np.ndarray = _NO_ROWS
+
+
+def check_labels(config: Any, num_clients: int) -> None:
+    """Checks the fields that say who holds labels.
+
+    Args:
+        config: the `data` section. Read are `labels`, `labelled_share`, `labels_per_class` and `labelled_clients`.
+        num_clients: number of clients K.
+
+    Raises:
+        UserError: a field has an impossible value.
+    """
+    if config.labels not in LABELS:
+        raise UserError(f"data.labels is {config.labels!r}; known: {', '.join(LABELS)}")
+    if not 0 < config.labelled_share <= 1:
+        raise UserError(f"data.labelled_share must be above 0 and at most 1, not {config.labelled_share}")
+    if type(config.labels_per_class) is not int or config.labels_per_class < 0:
+        raise UserError(
+            f"data.labels_per_class must be a whole number from 0 (data.labelled_share counts) on, not "
+            f"{config.labels_per_class}"
+        )
+    if type(config.labelled_clients) is not int or not 1 <= config.labelled_clients <= num_clients:
+        raise UserError(
+            f"data.labelled_clients must be a whole number from 1 to num_clients = {num_clients}, not "
+            f"{config.labelled_clients}"
+        )
 
 
 def draw_anchors(
@@ -85,16 +121,67 @@ def draw_anchors(
     return rng.permutation(np.concatenate(drawn)).astype(np.int32)
 
 
+def draw_labelled_rows(
+    labels: np.ndarray, client_rows: list[np.ndarray], config: Any, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws the clients' examples whose labels are visible.
+
+    With the same state of `rng`, a larger share (or number of classes' examples, or of clients) contains a smaller one.
+
+    Args:
+        labels: int [N], labels of the training set.
+        client_rows: K arrays int32 [n_k], rows of each client.
+        config: the `data` section, with `labels` 'clients' or 'some_clients'. Of 'clients' each has
+          `labelled_share` of its examples labelled, rounded to the nearest whole number (halves up), or if
+          `labels_per_class` is above 0 that many examples of each class that it has, or as many as it has. Of
+          'some_clients', `labelled_clients` clients that hold examples have labels for all of them.
+        rng: source of randomness.
+
+    Returns:
+        int32 [L], rows of the training set, client by client.
+
+    Raises:
+        UserError: not one example would be labelled, or too few clients hold examples.
+    """
+    if config.labels == "some_clients":
+        holders = np.flatnonzero([len(rows) for rows in client_rows])
+        if config.labelled_clients > len(holders):
+            raise UserError(
+                f"data.labelled_clients={config.labelled_clients}, but only {len(holders)} of {len(client_rows)} "
+                "clients hold any images"
+            )
+        labelled = np.sort(rng.permutation(holders)[: config.labelled_clients])
+        return np.concatenate([client_rows[client] for client in labelled])
+    drawn = []
+    for rows in map(rng.permutation, client_rows):
+        if config.labels_per_class:
+            classes = labels[rows]
+            drawn += [rows[classes == c][: config.labels_per_class] for c in np.unique(classes)]
+        else:
+            drawn.append(rows[: math.floor(config.labelled_share * len(rows) + 0.5)])
+    labelled_rows = np.concatenate(drawn).astype(np.int32)
+    if not len(labelled_rows):
+        raise UserError(
+            f"data.labelled_share={config.labelled_share:g} of a client's images is not one image at any of the "
+            f"{len(client_rows)} clients; raise it, or use data.labels_per_class"
+        )
+    return labelled_rows
+
+
 def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_clients: int, seed: int) -> Partition:
-    """Draws the anchors, removes them, and splits the rest of the training set over the clients.
+    """Splits the training set over server and clients, and draws whose labels are visible.
+
+    With `labels` = 'server' the anchors are drawn first and removed. Else there are none, and the labelled examples
+    are drawn among the clients' last, from a stream of their own: the clients' shares do not depend on them.
 
     Args:
         labels: int [N], labels of the training set.
         num_classes: number of classes.
-        config: the `data` section. Read are `num_anchors`; `anchors` ('balanced' or 'random'); `partition` (a
-          name of `PARTITIONS`) with its own fields `alpha` or `classes_per_client`; `examples_per_client`, the
-          most a client keeps, taken at random from its share (0 = all); and `partition_file`, a saved partition
-          that is used as it is instead ('' = none).
+        config: the `data` section. Read are `labels` (a name of `LABELS`) with the fields of `draw_labelled_rows`, or
+          of 'server' `num_anchors` and `anchors` ('balanced' or 'random'); `partition` (a name of `PARTITIONS`) with
+          its own fields `alpha` or `classes_per_client`; `examples_per_client`, the most a client keeps, taken at
+          random from its share (0 = all); and `partition_file`, a saved partition that is used as it is instead
+          ('' = none).
         num_clients: number of clients K.
         seed: seed of the draw. The anchors depend on it alone, so that partitions can be compared.
 
@@ -102,12 +189,14 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         The partition.
 
     Raises:
-        UserError: a field has an impossible value, or there are not enough examples.
+        UserError: a field has an impossible value, there are not enough examples, or the saved partition is not
+          of this configuration.
     """
     if num_clients < 1:
         raise UserError(f"num_clients={num_clients} must be at least 1")
+    check_labels(config, num_clients)
     if config.partition_file:
-        return load_partition(config.partition_file, len(labels), num_clients, config.num_anchors)
+        return _load_for(config, len(labels), num_clients)
     if config.partition not in PARTITIONS:
         raise UserError(f"unknown data.partition {config.partition!r}; known: {', '.join(PARTITIONS)}")
     if config.anchors not in ANCHOR_DRAWS:
@@ -118,18 +207,22 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         raise UserError(f"seed={seed} must not be negative")
 
     labels = np.asarray(labels)
-    anchor_rng, client_rng = (np.random.default_rng([seed, stream]) for stream in range(2))
-    anchors = draw_anchors(labels, config.num_anchors, num_classes, anchor_rng, config.anchors == "balanced")
+    anchor_rng, client_rng, label_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
+    at_server = config.labels == "server"
+    anchors = _NO_ROWS
+    if at_server:
+        anchors = draw_anchors(labels, config.num_anchors, num_classes, anchor_rng, config.anchors == "balanced")
     rest = np.setdiff1d(np.arange(len(labels)), anchors)
     if num_clients > len(rest):
-        raise UserError(
-            f"num_clients={num_clients} is more than the {len(rest)} examples that {len(anchors)} anchors "
-            f"leave of {len(labels)}; lower num_clients or data.num_anchors"
-        )
+        what = f"{len(rest)} examples that {len(anchors)} anchors leave of {len(labels)}; lower num_clients or "
+        what = f"{what}data.num_anchors" if at_server else f"{len(rest)} training examples; lower it"
+        raise UserError(f"num_clients={num_clients} is more than the {what}")
     shares = PARTITIONS[config.partition](labels[rest], num_clients, config, client_rng)
     limit = config.examples_per_client or len(labels)
     client_rows = [rest[client_rng.permutation(share)[:limit]].astype(np.int32) for share in shares]
-    return Partition(anchors, client_rows)
+    if at_server:
+        return Partition(anchors, client_rows)
+    return Partition(anchors, client_rows, draw_labelled_rows(labels, client_rows, config, label_rng))
 
 
 def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> dict[str, np.ndarray]:
@@ -141,8 +234,11 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
         num_classes: number of classes C.
 
     Returns:
-        `train`, int [C], the whole training set; `anchors`, int [C], the server's part of it; `clients`, int [K, C].
+        `train`, int [C], the whole training set; `anchors`, int [C], the server's part of it; `clients`, int [K, C];
+        `labelled`, int [K, C], the clients' examples whose labels are visible.
     """
+    is_labelled = np.zeros(len(labels), bool)
+    is_labelled[partition.labelled_rows] = True
 
     def count(rows: np.ndarray) -> np.ndarray:
         return np.bincount(labels[rows], minlength=num_classes)
@@ -151,6 +247,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
         "train": np.bincount(labels, minlength=num_classes),
         "anchors": count(partition.anchor_index),
         "clients": np.stack([count(rows) for rows in partition.client_rows]),
+        "labelled": np.stack([count(rows[is_labelled[rows]]) for rows in partition.client_rows]),
     }
 
 
@@ -158,8 +255,8 @@ def save_partition(path: str | os.PathLike, partition: Partition) -> None:
     """Writes a partition to an npz file, at once or not at all.
 
     Args:
-        path: the file to be written. It holds anchor_index [S], client_size [K], and client_index, the rows of
-          all clients one after the other.
+        path: the file to be written. It holds anchor_index [S], client_size [K], client_index, the rows of all
+          clients one after the other, and labelled_index [L], the clients' rows whose labels are visible.
         partition: the partition.
     """
     replace_arrays(
@@ -167,6 +264,7 @@ def save_partition(path: str | os.PathLike, partition: Partition) -> None:
         anchor_index=partition.anchor_index.astype(np.int32),
         client_index=np.concatenate(partition.client_rows).astype(np.int32),
         client_size=np.array([len(rows) for rows in partition.client_rows], np.int32),
+        labelled_index=partition.labelled_rows.astype(np.int32),
     )
 
 
@@ -176,7 +274,7 @@ def load_partition(
     """Reads a partition that `save_partition` wrote, and checks it.
 
     Args:
-        path: the npz file.
+        path: the npz file. Without labelled_index no client has labels.
         num_examples: number of training examples N.
         num_clients: number of clients that it must have.
         num_anchors: number of anchors that it must have, if given.
@@ -186,13 +284,16 @@ def load_partition(
 
     Raises:
         UserError: the file is missing or malformed, has another number of clients or anchors, names a row
-          outside the training set, or gives a row to two owners.
+          outside the training set, gives a row to two owners, or names a labelled row that no client has.
     """
-    arrays = npz.read_arrays(str(path), _FILE_KEYS, field="data.partition_file")
+    arrays = npz.read_arrays(str(path), _FILE_KEYS, "data.partition_file", optional=(_LABELLED_KEY,))
     for key, value in arrays.items():
-        if value.ndim != 1 or not np.issubdtype(value.dtype, np.integer):
+        is_integer = np.issubdtype(value.dtype, np.integer) or not value.size  # NumPy makes an empty list floats
+        if value.ndim != 1 or not is_integer:
             raise UserError(f"{path}: {key} is {value.dtype} of shape {value.shape}; it must be integers [n]")
-    anchors, rows, sizes = (arrays[key] for key in _FILE_KEYS)
+    anchors, rows, sizes, labelled = (
+        arrays.get(key, _NO_ROWS).astype(np.int64) for key in (*_FILE_KEYS, _LABELLED_KEY)
+    )
     if len(sizes) != num_clients:
         raise UserError(f"{path} has {len(sizes)} clients, but num_clients={num_clients}")
     if num_anchors is not None and len(anchors) != num_anchors:
@@ -206,5 +307,43 @@ def load_partition(
     values, counts = np.unique(owned, return_counts=True)
     if (counts > 1).any():
         raise UserError(f"{path} names row {values[counts > 1][0]} more than once; a row has one owner")
+    without_owner = labelled[~np.isin(labelled, rows)]
+    if len(without_owner):
+        raise UserError(f"{path}: row {without_owner[0]} of {_LABELLED_KEY} belongs to no client")
+    values, counts = np.unique(labelled, return_counts=True)
+    if (counts > 1).any():
+        raise UserError(f"{path}: {_LABELLED_KEY} names row {values[counts > 1][0]} more than once")
     client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
-    return Partition(anchors.astype(np.int32), client_rows)
+    return Partition(anchors.astype(np.int32), client_rows, labelled.astype(np.int32))
+
+
+def _load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
+    """The partition in `config.partition_file`, which must have its labels where `config.labels` says."""
+    path, labels = config.partition_file, config.labels
+    at_server = labels == "server"
+    partition = load_partition(path, num_examples, num_clients, config.num_anchors if at_server else None)
+    labelled = len(partition.labelled_rows)
+    if at_server and labelled:
+        raise UserError(
+            f"{path} has {labelled} labelled examples at clients, but data.labels='server'; use 'clients' or "
+            "'some_clients'"
+        )
+    if not at_server and not labelled:
+        raise UserError(f"{path} has no labelled examples at clients (labelled_index), but data.labels={labels!r}")
+    if not at_server and len(partition.anchor_index):
+        raise UserError(
+            f"{path} has {len(partition.anchor_index)} anchors, but with data.labels={labels!r} the server has none"
+        )
+    if labels == "some_clients":
+        counts = [(int(np.isin(rows, partition.labelled_rows).sum()), len(rows)) for rows in partition.client_rows]
+        partly = [client for client, (known, size) in enumerate(counts) if 0 < known < size]
+        if partly:
+            raise UserError(
+                f"{path} labels client {partly[0]} in part, but data.labels='some_clients'; use data.labels='clients'"
+            )
+        wholly = sum(known > 0 for known, _ in counts)
+        if wholly != config.labelled_clients:
+            raise UserError(
+                f"{path} has {wholly} labelled clients, but data.labelled_clients={config.labelled_clients}"
+            )
+    return partition

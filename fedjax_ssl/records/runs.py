@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import complete, differences, flatten, labels_revealed
+from fedjax_ssl.config import complete, differences, flatten, labels_revealed, who_has_labels
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.records.snapshots import load_snapshots
@@ -79,7 +79,14 @@ class RunRecords(NamedTuple):
         if not path.exists():
             return {}
         with np.load(path) as arrays:
-            return dict(arrays)
+            counts = dict(arrays)
+        counts.setdefault("labelled", np.zeros_like(counts["clients"]))  # in earlier versions no client had labels
+        return counts
+
+    def who_has_labels(self) -> str:
+        """Who holds labels, in words, and how many the clients hold in all where that is written down."""
+        counts = self.class_counts()
+        return who_has_labels(self.config, int(counts["labelled"].sum()) if counts else None)
 
     def snapshots(self) -> dict[int, dict[str, np.ndarray]]:
         """Round -> what `fedjax_ssl.snapshots` kept of it, as far as the run has come."""

@@ -4,6 +4,7 @@ import os
 import pathlib
 from collections.abc import Iterable
 
+from fedjax_ssl.config import who_has_labels
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import Group, read_groups
@@ -48,12 +49,22 @@ def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLik
         *(page.note(line) for line in skipped),
         page.note(f"Not finished, and shown as far as they are: {', '.join(unfinished)}") if unfinished else "",
         page.section("Table", page.table(columns, [list(row.values()) for row in table])),
+        page.section("Labels", _labels_held(groups)),
         *(page.section(title, page.pictures(found)) for title, found in drawn.items()),
         page.section("As LaTeX", page.code(to_latex(table))),
     )
     for suffix, write in {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.items():
         replace_file(path.with_suffix(suffix), write(table))
     return path
+
+
+def _labels_held(groups: list[Group]) -> str:
+    """Who holds labels: in a sentence where that is the same for all, else in a table."""
+    held = {group.name: who_has_labels(group.runs[0].config) for group in groups}
+    if len(set(held.values())) == 1:
+        (text,) = set(held.values())
+        return page.paragraph(f"In all runs: {text}.")
+    return page.table(["method", "who holds labels"], [list(row) for row in held.items()], long=(1,))
 
 
 def _draw(groups: list[Group]) -> dict[str, list[page.Picture]]:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.records.runs import Group, RunRecords
-from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, SMALL, WIDE, curve_style, subplots
+from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, SMALL, WIDE, curve_style, subplots
 
 MANY = 20  # classes from which on cells and bars go without figures
 
@@ -102,28 +102,71 @@ def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure
 
 
 def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Figure | None:
-    """Clients by classes, and each class before and after the server has taken its anchors."""
+    """Clients by classes, those of their images that have labels, and how much of each class is labelled where.
+
+    Args:
+        counts: see `fedjax_ssl.data.class_counts`; {} makes no picture.
+        class_names: of all classes.
+    """
     if not counts:
         return None
-    clients, train, anchors = counts["clients"], counts["train"], counts["anchors"]
+    clients, labelled, anchors = counts["clients"], counts["labelled"], counts["anchors"]
     num_clients, num_classes = clients.shape
-    figure, (heat, bars) = subplots(1, 2, figsize=WIDE, width_ratios=(3, 2))
-    image = heat.imshow(clients.T, aspect="auto", cmap=COUNTS, interpolation="nearest", rasterized=True)
-    heat.set(xlabel="client", ylabel="class", title="Images at each client")
-    heat.grid(False)
-    heat.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, ax=heat, label="images")
-    label_classes(heat.yaxis, class_names)
-    place = np.arange(num_classes)
-    bars.barh(place - 0.2, train, 0.4, color=COLOURS[4], label="before: the training set")
-    bars.barh(place + 0.2, clients.sum(axis=0), 0.4, color=COLOURS[0], label="after: all clients")
-    bars.barh(place + 0.2, anchors, 0.4, left=clients.sum(axis=0), color=COLOURS[1], label="anchors at the server")
+    place, at_clients = np.arange(num_classes), labelled.any()
+    figure, axes = subplots(
+        1 + int(at_clients),
+        2,
+        figsize=(WIDE[0], 1.65 * WIDE[1]) if at_clients else WIDE,
+        squeeze=False,
+        width_ratios=(3, 2),
+    )
+    _client_heat(figure, axes[0, 0], clients, "Images at each client", class_names)
+    bars = axes[0, 1]
+    if at_clients:
+        _client_heat(figure, axes[1, 0], labelled, "Those of them that have labels", class_names)
+        bars = _merged(figure, axes[:, 1])
+    before, unlabelled = "before: the training set", "after: all clients"
+    if at_clients:
+        before, unlabelled = "the training set", "at clients, without labels"
+    bars.barh(place - 0.2, counts["train"], 0.4, color=COLOURS[4], label=before)
+    left = np.zeros(num_classes, int)
+    for label, numbers, colour in (
+        ("at clients, with labels", labelled.sum(axis=0), COLOURS[1]),
+        (unlabelled, (clients - labelled).sum(axis=0), COLOURS[0]),
+        ("anchors at the server", anchors, COLOURS[1]),
+    ):
+        if numbers.any():
+            bars.barh(place + 0.2, numbers, 0.4, left=left, color=colour, label=label)
+            left += numbers
     bars.invert_yaxis()
-    bars.set(xlabel="images", title=f"{anchors.sum():,} anchors, {clients.sum():,} images at {num_clients:,} clients")
+    title = f"{anchors.sum():,} anchors, {clients.sum():,} images at {num_clients:,} clients"
+    if at_clients:
+        title = f"{labelled.sum():,} of {clients.sum():,} images labelled"
+    bars.set(xlabel="images", title=title)
     label_classes(bars.yaxis, class_names)
     handles, labels = bars.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
+
+
+def _client_heat(figure: Figure, axes: Axes, numbers: np.ndarray, title: str, class_names: list[str]) -> None:
+    """Clients by classes [K, C] as a heat map, grey where there is none, so that a single image can be seen."""
+    scale = colormaps[COUNTS].with_extremes(bad=NONE)
+    shown = np.ma.masked_equal(numbers.T, 0)
+    image = axes.imshow(shown, aspect="auto", cmap=scale, vmin=0, interpolation="nearest", rasterized=True)
+    axes.set(xlabel="client", ylabel="class", title=title)
+    axes.grid(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=axes, label="images", ticks=MaxNLocator(6, integer=True))
+    label_classes(axes.yaxis, class_names)
+
+
+def _merged(figure: Figure, column: np.ndarray) -> Axes:
+    """One pair of axes in the place of a grid's last column."""
+    grid = column[0].get_gridspec()
+    for axes in column:
+        axes.remove()
+    return figure.add_subplot(grid[:, -1])
 
 
 def latent_space(planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: list[str]) -> Figure:

@@ -37,6 +37,7 @@ def model_card(run: RunRecords) -> str:
     """The card, as Markdown."""
     config, dataset, last = run.config, run.dataset(), run.metrics[-1]
     data, name = config["data"], dataset.get("name", config["data"]["source"])
+    labels = run.who_has_labels()
     method, source = _METHODS.get(config["method"], (config["method"], ""))
     height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
     accuracy = run.values("test_accuracy")
@@ -49,9 +50,9 @@ def model_card(run: RunRecords) -> str:
     made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
     return f"""# {config["model"]["name"]} trained with {method} on {name}
 
-{"".join(note + chr(10) for note in notes)}An image classifier trained by federated semi-supervised learning: \
-{config["num_clients"]} clients held images without labels, a server
-{data["num_anchors"]} labelled ones. Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
+{"".join(note + chr(10) for note in notes)}An image classifier trained by federated semi-supervised learning over \
+{config["num_clients"]} clients. Labels: {labels}.
+Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 
 ## Data
 
@@ -59,8 +60,8 @@ def model_card(run: RunRecords) -> str:
 |---|---|
 | data set | {name} |
 | images | {height} x {width} pixels, {channels} channel(s), {dataset.get("num_classes", "?")} classes |
-| training set | {dataset.get("num_train", "?")} images: {data["num_anchors"]} labelled at the server \
-({data["anchors"]}), the rest unlabelled at {config["num_clients"]} clients |
+| training set | {dataset.get("num_train", "?")} images |
+| labels | {labels}{f" ({data['anchors']})" if data["labels"] == "server" else ""} |
 | division | {_division(data)}, seed {config["seed"]} |
 | test set | {dataset.get("num_test", "?")} images |
 

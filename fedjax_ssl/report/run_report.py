@@ -86,11 +86,14 @@ def _draw(run: RunRecords, found: _Pictures) -> None:
         "Examples that a client of the round's cohort trains on: those whose label passes the threshold.",
     )
     names = class_names(run)
+    at_server = run.config["data"]["labels"] == "server"
+    also = "and each class before and after the server took its anchors"
     found.add(
         "who_holds_what",
         figures.who_holds_what(run.class_counts(), names),
-        "Who holds what: images of each class at each client, and each class before and after the server took its "
-        "anchors. Clients may hold fewer images than are left where their number is limited.",
+        f"Who holds what: images of each class at each client, "
+        f"{also if at_server else 'those of them that have labels, and both by class'}. Clients may hold fewer images "
+        "than there are where their number is limited. Grey cells have none.",
         wide=True,
     )
     snapshots = run.snapshots()
@@ -197,7 +200,7 @@ def lead_of(run: RunRecords) -> str:
     config = run.config
     return (
         f"{config['model']['name']}; {config['clients_per_round']} of {config['num_clients']} clients a round, "
-        f"{config['data']['num_anchors']} labelled images at the server; {run.folder}"
+        f"{run.who_has_labels()}; {run.folder}"
     )
 
 

@@ -21,6 +21,7 @@ CLASS_COLOURS = (
 LINES = ("-", "--", ":", "-.")
 INK = "#262626"  # everything that is no datum; the page's own text colour takes its place
 COUNTS = "cividis"  # of heat maps: it grows as evenly in grey as in colour
+NONE = "#d0d0d0"  # their cells with nothing in them
 
 # Small figures with large letters: one column of a wide page, the whole of a narrow one.
 SMALL = (4.8, 3.2)
