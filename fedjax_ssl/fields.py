@@ -100,7 +100,6 @@ def shared_fields() -> ConfigDict:
     config.data.classes_per_client = 2  # of the 'shards' partition
     config.data.examples_per_client = 0  # at most so many for each client; 0: all
     config.data.partition_file = ""  # take this saved partition instead
-    config.data.labels = "server"  # where labels are: 'server', 'clients' or 'some_clients'
     config.data.reveal_labels = False  # to the methods: for upper bounds alone, and marked in every table
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 

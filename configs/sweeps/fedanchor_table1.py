@@ -17,7 +17,7 @@ The paper's accuracies, Dir 0.1 / IID:
 from fedjax_ssl.sweep import Sweep, of_dataset
 
 METHODS = {
-    "Supervised": "supervised,plain",
+    "Supervised": "supervised,all_labels,plain",
     "FedAvg+FixMatch": "fixmatch,plain",
     "SemiFL": "semifl,plain",
     "FedAnchor": "plain",

@@ -19,7 +19,7 @@ def get_sweep():
         common={"num_rounds": 40, "data.examples_per_client": 100},
         methods={
             "Centralised supervised": ("centralised,plain", WITHOUT_CLIENTS),
-            "Supervised FedAvg": "supervised,plain",
+            "Supervised FedAvg": "supervised,all_labels,plain",
             "Anchors only": ("anchors_only,plain", WITHOUT_CLIENTS),
             "FixMatch": "fixmatch,plain",
             "FixMatch (strong)": "fixmatch,strong",

@@ -48,7 +48,7 @@ def get_sweep(dataset="cifar10"):
         }
     # There is no server's set; a partition has one anchor of each class at least.
     methods |= {
-        f"FedAvg with all labels, {name}": (f"supervised,no_server,anchors={num_classes}", partition)
+        f"FedAvg with all labels, {name}": (f"supervised,all_labels,no_server,anchors={num_classes}", partition)
         for name, partition in PARTITIONS.items()
     }
     return Sweep(
