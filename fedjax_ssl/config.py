@@ -166,6 +166,20 @@ def labels_revealed(config: Any) -> bool:
     return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
 
 
+def describe_method(name: str) -> tuple[str, str]:
+    """What a method is called, and its paper's address; of one that cannot be found any more its name, and ''."""
+    try:
+        method = find_method(name)
+    except UserError:
+        return section_of(name), ""
+    return method.title or section_of(name), method.paper
+
+
+def other_sections(method: str) -> set[str]:
+    """The sections of a configuration that belong to other methods."""
+    return set(METHODS) - {section_of(method)}
+
+
 def who_has_labels(config: Any, labelled: int | None = None) -> str:
     """Who holds labels, in words, as in '500 labels at the server'.
 

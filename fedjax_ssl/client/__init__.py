@@ -1,1 +1,26 @@
 """What clients do: labels, thresholds, local training. Knows the engine's language, never the server."""
+
+from fedjax_ssl.client.consistency import Rule, consistency_phase
+from fedjax_ssl.client.deck import Batch, Deck, Examples
+from fedjax_ssl.client.fix_mix import fix_mix_phase
+from fedjax_ssl.client.labels import Labelled, label_cohort, score_cohort
+from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd, own_optimizers
+from fedjax_ssl.client.thresholds import own_thresholds, qualify
+
+__all__ = [
+    "Batch",
+    "Deck",
+    "Examples",
+    "Labelled",
+    "Loss",
+    "Rule",
+    "consistency_phase",
+    "fix_mix_phase",
+    "global_model",
+    "label_cohort",
+    "local_sgd",
+    "own_optimizers",
+    "own_thresholds",
+    "qualify",
+    "score_cohort",
+]

@@ -1,1 +1,41 @@
 """The contract of a method and the machine of a round: cohort, lanes, stages, evaluation. Knows no method."""
+
+from fedjax_ssl.engine.interface import (
+    CLASSIFIER,
+    Broadcast,
+    Cohort,
+    Draw,
+    Finished,
+    Jobs,
+    Method,
+    Phase,
+    Previous,
+    Problem,
+    Received,
+    Report,
+    State,
+    Upload,
+    WireBytes,
+    no_op,
+    trained_parts,
+)
+
+__all__ = [
+    "CLASSIFIER",
+    "Broadcast",
+    "Cohort",
+    "Draw",
+    "Finished",
+    "Jobs",
+    "Method",
+    "Phase",
+    "Previous",
+    "Problem",
+    "Received",
+    "Report",
+    "State",
+    "Upload",
+    "WireBytes",
+    "no_op",
+    "trained_parts",
+]

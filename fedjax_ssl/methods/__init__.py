@@ -8,7 +8,7 @@ import functools
 import importlib
 from collections.abc import Callable
 
-from fedjax_ssl.engine.interface import Method, Problem
+from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import import_own, is_own

@@ -4,7 +4,7 @@ With `data.centralised` the same code is the centralised fully supervised bound 
 "Fully-Supervised"): the server then holds every image of the federation, with its label.
 """
 
-from fedjax_ssl.engine.interface import Method, Problem
+from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 
@@ -16,4 +16,4 @@ def anchors_only(problem: Problem) -> Method:
     return alternating(problem, ())
 
 
-ENTRY = Entry(anchors_only, title="The server alone", variants=VARIANTS)
+ENTRY = Entry(anchors_only, title="the server's training alone", variants=VARIANTS)

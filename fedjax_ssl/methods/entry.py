@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.engine.interface import Method, Problem
+from fedjax_ssl.engine import Method, Problem
 
 LABELS_AT = ("server", "clients", "some_clients")  # the values of `data.labels`
 
@@ -17,7 +17,7 @@ class Entry:
 
     Attributes:
         factory: problem -> Method.
-        title: of its paper, or what it is called.
+        title: what it is called in a sentence.
         paper: the paper's address; '' for none.
         settings: where labels may be for it, see `data.labels`.
         defaults: makes the section of the configuration that bears the method's name; None: it has none.

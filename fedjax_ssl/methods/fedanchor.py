@@ -16,27 +16,24 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from fedjax_ssl.client import (
+    Examples,
+    Labelled,
+    fix_mix_phase,
+    global_model,
+    label_cohort,
+    own_optimizers,
+    own_thresholds,
+)
 from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
-from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.client.fix_mix import fix_mix_phase
-from fedjax_ssl.client.labels import Labelled, label_cohort
-from fedjax_ssl.client.local_sgd import global_model, own_optimizers
-from fedjax_ssl.client.thresholds import own_thresholds
-from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Method, Problem, State
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Problem, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import label_contrastive_loss
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.models.heads import Linear
-from fedjax_ssl.server.aggregation import fedavg
-from fedjax_ssl.server.statistics import make_statistics
-from fedjax_ssl.server.training import (
-    CLASSIFICATION,
-    own_optimizer,
-    supervised_loss,
-    supervised_mixup_loss,
-    train_on_anchors,
-)
+from fedjax_ssl.server import fedavg, make_statistics, own_optimizer, supervised_loss, train_on_anchors
+from fedjax_ssl.server.training import CLASSIFICATION, supervised_mixup_loss
 
 HEAD = "anchor_head"
 HEADS = {HEAD: lambda model: functools.partial(Linear, model.anchor_dim)}
@@ -218,7 +215,7 @@ def fedanchor(problem: Problem) -> Method:
 
 ENTRY = Entry(
     fedanchor,
-    title="FedAnchor: Enhancing Federated Semi-Supervised Learning with Label Contrastive Loss for Unlabeled Clients",
+    title="FedAnchor",
     paper="https://arxiv.org/abs/2402.10191",
     defaults=defaults,
     variants=VARIANTS,

@@ -20,29 +20,15 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import score_cohort
-from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd
-from fedjax_ssl.client.thresholds import qualify
-from fedjax_ssl.engine.interface import (
-    CLASSIFIER,
-    Broadcast,
-    Jobs,
-    Method,
-    Phase,
-    Problem,
-    Received,
-    Report,
-    State,
-    no_op,
-)
+from fedjax_ssl.client import Batch, Deck, Examples, Loss, global_model, local_sgd, qualify, score_cohort
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Received, Report, State, no_op
 from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergence
 from fedjax_ssl.learning.trees import cosines, select
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server.aggregation import fedavg
-from fedjax_ssl.server.training import SERVER_MODEL, train_server_model, with_server_model
+from fedjax_ssl.server import fedavg, with_server_model
+from fedjax_ssl.server.training import SERVER_MODEL, train_server_model
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean
 VARIANTS = {
@@ -261,7 +247,7 @@ def advance(
 
 ENTRY = Entry(
     fedil,
-    title="FedIL: Federated Incremental Learning from Decentralized Unlabeled Data with Convergence Analysis",
+    title="FedIL",
     paper="https://arxiv.org/abs/2302.11823",
     defaults=defaults,
     fields=FIELDS,

@@ -13,15 +13,14 @@ from FedAvg:
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client.consistency import Rule, consistency_phase
-from fedjax_ssl.client.thresholds import own_thresholds, qualify
-from fedjax_ssl.engine.interface import Method, Problem, no_op
+from fedjax_ssl.client import Rule, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import fixmatch_loss
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server.aggregation import fedavg
-from fedjax_ssl.server.training import SERVER_MODEL, train_server_model, with_server_model
+from fedjax_ssl.server import fedavg, with_server_model
+from fedjax_ssl.server.training import SERVER_MODEL, train_server_model
 
 VARIANTS = {
     "parallel": {"fixmatch.server": "parallel"},  # SemiFL's Table 4
@@ -69,7 +68,7 @@ def fixmatch(problem: Problem) -> Method:
 
 ENTRY = Entry(
     fixmatch,
-    title="FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence",
+    title="FedAvg with FixMatch",
     paper="https://arxiv.org/abs/2001.07685",
     settings=LABELS_AT,
     defaults=defaults,

@@ -6,11 +6,10 @@ A method of one head gives its clients' phases, and gets the rest; what it does 
 
 from collections.abc import Callable
 
-from fedjax_ssl.client.local_sgd import global_model, own_optimizers
-from fedjax_ssl.engine.interface import CLASSIFIER, Method, Phase, Problem
-from fedjax_ssl.server.aggregation import fedavg
-from fedjax_ssl.server.statistics import make_statistics
-from fedjax_ssl.server.training import CLASSIFICATION, own_optimizer, pretrained_classifier, train_classifier
+from fedjax_ssl.client import global_model, own_optimizers
+from fedjax_ssl.engine import CLASSIFIER, Method, Phase, Problem
+from fedjax_ssl.server import fedavg, make_statistics, own_optimizer, pretrained_classifier, train_classifier
+from fedjax_ssl.server.training import CLASSIFICATION
 
 
 def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | None = None) -> Method:

@@ -12,11 +12,8 @@ tables have a SemiFL some 10 to 20 points below its own paper's: the recipe `pla
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.client.fix_mix import fix_mix_phase
-from fedjax_ssl.client.labels import Labelled, label_cohort
-from fedjax_ssl.client.thresholds import own_thresholds
-from fedjax_ssl.engine.interface import Broadcast, Method, Problem
+from fedjax_ssl.client import Examples, Labelled, fix_mix_phase, label_cohort, own_thresholds
+from fedjax_ssl.engine import Broadcast, Method, Problem
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 
@@ -73,7 +70,7 @@ def semifl(problem: Problem) -> Method:
 
 ENTRY = Entry(
     semifl,
-    title="SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training",
+    title="SemiFL",
     paper="https://arxiv.org/abs/2106.01432",
     defaults=defaults,
     variants=VARIANTS,

@@ -13,9 +13,8 @@ anchors and alternate with the server's training (its longer version) or do not 
 
 from typing import NamedTuple
 
-from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.local_sgd import Loss, local_sgd
-from fedjax_ssl.engine.interface import Jobs, Method, Problem
+from fedjax_ssl.client import Batch, Deck, Examples, Loss, local_sgd
+from fedjax_ssl.engine import Jobs, Method, Problem
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
@@ -61,7 +60,7 @@ def supervised(problem: Problem) -> Method:
 
 ENTRY = Entry(
     supervised,
-    title="Communication-Efficient Learning of Deep Networks from Decentralized Data (FedAvg)",
+    title="supervised FedAvg",
     paper="https://arxiv.org/abs/1602.05629",
     settings=LABELS_AT,
     fields=FIELDS,

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client.consistency import Rule, consistency_phase
-from fedjax_ssl.client.thresholds import own_thresholds, qualify
-from fedjax_ssl.engine.interface import Method, Problem
+from fedjax_ssl.client import Rule, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.learning.losses import soft_label_loss
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
@@ -43,7 +42,7 @@ def uda(problem: Problem) -> Method:
 
 ENTRY = Entry(
     uda,
-    title="Unsupervised Data Augmentation for Consistency Training",
+    title="FedAvg with UDA",
     paper="https://arxiv.org/abs/1904.12848",
     settings=LABELS_AT,
     defaults=defaults,

@@ -2,19 +2,10 @@
 
 from typing import Any
 
+from fedjax_ssl.config import describe_method
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.workdir import MODEL_CARD
-
-# Method -> how its labels come about, and where it is from.
-_METHODS = {
-    "fedanchor": ("FedAnchor", "https://arxiv.org/abs/2402.10191"),
-    "fedil": ("FedIL", "https://arxiv.org/abs/2302.11823"),
-    "semifl": ("SemiFL", "https://arxiv.org/abs/2106.01432"),
-    "fixmatch": ("FedAvg with FixMatch", "https://arxiv.org/abs/2001.07685"),
-    "supervised": ("supervised FedAvg", "https://arxiv.org/abs/1602.05629"),
-    "anchors_only": ("the server's training alone", ""),
-}
 
 _FIELD_OF_SCHEME = {  # of the ways to divide images: the field that says how unevenly
     "lda": "alpha",
@@ -38,7 +29,7 @@ def model_card(run: RunRecords) -> str:
     config, dataset, last = run.config, run.dataset(), run.metrics[-1]
     data, name = config["data"], dataset.get("name", config["data"]["source"])
     labels = run.who_has_labels()
-    method, source = _METHODS.get(config["method"], (config["method"], ""))
+    method, source = describe_method(config["method"])
     height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
     accuracy = run.values("test_accuracy")
     notes = []

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.config import base_config, complete, differences, flatten
+from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.methods import METHODS
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
@@ -173,7 +172,7 @@ def _configuration(run: RunRecords) -> list[str]:
     """All fields that matter to the method, those in bold that differ from the library's defaults."""
     defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: tuples are lists there
     flat, flat_defaults = flatten(run.config), flatten(defaults)
-    of_others = set(METHODS) - {run.config["method"]}
+    of_others = other_sections(run.config["method"])
     fields = [name for name in flat if name.partition(".")[0] not in of_others]
     rows = [[name, _short(flat[name]), _short(flat_defaults.get(name, "-"))] for name in fields]
     changed = {number for number, row in enumerate(rows) if row[1] != row[2]}

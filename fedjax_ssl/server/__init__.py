@@ -1,1 +1,27 @@
 """What the server does: training, aggregation, statistics. Knows the engine's language, never the client."""
+
+from fedjax_ssl.server.aggregation import chain, fedavg, mean, optimizer, screen, weights, with_server_model
+from fedjax_ssl.server.statistics import make_statistics
+from fedjax_ssl.server.training import (
+    own_optimizer,
+    pretrained_classifier,
+    supervised_loss,
+    train_classifier,
+    train_on_anchors,
+)
+
+__all__ = [
+    "chain",
+    "fedavg",
+    "make_statistics",
+    "mean",
+    "optimizer",
+    "own_optimizer",
+    "pretrained_classifier",
+    "screen",
+    "supervised_loss",
+    "train_classifier",
+    "train_on_anchors",
+    "weights",
+    "with_server_model",
+]
