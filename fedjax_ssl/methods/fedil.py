@@ -27,8 +27,7 @@ from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergen
 from fedjax_ssl.learning.trees import cosines, select
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server import fedavg, with_server_model
-from fedjax_ssl.server.training import SERVER_MODEL, train_server_model
+from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean
 VARIANTS = {
@@ -101,7 +100,7 @@ def fedil(problem: Problem) -> Method:
     frame = alternating(problem, (local_training(problem),), own=_no_credibility)
 
     def init(data, key) -> State:
-        state = with_server_model(frame.init(data, key))
+        state = add_server_model(frame.init(data, key))
         rounds = max(options.average_rounds, options.stop_rounds)
         return state._replace(server={**state.server, INCREMENTS: jnp.full(rounds, jnp.nan)})
 

@@ -19,8 +19,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import fixmatch_loss
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server import fedavg, with_server_model
-from fedjax_ssl.server.training import SERVER_MODEL, train_server_model
+from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
 VARIANTS = {
     "parallel": {"fixmatch.server": "parallel"},  # SemiFL's Table 4
@@ -59,7 +58,7 @@ def fixmatch(problem: Problem) -> Method:
 
     aggregation = fedavg(problem, server_model=lambda state: state.server[SERVER_MODEL])
     return method._replace(
-        init=lambda data, key: with_server_model(method.init(data, key)),
+        init=lambda data, key: add_server_model(method.init(data, key)),
         server_before=lambda state, data, key: train_server_model(problem, state, data, key),
         aggregate=aggregation.aggregate,
         server_after=no_op,

@@ -3,14 +3,19 @@
 from fedjax_ssl.server.aggregation import chain, fedavg, mean, optimizer, screen, weights, with_server_model
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
+    SERVER_MODEL,
+    add_server_model,
     own_optimizer,
     pretrained_classifier,
     supervised_loss,
     train_classifier,
     train_on_anchors,
+    train_server_model,
 )
 
 __all__ = [
+    "SERVER_MODEL",
+    "add_server_model",
     "chain",
     "fedavg",
     "make_statistics",
@@ -22,6 +27,7 @@ __all__ = [
     "supervised_loss",
     "train_classifier",
     "train_on_anchors",
+    "train_server_model",
     "weights",
     "with_server_model",
 ]

@@ -188,7 +188,7 @@ def supervised_mixup_loss(
 SERVER_MODEL = "model"  # the entry of `State.server` that holds it
 
 
-def with_server_model(state: State) -> State:
+def add_server_model(state: State) -> State:
     """The state with a place for the server's own model; until it is trained it is the global one."""
     return state._replace(server={**state.server, SERVER_MODEL: state.model})
 
