@@ -11,6 +11,7 @@ from fedjax_ssl.data import check_labels
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
+from fedjax_ssl.learning.optimizers import check_optimizer
 from fedjax_ssl.learning.schedule import SCHEDULES
 from fedjax_ssl.methods import METHODS, find_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
@@ -100,6 +101,8 @@ def validate(config: ConfigDict) -> None:
         value = _get(config, field)
         if value is not None and value < least:
             raise UserError(f"{field} must be at least {least}, not {value}")
+    for name in ("client", "server"):
+        check_optimizer(name, config[name])
     check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
     seeds = config.seeds
     if any(type(seed) is not int or seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):

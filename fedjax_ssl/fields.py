@@ -160,8 +160,9 @@ def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDi
     section = ConfigDict()
     section.epochs = epochs  # passes over the training data in a round
     section.batch_size = batch_size  # images in a step; the last one of an epoch may have fewer
-    section.learning_rate = learning_rate  # of SGD, in the first round; see schedule
-    section.momentum = 0.9  # of SGD
+    section.learning_rate = learning_rate  # in the first round; see schedule
+    section.optimizer = "sgd"  # PyTorch's; or any of optax by name, such as 'adam' or 'lars(trust_coefficient=0.01)'
+    section.momentum = 0.9  # of 'sgd', and of others that take one
     section.nesterov = False  # Nesterov's form of the momentum
     section.weight_decay = 5e-4  # added to the gradient of all trained parameters
     section.clip_norm = 1.0  # of the whole gradient; 0: no clipping

@@ -19,6 +19,7 @@ from fedjax_ssl.engine.interface import (
 )
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.losses import proximal_term
+from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
 from fedjax_ssl.learning.trees import clip_update, select, where
@@ -96,7 +97,7 @@ def local_sgd(
 
     def start(received: Broadcast, work, own) -> Training:
         del work
-        learner = sgd.start(sgd.make_optimizer(config, received.learning_rate), received.model, parts)
+        learner = sgd.start(make_optimizer(config, received.learning_rate), received.model, parts)
         if config.persistent:
             learner = learner._replace(opt_state=own[OPT_STATE])
         memory = {name: value for name, value in own.items() if name != OPT_STATE}
@@ -113,7 +114,7 @@ def local_sgd(
                 value = value + config.proximal * term
             return value, (found.batch_stats, found)
 
-        optimizer = sgd.make_optimizer(config, received.learning_rate)
+        optimizer = make_optimizer(config, received.learning_rate)
         learner, found = sgd.step(whole_loss, optimizer, carry.learner, parts)
         if found.counts is not None:
             learner = where(found.counts, learner, carry.learner)
@@ -150,5 +151,5 @@ def own_optimizers(problem: Problem, model: Model, parts: tuple[str, ...]) -> di
     config = problem.config
     if not config.client.persistent:
         return {}
-    opt_state = sgd.make_optimizer(config.client, 0.0).init(select(model.params, parts))
-    return {OPT_STATE: jax.tree.map(lambda leaf: jnp.zeros((config.num_clients, *leaf.shape), leaf.dtype), opt_state)}
+    opt_state = make_optimizer(config.client, 0.0).init(select(model.params, parts))
+    return {OPT_STATE: jax.tree.map(lambda leaf: jnp.repeat(leaf[None], config.num_clients, axis=0), opt_state)}

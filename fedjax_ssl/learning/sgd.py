@@ -36,21 +36,6 @@ class Learner(NamedTuple):
     opt_state: Any
 
 
-def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
-    """SGD as PyTorch's: gradient clipping, then weight decay added to the gradient, then momentum.
-
-    Args:
-        config: a section with `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping).
-        learning_rate: a number or a traced scalar; it does not enter the optimiser's state.
-    """
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        optax.add_decayed_weights(config.weight_decay),
-        optax.trace(decay=config.momentum, nesterov=config.nesterov),
-        optax.scale(-learning_rate),
-    )
-
-
 def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[str, ...]) -> Learner:
     """A Learner that will train `parts` of a model's parameters, with a fresh optimiser."""
     return Learner(model, optimizer.init(select(model.params, parts)))

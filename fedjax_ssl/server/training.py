@@ -11,6 +11,7 @@ from fedjax_ssl.engine.interface import CLASSIFIER, Problem, State
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
+from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
@@ -56,7 +57,7 @@ def train_on_anchors(
     steps_per_epoch = -(-len(anchors) // batch_size)
     shuffle_key, steps_key = jax.random.split(key)
     orders = jax.vmap(lambda k: jax.random.permutation(k, anchors))(jax.random.split(shuffle_key, epochs))
-    optimizer = sgd.make_optimizer(config, learning_rate)
+    optimizer = make_optimizer(config, learning_rate)
 
     def step(learner, index):
         epoch, batch = jnp.divmod(index, steps_per_epoch)
@@ -88,7 +89,7 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
         parts: those of them.
         memory: the entry's name.
     """
-    return {memory: sgd.make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
+    return {memory: make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
 
 
 CLASSIFICATION = "classification"  # the entry of `State.server` that the epochs of cross-entropy have

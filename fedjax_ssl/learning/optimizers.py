@@ -1,0 +1,92 @@
+"""The optimiser that a section of the configuration names: PyTorch's SGD, or any of optax."""
+
+import ast
+import inspect
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+
+from fedjax_ssl.errors import UserError, first_line
+
+
+def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
+    """Gradient clipping, then weight decay added to the gradient, then the optimiser.
+
+    'sgd' is PyTorch's. Another name is optax's (or optax.contrib's) function of a learning rate; of the section's
+    `momentum`, `nesterov` and `weight_decay` it gets those that it takes as keywords, and options behind its name,
+    as in 'lars(trust_coefficient=0.01)'. An optimiser that takes `weight_decay` decays by its own rule.
+
+    Args:
+        config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping).
+        learning_rate: a number or a traced scalar; it does not enter the optimiser's state.
+
+    Raises:
+        UserError: there is no such optimiser, or it does not take the options.
+    """
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    decay = optax.add_decayed_weights(config.weight_decay)
+    name, options = _parse(config.optimizer)
+    if name == "sgd":
+        if options:
+            raise UserError("optimizer 'sgd' takes no options: momentum, nesterov and weight_decay are fields")
+        momentum = optax.trace(decay=config.momentum, nesterov=config.nesterov)
+        return optax.chain(clip, decay, momentum, optax.scale(-learning_rate))
+    factory = _find(name)
+    taken = inspect.signature(factory).parameters
+    unknown = [option for option in options if option not in taken]
+    if unknown:
+        raise UserError(f"optimizer {name!r} takes no {unknown[0]!r}; known: {', '.join(taken)}")
+    shared = {field: config[field] for field in ("momentum", "nesterov", "weight_decay") if field in taken}
+    optimizer = factory(learning_rate, **{**shared, **options})
+    return optax.chain(clip, optimizer) if "weight_decay" in taken else optax.chain(clip, decay, optimizer)
+
+
+def check_optimizer(field: str, config) -> None:
+    """Looks whether a section's optimiser can be used: a step that needs gradients and parameters alone.
+
+    Args:
+        field: the section's name, for messages.
+        config: the section.
+
+    Raises:
+        UserError: one line that names the field.
+    """
+    shape = {"kernel": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
+
+    def a_step(gradients, params):
+        optimizer = make_optimizer(config, 0.1)
+        return optimizer.update(gradients, optimizer.init(params), params)
+
+    try:
+        jax.eval_shape(a_step, shape, shape)
+    except UserError as error:
+        raise UserError(f"{field}.{error}") from None
+    except Exception as error:  # whatever optax says to what it was given
+        raise UserError(
+            f"{field}.optimizer={config.optimizer!r} cannot be used: it must make a step of a learning rate, gradients "
+            f"and parameters alone ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """'name(option=value, ...)' as the name and its options."""
+    match = re.fullmatch(r"\s*(\w+)\s*(\(.*\))?\s*", text)
+    try:
+        call = ast.parse(text.strip() if match and match[2] else f"{text.strip()}()", mode="eval").body
+        if match is None or not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        return match[1], {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError):
+        raise UserError(f"optimizer {text!r} must be NAME or NAME(OPTION=VALUE, ...)") from None
+
+
+def _find(name: str) -> Any:
+    factory = getattr(optax, name, None) or getattr(optax.contrib, name, None)
+    parameters = list(inspect.signature(factory).parameters) if inspect.isfunction(factory) else []
+    if not parameters or parameters[0] != "learning_rate":
+        raise UserError(f"optimizer {name!r} is no function of a learning rate in optax; known: sgd, adam, lars, ...")
+    return factory
