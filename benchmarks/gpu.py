@@ -28,6 +28,7 @@ from harness import describe, print_table, seconds_of, write
 
 from fedjax_ssl import base_config
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import build_model, layers
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.experiment import build_experiment, initialise
@@ -63,17 +64,17 @@ def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, s
     images = jax.random.randint(jax.random.key(0), (10, 32, 32, 3), 0, 256).astype(jnp.float32)
     labels, mask = jnp.arange(10), jnp.ones(10, bool)
 
-    def step(params, batch_stats):
+    def step(model):
         def loss_fn(params):
-            outputs, updated = network.train(params, batch_stats, (images, images), mask)
+            outputs, updated = network.train(model._replace(params=params), (images, images), mask)
             return sum(cross_entropy(view.logits, labels, mask) for view in outputs), updated
 
-        gradient, batch_stats = jax.grad(loss_fn, has_aux=True)(params)
-        return jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient), batch_stats
+        gradient, batch_stats = jax.grad(loss_fn, has_aux=True)(model.params)
+        return Model(jax.tree.map(lambda p, g: p - 0.01 * g, model.params, gradient), batch_stats)
 
     with layers.use_lane_form(form):
         over_lanes = jax.vmap(step)
-        run = jax.jit(lambda model: jax.lax.fori_loop(0, steps, lambda _, m: over_lanes(*m), model))
+        run = jax.jit(lambda model: jax.lax.fori_loop(0, steps, lambda _, m: over_lanes(m), model))
         model = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(1), lanes))
         seconds = seconds_of({"step": functools.partial(run, model)}, repeats)["step"]
     return min(seconds) / steps / lanes
@@ -103,7 +104,7 @@ def rounds(options) -> list[dict]:
             steps.append(float(local_steps[: options.rounds].sum()) / options.rounds)
         second, step = statistics.median(seconds), statistics.mean(steps)
         # A step reads and writes parameters, momentum and gradient; activations come on top.
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(state.model.params))
         rows.append(
             {
                 "backbone": name,

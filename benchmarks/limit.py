@@ -24,7 +24,6 @@ timings, 'limit by medians' the medians.
 """
 
 import argparse
-import collections
 import functools
 import math
 import statistics
@@ -39,9 +38,9 @@ from harness import describe, random_federation, seconds_of, write_tables
 
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
+from fedjax_ssl.client import Labelled, fix_mix_phase
+from fedjax_ssl.engine import Broadcast, Cohort, Phase, Problem, Report
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort, Phase, Problem, Report
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.network import Network
@@ -51,7 +50,6 @@ IMAGE_SHAPES = {"wrn28_2": (32, 32, 3), "resnet18": (32, 32, 3), "cnn": (28, 28,
 PARTS = ("backbone", "classifier")  # what a client trains
 VIEWS = 2  # the fix pass and the mix pass
 CLASSES = 10
-Broadcast = collections.namedtuple("Broadcast", ("params", "batch_stats", "learning_rate"))
 
 
 def make_problem(name: str, batch_size: int, rand_augment: bool) -> Problem:
@@ -78,7 +76,7 @@ def make_phase(problem: Problem) -> Phase:
     """Fix and mix training in which every image comes with its label, so that all clients are of one length."""
 
     def label(broadcast, data, examples):
-        return Labelled(Report({"given": data.visible_labels[examples.rows]}, examples.there), {})
+        return Labelled(Report(examples.labels, examples.present))
 
     return fix_mix_phase(problem, label, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS)
 
@@ -95,14 +93,14 @@ def step_arithmetic(network: Network, batch_size: int) -> int:
             forward[module.path] = 2 * taps * arguments[0].shape[-1] * y.size
         return y
 
-    params, batch_stats = jax.eval_shape(network.init, jax.random.key(0))
+    model = jax.eval_shape(network.init, jax.random.key(0))
     view = jax.ShapeDtypeStruct((batch_size, *network.image_shape), jnp.uint8)
     mask = jax.ShapeDtypeStruct((batch_size,), bool)
     with nn.intercept_methods(count):
-        jax.eval_shape(network.train, params, batch_stats, (view,) * VIEWS, mask)
+        jax.eval_shape(network.train, model, (view,) * VIEWS, mask)
     # The anchor head is computed for nobody, and the compiler leaves it out.
     forward = {path: operations for path, operations in forward.items() if path[0] in PARTS}
-    kernels = [leaf for part in PARTS for leaf in jax.tree.leaves(params[part]) if leaf.ndim > 1]
+    kernels = [leaf for part in PARTS for leaf in jax.tree.leaves(model.params[part]) if leaf.ndim > 1]
     assert len(forward) == len(kernels), f"{len(kernels)} kernels, but {len(forward)} layers were met: {list(forward)}"
     first = next(iter(forward.values()))
     return 3 * sum(forward.values()) - first
@@ -112,7 +110,7 @@ def compiler_arithmetic(phase: Phase, broadcast, data, cohort: Cohort) -> float:
     """XLA's count of everything in one step of one client, before any optimisation."""
     jobs = jax.eval_shape(lambda *arguments: phase.prepare(*arguments, None), broadcast, data, cohort)
     work = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), jobs.work)
-    carry = jax.eval_shape(phase.start, broadcast, work, ())
+    carry = jax.eval_shape(phase.start, broadcast, work, {})
     lowered = jax.jit(phase.step).lower(broadcast, data, work, carry, jnp.int32(0), jax.random.key(0))
     return lowered.cost_analysis()["flops"]
 
@@ -126,14 +124,13 @@ def training_side(name: str, options) -> tuple[Callable, dict]:
     images_each = options.steps * options.batch_size
     rows = np.arange(lanes * images_each).reshape(lanes, images_each)
     data = random_federation(rows, rows.size, IMAGE_SHAPES[name], CLASSES)
-    params, batch_stats = jax.jit(problem.network.init)(jax.random.key(0))
-    broadcast = Broadcast(params, batch_stats, jnp.float32(0.03))
-    cohort = Cohort(jnp.arange(lanes), (), jax.random.key(1))
+    broadcast = Broadcast(jax.jit(problem.network.init)(jax.random.key(0)), jnp.float32(0.03))
+    cohort = Cohort(jnp.arange(lanes), {}, jax.random.key(1))
 
     @functools.partial(jax.jit, compiler_options=machine.compiler_options)
     def train(broadcast, data, cohort):
         result = train_cohort((phase,), broadcast, data, cohort, lanes)
-        return result.finished, result.num_steps
+        return result.upload, result.num_steps
 
     num_steps = np.asarray(train(broadcast, data, cohort)[1])
     assert (num_steps == options.steps).all(), f"a cohort of {options.steps} steps each took {num_steps}"

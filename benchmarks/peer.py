@@ -13,7 +13,6 @@ the median over the repeats. Before anything is timed both models are given the 
 """
 
 import argparse
-import collections
 import functools
 import statistics
 
@@ -27,10 +26,10 @@ from torch.nn import functional as F
 
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.client.fix_mix import Labelled, fix_mix_phase
+from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.engine import Broadcast, Cohort, Problem, Report, trained_parts
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort, Problem, Report
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.machine import find_machine
@@ -241,18 +240,15 @@ def our_round(problem, num_clients, lanes):
     """(broadcast, data, key) -> the mean model."""
 
     def label(broadcast, data, examples):
-        return Labelled(Report({"given": data.visible_labels[examples.rows]}, examples.there), {})
+        return Labelled(Report(examples.labels, examples.present))
 
     phase = fix_mix_phase(problem, label, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS)
 
     def round_fn(broadcast, data, key):
-        cohort = Cohort(jnp.arange(num_clients), (), key)
+        cohort = Cohort(jnp.arange(num_clients), {}, key)
         result = train_cohort((phase,), broadcast, data, cohort, lanes)
-        upload = result.finished.upload
-        kept = upload._replace(
-            params={part: broadcast.params[part] for part in PARTS}, batch_stats=broadcast.batch_stats
-        )
-        return weighted_mean(upload, jnp.ones(len(result.took_part)) * result.took_part, otherwise=kept)
+        received = trained_parts(problem.network, broadcast.model, PARTS)
+        return weighted_mean(result.upload.model, result.took_part.astype(jnp.float32), otherwise=received)
 
     return jax.jit(round_fn, compiler_options=find_machine(problem.config).compiler_options)
 
@@ -280,13 +276,12 @@ def compare(name, options):
         seed=jnp.int32(0),
     )
     problem = our_problem(name, image_shape, config, rand_augment=False)
-    params, batch_stats = jax.jit(problem.network.init)(jax.random.key(0))
-    received = {"params": params, "batch_stats": batch_stats, "learning_rate": jnp.float32(0.03)}
-    broadcast = collections.namedtuple("Broadcast", received)(**received)
+    model = jax.jit(problem.network.init)(jax.random.key(0))
+    broadcast = Broadcast(model, jnp.float32(0.03))
 
     device = torch.device("cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu")
-    theirs = TorchCohort(name, torch_weights(params, batch_stats), images, labels, config, device)
-    ours = jax.jit(problem.network.predict)(params, batch_stats, jnp.asarray(images[0])).logits
+    theirs = TorchCohort(name, torch_weights(*model), images, labels, config, device)
+    ours = jax.jit(problem.network.predict)(model, jnp.asarray(images[0])).logits
     apart = float(np.abs(np.asarray(ours) - theirs.logits(images[0])).max())
     assert apart < 1e-2 * max(1.0, float(np.abs(np.asarray(ours)).max())), f"{name}: the models differ by {apart}"
 

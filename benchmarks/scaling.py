@@ -118,7 +118,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
     )
     network = Network(build_model(config.model, CLASSES), (0.5,), (0.25,), IMAGE_SHAPE, config.model.normalisation)
     problem = Problem(config, network, weak, strong, CLASSES)
-    method = METHODS[config.method](problem)
+    method = METHODS[config.method].factory(problem)
     rows = np.random.default_rng(1).integers(0, num_images, (num_clients, images_each))
     data = random_federation(rows, num_images, IMAGE_SHAPE, CLASSES, ANCHORS, TEST_IMAGES)
     state = jax.jit(lambda data: method.init(data, init_key(data.seed)))(data)
@@ -258,18 +258,18 @@ def draw_lengths(spread: float, num_rounds: int, seed: int) -> np.ndarray:
 def count_lane_steps(lengths: np.ndarray, lanes: int) -> np.ndarray:
     """Steps of all lanes in each round, [T], as the engine counts them, for jobs of `lengths` int [T, M]."""
     idle_phase = Phase(
-        prepare=lambda broadcast, data, cohort, previous: Jobs(broadcast[cohort.clients], (), ()),
-        start=lambda broadcast, work, state: jnp.int32(0),
+        prepare=lambda broadcast, data, cohort, previous: Jobs(broadcast[cohort.clients], ()),
+        start=lambda broadcast, work, own: jnp.int32(0),
         step=lambda broadcast, data, work, carry, index, key: carry + 1,
-        finish=lambda broadcast, work, carry, num_steps: Finished(carry, (), {}),
+        finish=lambda broadcast, work, carry, num_steps: Finished(carry, {}, {}),
     )
-    cohort = Cohort(jnp.arange(lengths.shape[1]), (), jax.random.key(0))
+    cohort = Cohort(jnp.arange(lengths.shape[1]), {}, jax.random.key(0))
 
     @jax.jit
     def count(lengths):
         def one_round(num_steps):
             result = train_cohort((idle_phase,), num_steps, None, cohort, lanes)
-            return result.lane_steps, result.finished.upload
+            return result.lane_steps, result.upload
 
         return jax.lax.map(one_round, lengths)
 

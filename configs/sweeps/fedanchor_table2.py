@@ -15,7 +15,12 @@ Both recipes are run: see docs/methods.md for why. FedCon's row is not there yet
 
 from fedjax_ssl.sweep import Sweep, of_dataset
 
-METHODS = {"Supervised": "supervised,all_labels", "FedAvg+FixMatch": "fixmatch", "SemiFL": "semifl", "FedAnchor": "fedanchor"}
+METHODS = {
+    "Supervised": "supervised,all_labels",
+    "FedAvg+FixMatch": "fixmatch",
+    "SemiFL": "semifl",
+    "FedAnchor": "fedanchor",
+}
 # Anchors, and the accuracy to which rounds are counted.
 DATASETS = {
     "cifar10": ((250, 500, 5000), 0.5),
