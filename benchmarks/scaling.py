@@ -116,9 +116,11 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
         num_ops=config.augment.num_ops,
         magnitude=config.augment.magnitude,
     )
-    network = Network(build_model(config.model, CLASSES), (0.5,), (0.25,), IMAGE_SHAPE, config.model.normalisation)
+    entry = METHODS[config.method]
+    model = build_model(config.model, CLASSES, entry.heads)
+    network = Network(model, (0.5,), (0.25,), IMAGE_SHAPE, config.model.normalisation)
     problem = Problem(config, network, weak, strong, CLASSES)
-    method = METHODS[config.method].factory(problem)
+    method = entry.factory(problem)
     rows = np.random.default_rng(1).integers(0, num_images, (num_clients, images_each))
     data = random_federation(rows, num_images, IMAGE_SHAPE, CLASSES, ANCHORS, TEST_IMAGES)
     state = jax.jit(lambda data: method.init(data, init_key(data.seed)))(data)
