@@ -55,12 +55,13 @@ def _are_known(flags: str) -> bool:
 
 
 # What a session may compile that finds nothing in the cache: for all methods together, and for each of them.
-BASE, FOR_EACH_METHOD = Budget(large=400, small=4000), Budget(large=5, small=40)
+BASE, FOR_EACH_METHOD = Budget(large=100, small=2000), Budget(large=5, small=40)
 
 # Tests with these fixtures start processes that take seconds each.
 PROCESSES = ("start", "execute")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Makes the groups of `--dist loadgroup`: a file's tests, which share fixtures; those that start processes alone.
 
