@@ -111,8 +111,8 @@ def shared_fields() -> ConfigDict:
     config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
 
     config.augment = ConfigDict()
-    config.augment.padding = 4  # pixels of reflection around the image before the random crop
-    config.augment.flavour = "usb"  # of RandAugment; see fedjax_ssl/augment/randaugment.py
+    config.augment.padding = 4  # pixels of reflection around the image before the random crop; 0: no crop
+    config.augment.flavour = "usb"  # of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views are weak
     config.augment.num_ops = 2  # n of RandAugment: operations for each image
     config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' draws its own
 

@@ -14,7 +14,7 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from conftest import make_tiny_config  # noqa: E402
+from conftest import SMALL, make_fedanchor_config  # noqa: E402
 from fedjax_ssl.engine.round import make_round  # noqa: E402
 from fedjax_ssl.learning.trees import tree_bytes  # noqa: E402
 from fedjax_ssl.run.experiment import build_experiment, initialise  # noqa: E402
@@ -33,17 +33,17 @@ def largest_result(program: str, operation: str) -> int:
 def main() -> None:
     # 16 clients of 33 examples, all of which qualify: jobs of equal length.
     overrides = {
+        **SMALL,
         "num_clients": 20,
         "clients_per_round": 16,
         "client.epochs": 1,
-        "augment.num_ops": 0,
         "fedanchor.threshold": -2.0,
         # Lanes are what is looked at: everything else is left out, for it only takes time to compile.
         "fedanchor.contrastive": False,
         "fedanchor.client_mixup": False,
         "server.epochs": 0,
     }
-    config = make_tiny_config(**overrides)
+    config = make_fedanchor_config(**overrides)
     experiment = build_experiment(config)
     start = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
     hidden, found = experiment.hidden_labels, {}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedjax_ssl.augment import FLAVOURS, Operation, get_flavour, rand_augment, strong_augment, weak_augment
 from fedjax_ssl.augment.randaugment import draw_operations
@@ -26,7 +27,7 @@ def strengths_of(flavour, magnitude, operation):
     return draws.strength[draws.operation == operation]
 
 
-@pytest.mark.parametrize("flavour", sorted(FLAVOURS))
+@pytest.mark.parametrize("flavour", sorted(name for name, flavour in FLAVOURS.items() if flavour.pool))
 def test_every_operation_of_the_pool_is_drawn_equally_often(flavour):
     chosen = FLAVOURS[flavour]
     operations = draw(flavour, 10).operation
@@ -44,6 +45,7 @@ def test_pool_sizes_and_colour_only_operations():
         "usb": 14,
         "fixmatch": 14,
         "fedlabel": 16,
+        "none": 0,
     }
     assert (draw("fedlabel", 10).operation == Operation.CUTOUT).any()
     assert not (draw("fedlabel", 10, (20000, 28, 28, 1)).operation == Operation.CUTOUT).any()
@@ -147,10 +149,35 @@ def test_without_operations_only_the_final_cutout_is_left():
     assert changed.sum(axis=(1, 2)).max() <= 17 * 17
 
 
+@pytest.mark.parametrize(("num_ops", "magnitude"), [(2, 10), (0, 0), (-1, 99)])
+def test_the_flavour_none_leaves_the_weak_view_whatever_the_other_settings(num_ops, magnitude):
+    key, images = jax.random.key(4), jnp.asarray(IMAGES)
+    np.testing.assert_array_equal(rand_augment(key, images, "none", num_ops, magnitude), IMAGES)
+    strong = strong_augment(key, images, True, 4, "none", num_ops, magnitude)
+    assert (np.asarray(strong) != IMAGES).any(axis=(1, 2, 3)).all()
+    # Every image is a crop of its own reflected picture, perhaps mirrored, and nothing else: found by NumPy and Pillow.
+    for view, image in zip(np.asarray(strong), IMAGES):
+        mirrored = np.asarray(Image.fromarray(image).transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+        padded = [np.pad(side, ((4, 4), (4, 4), (0, 0)), mode="reflect") for side in (image, mirrored)]
+        crops = [
+            side[row : row + 32, column : column + 32] for side in padded for row in range(9) for column in range(9)
+        ]
+        assert any((view == crop).all() for crop in crops)
+    # The same images are drawn anew: a strong view is not the weak view of the same key.
+    assert (np.asarray(strong) != np.asarray(weak_augment(key, images, True, 4))).any()
+
+
+def test_the_flavour_none_without_padding_and_flip_compiles_nothing():
+    view = jax.make_jaxpr(lambda key, images: strong_augment(key, images, False, 0, "none", 2, 10))
+    traced = view(jax.random.key(0), jnp.asarray(IMAGES))
+    assert traced.jaxpr.outvars == [traced.jaxpr.invars[1]]  # the images themselves
+    assert "gather" not in str(traced)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((IMAGES, "autoaugment", 2, 10), "fedlabel, fixmatch, semifl, usb"),
+        ((IMAGES, "autoaugment", 2, 10), "fedlabel, fixmatch, none, semifl, usb"),
         ((IMAGES, "semifl", 2, 11), "from 0 to 10"),
         ((IMAGES, "fedlabel", 1, 31), "from 0 to 30"),
         ((IMAGES, "semifl", -1, 10), "at least 0"),

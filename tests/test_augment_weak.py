@@ -68,7 +68,19 @@ def test_padding_is_limited_by_the_image():
     batch = jnp.asarray(np.repeat(image[None], 200, axis=0))
     augmented = np.asarray(weak_augment(jax.random.key(0), batch, True, padding=4))
     assert len(np.unique(recover_draws(augmented, image, 2, may_flip=True), axis=0)) > 10
-    np.testing.assert_array_equal(weak_augment(jax.random.key(0), batch, False, padding=0), batch)
+
+
+@pytest.mark.parametrize("shape", [(5, 8, 8, 1), (5, 1, 6, 3)])
+def test_without_padding_and_flip_images_stay_and_nothing_is_gathered(shape):
+    images = np.random.default_rng(3).integers(0, 256, shape).astype(np.uint8)
+    padding = 0 if shape[1] > 1 else 4  # one row cannot be reflected
+    np.testing.assert_array_equal(weak_augment(jax.random.key(0), jnp.asarray(images), False, padding), images)
+    traced = jax.make_jaxpr(lambda key, images: weak_augment(key, images, False, padding))(jax.random.key(0), images)
+    assert "gather" not in str(traced)
+    flipped = np.asarray(weak_augment(jax.random.key(0), jnp.asarray(images), True, padding))  # the flip alone
+    both = np.stack([images, images[:, :, ::-1]])
+    which = (flipped == both).all(axis=(2, 3, 4))
+    assert which.any(axis=0).all() and which[1].any() and not which[1].all()
 
 
 def test_lanes_equal_single_calls_and_a_key_decides():

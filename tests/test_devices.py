@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import ROOT, TINY_BACKBONE, make_tiny_config
+from conftest import ROOT, SMALL, make_fedanchor_config, make_tiny_config
 from fedjax_ssl import train
 from fedjax_ssl.config import for_seed
 from fedjax_ssl.data import stack_seeds
@@ -60,8 +60,8 @@ def test_jobs_are_dealt_longest_first_to_the_idlest(groups, jobs, devices):
 
 
 def test_seeds_in_one_program_equal_runs_of_their_own():
-    less = {"fedanchor.client_mixup": False, "server.epochs": 0, "augment.num_ops": 0, "model.name": TINY_BACKBONE}
-    config = make_tiny_config(**less, **{"fedanchor.threshold": 0.5, "seeds": (0, 3)})
+    less = {**SMALL, "fedanchor.client_mixup": False, "server.epochs": 0}
+    config = make_fedanchor_config(**less, **{"fedanchor.threshold": 0.5, "seeds": (0, 3)})
     experiments = build_experiments([for_seed(config, seed) for seed in config.seeds], [None, None])
     first = experiments[0]
     assert all(e.data.images is first.data.images for e in experiments)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import ROOT, make_tiny_config
+from conftest import ROOT, SMALL, make_fedanchor_config, make_tiny_config
 from fedjax_ssl import TrainingError, UserError, train
 from fedjax_ssl.errors import BusyError
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -187,11 +187,11 @@ def test_another_configuration_is_refused_and_nothing_changes(finished_run, over
     assert before == {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
 
 
-def test_a_checkpoint_of_another_model_is_refused(finished_run, tmp_path):
-    workdir, _ = finished_run
+def test_a_checkpoint_of_another_model_is_refused(finished_fedanchor_run, tmp_path):
+    workdir, _ = finished_fedanchor_run
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy)
-    config = make_tiny_config(**{"model.anchor_dim": 16})
+    config = make_fedanchor_config(**SMALL, **{"model.anchor_dim": 16})
     (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if somebody had edited it
     with pytest.raises(UserError, match=r"anchor_head.*shape") as caught:
         train(config, copy)
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished_run, tmp_path):
 
 def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_path, monkeypatch):
     del finished_run  # compiles the same program
-    monkeypatch.setattr(machine, "memory_limit", lambda: 2**20)
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**10)
     with pytest.raises(UserError, match=r"needs .* GiB, but the device has 0.0; lower lanes, client.batch_size"):
         train(make_tiny_config(), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -209,11 +209,7 @@ def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_p
 
 def test_a_state_that_is_not_finite_stops_the_run(tmp_path):
     workdir = tmp_path / "run"
-    config = make_tiny_config(**{
-        "server.learning_rate": 1e30, "checkpoint_every": 1,
-        # The smallest program that there is, as it serves no other test.
-        "fedanchor.contrastive": False, "fedanchor.client_mixup": False, "augment.num_ops": 0,
-    })  # fmt: skip
+    config = make_tiny_config(**{"server.learning_rate": 1e30, "checkpoint_every": 1})
     with pytest.raises(TrainingError, match=r"round 1: .*not finite.*server_loss"):
         train(config, workdir)
     assert Checkpoints(workdir / "checkpoints").latest_round() == 0  # the last good one
@@ -222,7 +218,7 @@ def test_a_state_that_is_not_finite_stops_the_run(tmp_path):
 
 def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, tmp_path):
     workdir, state = finished_run
-    # Labels come from the anchor head, and are good; a step on infinite logits is not.
+    # The labels are given; no step on infinite logits is finite.
     too_large = jax.tree.map(lambda leaf: np.full(leaf.shape, 3e38, leaf.dtype), state.params["classifier"])
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints"))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from conftest import TINY_BACKBONE, make_tiny_config
+from conftest import TINY_BACKBONE
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl import State, UserError
 from fedjax_ssl.engine.interface import Cohort, ModelUpload, Received
 from fedjax_ssl.engine.round import make_dispatch, make_round, round_key

@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from conftest import TINY_BACKBONE, make_tiny_config
+from conftest import TINY_BACKBONE
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl.augment import sample_lambda, weak_augment
 from fedjax_ssl.augment.mixup import mix_images
 from fedjax_ssl.client.local_sgd import GlobalModel

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from conftest import TINY_BACKBONE, make_tiny_config
+from conftest import TINY_BACKBONE
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, ModelUpload, Received, State

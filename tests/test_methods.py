@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from conftest import TINY_BACKBONE, make_tiny_config
+from conftest import TINY_BACKBONE
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl import train
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.round import make_round

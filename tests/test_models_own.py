@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from conftest import make_tiny_config
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import Dataset, dataset_facts
 from fedjax_ssl.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_ssl
 import launch
-from conftest import make_tiny_config
+from conftest import SMALL, make_fedanchor_config
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.predictor import BATCH_SIZE
@@ -17,21 +17,21 @@ from fedjax_ssl.run.experiment import build_experiment
 
 
 @pytest.fixture(scope="module")
-def predict(finished_run):
-    return fedjax_ssl.load(finished_run[0])
+def predict(finished_fedanchor_run):
+    return fedjax_ssl.load(finished_fedanchor_run[0])
 
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_dataset(make_tiny_config().data)
+    return load_dataset(make_fedanchor_config().data)
 
 
-def test_predictions_are_those_of_the_trained_network(predict, digits, finished_run):
-    workdir, state = finished_run
+def test_predictions_are_those_of_the_trained_network(predict, digits, finished_fedanchor_run):
+    workdir, state = finished_fedanchor_run
     assert predict.round == 4 and predict.image_shape == (8, 8, 1) and predict.class_names == tuple("0123456789")
     found = predict(digits.x_test)  # 360 images: a whole batch and a part of one
     assert BATCH_SIZE < len(digits.x_test) < 2 * BATCH_SIZE
-    network = build_experiment(make_tiny_config()).problem.network
+    network = build_experiment(make_fedanchor_config(**SMALL)).problem.network
     outputs = network.predict(state.params, state.batch_stats, digits.x_test)
     np.testing.assert_allclose(found.probabilities, jax.nn.softmax(outputs.logits), atol=1e-5)
     np.testing.assert_allclose(found.embeddings, outputs.embeddings, rtol=1e-3, atol=1e-4)
@@ -43,9 +43,9 @@ def test_predictions_are_those_of_the_trained_network(predict, digits, finished_
     np.testing.assert_allclose(again.probabilities, found.probabilities[:5], atol=1e-6)
 
 
-def test_a_file_of_images(predict, digits, finished_run, tmp_path):
+def test_a_file_of_images(predict, digits, finished_fedanchor_run, tmp_path):
     np.savez(tmp_path / "images.npz", other=np.zeros(3), mine=digits.x_test[:7])
-    words = ["predict", f"--workdir={finished_run[0]}", f"--npz={tmp_path / 'images.npz'}", "--key=mine"]
+    words = ["predict", f"--workdir={finished_fedanchor_run[0]}", f"--npz={tmp_path / 'images.npz'}", "--key=mine"]
     assert launch.main([*words, f"--out={tmp_path / 'new' / 'out.npz'}"]) == 0
     with np.load(tmp_path / "new" / "out.npz") as out:
         assert set(out) == {"labels", "probabilities", "embeddings"}
@@ -67,21 +67,21 @@ def test_images_of_another_kind_are_refused(predict):
             predict(images)
 
 
-def test_bad_input_is_one_line_and_writes_nothing(finished_run, tmp_path, capfd):
+def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_path, capfd):
     images, out = tmp_path / "images.npz", tmp_path / "out.npz"
     np.savez(images, images=np.zeros((2, 9, 9), np.uint8))
     np.savez(tmp_path / "several.npz", a=np.zeros(2), b=np.zeros(2))
     (tmp_path / "text.npz").write_text("no archive")
     np.save(tmp_path / "single.npy", np.zeros(2))
     for name in ("old", "begun", "torn", "own"):
-        shutil.copytree(finished_run[0], tmp_path / name)
+        shutil.copytree(finished_fedanchor_run[0], tmp_path / name)
     (tmp_path / "old" / "dataset.json").unlink()
     shutil.rmtree(tmp_path / "begun" / "checkpoints")
     (tmp_path / "torn" / "config.json").write_text('{"method": ')
     own = json.loads((tmp_path / "own" / "config.json").read_text())
     (tmp_path / "own" / "config.json").write_text(json.dumps({**own, "method": "of_a_notebook"}))
     before = sorted(tmp_path.rglob("*"))
-    run = finished_run[0]
+    run = finished_fedanchor_run[0]
     for words, line in [
         ({"workdir": run, "npz": images}, "--out is missing"),
         ({"npz": images, "out": out}, "--workdir is missing"),
@@ -103,8 +103,8 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_run, tmp_path, capfd)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_output_that_cannot_be_written(finished_run, tmp_path, capfd):
+def test_an_output_that_cannot_be_written(finished_fedanchor_run, tmp_path, capfd):
     np.savez(tmp_path / "images.npz", np.zeros((2, 8, 8), np.uint8))
-    words = ["predict", f"--workdir={finished_run[0]}", f"--npz={tmp_path / 'images.npz'}"]
+    words = ["predict", f"--workdir={finished_fedanchor_run[0]}", f"--npz={tmp_path / 'images.npz'}"]
     assert launch.main([*words, f"--out={tmp_path / 'images.npz' / 'out.npz'}"]) == 2
     assert "cannot write" in capfd.readouterr().err

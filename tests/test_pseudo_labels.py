@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import TINY_BACKBONE, make_tiny_config
+from conftest import TINY_BACKBONE
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
 from fedjax_ssl.client.labels import score_cohort
 from fedjax_ssl.client.local_sgd import GlobalModel

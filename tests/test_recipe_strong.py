@@ -3,7 +3,8 @@
 import jax
 import numpy as np
 
-from conftest import TINY_BACKBONE, make_tiny_config
+from conftest import TINY_BACKBONE
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS

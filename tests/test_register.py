@@ -5,7 +5,7 @@ import json
 import pytest
 from ml_collections import ConfigDict
 
-from conftest import make_tiny_config
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.config import apply_arguments, complete, for_seed, validate
 from fedjax_ssl.errors import UserError

@@ -30,21 +30,21 @@ PICTURES = {
 
 
 @pytest.fixture(scope="module")
-def reported_run(finished_run, tmp_path_factory):
+def reported_run(finished_fedanchor_run, tmp_path_factory):
     """A copy of the finished run, with its report."""
     workdir = tmp_path_factory.mktemp("reported") / "run"
-    shutil.copytree(finished_run[0], workdir)
+    shutil.copytree(finished_fedanchor_run[0], workdir)
     assert launch.main(["report", str(workdir)]) == 0
     return workdir
 
 
 @pytest.fixture(scope="module")
-def three_runs(finished_run, tmp_path_factory):
+def three_runs(finished_fedanchor_run, tmp_path_factory):
     """Two seeds of one configuration and one of another, made up from a finished run's records."""
     folder = tmp_path_factory.mktemp("three")
     for name, changed, better in (("a/seed_0", {"seed": 0}, 0.0), ("a/seed_1", {"seed": 1}, 0.1),
                                   ("b/seed_0", {"seed": 0, "method": "semifl"}, -0.1)):  # fmt: skip
-        shutil.copytree(finished_run[0], folder / name, ignore=shutil.ignore_patterns("checkpoints"))
+        shutil.copytree(finished_fedanchor_run[0], folder / name, ignore=shutil.ignore_patterns("checkpoints"))
         config = json.loads((folder / name / "config.json").read_text())
         (folder / name / "config.json").write_text(json.dumps({**config, **changed}))
         lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
@@ -54,8 +54,8 @@ def three_runs(finished_run, tmp_path_factory):
     return folder
 
 
-def test_a_run_keeps_what_its_report_needs(finished_run):
-    workdir, _ = finished_run
+def test_a_run_keeps_what_its_report_needs(finished_fedanchor_run):
+    workdir, _ = finished_fedanchor_run
     run = read_run(workdir)
     assert run.is_finished
     (kept,) = run.snapshots().values()  # of the last round
@@ -205,9 +205,9 @@ def test_a_comparison_says_who_holds_labels(three_runs, tmp_path):
     assert '<td class="long">1 of 8 clients has labels for all its images</td>' in text
 
 
-def test_an_unfinished_run_is_reported_as_far_as_it_goes(finished_run, tmp_path):
+def test_an_unfinished_fedanchor_run_is_reported_as_far_as_it_goes(finished_fedanchor_run, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(finished_run[0], run)
+    shutil.copytree(finished_fedanchor_run[0], run)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:30])  # killed while it wrote
     for name in ("summary.json", "dataset.json", "class_counts.npz"):

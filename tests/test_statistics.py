@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import TINY_BACKBONE, make_tiny_config
+from conftest import TINY_BACKBONE
+from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import State

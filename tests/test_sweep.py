@@ -35,11 +35,11 @@ SEMIFL_TABLE1 = ROOT / "configs" / "sweeps" / "semifl_table1.py"
 CONFIG = """
 import sys
 sys.path.insert(0, "{tests}")
-from conftest import make_tiny_config
+from conftest import SMALL, make_fedanchor_config
 from fedjax_ssl.config import apply_arguments
 
 def get_config(arguments=""):
-    return apply_arguments(make_tiny_config(num_rounds=2), arguments)
+    return apply_arguments(make_fedanchor_config(num_rounds=2, **SMALL), arguments)
 """
 
 SWEEPS = [

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import launch
-from conftest import make_tiny_config
+from conftest import SMALL, make_fedanchor_config, make_tiny_config
 from fedjax_ssl import train
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_lines
 from fedjax_ssl.run.trackers import Trackers, curves, open_trackers
@@ -35,10 +35,10 @@ def expected_points(lines, timings):
 
 
 @pytest.fixture
-def copied(finished_run, tmp_path):
+def copied(finished_fedanchor_run, tmp_path):
     """The folder of a run of four rounds, without what a writer left there."""
     copy = tmp_path / "run"
-    shutil.copytree(finished_run[0], copy, ignore=shutil.ignore_patterns("tensorboard"))
+    shutil.copytree(finished_fedanchor_run[0], copy, ignore=shutil.ignore_patterns("tensorboard"))
     return copy
 
 
@@ -50,7 +50,7 @@ def reopen(copied):
     def reopen(round_number, **fields):
         for folder in open_folders:
             folder.close()
-        config = make_tiny_config(**fields)
+        config = make_fedanchor_config(**SMALL, **fields)
         folder = Workdir(copied, config.to_dict())
         open_folders.append(folder)
         folder.begin(round_number)
@@ -61,8 +61,8 @@ def reopen(copied):
         folder.close()
 
 
-def test_tensorboard_shows_what_the_records_say(finished_run):
-    workdir, _ = finished_run
+def test_tensorboard_shows_what_the_records_say(finished_fedanchor_run):
+    workdir, _ = finished_fedanchor_run
     events = events_of(workdir)
     lines = read_lines(workdir / METRICS)
     shown = points(events)

@@ -7,6 +7,7 @@ An entry's strength is low + (high - low) * fraction; the flavours differ in how
   fixmatch   14          {1, ..., m} / 10      1/2           1/2 of the side       after the weak geometry
   usb        14          uniform in [0, 1)     1             0 to 1/2 of the side  before the weak geometry
   fedlabel   16          m / 30                1             none (in the pool)    before the weak geometry
+  none       0           -                     -             none                  (the weak geometry alone)
 
 The ranges stand in the tables below. Two things to know before comparing results:
 
@@ -38,7 +39,7 @@ class PoolEntry(NamedTuple):
 class Flavour(NamedTuple):
     """A published variant of RandAugment."""
 
-    pool: tuple[PoolEntry, ...]
+    pool: tuple[PoolEntry, ...]  # empty: images stay as they are, whatever the number of operations and magnitude
     magnitude: Literal["fixed", "up_to", "uniform"]  # fraction: m / max, {1, ..., m} / max, U(0, 1)
     max_magnitude: int
     probability: float  # with which a drawn operation is applied
@@ -157,7 +158,18 @@ _FEDLABEL = Flavour(
     geometry_first=False,
 )
 
-FLAVOURS = {"semifl": _SEMIFL, "usb": _USB, "fixmatch": _FIXMATCH, "fedlabel": _FEDLABEL}
+# No RandAugment: strong augmentation is the weak one with a draw of its own.
+_NONE = Flavour(
+    pool=(),
+    magnitude="fixed",
+    max_magnitude=0,
+    probability=0.0,
+    cutout=None,
+    fill=(0, 0, 0),
+    geometry_first=True,
+)
+
+FLAVOURS = {"semifl": _SEMIFL, "usb": _USB, "fixmatch": _FIXMATCH, "fedlabel": _FEDLABEL, "none": _NONE}
 
 
 def get_flavour(name: str) -> Flavour:

@@ -29,10 +29,10 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
     Args:
         key: a JAX random key.
         images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
-        flavour: 'semifl', 'usb', 'fixmatch' or 'fedlabel', see `flavours`.
+        flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel' or 'none', see `flavours`.
         num_ops: operations drawn for each image, with replacement; each is applied with the flavour's
-          probability.
-        magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb ignores it.
+          probability. Ignored by none.
+        magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb and none ignore it.
 
     Returns:
         uint8 [B, H, W, C], grey levels.
@@ -46,6 +46,8 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
     chosen = check_rand_augment(flavour, num_ops, magnitude)
     if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
         raise UserError(f"RandAugment needs uint8 images with 1 or 3 channels, got {images.dtype} {images.shape}")
+    if not chosen.pool:
+        return images
     draws = draw_operations(key, chosen, images.shape, num_ops, magnitude)
     return apply_draws(images, draws, chosen.fill)
 
@@ -54,9 +56,12 @@ def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
     """Looks RandAugment's settings over before anything is traced; returns the flavour.
 
     Raises:
-        UserError: there is no such flavour, num_ops is negative or the magnitude is out of range.
+        UserError: there is no such flavour, or it has operations and num_ops is negative or the magnitude is out of
+          range.
     """
     chosen = get_flavour(flavour)
+    if not chosen.pool:
+        return chosen
     if num_ops < 0:
         raise UserError(f"RandAugment's number of operations must be at least 0, got {num_ops}")
     if not 0 <= magnitude <= chosen.max_magnitude:
@@ -78,7 +83,7 @@ def strong_augment(
         images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
         flip: whether images may be mirrored, see `weak.weak_augment`.
         padding: pixels of reflect padding, see `weak.weak_augment`.
-        flavour: 'semifl', 'usb', 'fixmatch' or 'fedlabel', see `flavours`.
+        flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel' or 'none', see `flavours`.
         num_ops: operations drawn for each image, with replacement.
         magnitude: see `rand_augment`.
 

@@ -12,7 +12,7 @@ def weak_augment(key: jax.Array, images: jax.Array, flip: bool, padding: int = 4
         images: [B, H, W, C], any dtype.
         flip: whether an image is mirrored, left to right, with probability 1/2; digits are not.
         padding: pixels of reflection on every side from which the crop is taken; at most one less than the
-          shorter side of the images.
+          shorter side of the images. Without padding and without a flip the images stay as they are.
 
     Returns:
         [B, H, W, C] in the dtype of the images.
@@ -21,6 +21,8 @@ def weak_augment(key: jax.Array, images: jax.Array, flip: bool, padding: int = 4
     """
     batch, height, width, _ = images.shape
     padding = _usable_padding(padding, height, width)
+    if padding == 0 and not flip:
+        return images  # nothing to draw, and no gather to compile
     flip_key, offset_key = jax.random.split(key)
     offsets = jax.random.randint(offset_key, (batch, 2), 0, 2 * padding + 1)
     flipped = jax.random.bernoulli(flip_key, shape=(batch,)) if flip else jnp.zeros(batch, bool)

@@ -1,0 +1,154 @@
+"""The compile budget of a session, as a pytest plugin: what each test file compiled, and a failure when it is too much.
+
+Nearly all the time of the tests is compiling, so the number of large programs is the number to keep small. Events of
+`jax.monitoring` tell which programs were compiled and which came from the persistent cache; the size of a new entry of
+that cache tells large ones from the hundreds that a single operation makes. Sizes and counts depend on no clock.
+"""
+
+import collections
+import os
+import pathlib
+import sys
+import threading
+from typing import NamedTuple
+
+import pytest
+
+LARGE = 32 * 1024  # bytes of a compiled program in the cache; a round has 200 to 1,000 kB, `jnp.add` 4
+HIT = "/jax/compilation_cache/cache_hits"
+COMPILED = "/jax/core/compile/backend_compile_duration"  # also of a program that the cache had
+OUTSIDE = "processes of tests"
+
+
+class Budget(NamedTuple):
+    """The most programs that a session may compile, with whatever its tests start."""
+
+    large: int
+    small: int
+
+
+class Compiled(NamedTuple):
+    """One program that was not in the cache."""
+
+    name: str
+    seconds: float
+    size: int  # bytes of its entry in the cache; 0 if it has none
+
+
+class CompileBudget:
+    """Counts what a session compiles, in this process, in its workers and in the processes that tests start.
+
+    Args:
+        cache: folder of the persistent cache.
+        base: a session that compiles more fails;
+        for_each_method: that much more is allowed for each method of the registry.
+    """
+
+    def __init__(self, cache: pathlib.Path, base: Budget, for_each_method: Budget):
+        self.cache, self.base, self.for_each_method = cache, base, for_each_method
+        self.num_methods = 0  # known when the tests have run
+        self.before = self.entries()
+        self.seen = set(self.before)
+        self.compiled: dict[str, list[Compiled]] = collections.defaultdict(list)  # by test file
+        self.hits: collections.Counter[str] = collections.Counter()
+        self.file = "before the tests"
+        self.local = threading.local()  # programs are compiled in several threads
+        self.lock = threading.Lock()
+
+    def entries(self) -> dict[str, int]:
+        """Name -> bytes of what the cache has."""
+        with os.scandir(self.cache) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith("-cache")}
+
+    def listen(self) -> None:
+        import jax
+
+        jax.monitoring.register_event_listener(self.on_event)
+        jax.monitoring.register_event_duration_secs_listener(self.on_duration)
+
+    def on_event(self, event: str, **_) -> None:
+        if event == HIT:
+            self.local.hit = True
+
+    def on_duration(self, event: str, seconds: float, fun_name: str = "", **_) -> None:
+        if event != COMPILED:
+            return
+        hit, self.local.hit = getattr(self.local, "hit", False), False
+        with self.lock:
+            if hit:
+                self.hits[self.file] += 1
+            else:
+                self.compiled[self.file].append(Compiled(fun_name, seconds, self.size_of_new(fun_name)))
+
+    def size_of_new(self, fun_name: str) -> int:
+        """Bytes of the entry that a program of this name has just made: 'jit(f)' makes jit_f-HASH-cache."""
+        prefix = "".join(c if c.isalnum() else "_" for c in fun_name).strip("_") + "-"
+        made = {name: size for name, size in self.entries().items() if name not in self.seen}
+        mine = [name for name in made if name.startswith(prefix)]
+        self.seen.update(mine)
+        return max((made[name] for name in mine), default=0)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.file = nodeid.partition("::")[0]
+
+    def pytest_testnodedown(self, node) -> None:
+        """A worker ended: what it compiled."""
+        compiled, hits, methods = getattr(node, "workeroutput", {}).get("compiled", ({}, {}, 0))
+        self.num_methods = max(self.num_methods, methods)
+        for file, programs in compiled.items():
+            self.compiled[file] += [Compiled(*program) for program in programs]
+        self.hits.update(hits)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session) -> None:
+        registry = sys.modules.get("fedjax_ssl.methods")  # which the process that only hands tests out does not need
+        if registry is not None:
+            self.num_methods = len(registry.METHODS)
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            compiled = {file: [tuple(program) for program in own] for file, own in self.compiled.items()}
+            output["compiled"] = compiled, dict(self.hits), self.num_methods
+            return
+        seen = collections.Counter(program.size for own in self.compiled.values() for program in own)
+        for name, size in self.new().items():
+            seen[size] -= 1
+            if seen[size] < 0:
+                self.compiled[OUTSIDE].append(Compiled(name.rpartition("-")[0].rpartition("-")[0], 0.0, size))
+        if self.over() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def new(self) -> dict[str, int]:
+        """Name -> bytes of what the session has added to the cache, whichever process it was."""
+        return {name: size for name, size in self.entries().items() if name not in self.before}
+
+    def counts(self) -> tuple[int, int]:
+        """(large, small) programs that were compiled; one that two processes compiled at once counts once."""
+        sizes = self.new().values()
+        large = sum(size > LARGE for size in sizes)
+        return large, len(sizes) - large
+
+    def over(self) -> bool:
+        return any(number > most for number, most in zip(self.counts(), self.budget()))
+
+    def budget(self) -> Budget:
+        return Budget(*(base + self.num_methods * each for base, each in zip(self.base, self.for_each_method)))
+
+    def pytest_terminal_summary(self, terminalreporter) -> None:
+        large, small = self.counts()
+        over = self.over()
+        word = "more programs than the budget allows" if over else "compiled programs"
+        most = self.budget()
+        terminalreporter.section(f"{word}: {large} large (at most {most.large}), {small} small ({most.small})")
+        rows = [
+            (sum(p.seconds for p in own), file, [p for p in own if p.size > LARGE], len(own), self.hits[file])
+            for file, own in ((file, self.compiled.get(file, [])) for file in {*self.compiled, *self.hits})
+        ]
+        rows.sort(key=lambda row: row[:2], reverse=True)
+        for seconds, file, programs, number, hits in rows if over else rows[:10]:
+            names = collections.Counter(program.name for program in programs)
+            listed = ", ".join(f"{count} {name}" for name, count in names.most_common()) if over else ""
+            few = number - len(programs)
+            terminalreporter.write_line(
+                f"{seconds:6.1f} s {len(programs):3} large {few:4} small {hits:4} cached  {file} {listed}".rstrip()
+            )
