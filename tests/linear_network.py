@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
 
 
@@ -21,18 +22,22 @@ class LinearNetwork:
     def init(self, key):
         leaves, treedef = jax.tree.flatten(self.shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
         drawn = [0.3 * jax.random.normal(k, shape) for k, shape in zip(jax.random.split(key, len(leaves)), leaves)]
-        return jax.tree.unflatten(treedef, drawn), jnp.zeros(self.shapes["classifier"]["kernel"][0])
+        return Model(jax.tree.unflatten(treedef, drawn), jnp.zeros(self.shapes["classifier"]["kernel"][0]))
 
-    def predict(self, params, batch_stats, images):
-        x = images.astype(jnp.float32).reshape(len(images), -1) / 255 - batch_stats
-        logits = jnp.matmul(x, params["classifier"]["kernel"], precision="highest") + params["backbone"]["bias"]
-        return Outputs(logits, None)
+    def predict(self, model, images):
+        x = images.astype(jnp.float32).reshape(len(images), -1) / 255 - model.batch_stats
+        kernel, bias = model.params["classifier"]["kernel"], model.params["backbone"]["bias"]
+        return Outputs(jnp.matmul(x, kernel, precision="highest") + bias, {}, x)
 
-    def train(self, params, batch_stats, views, mask):
+    def probabilities(self, model, images):
+        return jax.nn.softmax(self.predict(model, images).logits)
+
+    def train(self, model, views, mask):
         def mean(view):
             return jnp.mean(view.astype(jnp.float32).reshape(len(view), -1) / 255, axis=0, where=mask[:, None])
 
-        return tuple(self.predict(params, mean(view), view) for view in views), batch_stats
+        outputs = [self.predict(model._replace(batch_stats=mean(view)), view) for view in views]
+        return tuple(outputs), model.batch_stats
 
 
 # The same by NumPy, in float64. A batch is [B, pixels] in 0..1, a model {"bias": [C], "kernel": [pixels, C]}.

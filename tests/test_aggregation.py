@@ -2,14 +2,17 @@
 
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
-from fedjax_ssl.engine.interface import ModelUpload, Received, State
-from fedjax_ssl.learning.trees import all_finite, cosines
-from fedjax_ssl.server.aggregation import client_weights, clip_updates, make_aggregation, weighted_mean
+from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.server import chain, fedavg, mean, optimizer, screen, weights, with_server_model
+from fedjax_ssl.server.aggregation import client_weights, weighted_mean
 
 
 def test_weighted_mean_ignores_what_has_no_weight():
@@ -37,63 +40,39 @@ def test_client_weights(kind, expected):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_all_finite_by_row():
-    tree = {"a": jnp.array([[1.0, 2.0], [jnp.inf, 0.0], [1.0, 1.0]]), "b": jnp.array([0.0, 0.0, jnp.nan])}
-    np.testing.assert_array_equal(all_finite(tree, batch_ndim=1), [True, False, False])
-    assert not all_finite(tree)
+PARAMS = {"classifier": jnp.array([1.0, -2.0]), "anchor_head": jnp.array([7.0])}
+PARTS = ("classifier",)
 
 
-def test_clipping_shortens_long_updates_only():
-    rng = np.random.default_rng(2)
-    current = {"a": rng.normal(size=(3,)).astype(np.float32), "b": rng.normal(size=(2, 2)).astype(np.float32)}
-    scale = np.array([0.1, 1.0, 10.0], np.float32)
-    uploads = {
-        name: leaf + scale.reshape(-1, *[1] * leaf.ndim) * rng.normal(size=(3, *leaf.shape)).astype(np.float32)
-        for name, leaf in current.items()
-    }
-    clipped = clip_updates(uploads, current, 1.5)
-    for row in range(3):
-        update = np.concatenate([(uploads[name][row] - current[name]).ravel() for name in "ab"])
-        found = np.concatenate([(np.asarray(clipped[name][row]) - current[name]).ravel() for name in "ab"])
-        length = np.linalg.norm(update)
-        np.testing.assert_allclose(found, update * min(1, 1.5 / length), rtol=1e-4, atol=1e-6)
-        assert (length > 1.5) == (row == 2) or row == 1
+def problem_with(normalisation="static", **options):
+    section = ConfigDict({"weights": "size", "clip_norm": 0.0, "optimizer": "fedavg", "learning_rate": 1.0,
+                          "momentum": 0.5, "adaptivity": 1e-3, **options})  # fmt: skip
+    return types.SimpleNamespace(
+        config=types.SimpleNamespace(aggregation=section), network=types.SimpleNamespace(normalisation=normalisation)
+    )
 
 
-def test_cosines():
-    rng = np.random.default_rng(3)
-    direction = {"a": rng.normal(size=(4,)).astype(np.float32), "b": rng.normal(size=(2, 3)).astype(np.float32)}
-    updates = {name: rng.normal(size=(5, *leaf.shape)).astype(np.float32) for name, leaf in direction.items()}
-    updates = {
-        name: np.where(np.arange(5).reshape(-1, *[1] * (leaf.ndim - 1)) == 4, 0, leaf) for name, leaf in updates.items()
-    }
-    one = np.concatenate([direction[name].ravel() for name in "ab"])
-    found = cosines(updates, direction)
-    for row in range(4):
-        other = np.concatenate([updates[name][row].ravel() for name in "ab"])
-        np.testing.assert_allclose(found[row], one @ other / np.linalg.norm(one) / np.linalg.norm(other), rtol=1e-5)
-    assert found[4] == 0
+def received_of(classifiers, accepted, batch_stats=(), told=None):
+    """Rows of 30, 10 and 60 examples, of which 1, 3 and 0 qualified, as far as there are uploads."""
+    rows = len(classifiers)
+    upload = Upload(Model({"classifier": jnp.array(classifiers)}, batch_stats), told or {})
+    numbers = np.array([30, 10, 60])[:rows], np.array([1, 3, 0])[:rows]
+    return Received(upload, jnp.array(accepted), jnp.arange(rows), None, *numbers)
 
 
 def rounds_of(optimizer, scales=(1, 0, 1), **options):
     """Rounds of aggregation of two clients' updates, a multiple of fixed ones; where it is 0, nobody's is accepted."""
-    section = ConfigDict({"weights": "size", "clip_norm": 0.0, "optimizer": optimizer, "learning_rate": 1.0,
-                          "momentum": 0.5, "adaptivity": 1e-3, **options})  # fmt: skip
-    problem = types.SimpleNamespace(
-        config=types.SimpleNamespace(aggregation=section), network=types.SimpleNamespace(normalisation="static")
-    )
-    aggregation = make_aggregation(problem, ("classifier",))
-    params = {"classifier": jnp.array([1.0, -2.0]), "anchor_head": jnp.array([7.0])}
-    state = State(jnp.int32(0), params, {}, aggregation.init(params))
+    aggregation = fedavg(problem_with(optimizer=optimizer, **options), parts=PARTS)
+    state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
     updates = np.array([[0.2, 0.4], [-0.2, 0.8]], np.float32)
-    trace, norms = [np.asarray(params["classifier"])], []
+    trace, norms = [np.asarray(PARAMS["classifier"])], []
+    aggregate = jax.jit(lambda state, received: aggregation.aggregate(state, None, received, None))
     for scale in scales:
-        uploads = ModelUpload({"classifier": state.params["classifier"] + scale * updates}, ())
-        received = Received(uploads, jnp.array([scale != 0] * 2), jnp.array([30, 10]), jnp.array([3, 1]))
-        state, metrics = aggregation.aggregate(state, received)
-        trace.append(np.asarray(state.params["classifier"]))
+        sent = state.model.params["classifier"] + scale * updates
+        state, metrics = aggregate(state, received_of(sent, [scale != 0] * 2))
+        trace.append(np.asarray(state.model.params["classifier"]))
         norms.append(float(metrics["update_norm"]))
-    np.testing.assert_array_equal(state.params["anchor_head"], params["anchor_head"])
+    np.testing.assert_array_equal(state.model.params["anchor_head"], PARAMS["anchor_head"])
     np.testing.assert_allclose(norms, np.linalg.norm(np.diff(trace, axis=0), axis=1), rtol=1e-5)
     return trace, 0.75 * updates[0] + 0.25 * updates[1]
 
@@ -153,3 +132,102 @@ def test_fedyogi():
             signs |= set(sign)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert signs == {-1, 1}
+
+
+# --- The chain, link by link: three uploads, the last of which is not accepted. --------------------------------------
+
+SENT = np.array([[2.0, 0.0], [4.0, 4.0], [np.nan, 1.0]], np.float32)
+START = np.array([1.0, -2.0])
+SERVER = np.array([9.0, 5.0])
+
+
+def aggregate(*links, accepted=(True, True, False), problem=None, batch_stats=(), state_stats=None, memory=None):
+    """The state after one aggregation by this chain."""
+    aggregation = chain(problem or problem_with(), *links, parts=PARTS)
+    server = {"own": Model({**PARAMS, "classifier": jnp.float32(SERVER)}, {"mean": jnp.array([8.0])})}
+    server |= {"screened": jnp.array([True, False, True]), **aggregation.init(PARAMS)}
+    state = State(jnp.int32(0), Model(PARAMS, state_stats or {}), server)
+    found, metrics = aggregation.aggregate(state, None, received_of(SENT, accepted, batch_stats), None)
+    change = np.linalg.norm(np.asarray(found.model.params["classifier"]) - START)
+    np.testing.assert_allclose(metrics["update_norm"], change, rtol=1e-5)
+    return found
+
+
+def screened():
+    return screen(lambda state, received: state.server["screened"] & (received.clients != 2))
+
+
+def server_model(problem=None):
+    return with_server_model(problem or problem_with(), lambda state: state.server["own"], PARTS)
+
+
+@pytest.mark.parametrize("kind, shares", [("size", [0.75, 0.25]), ("qualified", [0.25, 0.75]), ("uniform", [0.5, 0.5])])
+def test_weights_and_mean(kind, shares):
+    found = aggregate(weights(kind), mean()).model.params["classifier"]
+    np.testing.assert_allclose(found, shares @ SENT[:2], rtol=1e-6)
+
+
+def test_a_mean_without_weights_is_uniform_over_the_accepted():
+    np.testing.assert_allclose(aggregate(mean()).model.params["classifier"], SENT[:2].mean(axis=0), rtol=1e-6)
+
+
+def test_who_is_screened_out_has_no_weight():
+    found = aggregate(weights("size"), screened(), mean())
+    np.testing.assert_allclose(found.model.params["classifier"], SENT[0], rtol=1e-6)
+    # Screened before the weights are given, everybody is back.
+    found = aggregate(screened(), weights("uniform"), mean())
+    np.testing.assert_allclose(found.model.params["classifier"], SENT[:2].mean(axis=0), rtol=1e-6)
+
+
+def test_without_any_upload_nothing_moves():
+    found = aggregate(weights("size"), mean(), optimizer(optax.sgd(1.0, 0.5)), accepted=(False,) * 3)
+    np.testing.assert_array_equal(found.model.params["classifier"], START)
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(found.server["aggregation"]))
+
+
+def test_the_server_s_model_has_half_the_weight_or_all():
+    links = weights("uniform"), mean(), server_model()
+    clients = SENT[:2].mean(axis=0)
+    np.testing.assert_allclose(aggregate(*links).model.params["classifier"], (clients + SERVER) / 2, rtol=1e-6)
+    alone = aggregate(*links, accepted=(False,) * 3).model.params
+    np.testing.assert_array_equal(alone["classifier"], SERVER)
+    np.testing.assert_array_equal(alone["anchor_head"], PARAMS["anchor_head"])
+
+
+def test_links_do_what_their_order_says():
+    """Before the server's model joins, the optimiser steps along the clients' change alone; after it, along both's."""
+    half = optimizer(optax.sgd(0.5))
+    clients = SENT[:2].mean(axis=0)
+    first = aggregate(weights("uniform"), mean(), half, server_model()).model.params["classifier"]
+    np.testing.assert_allclose(first, (START + 0.5 * (clients - START) + SERVER) / 2, rtol=1e-6)
+    last = aggregate(weights("uniform"), mean(), server_model(), half).model.params["classifier"]
+    np.testing.assert_allclose(last, START + 0.5 * ((clients + SERVER) / 2 - START), rtol=1e-6)
+    assert np.max(np.abs(first - last)) > 0.5
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "fedavgm", "learning_rate": 0.5}])
+def test_the_configured_chain(options):
+    """Weights, screen, mean, the server's model, the optimiser."""
+    problem = problem_with(**options)
+    aggregation = fedavg(
+        problem,
+        screened_by=lambda state, received: received.clients != 1,
+        server_model=lambda state: state.server["own"],
+        parts=PARTS,
+    )
+    own = Model({"classifier": jnp.float32(SERVER)}, {})
+    state = State(jnp.int32(0), Model(PARAMS, {}), {"own": own, **aggregation.init(PARAMS)})
+    found, _ = aggregation.aggregate(state, None, received_of(SENT, [True, True, False]), None)
+    expected = START + (0.5 if options else 1) * ((SENT[0] + SERVER) / 2 - START)
+    np.testing.assert_allclose(found.model.params["classifier"], expected, rtol=1e-6)
+
+
+def test_statistics_take_the_weights_and_no_optimiser():
+    problem = problem_with("running")
+    links = weights("size"), mean(), server_model(problem), optimizer(optax.sgd(0.5))
+    stats = {"mean": jnp.array([[4.0], [8.0], [np.nan]])}
+    found = aggregate(*links, problem=problem, batch_stats=stats, state_stats={"mean": jnp.array([1.0])})
+    np.testing.assert_allclose(found.model.batch_stats["mean"], [(5 + 8) / 2], rtol=1e-6)
+    # Under another policy they are not sent, and stay.
+    found = aggregate(weights("size"), mean(), state_stats={"mean": jnp.array([1.0])})
+    np.testing.assert_array_equal(found.model.batch_stats["mean"], [1.0])

@@ -12,6 +12,7 @@ from fedjax_ssl.learning.losses import (
     label_contrastive_loss,
     mixup_cross_entropy,
     proximal_term,
+    soft_label_loss,
     unit_vectors,
 )
 
@@ -38,6 +39,37 @@ def test_cross_entropy(batch):
     hostile = np.where(mask, labels, -7)  # padding may hold anything
     np.testing.assert_allclose(cross_entropy(logits, hostile, mask), expected, rtol=1e-6)
     assert cross_entropy(logits, labels, np.zeros(6, bool)) == 0.0
+
+
+@pytest.mark.parametrize("weights", [[0.5, 2.0, 9.0, 0.0, 1.0, 3.0], [0.0] * 6])
+def test_a_weight_for_each_image(batch, weights):
+    """sum_b w_b H_b over the number that count, whatever the weights add up to; in mixup the same."""
+    logits, labels, partners, mask = batch
+    log_p, weights = np.log(softmax_rows(logits)), np.array(weights, np.float32)
+    first, second = (
+        sum(-weights[i] * log_p[i, of[i]] for i in range(6) if mask[i]) / mask.sum() for of in (labels, partners)
+    )
+    np.testing.assert_allclose(cross_entropy(logits, labels, mask, weights), first, rtol=1e-6)
+    found = mixup_cross_entropy(logits, labels, partners, 0.3, mask, weights)
+    np.testing.assert_allclose(found, 0.3 * first + 0.7 * second, rtol=1e-5)
+    ones = cross_entropy(logits, labels, mask, np.ones(6, np.float32))
+    np.testing.assert_allclose(ones, cross_entropy(logits, labels, mask), rtol=1e-6)
+
+
+def test_soft_label_loss(batch):
+    """w_b KL(q_b || p_b) over the whole batch; where q is 0, 0 log 0 is 0; weight and mask leave images out."""
+    logits, _, _, mask = batch
+    rng = np.random.default_rng(2)
+    q = softmax_rows(rng.normal(size=(6, CLASSES))).astype(np.float32)
+    q[0] = [0, 1, 0, 0]
+    weights, p = np.array([1.0, 0.25, 7.0, 0.0, 2.0, 7.0], np.float32), softmax_rows(logits)
+    terms = [weights[b] * sum(q[b, c] * np.log(q[b, c] / p[b, c]) for c in range(CLASSES) if q[b, c]) for b in range(6)]
+    expected = sum(np.array(terms)[mask]) / mask.sum()
+    np.testing.assert_allclose(soft_label_loss(logits, q, weights, mask), expected, rtol=1e-5)
+    hostile = np.where(mask[:, None], q, np.nan).astype(np.float32)
+    np.testing.assert_allclose(soft_label_loss(logits, hostile, weights, mask), expected, rtol=1e-5)
+    assert np.all(np.isfinite(jax.grad(lambda x: soft_label_loss(x, q, weights, mask))(logits)))
+    assert soft_label_loss(logits, q, weights, np.zeros(6, bool)) == 0
 
 
 def test_mixup_cross_entropy(batch):

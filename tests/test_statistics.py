@@ -6,17 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import TINY_BACKBONE
-from conftest import make_fedanchor_config as make_tiny_config
-from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl import base_config
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.engine.interface import State
+from fedjax_ssl.engine.interface import Problem, State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.methods import frames
 from fedjax_ssl.models import Normalisation, Outputs
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.run.wire import bytes_per_client
 from fedjax_ssl.server import statistics
-from fedjax_ssl.server.statistics import cut_into_batches, make_statistics, mean_statistics
+from fedjax_ssl.server.statistics import cut_into_batches, make_statistics, mean_statistics, num_exchanging
 
 B = 4
 CLIENTS = [[31, 3, 17, 8, 22, 11, 38, 5, 27], [], [19, 2, 33, 14, 9]]
@@ -30,7 +28,7 @@ class OneLayer(nn.Module):
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
-        return Outputs(Normalisation("static", name="norm")(images, train, mask, num_views), None)
+        return Outputs(Normalisation("static", name="norm")(images, train, mask, num_views), {}, images)
 
 
 NETWORK = Network(OneLayer(), mean=(0.4, 0.5), std=(0.2, 0.3), image_shape=(2, 3, 2), normalisation="static")
@@ -81,10 +79,10 @@ def test_owners_share_no_batch(federation):
 
 def test_mean_statistics(federation):
     """A short batch counts as much as a full one, an empty one not at all."""
-    params, batch_stats = NETWORK.init(jax.random.key(0))
+    model = NETWORK.init(jax.random.key(0))
     batches = jnp.array([[3, 17, 8, 31], [2, 19, 0, 0], [0, 0, 0, 0]])
     masks = jnp.arange(B) < jnp.array([4, 2, 0])[:, None]
-    found = mean_statistics(NETWORK, params, batch_stats, federation.images, batches, masks)["norm"]
+    found = mean_statistics(NETWORK, model, federation.images, batches, masks)["norm"]
     mean, var = moments(federation.images, [[3, 17, 8, 31], [2, 19]])
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(found["var"], var, rtol=1e-5)
@@ -93,9 +91,9 @@ def test_mean_statistics(federation):
 @pytest.mark.parametrize("source", ["server", "cohort", "all", "all_mixed"])
 def test_sources(federation, monkeypatch, source):
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
-    state = State(jnp.int32(0), *NETWORK.init(jax.random.key(0)))
+    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
     refresh = jax.jit(make_statistics(NETWORK, source))
-    found = refresh(state, federation, jnp.array([2, 1])).batch_stats["norm"]
+    found = refresh(state, federation, jnp.array([2, 1]), None).model.batch_stats["norm"]
     batches = {
         "server": chunks(ANCHORS),
         "cohort": chunks(ANCHORS) + chunks(CLIENTS[2]),
@@ -110,20 +108,37 @@ def test_sources(federation, monkeypatch, source):
     assert np.all(var > 0.75 * total) if source == "all_mixed" else np.all(var < 0.5 * total)
 
 
-@pytest.mark.parametrize(
-    "arguments", ["anchors_only,strong", "centralised,strong", "strong,no_clients", "semifl,strong"]
-)
-def test_where_no_client_trains_the_statistics_are_the_servers(arguments):
-    config = apply_arguments(make_tiny_config(**{"model.name": TINY_BACKBONE}), arguments)
-    validate(config)
-    experiment = build_experiment(config)
-    method, data = experiment.method, experiment.data
-    state = State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
-    refresh = jax.jit(method.statistics)
-    found, alone = (
-        refresh(state, federation, jnp.arange(4)).batch_stats["backbone"]
-        for federation in (data, data._replace(client_size=jnp.zeros_like(data.client_size)))
-    )
-    differ = any(bool(jnp.any(a != b)) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(alone)))
-    traffic = bytes_per_client(experiment.problem, method, experiment.state_shape, data)
-    assert differ == (traffic["statistics_up"] > 0) == (arguments == "semifl,strong")
+def test_without_images_of_the_server(federation, monkeypatch):
+    """Where there is no cohort either, before the first round, everybody is asked; 'server' has nobody to ask."""
+    monkeypatch.setattr(statistics, "BATCH_SIZE", B)
+    nobody = federation._replace(anchor_index=jnp.zeros((0,), jnp.int32))
+    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
+    refresh = make_statistics(NETWORK, "cohort")
+    for cohort, owners in (([2, 1], CLIENTS[2:]), ([], CLIENTS)):
+        found = refresh(state, nobody, jnp.array(cohort, int), None).model.batch_stats["norm"]
+        mean, var = moments(federation.images, [chunk for rows in owners for chunk in chunks(rows)])
+        np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
+        np.testing.assert_allclose(found["var"], var, rtol=1e-5)
+    with pytest.raises(UserError, match=r"model.statistics='server'.*all_mixed"):
+        make_statistics(NETWORK, "server")(state, nobody, jnp.array([2]), None)
+
+
+def test_other_policies_need_no_pass():
+    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
+    for policy in ("running", "group"):
+        assert make_statistics(NETWORK._replace(normalisation=policy), "all")(state, None, None, None) is state
+
+
+@pytest.mark.parametrize("source, expected", [("server", 0), ("cohort", 4), ("all", 9), ("all_mixed", 9)])
+def test_who_exchanges_statistics(source, expected):
+    assert num_exchanging(NETWORK, source, 4, 9) == expected
+    assert num_exchanging(NETWORK._replace(normalisation="running"), source, 4, 9) == 0
+
+
+def test_where_no_client_trains_the_statistics_are_the_servers(monkeypatch):
+    asked, config = [], base_config()
+    monkeypatch.setattr(frames, "make_statistics", lambda network, source: asked.append(source))
+    config.model.statistics = "cohort"
+    for phases in ((), ("one",)):
+        frames.alternating(Problem(config, NETWORK, None, None, 2), phases)
+    assert asked == ["server", "cohort"]

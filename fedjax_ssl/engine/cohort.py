@@ -110,13 +110,15 @@ def _train(phases, source, cohort, lanes, debug) -> CohortResult:
         cohort = cohort._replace(key=jax.vmap(lambda key, n=number: jax.random.fold_in(key, n))(round_keys))
         with jax.named_scope("label"):
             jobs = _prepare(phase, source, cohort, previous)
+        takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
+        jobs = jobs._replace(num_steps=jnp.where(takes_part, jobs.num_steps, 0), takes_part=takes_part)
         if number == 0 and num_devices() > 1:  # Later phases find each job's model where the first one left it.
             dealt = deal(jobs.num_steps, num_devices())
             present, job = dealt < num_jobs, jnp.minimum(dealt, num_jobs - 1)
             jobs, moved = _take_rows((jobs, cohort._replace(key=None)), job)
             cohort = moved._replace(key=cohort.key)
         num_steps = jnp.where(present, jobs.num_steps, 0)
-        takes_part = num_steps > 0 if jobs.takes_part is None else jobs.takes_part & present
+        takes_part = jobs.takes_part & present
         own = {**cohort.own, **jobs.own}
         keys = jax.vmap(Cohort.keys)(Cohort(cohort.clients, (), cohort.key, cohort.group))
         table = JobTable(keys, num_steps, takes_part, jobs.work, own)

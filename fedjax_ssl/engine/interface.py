@@ -173,7 +173,7 @@ class Jobs(NamedTuple):
     """What a phase's `prepare` lays out for its cohort.
 
     Attributes:
-        num_steps: int32 [M], local steps of each job.
+        num_steps: int32 [M], local steps of each job; one that takes no part makes none of them.
         work: whatever a job's steps read, leaves [M, ...].
         report: on the labels that were made, if any.
         own: entries of the clients' own memory that labelling brought up to date, leaves [M, ...]; they survive

@@ -49,7 +49,7 @@ class JobTable(NamedTuple):
 
     Attributes:
         keys: one key a job, [G, R]; a step's key is folded from it by the step's number.
-        num_steps: int32 [G, R].
+        num_steps: int32 [G, R], 0 where a job takes no part.
         takes_part: bool [G, R], which jobs are run; one may have no step, and is finished as it started.
         work, own: what the jobs read, leaves [G, R, ...].
     """

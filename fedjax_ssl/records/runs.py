@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.config import complete, differences, flatten, labels_revealed, who_has_labels
+from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.records.snapshots import load_snapshots
@@ -63,6 +64,11 @@ class RunRecords(NamedTuple):
     def has(self, name: str) -> bool:
         """Whether the metric was measured in any round."""
         return bool(np.isfinite(self.values(name)).any())
+
+    def labelling_rules(self) -> dict[str, str]:
+        """The metric of each of the method's ways to label, and the way's name in words."""
+        names = [name for name in self.metrics[0] if name.startswith(RULE)]
+        return {name: name.removeprefix(RULE).replace("_", " ") for name in names}
 
     def seconds(self, kind: str = "seconds") -> float:
         """The sum of one kind of seconds; 'seconds' are the rounds'."""

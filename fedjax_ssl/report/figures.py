@@ -10,7 +10,6 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.records.runs import Group, RunRecords
 from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, SMALL, WIDE, curve_style, subplots
 
@@ -41,8 +40,7 @@ def losses(run: RunRecords) -> Figure:
 
 def pseudo_labels(run: RunRecords) -> Figure | None:
     """Accuracy of the pseudo-labels by each rule, and of those that qualified (FedAnchor's Figures 3d and 9)."""
-    names = {name: name.removeprefix(RULE).replace("_", " ") for name in run.metrics[0] if name.startswith(RULE)}
-    names["qualified_accuracy"] = "those trained on"
+    names = {**run.labelling_rules(), "qualified_accuracy": "those trained on"}
     names = {name: label for name, label in names.items() if run.has(name)}
     if not names:
         return None

@@ -1,0 +1,216 @@
+"""Who may import whom: the layers of the library, read from its files."""
+
+import ast
+import pathlib
+
+import pytest
+
+import fedjax_ssl
+
+PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
+NAME = "fedjax_ssl"
+
+# From the ground up; a room may import rooms of floors below it, those of its own floor only where they are itself.
+# A room is a folder, or a flat file. `fedjax_ssl` itself, the face of all, stands on top.
+FLOORS = (
+    ("errors", "files", "fields"),
+    ("imports", "learning"),
+    ("data", "augment"),
+    ("models",),
+    ("engine",),
+    ("client", "server"),
+    ("methods",),
+    ("config",),
+    ("records",),
+    ("cli", "predictor"),
+    ("report",),
+    ("run",),
+    ("sweep",),
+    ("__init__",),
+)
+# What a room may import of the library at all, where that is less than all that is below it.
+KNOWS = {
+    "errors": (),
+    "files": ("errors",),
+    "fields": (),
+    "learning": ("errors",),
+    "data": ("errors", "files"),
+    "augment": ("errors",),
+    "models": ("errors", "imports", "learning"),
+    "engine": ("errors", "learning", "data", "models"),
+    "methods": ("errors", "fields", "imports", "learning", "augment", "data", "models", "engine", "client", "server"),
+    "report": ("errors", "files", "fields", "config", "records"),
+}
+MOST_FLAT_FILES = 10
+
+
+def files_of(package):
+    """Every module of a package by its name, the package itself as `__init__`."""
+    return {".".join(path.relative_to(package).with_suffix("").parts): path for path in sorted(package.rglob("*.py"))}
+
+
+def imports_of(path, module, modules):
+    """The modules of the library that a file imports, inside functions too, and the other libraries.
+
+    What comes out of a folder's `__init__` is an import of that file; `from fedjax_ssl.data import arrays` one of the
+    module `data.arrays`.
+    """
+    inside, outside = set(), set()
+
+    def add(name, otherwise=None):
+        top, _, rest = name.partition(".")
+        if top != NAME:
+            outside.add(top)
+            return
+        for found in (rest, f"{rest}.__init__" if rest else "__init__", otherwise):
+            if found in modules:
+                inside.add(found)
+                return
+        raise AssertionError(f"{module} imports {name}, which is no module")
+
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                add(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            source = ".".join(filter(None, [NAME if node.level else "", *package, node.module or ""]))
+            for alias in node.names:
+                found = f"{source}.{alias.name}".removeprefix(f"{NAME}.")
+                add(f"{source}.{alias.name}" if source.startswith(NAME) and is_module(found, modules) else source)
+    return inside - {module}, outside
+
+
+def is_module(name, modules):
+    return name in modules or f"{name}.__init__" in modules
+
+
+def read(package):
+    """{module: modules of the library that it imports}, and {module: other libraries}."""
+    modules = files_of(package)
+    found = {module: imports_of(path, module, modules) for module, path in modules.items()}
+    return {module: both[0] for module, both in found.items()}, {module: both[1] for module, both in found.items()}
+
+
+def room(module):
+    return module.partition(".")[0]
+
+
+def floor(of_room):
+    found = [number for number, rooms in enumerate(FLOORS) if of_room in rooms]
+    assert found, f"{of_room} stands on no floor; give it a place in FLOORS"
+    return found[0]
+
+
+def circle(imports):
+    """A circle of modules as a list, [] where there is none."""
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            return path[path.index(module) :] + [module]
+        if module in done:
+            return []
+        path.append(module)
+        for other in sorted(imports[module]):
+            if found := visit(other):
+                return found
+        done.add(path.pop())
+        return []
+
+    for module in sorted(imports):
+        if found := visit(module):
+            return found
+    return []
+
+
+def wrong_layers(imports):
+    """What imports a room of its own floor or above, or one that it is not to know."""
+    found = []
+    for module, others in imports.items():
+        for other in sorted(others):
+            here, there = room(module), room(other)
+            if here != there and (floor(there) >= floor(here) or there not in KNOWS.get(here, (there,))):
+                found.append(f"{module} imports {other}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def library():
+    return read(PACKAGE)
+
+
+def test_no_circle(library):
+    assert circle(library[0]) == []
+
+
+def test_imports_go_downwards_only(library):
+    assert wrong_layers(library[0]) == []
+
+
+def test_every_folder_has_a_face_that_says_what_it_is():
+    for folder in sorted({path.parent for path in PACKAGE.rglob("*.py")}):
+        face = folder / "__init__.py"
+        assert face.exists(), f"{folder} has no __init__.py"
+        assert ast.get_docstring(ast.parse(face.read_text())), f"{face} has no docstring"
+
+
+def test_few_flat_files():
+    flat = [path.name for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
+    assert len(flat) <= MOST_FLAT_FILES, flat
+
+
+def test_help_waits_for_no_library(library):
+    assert library[1]["fields"] == {"ml_collections"}
+
+
+def test_what_computes_reads_no_command_line_and_no_disk(library):
+    """Methods and all below them but the data know no files; only pure functions of arrays are left."""
+    disk = {"argparse", "orbax", "pathlib", "shutil", "tempfile", "absl", "os", "io"}
+    for module, others in library[1].items():
+        if room(module) in ("learning", "engine", "client", "server", "methods", "augment"):
+            assert not others & disk, f"{module} imports {others & disk}"
+
+
+# --- And that these tests can fail: a library of a few files, with one import too many. ------------------------------
+
+RIGHT = {
+    "__init__": "from fedjax_ssl.errors import UserError",
+    "errors": "",
+    "engine/__init__": '"""The engine."""\nfrom fedjax_ssl.engine.lanes import run',
+    "engine/lanes": "from fedjax_ssl.learning import trees",
+    "learning/__init__": "",
+    "learning/trees": "import jax",
+    "client/__init__": "from fedjax_ssl.engine import run",
+    "server/__init__": "from fedjax_ssl import engine",
+    "methods/__init__": "from fedjax_ssl import client, server",
+}
+
+
+@pytest.mark.parametrize(
+    "file, line, words",
+    [
+        (None, "", ""),
+        ("learning/trees", "import fedjax_ssl.engine.lanes", "learning.trees imports engine.lanes"),
+        ("engine/lanes", "def f():\n    from fedjax_ssl.methods import x", "engine.lanes imports methods.__init__"),
+        ("client/__init__", "from fedjax_ssl import server", "client.__init__ imports server.__init__"),
+        ("client/__init__", "from ..server import y", "client.__init__ imports server.__init__"),
+        ("errors", "import fedjax_ssl", "errors imports __init__"),
+    ],
+)
+def test_an_import_too_many_is_seen(tmp_path, file, line, words):
+    for name, text in RIGHT.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + ("\n" + line if name == file else "") + "\n")
+    imports, _ = read(tmp_path)
+    assert wrong_layers(imports) == ([words] if file else [])
+
+
+def test_a_circle_is_seen(tmp_path):
+    for name, text in RIGHT.items():
+        (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text + "\n")
+    assert circle(read(tmp_path)[0]) == []
+    (tmp_path / "learning" / "trees.py").write_text("def f():\n    from fedjax_ssl.engine.lanes import run\n")
+    assert circle(read(tmp_path)[0]) == ["engine.lanes", "learning.trees", "engine.lanes"]

@@ -1,0 +1,65 @@
+"""Arithmetic of pytrees against NumPy on one long vector."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.learning import trees
+
+
+@pytest.fixture(scope="module")
+def updates():
+    """Five rows of two leaves, the last of them 0."""
+    rng = np.random.default_rng(3)
+    leaves = {"a": rng.normal(size=(5, 4)).astype(np.float32), "b": rng.normal(size=(5, 2, 3)).astype(np.float32)}
+    for leaf in leaves.values():
+        leaf[4] = 0
+    return leaves
+
+
+def as_vectors(tree):
+    return np.concatenate([tree[name].reshape(len(tree[name]), -1) for name in "ab"], axis=1)
+
+
+def test_norms_and_cosines(updates):
+    direction = trees.row(updates, 1)
+    vectors, one = as_vectors(updates), as_vectors(updates)[1]
+    np.testing.assert_allclose(trees.norm(direction), np.linalg.norm(one), rtol=1e-6)
+    lengths = np.linalg.norm(vectors, axis=1)
+    np.testing.assert_allclose(trees.row_norms(updates), lengths, rtol=1e-6)
+    expected = vectors[:4] @ one / lengths[:4] / np.linalg.norm(one)
+    np.testing.assert_allclose(trees.cosines(updates, direction), [*expected, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0])
+def test_clipping_shortens_a_long_update_only(updates, scale):
+    old = trees.row(updates, 0)
+    new = {name: old[name] + scale * updates[name][2] for name in old}
+    update = scale * as_vectors(updates)[2]
+    length = np.linalg.norm(update)
+    assert (length > 1.5) == (scale == 3.0)
+    found = trees.clip_update(new, old, 1.5)
+    moved = np.concatenate([(np.asarray(found[name]) - old[name]).ravel() for name in "ab"])
+    np.testing.assert_allclose(moved, update * min(1, 1.5 / max(length, 1.5)), rtol=1e-4, atol=1e-6)
+
+
+def test_all_finite_by_row():
+    tree = {"a": jnp.array([[1.0, 2.0], [jnp.inf, 0.0], [1.0, 1.0]]), "b": jnp.array([0.0, 0.0, jnp.nan])}
+    np.testing.assert_array_equal(trees.all_finite(tree, batch_ndim=1), [True, False, False])
+    assert not trees.all_finite(tree) and trees.all_finite({"a": tree["a"][0]})
+
+
+def test_rows_are_picked():
+    new, old = {"a": jnp.ones((3, 2)), "b": jnp.ones(3)}, {"a": jnp.zeros((3, 2)), "b": jnp.zeros(3)}
+    found = trees.where_rows(jnp.array([True, False, True]), new, old)
+    np.testing.assert_array_equal(found["a"], [[1, 1], [0, 0], [1, 1]])
+    np.testing.assert_array_equal(found["b"], [1, 0, 1])
+    grouped = trees.where_rows(jnp.array([[True], [False]]), {"a": jnp.ones((2, 1, 3))}, {"a": jnp.zeros((2, 1, 3))})
+    np.testing.assert_array_equal(grouped["a"][:, 0, 0], [1, 0])
+    for chosen, expected in ((True, 1), (False, 0)):
+        assert np.all(trees.where(jnp.bool_(chosen), new, old)["a"] == expected)
+
+
+def test_bytes():
+    assert trees.tree_bytes({"a": jnp.zeros((3, 2)), "b": jnp.zeros(5, jnp.int8), "c": jnp.zeros((), bool)}) == 30
+    assert trees.tree_bytes(()) == 0

@@ -1,0 +1,162 @@
+"""A federation of numbers, for the engine's own tests: the model is one number, an image one pixel.
+
+As a process of its own, for the number of devices is fixed when JAX starts, it prints what several devices do to the
+same round: `python toy_federation.py DEVICES`.
+"""
+
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.engine.interface import (
+    Broadcast,
+    Draw,
+    Finished,
+    Jobs,
+    Method,
+    Phase,
+    Problem,
+    Received,
+    Report,
+    State,
+    Upload,
+)
+from fedjax_ssl.engine.lanes import AXIS
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models import Outputs
+
+CLIENTS = [[4, 1], [7], [0, 9, 3], [], [8, 2, 6]]  # rows of the image table
+TRUTH = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 1])
+
+
+def federation(clients=CLIENTS, visible=None, num_images=10, seed=5):
+    """Images of one pixel, 10 times their row; labels are hidden but for those of the dict `visible`."""
+    index = np.zeros((len(clients), max(map(len, clients))), np.int32)
+    for client, rows in enumerate(clients):
+        index[client, : len(rows)] = rows
+    labels = np.full(num_images, -1, np.int32)
+    for row, label in (visible or {}).items():
+        labels[row] = label
+    images = jnp.arange(0, 10 * num_images, 10, dtype=jnp.uint8).reshape(num_images, 1, 1, 1)
+    return FederatedData(
+        images=images,
+        visible_labels=jnp.array(labels),
+        client_index=jnp.array(index),
+        client_size=jnp.array([len(rows) for rows in clients], jnp.int32),
+        labelled_size=jnp.array([np.count_nonzero(labels[rows] >= 0) for rows in clients], jnp.int32),
+        anchor_index=jnp.zeros((0,), jnp.int32),
+        test_images=images[:4],
+        test_labels=jnp.array([0, 1, 1, 1], jnp.int32),
+        seed=jnp.int32(seed),
+    )
+
+
+class OneNumber:
+    """Every image is of class 1 where the model's number is above 0."""
+
+    normalisation = "group"
+
+    def predict(self, model, images):
+        score = jnp.broadcast_to(model.params["classifier"], (len(images),))
+        return Outputs(jnp.stack([-score, score], axis=1), {}, score[:, None])
+
+
+def problem(clients_per_round=3):
+    config = types.SimpleNamespace(clients_per_round=clients_per_round, eval_batch_size=4)
+    return Problem(config, OneNumber(), None, None, num_classes=2)
+
+
+def toy_state(**server):
+    """Everybody remembers 100 times its number (for what steps change, and for what labelling changes)."""
+    memory = 100 * jnp.arange(len(CLIENTS))
+    clients = {"trained": memory.astype(jnp.float32), "labelled": memory}
+    return State(jnp.int32(0), Model({"classifier": jnp.float32(1)}, {}), server, clients)
+
+
+def toy_phase(report=False):
+    """Adds 1 + client in each step; a client whose entry of `extra` is true sends no number, who has none no upload.
+
+    Besides, it remembers the number of its row in the draw.
+    """
+
+    def prepare(received, data, cohort, previous):
+        rows = jnp.arange(len(cohort.clients))
+        work = {"client": cohort.clients, "row": rows, "fails": received.extra[rows], "personal": cohort.personal}
+        steps = data.client_size[cohort.clients]
+        own = {"labelled": cohort.own["labelled"] + 1 + rows}
+        shape = (len(rows), data.client_index.shape[1])
+        made = Report(jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), {}) if report else None
+        return Jobs(steps, work, made, own)
+
+    def start(received, work, own):
+        return {"x": received.model.params["classifier"], "trained": own["trained"]}
+
+    def step(received, data, work, carry, index, key):
+        return {"x": carry["x"] + 1 + work["client"], "trained": carry["trained"] + 10 + work["row"]}
+
+    def finish(received, work, carry, num_steps):
+        sent = jnp.where(work["fails"], jnp.nan, carry["x"])
+        told = {"client": work["client"], "personal": work["personal"]}
+        model = Model({"classifier": sent}, ())
+        return Finished(Upload(model, told), {"trained": carry["trained"]}, {"steps": num_steps.astype(jnp.float32)})
+
+    return Phase(prepare, start, step, finish)
+
+
+def toy_method(**others):
+    """The draw and who fails are data, in `State.server`: all tests of a method share its program.
+
+    What the server received it remembers, in `State.server`, too.
+    """
+
+    def aggregate(state, data, received: Received, key):
+        seen = {name: value for name, value in received._asdict().items() if value is not None}
+        return state._replace(server={**state.server, "received": seen}), {}
+
+    fields = {
+        "init": lambda data, key: toy_state(),
+        "broadcast": lambda state, data, key: Broadcast(state.model, jnp.float32(1), state.server["fails"]),
+        "phases": (toy_phase(),),
+        "aggregate": aggregate,
+        "statistics": lambda state, data, clients, key: state,
+        "select": lambda state, data, key: Draw(state.server["draw"], state.server.get("group")),
+    }
+    return Method(**{**fields, **others})
+
+
+def run(round_fn, clients, fails=None, data=None, **server):
+    """A round of the toy method with this draw; gives (state, RoundResult)."""
+    fails = jnp.array(fails or [False] * len(clients))
+    state = toy_state(draw=jnp.array(clients, jnp.int32), fails=fails, **server)
+    return round_fn(state, federation() if data is None else data, jnp.array(TRUTH))
+
+
+# A client three times, whose last upload or whose last two are dropped; more rows than devices.
+DRAWS = [
+    ([2, 0, 2, 4, 2, 1], [False] * 6),
+    ([2, 0, 2, 4, 2, 1], [False, False, False, False, True, False]),
+    ([2, 0, 2, 4, 2, 1], [False, True, True, False, True, False]),
+]
+
+
+def memories(round_fn):
+    """What the clients remember after a round of each of the draws."""
+    states = [run(round_fn, *draw)[0] for draw in DRAWS]
+    return [{name: np.asarray(leaf).tolist() for name, leaf in state.clients.items()} for state in states]
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))
+    with jax.set_mesh(mesh):
+        print(json.dumps(memories(jax.jit(make_round(problem(), toy_method(), lanes=1)))))
+
+
+if __name__ == "__main__":
+    main()
