@@ -126,7 +126,7 @@ def test_the_example_is_named_by_its_file(adding_a_method, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.run.train.train", lambda config, workdir: built.append(build_experiment(config)))
     assert launch.main(shlex.split(command)[1:]) == 0
     assert built[0].problem.config["agreement"].views == 3
-    with pytest.raises(UserError, match="agreement.views must be at least 2, not 1"):
+    with pytest.raises(UserError, match=r"agreement\.views must be at least 2, not 1"):
         load_and_validate("agreement.py:agreement", {"agreement.views": 1})
 
 
