@@ -2,7 +2,7 @@
 
     python docs/draw_round.py
 
-It brings its own background: the same picture is read on a light page and on a dark one.
+It has its own background, for light and dark pages.
 """
 
 import html
@@ -15,7 +15,7 @@ COLOURS = {"run": ("#eceff4", "#8a94a6"), "server": ("#e3ecfb", "#4a76c0"), "cli
 
 # (lane, colour, title, lines in the code's font, lines in words)
 RUN = [
-    ("run", "1. From words to a configuration", ["launch.py: main, run", "cli/parse.py: parse_config"], []),
+    ("run", "1. Words become a configuration", ["launch.py: main, run", "cli/parse.py: parse_config"], []),
     (
         "run",
         "2. Data, partition, model, method; compiled; initialised and pre-trained",
@@ -34,7 +34,7 @@ RUN = [
     ),
 ]
 ROUND = [
-    ("server", "4. Selects a cohort", ["engine/round.py: round_fn"], ["M of K clients, drawn at random"]),
+    ("server", "4. Selects a cohort", ["engine/round.py: uniform"], ["M of K clients, drawn at random"]),
     (
         "server",
         "5. Broadcasts",
@@ -43,14 +43,14 @@ ROUND = [
     ),
     (
         "client",
-        "6. Label their own images",
-        ["methods/fedanchor.py: label", "client/anchors.py: class_mean_scores", "client/thresholds.py: qualify_cohort"],
+        "6. Label their images",
+        ["methods/fedanchor.py: label", "client/anchors.py: class_mean_scores", "client/labels.py: label_cohort"],
         ["cosine to the anchors of each class: eq. 3", "label and fix set: eq. 4, 5"],
     ),
     (
         "client",
         "7. Train in lanes",
-        ["engine/cohort.py: train_cohort", "engine/lanes.py: run_in_lanes", "client/fix_mix.py: step"],
+        ["engine/lanes.py: run_in_lanes", "client/local_sgd.py: step", "client/fix_mix.py: loss"],
         ["SGD on fix and mix set: eq. 6 to 10"],
     ),
     (
@@ -62,7 +62,7 @@ ROUND = [
     (
         "server",
         "9. Aggregates",
-        ["server/aggregation.py: make_aggregation"],
+        ["server/aggregation.py: fedavg, mean"],
         ["w = sum of n_m w_m / sum of n_m"],
     ),
     (
@@ -73,7 +73,7 @@ ROUND = [
     ),
     (
         "server",
-        "11. Tests the model, writes it down",
+        "11. Tests the model, records the round",
         ["engine/evaluation.py: evaluate", "run/loop.py: run_rounds"],
         ["a line in metrics.jsonl; checkpoints"],
     ),
@@ -111,7 +111,7 @@ def arrow(*points: tuple[int, int]) -> str:
 
 
 def label(x: int, y: int, text: str) -> str:
-    """A line of words outside the boxes."""
+    """A line of text outside the boxes."""
     return f'<text class="words" x="{x}" y="{y}">{html.escape(text)}</text>'
 
 
@@ -137,7 +137,7 @@ def draw() -> str:
             if previous:
                 parts.append(arrow((middle[lane], previous_bottom), (middle[lane], y - 2)))
             markup, bottom = box(place, y, lane, *step)
-        else:  # to the other side, beside the step before
+        else:  # to the other side, at the height of the step before
             y = previous_top
             markup, bottom = box(place, y, lane, *step)
             edge = SERVER[0] + SERVER[1] if lane == "client" else CLIENT[0]

@@ -32,7 +32,7 @@ def base_config() -> ConfigDict:
 
 
 def add_section(config: ConfigDict) -> ConfigDict:
-    """The configuration with the section of its own method, where a file's method has one that is not there yet.
+    """The configuration with the section of its own method, added if the method comes from a file.
 
     Raises:
         UserError: there is no such method.
@@ -45,10 +45,10 @@ def add_section(config: ConfigDict) -> ConfigDict:
 
 
 def validate(config: ConfigDict) -> None:
-    """Looks at the fields that can be wrong whatever the data are; the parts look at theirs when they are built.
+    """Checks the fields that do not depend on the data; the parts check theirs when they are built.
 
     Args:
-        config: gets the section of a file's method, if it has none yet.
+        config: gets the section of a method from a file, if missing.
 
     Raises:
         UserError: one line that names the field, its value and what it may be.
@@ -141,25 +141,25 @@ def _check_wandb() -> None:
         import wandb
     except ImportError:
         wandb = None
-    if not hasattr(wandb, "init"):  # a folder of that name, which its runs leave behind, can be imported, too
+    if not hasattr(wandb, "init"):  # its runs leave a folder of that name, which can be imported
         raise UserError("log.wandb_project needs the package wandb: pip install 'fedjax_ssl[wandb]'")
 
 
 def for_seed(config: ConfigDict, seed: int) -> ConfigDict:
-    """The configuration of one of the runs that `config.seeds` asks for: as if it had been asked for alone."""
+    """The configuration of one of the runs in `config.seeds`, as if it were run alone."""
     config = config.copy_and_resolve_references()
     config.seed, config.seeds = seed, ()
     with config.unlocked():
-        for name in _of_other_registered(config.method):
+        for name in _foreign_sections(config.method):
             if name in config:
                 del config[name]
     return config
 
 
-def _of_other_registered(method: str) -> set[str]:
-    """Sections that are not written down with a run: of methods from outside the library, but for the run's own.
+def _foreign_sections(method: str) -> set[str]:
+    """Sections that are not saved with a run: those of registered methods other than the run's.
 
-    Otherwise a run of any method could not be taken up again where they are not registered, or have changed.
+    Otherwise no run could be resumed without them, or after they have changed.
     """
     return registered() - {section_of(method)}
 
@@ -170,7 +170,7 @@ def labels_revealed(config: Any) -> bool:
 
 
 def describe_method(name: str) -> tuple[str, str]:
-    """What a method is called, and its paper's address; of one that cannot be found any more its name, and ''."""
+    """What a method is called, and its paper's address; for an unknown one its name, and ''."""
     try:
         method = find_method(name)
     except UserError:
@@ -188,7 +188,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
 
     Args:
         config: nested dicts or a ConfigDict, complete.
-        labelled: how many of the clients' images have labels, if that is known and shall be said.
+        labelled: how many of the clients' images have labels, to be named; None: unknown.
     """
     data = config["data"]
     if data["centralised"]:
@@ -221,16 +221,16 @@ def differences(old: dict, new: dict) -> dict[str, tuple]:
 
 
 def complete(old: dict) -> dict:
-    """A configuration that an earlier version wrote, with the fields that it did not have yet at their defaults.
+    """A configuration that an earlier version wrote, completed by the defaults of newer fields.
 
-    A new field's default is what the library did before it had the field, or a run could not be taken up again.
+    A new field's default is what the library did before it had the field, so that runs can be resumed.
     """
     filled = json.loads(json.dumps(base_config().to_dict()))
-    for name in _of_other_registered(old.get("method", filled["method"])):
+    for name in _foreign_sections(old.get("method", filled["method"])):
         filled.pop(name, None)
     try:
         method = find_method(old.get("method", filled["method"]))
-    except UserError:  # its file is gone, or it is not registered; what lies in a folder is read all the same
+    except UserError:  # its file is gone, or it is not registered; its folder can still be read
         method = None
     if method is not None and method.defaults is not None:
         filled.setdefault(section_of(old["method"]), json.loads(json.dumps(method.defaults().to_dict())))

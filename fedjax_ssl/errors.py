@@ -1,10 +1,10 @@
-"""The two errors a user can meet: what was asked for is wrong, or the training went wrong."""
+"""The two errors that a user can get: a request that cannot be fulfilled, and a training that failed."""
 
 
 class UserError(ValueError):
     """What the user asked for cannot be done: a bad field, missing data, a workdir of another run.
 
-    The message is one line that says what is wrong and, where there is one, the way out. The command
+    The message is one line that says what is wrong and, if possible, what to do. The command
     line prints it and exits with status 2; nothing has been written by then.
     """
 
@@ -17,9 +17,9 @@ class TrainingError(RuntimeError):
 
 
 class BusyError(UserError):
-    """Another process is at work on it."""
+    """Another process is using this workdir."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says anything, for a message of one line."""
+    """The first line of an error's message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,11 +1,11 @@
 """The fields that all methods share, with defaults and meanings; recipes, and the other words of a command line.
 
-Imports ml_collections alone, for help reads it and waits for no library.
+Imports ml_collections alone: help reads this file, and must not wait for JAX.
 """
 
 from ml_collections import ConfigDict, config_dict
 
-# Fields that change no result beyond rounding: they may differ when a run is taken up again.
+# Fields that change no result beyond rounding: they may differ when a run is resumed.
 CHANGES_NO_RESULT = (
     "checkpoint_every",
     "checkpoint_every_persistent",
@@ -31,7 +31,7 @@ WORDS = {
 ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
 
 # Recipes: fragments of a configuration that any method takes, so that methods are compared under the same. The
-# published systems differ in their recipes as much as in their ideas, and accuracies move by tens of points with them.
+# published systems differ in their recipes as much as in their ideas, and accuracies by tens of points with them.
 # `plain` is what FedAnchor's tables must have used for all their rows (docs/methods.md); `strong` is SemiFL's own.
 RECIPES = {
     "plain": {
@@ -126,9 +126,7 @@ def shared_fields() -> ConfigDict:
 
     config.aggregation = ConfigDict()
     config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
-    config.aggregation.clip_norm = (
-        0.0  # of each client's whole update, which it clips before it sends it; 0: no clipping
-    )
+    config.aggregation.clip_norm = 0.0  # of each client's whole update, clipped by the client; 0: no clipping
     config.aggregation.optimizer = "fedavg"  # or 'fedavgm', 'fedadagrad', 'fedadam', 'fedyogi'
     config.aggregation.learning_rate = 1.0  # of the server optimiser; 'fedavg' has none
     config.aggregation.momentum = 0.5  # of 'fedavgm', and the first moment's decay of 'fedadam' and 'fedyogi'
@@ -138,7 +136,7 @@ def shared_fields() -> ConfigDict:
     # Of pseudo-labels: 'fixed' at the method's own threshold; or 'client_mean', 'sat', 'freematch', 'flexmatch', which
     # adapt to the client or the class: see fedjax_ssl/client/thresholds.py.
     config.threshold.kind = "fixed"
-    config.threshold.momentum = 0.9  # of the averages that 'freematch' keeps at each client
+    config.threshold.momentum = 0.9  # of the averages of 'freematch' at each client
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda.
     config.consistency = ConfigDict()

@@ -23,7 +23,7 @@ def replace_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file beside `path` that takes its place at the end; if something goes wrong, nothing has changed."""
+    """Opens a temporary file that replaces `path` at the end; after an error, `path` is unchanged."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -1,4 +1,4 @@
-"""A user's own code by import path: MODULE:NAME or FILE.py:NAME; whatever it raises becomes one line."""
+"""A user's code by import path, MODULE:NAME or FILE.py:NAME; its errors become one line."""
 
 import contextlib
 import importlib
@@ -19,16 +19,16 @@ def is_own(name: str) -> bool:
 
 
 def import_own(field: str, name: str, what: str) -> tuple[Any, str | None]:
-    """What an import path names.
+    """Imports the object that a path names.
 
     Args:
         field: the configuration's, for messages.
-        name: MODULE:NAME or FILE.py:NAME. Modules are looked for among the installed ones, and then in the current
-            folder; a file's own imports in its folder, too.
+        name: MODULE:NAME or FILE.py:NAME. A module is installed or lies in the current folder; a file may import from
+            its own folder.
         what: what NAME stands for in messages, such as 'FACTORY', with an example: ('FACTORY', 'my_models:MyBackbone').
 
     Returns:
-        The object, and the file that it was imported from, None where there is none.
+        The object, and the file that it was imported from, None without one.
 
     Raises:
         UserError: the name leads nowhere, or the import fails.
@@ -62,24 +62,24 @@ def _import_module(field: str, name: str, module: str, kind: str) -> Any:
 
 
 def _import_file(field: str, name: str, path: str) -> Any:
-    """Imports a file, which may import what lies beside it."""
+    """Imports a file, which may import from its own folder."""
     file = pathlib.Path(path).expanduser().resolve()
     if not file.is_file():
         raise UserError(f"{field}={name}: there is no file {path}")
     _look_for_modules_in(str(file.parent))
-    # A name of its own, so that a file called random.py takes nobody's place.
+    # A prefix, so that a file called random.py replaces no other module.
     spec = importlib.util.spec_from_file_location(f"fedjax_ssl_own_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses, and so Flax modules, look their annotations up
+    sys.modules[spec.name] = module  # dataclasses, and so Flax modules, look up annotations there
     with one_line(field, name, f"importing {path} fails", str(file)):
         spec.loader.exec_module(module)
     return module
 
 
 def _look_for_modules_in(folder: str) -> None:
-    """Makes a folder's modules importable, behind everything else, so that they replace nothing that is installed.
+    """Makes a folder's modules importable, last in the path, so that they replace no installed module.
 
-    Python looks in the folder of launch.py, because that is a script, and not in the current one.
+    Python looks in the folder of the script, launch.py, and not in the current one.
     """
     if folder not in sys.path:
         sys.path.append(folder)
@@ -88,7 +88,7 @@ def _look_for_modules_in(folder: str) -> None:
 
 @contextlib.contextmanager
 def one_line(field: str, name: str, what: str, file: str | None = None) -> Iterator[None]:
-    """Turns whatever a user's code raises inside into a UserError of one line, which says where in the code it was.
+    """Turns an error of a user's code into a UserError of one line, which names the place in the code.
 
     Args:
         field: the configuration's, for messages.

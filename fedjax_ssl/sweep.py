@@ -1,9 +1,9 @@
 """Many runs from one file: methods, fields' values and seeds; a table that grows as runs finish.
 
 A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. One that takes an argument, as
-`get_sweep(dataset="cifar10")` does, gets what stands behind the file's colon: FILE:cifar100. A run lies in
-WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips what is finished and goes on with what was begun. The
-same command may run several times at once, on as many cores or machines: each takes what no other is at work on.
+`get_sweep(dataset="cifar10")` does, gets the text behind the file's colon: FILE:cifar100. A run's folder is
+WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips finished runs and resumes the others. The same
+command may run several times at once, on several cores or machines: each takes runs that no other is working on.
 """
 
 import functools
@@ -38,7 +38,7 @@ class Sweep(NamedTuple):
     Attributes:
         config: a config file, as seen from the folder that `launch.py` lies in, or an absolute path.
         methods: a row's name in the table -> the config's arguments, or (arguments, {field: value}). A field of the
-            grid that is set here has this value only: a bound to which a field means nothing is run once.
+            grid that is set here has this value only: a bound that does not depend on a field is run once.
         seeds: every combination is run with each.
         fields: a field's name -> its values, a grid over all of them.
         common: fields that are set in all runs.
@@ -59,9 +59,9 @@ class Cell(NamedTuple):
     Attributes:
         name: of the row.
         grid: field -> value.
-        config: the configuration, but for its seed.
+        config: the configuration without its seed.
         folder: holds seed_N.
-        seeds: all that belong to it.
+        seeds: of its runs.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Cell(NamedTuple):
         return ", ".join([self.name, *(f"{field} {value}" for field, value in self.grid.items())])
 
     def row(self) -> Row:
-        """What is finished of it."""
+        """Its finished runs."""
         runs = [read_run(self.folder / f"seed_{seed}") for seed in self.seeds if is_finished(self, seed)]
         return Row(self.name, self.grid, runs, len(self.seeds), labels_revealed(self.config))
 
@@ -83,20 +83,20 @@ class Cell(NamedTuple):
 def run_sweep(
     sweep_file: str, workdir: str | os.PathLike | None, overrides: list[str] = (), dry_run: bool = False
 ) -> list[Cell]:
-    """Runs what is not finished, cell by cell, and keeps WORKDIR/table.md, table.csv and table.tex up to date.
+    """Runs what is not finished, cell by cell, and updates WORKDIR/table.md, table.csv and table.tex.
 
     Args:
         sweep_file: path of a Python file with `get_sweep()`, and after a colon its argument.
         workdir: the sweep's folder.
-        overrides: words like '--config.num_rounds=2', for all runs; none may name what tells rows apart.
-        dry_run: lists the runs and does nothing.
+        overrides: words like '--config.num_rounds=2', for all runs; none may name a field in which rows differ.
+        dry_run: lists the runs without running them.
 
     Returns:
         The cells of the table.
 
     Raises:
         UserError: the file, a field or the folder is not usable; nothing has been written.
-        TrainingError: some runs failed; the others are finished, and the table has them.
+        TrainingError: one run or more failed; the others are finished and in the table.
     """
     if workdir is None:
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
@@ -114,7 +114,7 @@ def run_sweep(
             place = f"{number} of {len(cells)}"
             print(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
             failures.update(_run_cell(cell, todo, update_table))
-            jax.clear_caches()  # the next cell's programs are others
+            jax.clear_caches()  # the next cell has other programs
     print(update_table(), end="")
     if any(cell.row().runs for cell in cells):
         from fedjax_ssl.report.comparison import write_comparison
@@ -129,7 +129,7 @@ def run_sweep(
 
 
 def load_sweep(sweep_file: str) -> Sweep:
-    """What `get_sweep` of a Python file returns; the part behind a colon is its argument."""
+    """The result of `get_sweep` of a Python file; the part behind a colon is its argument."""
     sweep = call_in_file(sweep_file, "get_sweep")
     if not isinstance(sweep, Sweep):
         raise UserError(f"get_sweep of {sweep_file} must return a fedjax_ssl.sweep.Sweep")
@@ -139,7 +139,7 @@ def load_sweep(sweep_file: str) -> Sweep:
 
 
 def of_dataset(datasets: Mapping[str, Any], name: str) -> Any:
-    """What a sweep file has for the data set that its argument names.
+    """The entry of a sweep file for the data set that its argument names.
 
     Raises:
         UserError: it does not know the data set.
@@ -150,10 +150,10 @@ def of_dataset(datasets: Mapping[str, Any], name: str) -> Any:
 
 
 def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list[Cell]:
-    """The cells of the table with their configurations, all of them looked over.
+    """The cells of the table with their configurations, all of them checked.
 
     Raises:
-        UserError: a name, a field or a value is wrong, an override names a field that tells rows apart, or two cells
+        UserError: a name, a field or a value is wrong, an override names a field in which rows differ, or two cells
             would share a folder.
     """
     cells = []
@@ -165,7 +165,7 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
             config = load_config_file(f"{ROOT / sweep.config}:{arguments}")
             for field, value in {**sweep.common, **own_fields, **grid}.items():
                 _set(config, field, value)
-            config.log.report = False  # the sweep's own report has all runs; an override brings theirs back
+            config.log.report = False  # the sweep's report has all runs; an override brings each run's back
             folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
             cells.append(Cell(name, grid, config, folder, sweep.seeds))
     if len({cell.folder for cell in cells}) < len(cells):
@@ -178,7 +178,7 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
 
 
 def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
-    """Replaces the table's three files by what the finished runs say; returns the Markdown."""
+    """Rewrites the table's three files from the finished runs; returns the Markdown."""
     table = make_table([cell.row() for cell in cells], sweep.target_accuracy)
     workdir.mkdir(parents=True, exist_ok=True)
     for name, write in {"table.csv": to_csv, "table.md": to_markdown, "table.tex": to_latex}.items():
@@ -187,20 +187,20 @@ def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
 
 
 def is_finished(cell: Cell, seed: int) -> bool:
-    """Whether a run has its summary, of its last round and for this very configuration."""
+    """Whether a run has its summary, of its last round and for this configuration."""
     folder = cell.folder / f"seed_{seed}"
     if not (folder / SUMMARY).exists():
         return False
     try:
         run = read_run(folder)
-    except UserError:  # training says what is wrong with it, and the other runs go on
+    except UserError:  # training reports what is wrong, and the other runs go on
         return False
     new = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
     return run.is_finished and not set(differences(run.config, new)) - set(CHANGES_NO_RESULT)
 
 
 def progress_of(cell: Cell, seed: int) -> str:
-    """One word or two on where a run stands."""
+    """The status of a run, in a word or two."""
     if is_finished(cell, seed):
         return "finished"
     lines = read_lines(cell.folder / f"seed_{seed}" / METRICS)
@@ -208,15 +208,15 @@ def progress_of(cell: Cell, seed: int) -> str:
 
 
 def _run_cell(cell: Cell, seeds: tuple[int, ...], on_finish: Callable[[], object]) -> dict[str, str]:
-    """Trains a cell's seeds with one compilation; if that fails, one by one, so that none takes the others down.
+    """Trains a cell's seeds with one compilation; if that fails, one by one, so that a failure ends no other run.
 
     Args:
         cell: a row of the table.
         seeds: those to train.
-        on_finish: is called whenever a run is over.
+        on_finish: called when a run is over.
 
     Returns:
-        Which runs failed, and why. What another process is at work on is left to it.
+        The runs that failed, with the reasons. Runs that another process is working on are left to it.
     """
     attempts, failures = [seeds], {}
     while attempts:
@@ -227,7 +227,7 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...], on_finish: Callable[[], object
             train(config, cell.folder, on_finish)
         except BusyError:
             print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
-        except Exception as error:  # whatever it is, the other runs go on
+        except Exception as error:  # of any kind: the other runs go on
             if len(attempt) > 1:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
             else:
@@ -236,7 +236,7 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...], on_finish: Callable[[], object
 
 
 def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: list[str]) -> None:
-    """An override holds for all rows: of a field in which they differ, it would leave wrong names in the table.
+    """Refuses overrides of fields in which rows differ: the table would have wrong names.
 
     Raises:
         UserError: it names a field of the grid, one that a method sets itself, by its arguments too, or the seeds.

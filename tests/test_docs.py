@@ -1,19 +1,25 @@
-"""The documentation: it builds without a warning, names every field, and its example runs."""
+"""The documentation: it builds without a warning, names every field, and its examples run."""
 
 import importlib.util
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 import fedjax_ssl
-from fedjax_ssl import base_config
+import launch
+from fedjax_ssl import base_config, methods
 from fedjax_ssl.cli.source_docs import Field, read_fields
-from fedjax_ssl.config import flatten
+from fedjax_ssl.config import add_section, flatten, validate
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.run.experiment import build_experiment
 
-# What the example of a new method leaves at its default, made small: nearly all of the time goes into compiling.
+# What the examples of a new method leave at their defaults, made small: nearly all of the time goes into compiling.
 TINY = {
     "augment.num_ops": 1,
     "augment.padding": 1,
@@ -73,16 +79,70 @@ def make_tiny():
     return config
 
 
-def test_the_example_of_a_new_method_trains(root, registry, tmp_path, monkeypatch):
-    method, use = FENCE.findall((root / "docs" / "adding_a_method.md").read_text(encoding="utf-8"))
+@pytest.fixture
+def adding_a_method(root, tmp_path, monkeypatch):
+    """The page's blocks (agreement.py, its use, confidence.py) and its commands, in an empty folder with both files."""
+    page = (root / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
+    blocks = FENCE.findall(page)
+    (tmp_path / "agreement.py").write_text(blocks[0], encoding="utf-8")
+    (tmp_path / "confidence.py").write_text(blocks[2], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with mock.patch.dict(methods.METHODS):  # what a test registers is forgotten
+        yield blocks, re.findall(r"^python (launch\.py .*)$", page, re.MULTILINE)
+
+
+def check_two_rounds(folder):
+    """Clients uploaded and moved the model, in each of two rounds."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(lines) == 2
+    assert all(line["uploads"] > 0 and line["update_norm"] > 0 and line["client_loss"] > 0 for line in lines)
+    return lines
+
+
+def test_the_examples_of_a_new_method_are_short_and_import_from_three_places(adding_a_method):
+    (agreement, _, confidence), _ = adding_a_method
+    assert len(agreement.splitlines()) <= 50 and len(confidence.splitlines()) <= 40
+    for text in (agreement, confidence):
+        places = re.findall(r"^from (fedjax_ssl\S*) import", text, re.MULTILINE)
+        assert places == ["fedjax_ssl.client", "fedjax_ssl.engine", "fedjax_ssl.methods"]
+
+
+def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypatch):
+    (agreement, use, _), _ = adding_a_method
     monkeypatch.setattr(fedjax_ssl, "base_config", make_tiny)
     names = {}
-    exec(compile(method, "agreement.py", "exec"), names)
+    exec(compile(agreement, "agreement.py", "exec"), names)
     exec(compile(use, "adding_a_method.md", "exec"), names)
     assert int(names["state"].round) == 2
-    lines = (tmp_path / "runs" / "agreement" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 2 and '"pseudo_label_accuracy_agreement"' in lines[0]
+    lines = check_two_rounds(tmp_path / "runs" / "agreement")
+    # Only images whose views agree are trained on.
+    assert all(0 < line["qualified_share"] < 1 and 0 <= line["qualified_accuracy"] <= 1 for line in lines)
+
+
+def test_the_example_is_named_by_its_file(adding_a_method, monkeypatch):
+    _, (command, _) = adding_a_method
+    built = []
+    monkeypatch.setattr("fedjax_ssl.run.train.train", lambda config, workdir: built.append(build_experiment(config)))
+    assert launch.main(shlex.split(command)[1:]) == 0
+    assert built[0].problem.config["agreement"].views == 3
+    with pytest.raises(UserError, match=r"agreement\.views must be at least 2, not 1"):
+        load_and_validate("agreement.py:agreement", {"agreement.views": 1})
+
+
+def test_the_example_of_a_loss_of_its_own_trains(adding_a_method, tmp_path):
+    _, (_, command) = adding_a_method
+    small = {"num_rounds": 2, "num_clients": 20, "clients_per_round": 5, **TINY}
+    words = [f"--config.{name}={value}" for name, value in small.items()]
+    assert launch.main([*shlex.split(command)[1:], *words]) == 0
+    check_two_rounds(tmp_path / "runs" / "confidence")
+
+
+def load_and_validate(method, fields):
+    config = base_config()
+    config.method = method
+    add_section(config).update_from_flattened_dict(fields)
+    validate(config)
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,8 @@ def test_new_method(execute, tmp_path):
     workdir = tmp_path / "runs" / "new_method"
     lines = metrics(workdir / "entropy_gate" / "seed_0")
     assert [line["uploads"] for line in lines] == [2, 2]
-    assert all(0 <= line["pseudo_label_accuracy_classification_head"] <= 1 for line in lines)
+    # Up to the largest entropy every label counts.
+    assert all(line["qualified_share"] == 1 and 0 <= line["pseudo_label_accuracy"] <= 1 for line in lines)
     assert json.loads((workdir / "entropy_gate" / "seed_0" / "config.json").read_text())["entropy_gate"]["views"] == 2
     assert "entropy_gate" not in json.loads((workdir / "anchors_only" / "seed_0" / "config.json").read_text())
     (table,) = shown(notebook, "text/markdown")

@@ -1,6 +1,6 @@
 """RandAugment's image operations, computed the way Pillow computes them, for a whole batch at once.
 
-Every image of a batch applies an operation of its own. A `lax.switch` under `vmap` would compute every
+Every image of a batch has its own operation. A `lax.switch` under `vmap` would compute every
 branch for every image, so `apply_operation` is one fused program instead, in which each image passes
 through the same four stages and a stage is the identity for an image whose operation is another one:
 
@@ -44,7 +44,7 @@ class Operation(enum.IntEnum):
     AUTO_CONTRAST = 6  # no strength
     EQUALIZE = 7  # no strength
     INVERT = 8  # no strength
-    POSTERIZE = 9  # bits kept, 1 to 8, rounded down
+    POSTERIZE = 9  # bits that remain, 1 to 8, rounded down
     SOLARIZE = 10  # levels at or above it are inverted, 0 to 256
     SOLARIZE_ADD = 11  # levels added before solarizing at 128
     BRIGHTNESS = 12  # factor, 1 is the identity
@@ -155,7 +155,7 @@ def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> j
     row, column = np.divmod(np.arange(pixels, dtype=np.float32), width)
     positions = np.stack([column, row, np.ones(pixels, np.float32)])
     # The products and sums are exact in float32 as long as coordinates stay below 256. As a matrix product
-    # they are also kept apart from the gather, into which XLA would otherwise fuse all that led to them.
+    # XLA also does not fuse them into the gather.
     source = jnp.floor(jnp.matmul(matrix, positions, precision=jax.lax.Precision.HIGHEST))
     x, y = source[:, 0].astype(jnp.int32), source[:, 1].astype(jnp.int32)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -172,7 +172,7 @@ def _affine_matrix(operation: jax.Array, strength: jax.Array, height: int, width
     x_row = jnp.where(operation == Operation.SHEAR_X, strength, -sine)
     y_step = jnp.where(operation == Operation.SHEAR_Y, strength, sine)
     centre_x, centre_y = width / 2, height / 2
-    # A rotation keeps the centre of the image where it is; a shear starts at the upper left corner.
+    # A rotation is about the centre of the image; a shear starts at the upper left corner.
     x_start = centre_x - cosine * centre_x + sine * centre_y
     y_start = centre_y - sine * centre_x - cosine * centre_y
     x_start = jnp.where(operation == Operation.TRANSLATE_X, strength, x_start)
@@ -220,7 +220,7 @@ def _pixels_below(levels: jax.Array) -> jax.Array:
     """Counts, for each of the 256 levels, the pixels of a lower level: [B, C, P] to float32 [B, C, 256]."""
     batch, channels, _ = levels.shape
     # One flat scatter of integers: an order of magnitude faster on a CPU than a product of one-hot
-    # matrices, a sort or a comparison with every level; being integers, exact in whatever order.
+    # matrices, a sort or a comparison with every level; being integers, exact in any order.
     first_bin = _LEVELS * jnp.arange(batch * channels).reshape(batch, channels, 1)
     histogram = jnp.zeros(batch * channels * _LEVELS, jnp.int32)
     histogram = histogram.at[levels + first_bin].add(1, mode="promise_in_bounds")

@@ -53,7 +53,7 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
 
 
 def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
-    """Looks RandAugment's settings over before anything is traced; returns the flavour.
+    """Checks RandAugment's settings before anything is traced; returns the flavour.
 
     Raises:
         UserError: there is no such flavour, or it has operations and num_ops is negative or the magnitude is out of
@@ -74,7 +74,7 @@ def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
 def strong_augment(
     key: jax.Array, images: jax.Array, flip: bool, padding: int, flavour: str, num_ops: int, magnitude: int
 ) -> jax.Array:
-    """Strong augmentation: a weak augmentation with a draw of its own, and RandAugment.
+    """Strong augmentation: a weak augmentation with its own draw, and RandAugment.
 
     Which of the two comes first is a property of the flavour.
 
@@ -126,7 +126,7 @@ def draw_operations(
     table = np.array([_strength_range(entry, height, width) for entry in pool], np.float32)
     low, high = jnp.asarray(table[:, 0])[index], jnp.asarray(table[:, 1])[index]
     strength = low + (high - low) * _fraction(flavour, magnitude, level)
-    # The margin keeps products such as 0.3 * 10 / 10 * 40, whole in theory, from falling below it.
+    # The margin keeps products such as 0.3 * 10 / 10 * 40, which are whole in theory, from being rounded down.
     whole = jnp.asarray([entry.whole for entry in pool])[index]
     strength = jnp.where(whole, jnp.floor(strength + 1e-4), strength)
     strength = jnp.maximum(strength, jnp.asarray([entry.least for entry in pool])[index])

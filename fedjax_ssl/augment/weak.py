@@ -30,7 +30,7 @@ def weak_augment(key: jax.Array, images: jax.Array, flip: bool, padding: int = 4
 
 
 def flip_and_crop(images: jax.Array, flipped: jax.Array, offsets: jax.Array, padding: int) -> jax.Array:
-    """Mirrors some of the images, pads all by reflection and crops each to its size again.
+    """Mirrors the chosen images, pads all by reflection and crops each to its original size.
 
     Args:
         images: [B, H, W, C], any dtype.

@@ -1,8 +1,8 @@
-"""Local SGD on a labelled and an unlabelled batch in each step: FixMatch and its kin.
+"""Local SGD on a labelled and an unlabelled batch in each step, as in FixMatch and UDA.
 
-The strong view of an unlabelled image is trained towards what a model makes of its weak view, in the very step that
-trains on it; labelled images, where the client has any, add their cross-entropy. Which examples have a label is data:
-a client with labels only, with none, or with a few goes through the same step.
+The strong view of an unlabelled image is trained towards a model's prediction of its weak view, made in the same step;
+labelled images, if the client has any, add their cross-entropy. Which examples have a label is data: a client with
+labels only, with none, or with a few goes through the same step.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from fedjax_ssl.learning.losses import cross_entropy
 
 
 class Rule(NamedTuple):
-    """What a method makes of the two views.
+    """Targets and loss of a method, from the two views.
 
     Attributes:
         target: (logits of the weak views [B, C], thresholds [C]) -> (targets, a pytree with leaves [B, ...]; and
-            weights bool or float32 [B], of each image in the loss).
+            weights, bool or float32 [B], of each image in the loss).
         loss: (logits of the strong views [B, C], targets, weights [B], mask [B]) -> float32 [].
     """
 
@@ -37,7 +37,7 @@ class Work(NamedTuple):
 
     Attributes:
         deck: its unlabelled examples.
-        labelled: its labelled ones; None where no client has any.
+        labelled: its labelled ones; None if no client has any.
         thresholds: float32 [C], for each class.
     """
 
@@ -57,7 +57,7 @@ def consistency_phase(
         threshold: see `label_cohort`.
         label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval'.
         loss_over: 'batch', every unlabelled image has a strong view; 'confident', only those of weight above 0 have
-            one, and a part in its batch statistics, and a step in which nothing counts is none.
+            one and enter its batch statistics, and a step in which no image counts is skipped.
 
     Raises:
         UserError: `loss_over='confident'` with one pass for all views.
@@ -75,7 +75,7 @@ def consistency_phase(
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
-        # What the received model makes of the client: for the thresholds that adapt, and for the record.
+        # Labels of the received model, for the thresholds that adapt and for the report.
         unlabelled = examples._replace(present=examples.unlabelled)
         made = label_cohort(
             problem, lambda images: network.probabilities(received.model, images), data, unlabelled, threshold=threshold

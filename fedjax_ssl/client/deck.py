@@ -11,14 +11,14 @@ from fedjax_ssl.learning.batches import batch_positions, epoch_orders, num_batch
 
 
 class Examples(NamedTuple):
-    """A cohort's own examples, for work on all of them in large batches.
+    """The examples of a cohort, for work on all of them in large batches.
 
     Attributes:
         rows: int32 [M, n_max], of the image table.
         present: bool [M, n_max], False beyond a client's size.
-        labels: int32 [M, n_max], those that are visible, else -1.
-        keys: [M], the clients' own: what they draw does not depend on who else is in the cohort.
-        own: the clients' own memory, leaves [M, ...].
+        labels: int32 [M, n_max], the visible ones, else -1.
+        keys: [M], one for each job; it does not depend on the rest of the cohort.
+        own: the clients' memory, leaves [M, ...].
     """
 
     rows: jax.Array
@@ -42,7 +42,7 @@ class Examples(NamedTuple):
 
     @property
     def unlabelled(self) -> jax.Array:
-        """bool [M, n_max], which of them are present and have none."""
+        """bool [M, n_max], which of them are present and have no visible label."""
         return self.present & (self.labels < 0)
 
 
@@ -51,8 +51,8 @@ class Batch(NamedTuple):
 
     Attributes:
         rows: int32 [B], of the image table.
-        positions: int32 [B], among the client's own examples, 0 to n_max - 1.
-        places: int32 [B], in the epoch's list, the same whatever the epoch.
+        positions: int32 [B], among the client's examples, 0 to n_max - 1.
+        places: int32 [B], in the epoch's list, the same in every epoch.
         mask: bool [B], False for the padding of a short batch.
         epoch: int32 [], local epoch, from 0.
         index: int32 [], local step, from 0.
@@ -67,11 +67,11 @@ class Batch(NamedTuple):
 
 
 class Deck(NamedTuple):
-    """Some of a client's examples, shuffled anew for each local epoch. In `prepare` all leaves have a leading [M].
+    """A subset of a client's examples, shuffled anew for each local epoch. In `prepare` all leaves have a leading [M].
 
     Attributes:
         rows: int32 [n_max], all of the client's rows of the image table.
-        order: int32 [E, n_max], positions of the examples in the deck in random order, first; the others behind them.
+        order: int32 [E, n_max], positions of the examples in the deck in random order; the others follow.
         size: int32 [], how many are in the deck.
     """
 
@@ -81,8 +81,8 @@ class Deck(NamedTuple):
 
     @classmethod
     def shuffled(cls, examples: Examples, included: jax.Array, keys: jax.Array, epochs: int) -> "Deck":
-        """The decks of a cohort: those of its examples that are included, bool [M, n_max]."""
-        order = jax.vmap(lambda key, some: epoch_orders(key, some, epochs))(keys, included)
+        """The decks of a cohort, of the included examples, bool [M, n_max]."""
+        order = jax.vmap(lambda key, chosen: epoch_orders(key, chosen, epochs))(keys, included)
         return cls(examples.rows, order, jnp.sum(included, axis=1))
 
     def num_steps(self, batch_size: int) -> jax.Array:
@@ -90,7 +90,7 @@ class Deck(NamedTuple):
         return self.order.shape[-2] * num_batches(self.size, batch_size)
 
     def batch(self, index: jax.Array, batch_size: int) -> Batch:
-        """The batch of local step `index`; beyond the last epoch the deck is gone through again from the first."""
+        """The batch of local step `index`; after the last epoch the deck starts again with the first."""
         epoch, number = jnp.divmod(index, jnp.maximum(num_batches(self.size, batch_size), 1))
         places, mask = batch_positions(number, batch_size, self.size)
         places = jnp.minimum(places, len(self.rows) - 1)

@@ -1,7 +1,7 @@
 """The client's local training on a fix set and a mix set (FedAnchor, appendix B; SemiFL, section 3.2).
 
 Pseudo-labels are made once a round. The examples that count are the fix set, trained on strongly augmented; each is
-also mixed with an example drawn from the whole client, whatever its score.
+also mixed with an example drawn from all of the client's, confident or not.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 
 
 class FixMix(NamedTuple):
-    """What one client trains on this round; positions count its own examples, 0 to n_max - 1.
+    """What one client trains on this round; positions count the client's examples, 0 to n_max - 1.
 
     Attributes:
         deck: the fix set.
-        labels: int32 [n_max], pseudo-labels of all its examples.
+        labels: int32 [n_max], pseudo-labels of all examples.
         weights: float32 [n_max], of each image in the loss.
         mix: int32 [n_max], the mix set's positions, drawn once a round.
     """

@@ -1,4 +1,4 @@
-"""Pseudo-labels of a whole cohort, made once a round: scores in large batches, and which of them count."""
+"""Pseudo-labels of a whole cohort, made once a round: scores in large batches, and which labels count."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from fedjax_ssl.learning.batches import map_batches
 
 
 class Labelled(NamedTuple):
-    """What labelling a cohort gives.
+    """The labels of a cohort.
 
     Attributes:
         report: the labels, which of them count, and those of other rules; leaves [M, n_max].
-        own: entries of the clients' own memory that the rule brought up to date, leaves [M, ...].
-        weights: float32 [M, n_max], of each image in the loss; None: 1 where it counts, else 0.
-        thresholds: float32 [M, C], from which score on a label of each class counts; None where there are none.
+        own: entries of the clients' memory that the rule updated, leaves [M, ...].
+        weights: float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0.
+        thresholds: float32 [M, C], the score from which a label of each class counts; None for other rules.
     """
 
     report: Report
@@ -44,18 +44,18 @@ def label_cohort(
 
     Args:
         problem: the run.
-        scores: images [B, H, W, C] -> float32 [B, C], the larger the surer; or with `used` a dict of such by the
-            rules' names.
+        scores: images [B, H, W, C] -> float32 [B, C], the larger the surer; or with `used` a dict of such, by
+            rule.
         data: the federation's.
         examples: of the cohort.
-        threshold: the method's own, in the scores' unit.
+        threshold: the method's, in the scores' unit.
         strictly: whether a score at the threshold falls short (FedAnchor, eq. 5) or counts (SemiFL, FixMatch).
         num_views: see `score_cohort`.
         used: name of the rule in use; all rules are reported.
     """
-    found = score_cohort(problem, scores, data.images, examples, num_views)
-    rules = {} if used is None else found
-    scores_used = found if used is None else found[used]
+    scored = score_cohort(problem, scores, data.images, examples, num_views)
+    rules = {} if used is None else scored
+    scores_used = scored if used is None else scored[used]
     thresholds, own = jax.vmap(lambda s, p, o: class_thresholds(problem.config.threshold, threshold, s, p, o))(
         scores_used, examples.present, examples.own
     )
@@ -69,7 +69,7 @@ def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples
 
     Args:
         problem: the run; `eval_batch_size` images are scored at a time.
-        scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image on its own.
+        scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image independent of the others.
         images: uint8 [N, H, W, C], the flat table.
         examples: of the cohort.
         num_views: 0 scores the raw images; otherwise the mean over so many weakly augmented views (the ensemble of
@@ -95,5 +95,5 @@ def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples
         views = [scores(weak_view(view, example, batch)) for view in range(num_views)]
         return jax.tree.map(lambda *leaves: sum(leaves) / num_views, *views)
 
-    found = map_batches(score_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
-    return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), found)
+    scored = map_batches(score_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
+    return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), scored)

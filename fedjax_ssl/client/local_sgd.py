@@ -1,4 +1,4 @@
-"""A client's local SGD, the same whatever the method: a method lays out the data and says what a step minimises."""
+"""A client's local SGD, the same for all methods: a method lays out the data and gives the loss of a step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,19 +24,19 @@ from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
 from fedjax_ssl.learning.trees import clip_update, select, where
 
-OPT_STATE = "opt_state"  # the entry of a client's own memory that a persistent optimiser has
+OPT_STATE = "opt_state"  # the entry of a persistent optimiser in a client's memory
 
 
 class Loss(NamedTuple):
-    """What a model makes of a batch.
+    """The loss of a model on a batch.
 
     Attributes:
         value: float32 [], what the step minimises.
         batch_stats: of the model after this pass.
         metrics: scalars by name, averaged over the job's steps.
         aux: for `remember`, any pytree.
-        counts: bool [], whether the step is taken: without a gradient there would still be weight decay, and the
-            momentum of earlier steps. None: it is.
+        counts: bool [], whether the step is taken; without a gradient, weight decay and the momentum of earlier steps
+            would still change the model. None: it is.
     """
 
     value: jax.Array
@@ -47,11 +47,11 @@ class Loss(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a local training loop carries.
+    """The state of a local training loop.
 
     Attributes:
         learner: model and optimiser.
-        own: the client's own memory, without the optimiser's.
+        own: the client's memory, without the optimiser's.
         totals: float32 [] by name, the metrics' sums over the steps so far.
     """
 
@@ -81,12 +81,12 @@ def local_sgd(
         prepare: (received, data, cohort, previous) -> Jobs; its work has a `Deck` named `deck`.
         loss: (received, data, work, batch, own, key) -> (model -> Loss), for one step; `received` is the `Broadcast`,
             `batch` comes from the deck.
-        metrics: names that the loss reports.
+        metrics: names of the loss's metrics.
         parts: of the model that are trained and uploaded.
-        remember: (own, model, aux, index) -> entries of the client's own memory after a step, such as a mean
-            teacher's; None: steps leave no memory.
-        told: (work, model, totals) -> what is told beside the model by name, once after the last step; `totals` are
-            the metrics' sums. None: nothing.
+        remember: (own, model, aux, index) -> entries of the client's memory after a step, such as a mean teacher's;
+            None: steps leave no memory.
+        told: (work, model, totals) -> `Upload.told`, once after the last step; `totals` are the metrics' sums. None:
+            nothing is told.
         batch_size: of `batch`; None: `client.batch_size`.
 
     Returns:
@@ -107,21 +107,21 @@ def local_sgd(
         of_batch = loss(received, data, work, work.deck.batch(index, batch_size), carry.own, key)
 
         def whole_loss(model):
-            found = of_batch(model)
-            value = found.value
+            result = of_batch(model)
+            value = result.value
             if config.proximal:
                 term = proximal_term(select(model.params, parts), select(received.model.params, parts))
                 value = value + config.proximal * term
-            return value, (found.batch_stats, found)
+            return value, (result.batch_stats, result)
 
         optimizer = make_optimizer(config, received.learning_rate)
-        learner, found = sgd.step(whole_loss, optimizer, carry.learner, parts)
-        if found.counts is not None:
-            learner = where(found.counts, learner, carry.learner)
+        learner, result = sgd.step(whole_loss, optimizer, carry.learner, parts)
+        if result.counts is not None:
+            learner = where(result.counts, learner, carry.learner)
         own = carry.own
         if remember is not None:
-            own = {**own, **remember(own, learner.model, found.aux, index)}
-        return Training(learner, own, jax.tree.map(jnp.add, carry.totals, dict(found.metrics)))
+            own = {**own, **remember(own, learner.model, result.aux, index)}
+        return Training(learner, own, jax.tree.map(jnp.add, carry.totals, dict(result.metrics)))
 
     def finish(received: Broadcast, work, carry: Training, num_steps) -> Finished:
         own = {} if remember is None else carry.own
@@ -138,13 +138,13 @@ def local_sgd(
 
 
 def global_model(problem: Problem, state: State, extra: Any = ()) -> Broadcast:
-    """The global model and this round's learning rate on their way down, and what a method sends besides."""
+    """The broadcast of the global model, this round's learning rate, and what else a method sends."""
     rate = learning_rate_at(problem.config, problem.config.client.learning_rate, state.round)
     return Broadcast(state.model, rate, extra)
 
 
 def own_optimizers(problem: Problem, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
-    """The entry of `State.clients` for persistent optimisers, every leaf [K, ...]; nothing where they start afresh.
+    """The entry of `State.clients` for persistent optimisers, every leaf [K, ...]; {} if they start afresh.
 
     With momentum this is one more model for each of the K clients, on the device and in every checkpoint.
     """

@@ -1,8 +1,7 @@
 """Which pseudo-labels count: fixed thresholds, and those that adapt to a client or to a class.
 
-Scores are whatever a method ranks classes by, the larger the surer: probabilities (SemiFL, FixMatch) or cosines
-(FedAnchor). Every rule is computed by a client from its own examples when it labels them, once a round; nothing
-of it travels.
+A method ranks classes by scores, the larger the surer: probabilities (SemiFL, FixMatch) or cosines (FedAnchor). A
+client computes its thresholds from its own examples when it labels them, once a round; nothing of it travels.
 """
 
 from typing import Any
@@ -13,11 +12,11 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.interface import Problem
 
 KINDS = ("fixed", "client_mean", "sat", "flexmatch", "freematch")
-MEMORY = "threshold"  # the entry of a client's own memory that 'freematch' has
+MEMORY = "threshold"  # the entry of 'freematch' in a client's memory
 
 
 def own_thresholds(problem: Problem) -> dict[str, Any]:
-    """What the rule keeps of `State.clients` between a client's rounds, every leaf [K, ...]; mostly nothing."""
+    """The rule's entry of `State.clients`, every leaf [K, ...]; {} for all rules but 'freematch'."""
     if problem.config.threshold.kind != "freematch":
         return {}
     num_clients = problem.config.num_clients
@@ -48,13 +47,13 @@ def class_thresholds(
 
     Args:
         options: `config.threshold`.
-        base: t, the method's own threshold.
+        base: t, the method's threshold.
         scores: float32 [n, C].
         present: bool [n], True for real examples, False for padding.
-        own: the client's own memory.
+        own: the client's memory.
 
     Returns:
-        float32 [C], and the entries of the client's own memory for its next round.
+        float32 [C], and the entries of the client's memory for its next round.
     """
     num_classes = scores.shape[-1]
     if options.kind == "fixed":

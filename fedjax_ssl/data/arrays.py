@@ -1,4 +1,4 @@
-"""What every source hands over, and what the sources of a user's own data check alike."""
+"""What every source returns, and the checks that the sources of a user's data share."""
 
 import pathlib
 from typing import NamedTuple
@@ -35,7 +35,7 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
         path: what the user wrote.
         field: the configuration field, for messages.
         kind: 'file' or 'folder', what it must be.
-        wanted: what belongs there, for messages.
+        wanted: what the path must hold, for messages.
 
     Raises:
         UserError: the field is empty, or there is no such file or folder.

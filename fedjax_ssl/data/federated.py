@@ -13,7 +13,7 @@ from fedjax_ssl.data.sources import Dataset
 class FederatedData(NamedTuple):
     """Everything a method may see, on the device for the whole run.
 
-    Per-example state of a method is a flat [N] array, whoever owns the example.
+    Per-example state of a method is a flat [N] array, independent of who owns an example.
 
     Attributes:
         images: uint8 [N, H, W, C], every training image once.
@@ -25,7 +25,7 @@ class FederatedData(NamedTuple):
         anchor_index: int32 [S], rows of `images` that the server holds; S may be 0.
         test_images: uint8 [T, H, W, C].
         test_labels: int32 [T].
-        seed: int32 [], the run's seed; data and not a constant, so that another seed compiles nothing anew.
+        seed: int32 [], the run's seed; data and not a constant, so that another seed needs no compilation.
     """
 
     images: jax.Array
@@ -39,7 +39,7 @@ class FederatedData(NamedTuple):
     seed: jax.Array
 
 
-# Which arrays differ between the seeds of one run; the images are there once for all of them.
+# Which arrays differ between the seeds of one run; all seeds share one copy of the images.
 SEED_AXES = FederatedData(
     images=None,
     visible_labels=0,
@@ -71,7 +71,7 @@ def federate(
     reveal_labels: bool = False,
     centralised: bool = False,
 ) -> tuple[FederatedData, jax.Array]:
-    """Puts a partitioned data set on the device, the hidden labels apart.
+    """Puts a partitioned data set on the device, with the hidden labels apart.
 
     Hidden labels are not part of `FederatedData`: methods never see them. Only a scorer outside the method holds
     them, to measure how many pseudo-labels are right; permuting them must not change one bit of a trained model.
@@ -82,7 +82,7 @@ def federate(
         seed: the run's seed.
         max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
           the size of the largest client.
-        same_images: a federation of the same data set, whose images are taken instead of one more copy.
+        same_images: a federation of the same data set, whose images are shared instead of copied.
         reveal_labels: every label is visible, for the fully supervised bounds.
         centralised: the server holds all images of the federation, with their labels, as anchors.
 
@@ -105,16 +105,16 @@ def federate(
     visible = np.arange(len(visible_labels)) if reveal_labels else np.concatenate([anchors, partition.labelled_rows])
     visible_labels[visible] = dataset.y_train[visible]
     labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
-    there = same_images is not None
+    shared = same_images is not None
     data = FederatedData(
-        images=same_images.images if there else jnp.asarray(dataset.x_train, jnp.uint8),
+        images=same_images.images if shared else jnp.asarray(dataset.x_train, jnp.uint8),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled_size, jnp.int32),
         anchor_index=jnp.asarray(anchors, jnp.int32),
-        test_images=same_images.test_images if there else jnp.asarray(dataset.x_test, jnp.uint8),
-        test_labels=same_images.test_labels if there else jnp.asarray(dataset.y_test, jnp.int32),
+        test_images=same_images.test_images if shared else jnp.asarray(dataset.x_test, jnp.uint8),
+        test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.int32),
     )
     return data, jnp.asarray(dataset.y_train, jnp.int32)

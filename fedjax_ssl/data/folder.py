@@ -1,4 +1,4 @@
-"""A data set of the user's own as a folder of images by class, checked before anything is built on it.
+"""A user's data set as a folder of images by class, checked before it is used.
 
     FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE
     FOLDER/CLASS/IMAGE, where every fifth image of a class, in the order of their names, is for the test
@@ -20,11 +20,11 @@ from fedjax_ssl.errors import UserError, first_line
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 TEST_EVERY = 5  # where the folder has no test set of its own
-# All images lie in one array, on the host and once more on the device: what a large GPU has room for beside the model.
+# All images form one array, on the host and again on the device: the most that a large GPU can hold with a model.
 MAX_BYTES = 8 * 10**9
 
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's names
-_OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # left in folders that somebody looked at
+_OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
 
 def load_folder(path: str, image_size: int = 0) -> Arrays:
@@ -34,7 +34,7 @@ def load_folder(path: str, image_size: int = 0) -> Arrays:
     transparency, turned upright as their EXIF orientation says, of animations the first picture.
 
     Args:
-        path: the folder, laid out as above. Hidden files and folders are not looked at.
+        path: the folder, laid out as above. Hidden files and folders are ignored.
         image_size: side in pixels to which all images are brought: the largest square in the middle is cut out, and
           resized bilinearly (with antialiasing, Pillow's). 0 leaves them as they are; then all must have one size.
 
@@ -64,14 +64,14 @@ def load_folder(path: str, image_size: int = 0) -> Arrays:
 def _find_images(root: pathlib.Path) -> tuple[dict[str, list[pathlib.Path]], dict[str, list[pathlib.Path]]]:
     """The images of the training and of the test set by class, all in the order of their names."""
     folders = [root / name for name in ("train", "test")]
-    there = [folder.is_dir() for folder in folders]
-    if any(there) and not all(there):
-        present, absent = folders if there[0] else folders[::-1]
+    exists = [folder.is_dir() for folder in folders]
+    if any(exists) and not all(exists):
+        present, absent = folders if exists[0] else folders[::-1]
         raise UserError(
             f"{root} has a folder {present.name} but no {absent.name}; add {absent}/CLASS/IMAGE, or move the classes "
             f"from {present} to {root}, where every fifth image is for the test"
         )
-    if not any(there):
+    if not any(exists):
         classes = _classes(root)
         _check_number(root, classes)
         rows = {name: range(TEST_EVERY - 1, len(images), TEST_EVERY) for name, images in classes.items()}
@@ -99,10 +99,10 @@ def _find_images(root: pathlib.Path) -> tuple[dict[str, list[pathlib.Path]], dic
 
 
 def _check_number(folder: pathlib.Path, classes: dict[str, list[pathlib.Path]]) -> None:
-    """Raises a UserError where there is nothing to be told apart."""
+    """Raises a UserError unless there are at least two classes."""
     if len(classes) < 2:
-        there = f"the folder of one class, {next(iter(classes))}" if classes else "no class's folder"
-        raise UserError(f"{folder} has {there}; a classifier needs at least 2 classes, {folder}/CLASS/IMAGE")
+        has = f"the folder of one class, {next(iter(classes))}" if classes else "no class's folder"
+        raise UserError(f"{folder} has {has}; a classifier needs at least 2 classes, {folder}/CLASS/IMAGE")
 
 
 def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
@@ -117,7 +117,7 @@ def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
 
 
 def _images(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The images of one class, or a UserError for what is none: nothing is left out without a word."""
+    """The images of one class, or a UserError for a file that is none: nothing is skipped silently."""
     images = _entries(folder)
     for entry in images:
         if entry.is_dir():
@@ -197,7 +197,7 @@ def _read_image(file: pathlib.Path, mode: str, image_size: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def _open(file: pathlib.Path) -> Iterator[Any]:
-    """Opens an image; whatever goes wrong inside becomes a UserError that names the file."""
+    """Opens an image; an error inside becomes a UserError that names the file."""
     from PIL import Image  # Only this source needs it.
 
     try:

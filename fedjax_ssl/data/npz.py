@@ -1,4 +1,4 @@
-"""A data set of the user's own in one npz file, checked before anything is built on it."""
+"""A user's data set in one npz file, checked before it is used."""
 
 import zipfile
 import zlib
@@ -54,7 +54,7 @@ def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
     Args:
         path: the file.
         field: the configuration field that gives the path, for messages.
-        wanted: what belongs there, for messages.
+        wanted: what the path must hold, for messages.
 
     Raises:
         UserError: the file is missing, or is not an npz.

@@ -1,7 +1,7 @@
 """Who holds which training examples, and whose labels are visible: all as rows of the training set.
 
-Pure NumPy, and a function of the labels, the configuration and the seed. A partition can be saved and used
-again from its file.
+Pure NumPy, a function of the labels, the configuration and the seed. A partition can be saved to a file and
+loaded from it.
 """
 
 import math
@@ -42,8 +42,8 @@ class Partition(NamedTuple):
     Attributes:
         anchor_index: int32 [S], rows of the labelled examples that the server holds, in random order.
         client_rows: K arrays int32 [n_k], rows of each client, in random order.
-        labelled_rows: int32 [L], rows at clients whose labels are visible, client by client. Where they exist there
-          are no anchors.
+        labelled_rows: int32 [L], rows at clients whose labels are visible, client by client. If there are
+          any, there are no anchors.
     """
 
     anchor_index: np.ndarray
@@ -171,16 +171,17 @@ def draw_labelled_rows(
 def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_clients: int, seed: int) -> Partition:
     """Splits the training set over server and clients, and draws whose labels are visible.
 
-    With `labels` = 'server' the anchors are drawn first and removed. Else there are none, and the labelled examples
-    are drawn among the clients' last, from a stream of their own: the clients' shares do not depend on them.
+    With `labels` = 'server' the anchors are drawn first and removed. Otherwise there are none, and the clients'
+    labelled examples are drawn last, from their own stream of random numbers, so that the clients' shares do not depend
+    on them.
 
     Args:
         labels: int [N], labels of the training set.
         num_classes: number of classes.
         config: the `data` section. Read are `labels` (a name of `LABELS`) with the fields of `draw_labelled_rows`, or
           of 'server' `num_anchors` and `anchors` ('balanced' or 'random'); `partition` (a name of `PARTITIONS`) with
-          its own fields `alpha` or `classes_per_client`; `examples_per_client`, the most a client keeps, taken at
-          random from its share (0 = all); and `partition_file`, a saved partition that is used as it is instead
+          its own fields `alpha` or `classes_per_client`; `examples_per_client`, at most so many for a client, taken
+          at random from its share (0 = all); and `partition_file`, a saved partition that is used as it is instead
           ('' = none).
         num_clients: number of clients K.
         seed: seed of the draw. The anchors depend on it alone, so that partitions can be compared.
@@ -252,7 +253,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
 
 
 def save_partition(path: str | os.PathLike, partition: Partition) -> None:
-    """Writes a partition to an npz file, at once or not at all.
+    """Writes a partition to an npz file, whole or not at all.
 
     Args:
         path: the file to be written. It holds anchor_index [S], client_size [K], client_index, the rows of all

@@ -1,7 +1,7 @@
 """The ways in which published work splits a training set over clients: one function each, and their registry.
 
 Each function takes the labels of the examples to be split and returns, per client, positions in that array.
-The classes are those that occur in the labels, however many there are.
+The classes are those that occur in the labels.
 """
 
 from collections.abc import Callable

@@ -28,7 +28,7 @@ class Dataset(NamedTuple):
         mean: per channel, in units of [0, 1] pixel values.
         std: per channel, in the same units, never 0.
         flip: whether an image flipped horizontally is still an image of its class.
-        class_names: the classes' names, in the order of the labels; () where nobody gave any.
+        class_names: the classes' names, in the order of the labels; () if unknown.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Dataset(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What belongs to a published data set beside its images."""
+    """The facts about a published data set."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool
-    class_names: tuple[str, ...] = ()  # where TensorFlow Datasets has only their numbers
+    class_names: tuple[str, ...] = ()  # of data sets for which TensorFlow Datasets has only numbers
 
 
 # The constants of CIFAR and SVHN are those of SemiFL (Diao et al., NeurIPS 2022); its std of CIFAR-10 is, as
@@ -100,7 +100,7 @@ def load_dataset(config: Any) -> Dataset:
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
-    """All that a trained model's user must know about its images."""
+    """What a trained model's user must know about its images."""
     return {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
@@ -121,8 +121,8 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
         images: uint8 [N, H, W, C].
 
     Returns:
-        Mean and standard deviation, C values each, in units of [0, 1] pixel values. A constant channel has
-        nothing to be scaled by: its standard deviation is given as 1.
+        Mean and standard deviation, C values each, in units of [0, 1] pixel values. A constant channel
+        cannot be scaled: its standard deviation is given as 1.
     """
     channels = images.shape[-1]
     total = np.zeros(channels, np.int64)

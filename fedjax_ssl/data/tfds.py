@@ -2,8 +2,8 @@
 
 TFDS can read data that it has prepared in its array_record format without TensorFlow. Preparing them, it
 needs TensorFlow for three things that have little to do with it: to open local files, to join paths and to
-encode PNG images. Those are lent to it here, so that a data set is downloaded, verified, prepared and kept
-where and how TFDS itself would, and a folder that was prepared once is shared by everything that uses TFDS.
+encode PNG images. This module supplies them, so that a data set is downloaded, verified, prepared and stored
+as TFDS itself would, and a prepared folder is shared by all programs that use TFDS.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ _ANSWER_WITHIN = 8.0
 
 
 def load_tfds(name: str, data_dir: str = "") -> Arrays:
-    """Loads a data set of TFDS, downloading and preparing it where that has not been done.
+    """Loads a data set of TFDS, which is downloaded and prepared first if necessary.
 
-    The first time, SVHN also downloads its "extra" split (1.3 GB), of which nothing is used here.
+    The first time, SVHN also downloads its "extra" split (1.3 GB), which is not used.
 
     Args:
         name: name of the data set, with its configuration where it has several: 'cifar10', 'emnist/byclass'.
@@ -62,7 +62,7 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
             x_test, y_test = _read_split(builder, "test", name in _TRANSPOSED)
         except UserError:
             raise
-        except Exception as error:  # The errors of TFDS and of what it is built on have no common base.
+        except Exception as error:  # The errors of TFDS and of its dependencies have no common base.
             raise UserError(
                 f"data.source={name} cannot be read from {data_dir or 'the default folder of TFDS'} "
                 f"({first_line(error)}); remove it there, set another data.tfds_dir, or {_NPZ_WAY}"
@@ -138,7 +138,7 @@ def _prepare(name: str, builder: Any, api: types.ModuleType) -> None:
             builder.download_and_prepare(
                 download_config=api.download.DownloadConfig(try_download_gcs=False), file_format=_FILE_FORMAT
             )
-    except Exception as error:  # Network, disk, checksums, archives: again no common base.
+    except Exception as error:  # Network, disk, checksums, archives: no common base.
         raise UserError(
             f"data.source={name} could not be downloaded and prepared ({type(error).__name__}: "
             f"{first_line(error)}); start it again, or {_NPZ_WAY}"
@@ -195,7 +195,7 @@ _STAND_IN = types.SimpleNamespace(
 
 @contextlib.contextmanager
 def _without_tensorflow() -> Iterator[None]:
-    """Lends TFDS the few functions on local files for which it would import TensorFlow."""
+    """Replaces the few functions on local files for which TFDS would import TensorFlow."""
     # Modules that TFDS itself would import only after the loan.
     importlib.import_module("tensorflow_datasets.core.download.extractor")
     importlib.import_module("tensorflow_datasets.core.shuffle")

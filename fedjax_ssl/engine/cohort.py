@@ -1,9 +1,8 @@
 """A cohort of clients through its phases: `train_cohort`, the engine's entrance. It knows no method.
 
-A client is a pure function (broadcast, its data, its own memory, key) -> (upload, its own memory, metrics), given
-as a tuple of phases. A phase `prepare`s every job of the cohort in one large batch with shared weights (that is
-where pseudo-labels are made), and then each job runs `start`, `step`, ..., `step`, `finish` in a lane; how, is the
-subject of `lanes.py`.
+A client is a pure function (broadcast, its data, its memory, key) -> (upload, its memory, metrics), given as a tuple
+of phases. A phase `prepare`s every job of the cohort in one large batch with shared weights (pseudo-labels are made
+there); then each job runs `start`, `step`, ..., `step`, `finish` in a lane, see `lanes.py`.
 """
 
 from typing import Any, NamedTuple
@@ -18,23 +17,23 @@ from fedjax_ssl.learning.trees import where_rows
 
 
 class CohortResult(NamedTuple):
-    """What a cohort sends back, stacked over R rows, one a job.
+    """The results of a cohort, stacked over R rows, one a job.
 
     On one device the rows are the cohort's jobs in their order. On several, jobs are dealt out so that every device
-    has about as much to do, and each row stays on its device; R is M rounded up to a multiple of the devices.
+    has about the same work, and each row stays on its device; R is M rounded up to a multiple of the devices.
 
     Attributes:
         upload: of the last phase, leaves [R, ...]; rows that took no part are zeros.
-        job: int32 [R], the row of the `Draw` that each row stands for.
+        job: int32 [R], the row of the `Draw`.
         clients: int32 [R], the client of each row.
         group: int32 [R], or None.
-        present: bool [R], False for a row that only fills a device up.
+        present: bool [R], False for padding.
         took_part: bool [R], whether the job takes part in the last phase, which makes the upload.
         num_steps: int32 [R], of all phases.
-        report: of the last phase that has one, leaves [R, ...]; None where none has.
-        metrics: for each phase its metrics, leaves [R], and bool [R], whose: who had a step in it.
-        labelled: entries of the clients' own memory that labelling brought up to date, leaves [R, ...].
-        trained: those that the steps brought up to date, likewise.
+        report: of the last phase that has one, leaves [R, ...]; None if no phase has one.
+        metrics: for each phase its metrics, leaves [R], and bool [R], which jobs had a step in it.
+        labelled: entries of the clients' memory that labelling updated, leaves [R, ...].
+        trained: those that the steps updated, likewise.
         lane_steps: int32 [], steps of all lanes over all phases, those of idle lanes included.
     """
 
@@ -62,7 +61,7 @@ def train_cohort(
 ) -> CohortResult:
     """Runs every phase of every client of the cohort.
 
-    Under `jax.set_mesh` of several devices each device has lanes of its own, and its share of the jobs. Under
+    Under `jax.set_mesh` of several devices each device has its own lanes and its share of the jobs. Under
     `jax.vmap` over seeds the jobs of all seeds go through the same lanes: one longer queue (a loop that is mapped over
     seeds would select over everything that it carries, in every step).
 
@@ -72,8 +71,8 @@ def train_cohort(
         data: the federation's data.
         cohort: the clients of this round.
         lanes: L, how many jobs train side by side on each device; changes no result beyond rounding.
-        debug: a plain Python loop instead of lanes (not under jit): the reference in tests, and the way to find
-            the client at fault, whose id is attached to whatever it raises.
+        debug: a plain Python loop instead of lanes (not under jit): the reference in tests; an exception gets
+            the id of its client.
 
     Returns:
         The stacked results.
@@ -112,7 +111,7 @@ def _train(phases, source, cohort, lanes, debug) -> CohortResult:
             jobs = _prepare(phase, source, cohort, previous)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         jobs = jobs._replace(num_steps=jnp.where(takes_part, jobs.num_steps, 0), takes_part=takes_part)
-        if number == 0 and num_devices() > 1:  # Later phases find each job's model where the first one left it.
+        if number == 0 and num_devices() > 1:  # In later phases each job stays on the device of its model.
             dealt = deal(jobs.num_steps, num_devices())
             present, job = dealt < num_jobs, jnp.minimum(dealt, num_jobs - 1)
             jobs, moved = _take_rows((jobs, cohort._replace(key=None)), job)
@@ -128,7 +127,7 @@ def _train(phases, source, cohort, lanes, debug) -> CohortResult:
                 if debug
                 else run_in_lanes(phase, source, table, lanes)
             )
-        # The next phase goes on from what this one has learned.
+        # The next phase starts from the memory that this one leaves.
         learned = {name: where_rows(takes_part, new, own[name]) for name, new in finished.own.items()}
         cohort = cohort._replace(own={**own, **learned})
         previous = Previous(finished.upload, takes_part)

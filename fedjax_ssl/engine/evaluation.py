@@ -13,7 +13,7 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models.network import Network
 
-RULE = "pseudo_label_accuracy_"  # and the rule's name: the accuracy of one of a method's ways to label
+RULE = "pseudo_label_accuracy_"  # followed by the name of a rule of labelling
 
 
 def evaluate(network: Network, state: State, data: FederatedData, batch_size: int) -> dict[str, jax.Array]:
@@ -22,27 +22,27 @@ def evaluate(network: Network, state: State, data: FederatedData, batch_size: in
     def logits(images):
         return network.predict(state.model, images).logits
 
-    found = map_batches(logits, data.test_images, batch_size)
+    outputs = map_batches(logits, data.test_images, batch_size)
     everything = jnp.ones(len(data.test_labels), bool)
     return {
-        "test_accuracy": jnp.mean(jnp.argmax(found, axis=-1) == data.test_labels),
-        "test_loss": cross_entropy(found, data.test_labels, everything),
+        "test_accuracy": jnp.mean(jnp.argmax(outputs, axis=-1) == data.test_labels),
+        "test_loss": cross_entropy(outputs, data.test_labels, everything),
     }
 
 
 def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array, num_jobs: int) -> dict[str, jax.Array]:
-    """How many of a cohort's pseudo-labels are right; examples with a label of their own are not looked at.
+    """How many of a cohort's pseudo-labels are right, over its unlabelled examples.
 
     Args:
         report: leaves [R, n_max].
         truth: int32 [R, n_max], the true labels.
         unlabelled: bool [R, n_max], False for padding and where the label is visible.
-        num_jobs: how many of the rows stand for a client.
+        num_jobs: how many of the rows are not padding.
 
     Returns:
         `pseudo_label_accuracy` of the labels in use, `pseudo_label_accuracy_<rule>` of each other rule,
-        `qualified_accuracy` of those that a client trains on (NaN where there are none), `qualified_per_client`,
-        their mean number over the cohort, and `qualified_share`, their part of all.
+        `qualified_accuracy` of those that a client trains on (NaN without any), `qualified_per_client`, their mean
+        number over the cohort, and `qualified_share`, their share of all.
     """
     qualified = report.qualified & unlabelled
 
@@ -58,7 +58,7 @@ def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array,
     }
 
 
-NUM_EMBEDDINGS = 1000  # what a picture of the latent space can show
+NUM_EMBEDDINGS = 1000  # as many as a picture of the latent space can show
 
 
 def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, jax.Array]]:
@@ -71,8 +71,8 @@ def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, 
     """
 
     def snapshot(model: Model, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        def describe(some):
-            outputs = network.predict(model, some)
+        def describe(batch):
+            outputs = network.predict(model, batch)
             return outputs.logits.argmax(axis=-1), network.embeddings(outputs)
 
         predictions, embeddings = map_batches(describe, images, batch_size)

@@ -1,10 +1,11 @@
 """The contract between a method and the engine: what a method is, what a client does, what travels.
 
-A method is a `Method`, a few pure functions in the order in which a round calls them. What its clients do is a tuple
-of `Phase`s. Everything else here is what these functions are given and give back.
+A `Method` is a few pure functions in the order in which a round calls them; its clients' work is a tuple of `Phase`s.
+All other types are arguments and results of these functions.
 
 Two rules that every method may rely on: `State.model` is what is tested, saved and loaded; and
-`data.visible_labels >= 0` alone says which examples have a label, so a client's role is data and not code.
+`data.visible_labels >= 0` is the one switch between labelled and unlabelled examples, so a client's role is data, not
+code.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ CLASSIFIER = ("backbone", "classifier")  # the parts that cross-entropy trains, 
 
 
 class Problem(NamedTuple):
-    """What a method's factory is given: everything about a run that is fixed and is not data.
+    """The argument of a method's factory: all that is fixed in a run, except the data.
 
     Attributes:
         config: the run's configuration.
@@ -41,13 +42,13 @@ class Problem(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that survives a round. Randomness does not: it is folded from the seed and the round.
+    """Everything that survives a round. Random keys do not: they are folded from the seed and the round.
 
     Attributes:
         round: int32 [], rounds done.
         model: the global model: what is tested, saved and loaded.
-        server: a dict of the server's memory besides the model, an entry for each part of the method by its name.
-        clients: a dict of the clients' own memory, likewise; every leaf is [K, ...].
+        server: the server's memory besides the model, a dict with an entry for each part of the method.
+        clients: the clients' memory, likewise; every leaf is [K, ...].
     """
 
     round: jax.Array
@@ -64,7 +65,7 @@ class Draw(NamedTuple):
 
     Attributes:
         clients: int32 [M], client ids.
-        group: int32 [M], the group that a row belongs to; None: there are no groups.
+        group: int32 [M], the group of each row; None: no groups.
     """
 
     clients: jax.Array
@@ -72,12 +73,12 @@ class Draw(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What travels down to every client of a cohort. Local training reads these names from any method's broadcast.
+    """What travels down to every client of a cohort. Local training reads `model` and `learning_rate`.
 
     Attributes:
         model: the global model.
         learning_rate: float32 [], of this round's local training.
-        extra: what the method sends besides, any pytree.
+        extra: any other pytree that the method sends.
     """
 
     model: Model
@@ -86,11 +87,11 @@ class Broadcast(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What travels up from one client: the model is aggregated, what is told is read.
+    """What travels up from one client: the model is aggregated, `aggregate` may read what is told.
 
     Attributes:
         model: the parts that the client trained; `batch_stats` under the 'running' policy, else ().
-        told: by name, whatever the method's `aggregate` reads besides.
+        told: anything else, by name.
     """
 
     model: Model
@@ -98,15 +99,15 @@ class Upload(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What reaches the server from a cohort, in R rows, one for each job (some rows may only fill a device up).
+    """What reaches the server from a cohort, in R rows, one for each job; on several devices a row may be padding.
 
     Attributes:
         uploads: Upload with leaves [R, ...].
-        accepted: bool [R]: there was an upload, and every number in it is finite.
-        clients: int32 [R], whose row it is.
+        accepted: bool [R], whether the job uploaded, and every number is finite.
+        clients: int32 [R], the client of each row.
         group: int32 [R] of the `Draw`, or None.
-        sizes: int32 [R], examples of each client; 0 for a row that fills up.
-        num_qualified: int32 [R], examples that the client's report says it trained on; `sizes` without a report.
+        sizes: int32 [R], examples of each client; 0 for padding.
+        num_qualified: int32 [R], examples that the client trained on by its report; `sizes` without a report.
     """
 
     uploads: Upload
@@ -118,7 +119,7 @@ class Received(NamedTuple):
 
 
 class WireBytes(NamedTuple):
-    """Bytes of messages whose size depends on their numbers, such as sparse ones; both float32 [].
+    """Bytes of messages whose size depends on their values, such as sparse ones; both float32 [].
 
     Attributes:
         down: (broadcast, the client's row of `personal`) -> bytes that one client receives.
@@ -137,10 +138,10 @@ class Cohort(NamedTuple):
 
     Attributes:
         clients: int32 [M], one client id a job (a client may have several jobs).
-        own: the clients' own memory as the phase before left it, leaves [M, ...]; {} where they keep nothing.
+        own: the clients' memory as the phase before left it, leaves [M, ...]; {} for a method without any.
         key: the phase's key. A client's randomness is folded from it by client and group, never by lane or device.
         group: int32 [M], or None.
-        personal: what came down to each client alone, leaves [M, ...].
+        personal: the message to each client alone, leaves [M, ...].
     """
 
     clients: jax.Array
@@ -156,12 +157,12 @@ class Cohort(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a cohort tells about the labels it made, for the scorer, which alone knows the true ones; never uploaded.
+    """The labels that a cohort made, for the scorer, which alone has the true ones; never uploaded.
 
     Attributes:
         labels: int32 [M, n_max], the pseudo-labels in use.
         qualified: bool [M, n_max], which of its examples a client trains on.
-        others: labels int32 [M, n_max] of other rules, by their names, to be scored beside.
+        others: by name, labels int32 [M, n_max] of other rules, which are scored as well.
     """
 
     labels: jax.Array
@@ -170,15 +171,15 @@ class Report(NamedTuple):
 
 
 class Jobs(NamedTuple):
-    """What a phase's `prepare` lays out for its cohort.
+    """The work that a phase's `prepare` lays out for its cohort.
 
     Attributes:
         num_steps: int32 [M], local steps of each job; one that takes no part makes none of them.
-        work: whatever a job's steps read, leaves [M, ...].
-        report: on the labels that were made, if any.
-        own: entries of the clients' own memory that labelling brought up to date, leaves [M, ...]; they survive
-            whether or not the client takes part.
-        takes_part: bool [M], whose `finish` makes an upload, with steps or without; None: whoever has a step.
+        work: what a job's steps read, leaves [M, ...].
+        report: the labels that were made; None: none were.
+        own: entries of the clients' memory that labelling updated, leaves [M, ...]; they survive whether or not the
+            client takes part.
+        takes_part: bool [M], which jobs make an upload, with steps or without; None: those that have a step.
     """
 
     num_steps: jax.Array
@@ -189,11 +190,11 @@ class Jobs(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """What a job leaves behind.
+    """The result of a job.
 
     Attributes:
-        upload: exactly what a network would carry up; of a phase that is not the last, what the next one reads.
-        own: entries of the client's own memory that the steps brought up to date.
+        upload: exactly what a network would carry up; of an earlier phase, what the next one reads.
+        own: entries of the client's memory that the steps updated.
         metrics: scalars by name, averages over the job's steps.
     """
 
@@ -203,10 +204,10 @@ class Finished(NamedTuple):
 
 
 class Previous(NamedTuple):
-    """What a phase left behind, for the `prepare` of the next one.
+    """The results of a phase, for the `prepare` of the next one.
 
     Attributes:
-        upload: leaves [M, ...], zeros for who took no part.
+        upload: leaves [M, ...], zeros for a job that took no part.
         took_part: bool [M].
     """
 
@@ -215,15 +216,15 @@ class Previous(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One stretch of a client's local work.
+    """One part of a client's local work.
 
     Attributes:
         prepare: (broadcast, data, cohort, previous) -> Jobs, for the whole cohort at once; `previous` is the
-            phase before as a `Previous`, None in the first.
+            `Previous` of the phase before, None in the first.
         start: (broadcast, work, own) -> carry: the job's model and optimiser, before its first step.
-        step: (broadcast, data, work, carry, index, key) -> carry: local step number `index` with a key of its own.
+        step: (broadcast, data, work, carry, index, key) -> carry: local step number `index`, with its own key.
         finish: (broadcast, work, carry, num_steps) -> Finished. In lanes it runs for all lanes whenever one job is
-            over, so nothing heavy belongs here: a phase without steps does that in its `prepare`.
+            over, so it must be cheap: a phase without steps does heavy work in its `prepare`.
     """
 
     prepare: Callable[..., Jobs]
@@ -236,27 +237,27 @@ class Phase(NamedTuple):
 
 
 def no_op(state: State, *_: Any) -> tuple[State, Metrics]:
-    """The stage of a method that does nothing there."""
+    """A stage that does nothing."""
     return state, {}
 
 
 class Method(NamedTuple):
-    """A federated semi-supervised method, in the order of a round. Every stage has a key of its own.
+    """A federated semi-supervised method, in the order of a round. Every stage has its own key.
 
     Attributes:
-        init: (data, key) -> State, with the server's pre-training where there is one.
+        init: (data, key) -> State, after the server's pre-training, if any.
         broadcast: (state, data, key) -> pytree, exactly what travels to each client; see `Broadcast`.
-        phases: what a client does with it. () where no client takes part.
+        phases: what a client does with it; () if no client takes part.
         aggregate: (state, data, received, key) -> (state, metrics).
-        statistics: (state, data, clients [M], key) -> state, with the global normalisation statistics brought up to
-            date.
-        select: (state, data, key) -> Draw; None: `clients_per_round` of all clients, uniformly, without replacement.
-        server_before: (state, data, key) -> (state, metrics), what the server trains before it broadcasts.
-        personal: (state, data, clients [M], key) -> pytree with leaves [M, ...], what travels to one client alone;
-            None: nothing.
-        server_after: (state, data, key) -> (state, metrics), what the server trains after it aggregated.
-        converged: state -> bool [], whether the run is to end before its last round; None: it never is.
-        wire_bytes: of messages that are not as large as their leaves; None: all are.
+        statistics: (state, data, clients [M], key) -> state, with updated global normalisation
+            statistics.
+        select: (state, data, key) -> Draw; None: `clients_per_round` clients, uniformly, without replacement.
+        server_before: (state, data, key) -> (state, metrics), the server's training before the broadcast.
+        personal: (state, data, clients [M], key) -> pytree with leaves [M, ...], the message to one client alone;
+            None: no message.
+        server_after: (state, data, key) -> (state, metrics), the server's training after the aggregation.
+        converged: state -> bool [], whether the run ends before its last round; None: it does not.
+        wire_bytes: for messages whose size is not that of their leaves; None: it is.
     """
 
     init: Callable[..., State]

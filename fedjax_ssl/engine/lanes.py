@@ -1,12 +1,12 @@
-"""Lanes: how a phase's jobs run, on one device or on several. It knows neither methods nor federations.
+"""Lanes: how a phase's jobs run, on one device or on several. Knows neither methods nor federations.
 
-Pseudo-label sets make jobs differ in length several times over, and anew in every round. Stacking all jobs and
-stepping until the longest is done would mostly compute padding. So L lanes take the jobs from one queue, longest
-first: whenever a job ends, its result is written to its place among the stacked results and its lane takes the
+Jobs differ in length by large factors, as their sets of pseudo-labels do, and differently in every round. Stacking
+all jobs and stepping until the longest is done would mostly compute padding. So L lanes take the jobs from one queue,
+longest first: when a job ends, its result is written to its place among the stacked results and its lane takes the
 next one. L = 1 is a plain sequence, L = all the plain `vmap`; the loop is the same.
 
-Several devices each have such lanes, and a queue of their own: jobs are dealt out beforehand so that every device has
-about as much to do, for a shared queue would make the devices wait for each other in every step.
+Several devices each have such lanes and their own queue: jobs are dealt out beforehand so that every device has about
+the same work. With a shared queue the devices would wait for each other in every step.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     Attributes:
         broadcast: what the server sent down; leaves that differ from group to group are [G, ...].
         data: the federation's data, likewise.
-        stacked: of both, leaf by leaf, whether it differs; None where there is one group only.
+        stacked: of both, leaf by leaf, whether it differs; None for a single group.
     """
 
     broadcast: Any
@@ -67,7 +67,7 @@ def num_devices() -> int:
 
 
 def deal(num_steps: jax.Array, devices: int) -> jax.Array:
-    """Deals each group's jobs out to devices, longest first, each to the device that has least to do so far.
+    """Deals each group's jobs out to devices, longest first, each to the device with the least work so far.
 
     Args:
         num_steps: int32 [G, M].
@@ -75,7 +75,7 @@ def deal(num_steps: jax.Array, devices: int) -> jax.Array:
 
     Returns:
         int32 [G, R], R = D ceil(M / D): the job in each row, M for a row that stays empty; device d has the rows from
-        d R / D on. No device gets more than R / D jobs of a group, so that its results have a place.
+        d R / D on. No device gets more than R / D jobs of a group, so all results have a place.
     """
     num_groups, num_jobs = num_steps.shape
     if devices == 1:
@@ -170,7 +170,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
         return where_rows(takes, fresh, lanes), next_place + jnp.sum(takes)
 
     def step_until_one_is_over(lanes, iterations):
-        # An idle lane steps along on its last job: its result is written nowhere, and a branch would cost more.
+        # An idle lane keeps stepping its last job: the result is not written, and a branch would cost more.
         def body(loop):
             lanes, iterations = loop
             carry = over_lanes(step)(lanes.job, lanes.index, lanes.work, lanes.carry)
@@ -206,11 +206,11 @@ def _run_on_one_device(phase, source, table, num_lanes):
 
 
 def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: jax.Array) -> tuple[Any, jax.Array]:
-    """The same, one job after the other, step by step, not under jit; for one group.
+    """The same in a plain loop, one job after the other, not under jit; for one group.
 
     Args:
         phase, source, table: as in `run_in_lanes`.
-        clients: int32 [1, R]; the id of a client whose job raises is attached to the exception.
+        clients: int32 [1, R]; an exception gets the id of its client.
     """
     broadcast, data = source.of(0)
     step = jax.jit(lambda work, carry, index, key: phase.step(broadcast, data, work, carry, index, key))
@@ -225,7 +225,7 @@ def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: j
         except Exception as error:
             error.add_note(f"while training client {int(client)}")
             raise
-        # As in lanes: who takes no part leaves zeros, so that nothing reads a result that was never made.
+        # As in lanes, a job that takes no part has zeros for results.
         finished.append(jax.tree.map(lambda leaf, t=takes_part: jnp.where(t, leaf, 0).astype(leaf.dtype), result))
     return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *finished), jnp.sum(table.num_steps)
 

@@ -19,7 +19,7 @@ class RoundResult(NamedTuple):
     Attributes:
         metrics: scalars, by their names in metrics.jsonl.
         lane_steps: int32 [], steps of all lanes, those of idle lanes included; they depend on the machine.
-        healthy: bool [], whether the round left a state to go on from.
+        healthy: bool [], whether the state is finite and an upload could be used.
     """
 
     metrics: Metrics
@@ -32,7 +32,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
     Args:
         problem: the run.
-        method: what is particular to it.
+        method: the run's.
         lanes: how many clients train side by side.
         debug: train the clients in a plain Python loop (call the round without jit then).
 
@@ -108,26 +108,26 @@ def uniform(clients_per_round: int) -> Callable[..., Draw]:
 
 
 def make_cohort(method: Method, state: State, data, draw: Draw, personal_key: jax.Array, key: jax.Array) -> Cohort:
-    """The clients that were drawn, with their own memory and what comes down to each alone."""
+    """The clients that were drawn, with their memory and the messages to each alone."""
     own = jax.tree.map(lambda leaf: leaf[draw.clients], state.clients)
     personal = () if method.personal is None else method.personal(state, data, draw.clients, personal_key)
     return Cohort(draw.clients, own, key, draw.group, personal)
 
 
 def over_seeds(round_fn: Callable) -> Callable:
-    """The same round for several seeds at once: states and results have a leading axis, and so has what of the data
-    differs from seed to seed (see `SEED_AXES`). Their clients go through the same lanes."""
+    """The same round for several seeds at once: states, results and the data that differ (see `SEED_AXES`) have a
+    leading axis. Their clients go through the same lanes."""
     return jax.vmap(round_fn, in_axes=(0, SEED_AXES, None))
 
 
 class Dispatch(NamedTuple):
-    """What several rounds in one dispatch give.
+    """The result of several rounds in one dispatch.
 
     Attributes:
         state: after the last round that ran.
         results: leaves [capacity, ...]; the first `rounds_done` entries are filled.
         rounds_done: int32 [].
-        healthy: bool [], whether the last round left a state to go on from, for every seed.
+        healthy: bool [], whether the last round was healthy for every seed, see `RoundResult`.
     """
 
     state: State
@@ -137,7 +137,7 @@ class Dispatch(NamedTuple):
 
 
 def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None = None) -> Callable:
-    """Up to `capacity` rounds as one program; how many is traced, so that any number runs without compiling.
+    """Up to `capacity` rounds as one program; their number is traced, so that another one needs no compilation.
 
     Args:
         round_fn: a round, of one seed or of several.
@@ -146,7 +146,7 @@ def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None 
 
     Returns:
         dispatch(state, data, hidden_labels, num_rounds) -> Dispatch. It ends early when a round leaves a state that
-        is not finite, when every upload of a round was dropped, or when the method says that the run is over.
+        is not finite, when every upload of a round was dropped, or when the method ends the run.
     """
 
     round_fn = jax.jit(round_fn)  # traced once, for its shapes and in the loop
@@ -170,7 +170,7 @@ def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None 
 
 
 def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
-    """The key of a round: nothing random is carried from round to round."""
+    """The key of a round; no key is carried from round to round."""
     return jax.random.fold_in(jax.random.key(seed), round_number + 1)
 
 
@@ -180,12 +180,12 @@ def init_key(seed: jax.Array) -> jax.Array:
 
 
 def _aggregate(method: Method, state: State, data, result: CohortResult, key) -> tuple[State, Metrics, jax.Array]:
-    """What arrived becomes the new model. An upload that is not finite is dropped, and counted.
+    """Makes the new model of the uploads. An upload that is not finite is dropped and counted.
 
-    What a client learned in training it keeps if its upload is used; what it remembers of labelling, in any case.
+    A client's memory of its training is written back if its upload is accepted; that of labelling always is.
 
     Returns:
-        The state, the metrics, and whether anything could be used: False where all uploads were dropped.
+        The state, the metrics, and whether the round is usable: False if all uploads were dropped.
     """
     accepted, sizes = result.took_part & all_finite(result.upload, batch_ndim=1), _sizes(data, result)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
@@ -206,14 +206,14 @@ def _aggregate(method: Method, state: State, data, result: CohortResult, key) ->
 
 
 def _sizes(data, result: CohortResult) -> jax.Array:
-    """Examples of each row's client, 0 for a row that only fills a device up."""
+    """Examples of each row's client, 0 for padding."""
     return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
 def _write_back(memory: Mapping[str, Any], entries: Mapping[str, Any], result: CohortResult, counted: jax.Array):
-    """Entries of the cohort's own memory, back to their places, from the rows that count: bool [R].
+    """Writes entries of the cohort's memory back, from the rows that count: bool [R].
 
-    Of a client with several jobs the last one that counts is kept, in the order of the draw.
+    Of a client with several jobs the last one that counts wins, in the order of the draw.
     """
     if not entries:
         return memory
@@ -225,7 +225,7 @@ def _write_back(memory: Mapping[str, Any], entries: Mapping[str, Any], result: C
 
 
 def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -> Metrics:
-    """The cohort's mean of each metric over the accepted uploads that had a step; NaN where there are none."""
+    """The cohort's mean of each metric over the accepted uploads that had a step; NaN without one."""
     means = {}
     for metrics, had_a_step in phases:
         counted = accepted & had_a_step
@@ -235,7 +235,7 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
 
 
 def _count_bytes(wire_bytes: WireBytes, broadcast: Any, personal: Any, result: CohortResult) -> Metrics:
-    """Bytes that travelled to and from the whole cohort; float32, for their sum may be beyond int32."""
+    """Bytes that travelled to and from the whole cohort; float32, because the sum may exceed int32."""
     down = jax.vmap(lambda one: wire_bytes.down(broadcast, one), axis_size=jnp.size(result.job))(personal)
     up = jax.vmap(wire_bytes.up)(result.upload)
     return {"bytes_down": jnp.sum(down), "bytes_up": jnp.sum(jnp.where(result.took_part, up, 0.0))}

@@ -20,7 +20,7 @@ def map_batches(function: Callable, rows: Any, batch_size: int) -> Any:
     """
     count = len(jax.tree.leaves(rows)[0])
     num_chunks = -(-count // batch_size)
-    chunk = -(-count // num_chunks)  # even chunks: as little padding as can be
+    chunk = -(-count // num_chunks)  # even chunks: the least padding
 
     def to_chunks(leaf):
         padded = jnp.pad(leaf, [(0, num_chunks * chunk - count)] + [(0, 0)] * (leaf.ndim - 1), mode="edge")
@@ -31,7 +31,7 @@ def map_batches(function: Callable, rows: Any, batch_size: int) -> Any:
 
 
 def epoch_orders(key: jax.Array, included: jax.Array, epochs: int) -> jax.Array:
-    """For each epoch a random order of the included positions, the others behind them.
+    """A random order of the included positions for each epoch; the other positions follow.
 
     Args:
         key: a JAX random key.
@@ -59,7 +59,7 @@ def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array) -> tupl
     """The places of batch number `batch` in a list of `count` entries.
 
     Returns:
-        positions int32 [batch_size], beyond the end in a short last batch; and bool [batch_size], which are there.
+        positions int32 [batch_size], beyond the end in a short last batch; and bool [batch_size], which are present.
     """
     positions = batch * batch_size + jnp.arange(batch_size)
     return positions, positions < count

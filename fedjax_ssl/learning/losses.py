@@ -17,7 +17,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights
         weights: float32 [B], of each example; None: 1.
 
     Returns:
-        float32 []; 0 where nothing counts.
+        float32 []; 0 if no example counts.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(mask, labels, 0))
     losses = losses if weights is None else weights * losses
@@ -124,13 +124,13 @@ def label_contrastive_loss(
         negatives: which pairs the denominator takes: 'batch', every pair of unequal labels in the batch (as
             printed), or 'class', those whose first example is of class c.
         self_pairs: whether the numerator counts i = j. The equation as printed does not forbid it; a self pair
-            has similarity 1 whatever the network does, so it only dampens the gradient.
+            always has similarity 1, so it only dampens the gradient.
 
     Returns:
         float32 [].
     """
     z = unit_vectors(embeddings)
-    # Similarities are at most 1: taking 1 / tau off keeps exp within range, and the quotient does not see it.
+    # Similarities are at most 1, so subtracting 1 / tau keeps exp within range; it cancels in the quotient.
     weights = jnp.exp((jnp.matmul(z, z.T, precision="highest") - 1.0) / temperature)
     both = mask[:, None] & mask[None, :]
     same = labels[:, None] == labels[None, :]
@@ -139,7 +139,7 @@ def label_contrastive_loss(
     one_hot = jax.nn.one_hot(labels, num_classes)
 
     def sum_by_class(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Over the pairs whose first example is of each class: sum of the weights, and whether there is any."""
+        """Over the pairs whose first example is of each class: sum of the weights, and whether the class has a pair."""
         sums = jnp.matmul(jnp.sum(jnp.where(pairs, weights, 0.0), axis=1), one_hot, precision="highest")
         return sums, jnp.any(pairs, axis=1) @ one_hot > 0
 
@@ -148,6 +148,6 @@ def label_contrastive_loss(
     if negatives == "batch":
         denominator, has_negative = jnp.sum(denominator), jnp.any(has_negative)
     counted = has_positive & has_negative
-    # A class that is left out gets a harmless stand-in, so that no gradient is infinity times zero.
+    # A class that is left out gets log 1, so that no gradient is infinity times zero.
     losses = jnp.log(jnp.where(counted, denominator, 1.0)) - jnp.log(jnp.where(counted, numerator, 1.0))
     return jnp.sum(losses) / num_classes

@@ -46,7 +46,7 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
 
 
 def check_optimizer(field: str, config) -> None:
-    """Looks whether a section's optimiser can be used: a step that needs gradients and parameters alone.
+    """Checks that a section's optimiser can be used: its step may need gradients and parameters, nothing else.
 
     Args:
         field: the section's name, for messages.
@@ -65,7 +65,7 @@ def check_optimizer(field: str, config) -> None:
         jax.eval_shape(a_step, shape, shape)
     except UserError as error:
         raise UserError(f"{field}.{error}") from None
-    except Exception as error:  # whatever optax says to what it was given
+    except Exception as error:  # optax raises errors of any kind for bad options
         raise UserError(
             f"{field}.optimizer={config.optimizer!r} cannot be used: it must make a step of a learning rate, gradients "
             f"and parameters alone ({type(error).__name__}: {first_line(error)})"

@@ -17,7 +17,7 @@ class Model(NamedTuple):
 
     Attributes:
         params: the parameters, a dict by part ('backbone', 'classifier', a head's name).
-        batch_stats: the statistics of its normalisation layers; an empty dict where the policy keeps none.
+        batch_stats: the statistics of its normalisation layers; an empty dict if the policy has none.
     """
 
     params: Params

@@ -13,7 +13,7 @@ def all_finite(tree: Any, batch_ndim: int = 0) -> jax.Array:
 
 
 def cosines(updates: Any, direction: Any) -> jax.Array:
-    """Cosine similarity of each update, leaves [M, ...], and one direction, leaves [...]; 0 where one has no length.
+    """Cosine similarity of each update, leaves [M, ...], and one direction, leaves [...]; 0 if one of them is zero.
 
     Source: FedIL eq. 26, over all parameters as one vector.
     """

@@ -13,6 +13,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import import_own, is_own
 from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import alternating as alternating
 from fedjax_ssl.models import BACKBONES
 
 # A file has the method's name.

@@ -1,4 +1,4 @@
-"""The server's training alone, the lower bound: nobody but the server trains, on its labelled anchors.
+"""The server's training alone, the lower bound: only the server trains, on its labelled anchors.
 
 With `data.centralised` the same code is the centralised fully supervised bound (SemiFL's "Fully Supervised", FedIL's
 "Fully-Supervised"): the server then holds every image of the federation, with its label.

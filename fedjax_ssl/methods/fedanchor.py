@@ -6,8 +6,8 @@ Qiu et al., 2024 (arXiv 2402.10191). What differs from FedAvg:
      on those whose score exceeds a threshold;
   3. after each aggregation the server trains on its anchors: one epoch on each head.
 
-The paper leaves the temperature, the batch sizes, clipping, normalisation and more unsaid; each such choice is a
-field below or in the shared sections, and docs/results.md shows the measurements behind its default.
+The paper does not give the temperature, the batch sizes, clipping, normalisation and more; each is a field below or in
+the shared sections, and docs/results.md has the measurements behind its default.
 """
 
 import functools
@@ -48,7 +48,7 @@ VARIANTS = {
     "ensemble": {"fedanchor.ensemble_views": 4},  # section 4.5
     "all_pairs": {"fedanchor.travels": "all_pairs"},  # what travels in the paper
     # Only the server trains, with both its losses: no cosine reaches the threshold, and the statistics of 'static' are
-    # its own images'. Clients still label, for the record. To stand behind a recipe, which may name other statistics.
+    # its own images'. Clients still label, for the report. List it after a recipe: recipes may set other statistics.
     "no_clients": {"fedanchor.threshold": 2.0, "threshold.kind": "fixed", "model.statistics": "server"},
 }
 
@@ -100,7 +100,7 @@ def fedanchor(problem: Problem) -> Method:
     # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
 
     def label(received: Broadcast, data, examples: Examples) -> Labelled:
-        def scores(images):  # eq. 3, beside the classification head's probabilities
+        def scores(images):  # eq. 3, and the classification head's probabilities
             outputs = network.predict(received.model, images)
             if options.travels == "class_means":
                 by_anchors = class_mean_scores(outputs.heads[HEAD], received.extra)
@@ -158,30 +158,30 @@ def fedanchor(problem: Problem) -> Method:
         mixup = options.mixup_alpha, options.mix_weight, options.mix_order  # FedAnchor (mix)
         return supervised_mixup_loss(problem, data, config.server.augmentation, *mixup)
 
-    # The two trainings: the entry of the optimiser's memory, what is trained, in batches of which size.
+    # The two trainings: the optimiser's entry of memory, the loss, the trained parts, the batch size.
     trainings = (
         (CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
         ("contrastive", contrastive_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
     )
 
     def train_both_heads(state: State, data, key, rates, epochs: tuple[int, int]):
-        """So many epochs of cross-entropy, then so many of the label contrastive loss."""
+        """Epochs of cross-entropy, then epochs of the label contrastive loss."""
         metrics = {}
-        for training, rate, so_many, own_key in zip(trainings, rates, epochs, jax.random.split(key)):
+        for training, rate, num_epochs, training_key in zip(trainings, rates, epochs, jax.random.split(key)):
             memory, loss, parts, size = training
-            state, of_training = train_on_anchors(
+            state, training_metrics = train_on_anchors(
                 state,
                 data,
                 loss(data),
                 config.server,
                 rate,
-                own_key,
+                training_key,
                 parts=parts,
-                epochs=so_many,
+                epochs=num_epochs,
                 batch_size=size,
                 memory=memory,
             )
-            metrics |= of_training
+            metrics |= training_metrics
         return state, metrics
 
     def server_after(state: State, data, key):

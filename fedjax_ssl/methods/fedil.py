@@ -1,8 +1,8 @@
 """FedIL: Federated Incremental Learning from Decentralized Unlabeled Data with Convergence Analysis.
 
 Yang, Yuan, Liu, Deng and Bao, 2023 (arXiv 2302.11823). What differs from FedAvg:
-  1. the server trains first; its own model theta_0 goes down beside the global one theta', and a divergence holds the
-     clients' predictions to its (iterative similarity fusion, eq. 12);
+  1. the server trains first; its model theta_0 goes down with the global one theta', and a divergence keeps the
+     clients' predictions near those of theta_0 (iterative similarity fusion, eq. 12);
   2. an image whose label has been the same, confident, and agreed with by theta_0 k times in a row joins the client's
      pseudo-label set for good (incremental credibility learning, eq. 14 to 21);
   3. uploads that point away from the server's update are left out of the mean (global incremental learning, eq. 24 to
@@ -43,7 +43,7 @@ VARIANTS = {
     "no_cosine": {"fedil.cosine_screening": False},
     "plain_fedil": {"fedil.label_set": False, "fedil.cosine_screening": False},
 }
-CREDIBILITY, INCREMENTS = "credibility", "increments"  # entries of a client's own memory, and of the server's
+CREDIBILITY, INCREMENTS = "credibility", "increments"  # entries of a client's memory, and of the server's
 
 
 def defaults() -> ConfigDict:
@@ -65,11 +65,11 @@ def defaults() -> ConfigDict:
 
 
 class Credibility(NamedTuple):
-    """What a client remembers of its examples.
+    """A client's memory of its examples.
 
     Attributes:
         label: int32 [n_max], the label that is being counted, or that of a member of the set.
-        count: int32 [n_max], how often in a row it has been found.
+        count: int32 [n_max], how often in a row it was predicted.
         in_set: bool [n_max], whether the example is in the pseudo-label set D^l.
     """
 
@@ -79,7 +79,7 @@ class Credibility(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one client trains on; positions count its own examples.
+    """What one client trains on; positions count the client's examples.
 
     Attributes:
         deck: all its examples.
@@ -115,7 +115,7 @@ def fedil(problem: Problem) -> Method:
     aggregation = fedavg(problem, screened_by=same_direction if options.cosine_screening else None)
 
     def aggregate(state: State, data, received: Received, key):
-        """Eq. 24 and 25; if nobody passes, theta' stays."""
+        """Eq. 24 and 25; if no upload passes, theta' stays."""
         after, metrics = aggregation.aggregate(state, data, received, key)
         increments = jnp.concatenate([metrics["update_norm"][None], state.server[INCREMENTS][:-1]])
         metrics["update_norm_average"] = jnp.nanmean(increments[: options.average_rounds])
@@ -143,14 +143,14 @@ def _no_credibility(data) -> dict[str, Credibility]:
 
 
 def local_training(problem: Problem) -> Phase:
-    """Algorithm 2: the three losses of a step, and what it finds out about its images."""
+    """Algorithm 2: the three losses of a step, and the counts of its labels."""
     network, config, options = problem.network, problem.config.client, problem.config.fedil
 
     def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
         del previous
         examples, credibility = Examples.of(data, cohort), cohort.own[CREDIBILITY]
         probabilities = lambda images: network.probabilities(received.model, images)  # noqa: E731
-        # For the record: training makes its labels step by step.
+        # For the report: training makes its labels step by step.
         labels, qualified = qualify(
             score_cohort(problem, probabilities, data.images, examples), options.threshold, strictly=False
         )
@@ -173,7 +173,7 @@ def local_training(problem: Problem) -> Phase:
             frozen = network.predict(received.model, weak).logits  # eq. 8
         views = (weak, strong)
         if options.label_set:
-            # A batch of D^l, with replacement. While the set is empty the batch's own images stand in, unlearned from.
+            # A batch of D^l, with replacement. While the set is empty the batch's images stand in, with a loss of 0.
             drawn = work.set_first[draw_with_replacement(set_key, jnp.maximum(work.set_size, 1), config.batch_size)]
             drawn = jnp.where(work.set_size > 0, drawn, batch.positions)
             views += (problem.weak(set_view_key, data.images[work.deck.rows[drawn]]),)
@@ -226,7 +226,7 @@ def advance(
         positions: int32 [B], the batch's examples.
         labels: int32 [B], argmax of their predictions.
         credible: bool [B], whether the label is confident and the server's model agrees (both factors of eq. 19).
-        counts: bool [B], which of the batch are looked at at all.
+        counts: bool [B], which of the batch are counted.
         successive: k.
 
     Returns:

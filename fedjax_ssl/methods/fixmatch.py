@@ -1,9 +1,9 @@
-"""FedAvg+FixMatch: FixMatch at each client, wherever the labels are.
+"""FedAvg+FixMatch: FixMatch at each client, in all three settings of labels.
 
 Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020 (arXiv
 2001.07685), as the baseline of SemiFL (its Table 4), FedAnchor (Tables 1 and 2) and FedLabel (Table 1). What differs
 from FedAvg:
-  1. the pseudo-label of an image is made in the very step that trains on it, by the client's current model (or by the
+  1. the pseudo-label of an image is made in the same step that trains on it, by the client's current model (or by the
      received one: `consistency.labels_from`);
   2. the strong view of an image is trained towards the label of its weak view where that is confident;
   3. labels at the clients join each step's loss; a server with labels trains in alternation (FedAnchor's form), or in
@@ -36,7 +36,7 @@ def defaults() -> ConfigDict:
     # code does; 'eval', the model's running or static ones.
     section.label_mode = "train"
     # The loss is the mean over the whole 'batch' (FixMatch, eq. 4), or over its 'confident' images (SemiFL's code): the
-    # others have no strong view and no part in its batch statistics, and a batch without any is no step.
+    # others have no strong view and are not in its batch statistics, and a batch without any is skipped.
     section.loss_over = "batch"
     return section
 

@@ -1,7 +1,7 @@
 """The frame that FedAvg's descendants share: clients train, their models are averaged, the server trains on anchors.
 
-A method of one head gives its clients' phases, and gets the rest; what it does otherwise it replaces
-(`alternating(...)._replace(...)`).
+A method with one head gives its clients' phases and gets the rest. Replace a stage with
+`alternating(...)._replace(...)`.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | Non
     Where the server has no anchors (`data.labels`) it neither pre-trains nor trains, and this is FedAvg.
 
     Args:
-        problem: the run. `server.epochs = 0` leaves the server's training out, `server.pretrain_epochs = 0` the
+        problem: the run. `server.epochs = 0` skips the server's training, `server.pretrain_epochs = 0` the
             pre-training.
-        phases: what a client does with the global model (`Broadcast`); () for nobody.
-        own: data -> what each client remembers for the method besides, leaves [K, ...].
+        phases: what a client does with the global model (`Broadcast`); () if no client takes part.
+        own: data -> the method's entries of the clients' memory, leaves [K, ...].
 
     Returns:
         The Method.
@@ -46,6 +46,6 @@ def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | Non
         phases=phases,
         aggregate=aggregation.aggregate,
         server_after=lambda state, data, key: train_classifier(problem, state, data, key),
-        # Without clients there are no images but the server's.
+        # Without clients only the server has images.
         statistics=make_statistics(problem.network, config.model.statistics if phases else "server"),
     )

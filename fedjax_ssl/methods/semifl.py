@@ -1,13 +1,13 @@
 """SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training.
 
 Diao, Ding and Tarokh, NeurIPS 2022 (arXiv 2106.01432). What differs from FedAvg:
-  1. clients label their images once a round with the global model that they received, and keep the confident ones;
-  2. they train on a fix set and a mix set (MixMatch's mixup with an unthresholded partner);
-  3. after each aggregation, which has a momentum, the server trains on its labelled images.
+  1. clients label their images once a round with the received global model, and train on the confident ones;
+  2. these are the fix set; the mix set is mixup with partners without a threshold, as in MixMatch;
+  3. after each aggregation, with momentum, the server trains on its labelled images.
 
 The paper's own recipe is the fragment `strong` (see `fedjax_ssl/fields.py`): static batch normalisation, a cosine
 schedule, Nesterov momentum, clipping, optimisers that survive rounds, uniform weights, server momentum 0.5. FedAnchor's
-tables have a SemiFL some 10 to 20 points below its own paper's: the recipe `plain` is the likely reason.
+tables have SemiFL 10 to 20 points below its own paper: the recipe `plain` is the likely reason.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,11 @@
-"""Supervised federated learning on the labels that are there: FedAvg and FedProx.
+"""Supervised federated learning on the visible labels: FedAvg and FedProx.
 
 FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017
 (arXiv 1602.05629). FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020
 (arXiv 1812.06127), whose term mu/2 |w - w_t|^2 is `client.proximal`, a field that every method has.
 
-Clients train on their labelled images; who has none takes no part, and a server with labels trains after each round.
+Clients train on their labelled images; a client without any takes no part. A server with labels trains after each
+round.
 The variant `all_labels` is the upper bound: it reveals every label, which is a property of the data
 (`data.reveal_labels`), and every table marks it. FedAnchor's "Supervised" rows are that bound; they pre-train on the
 anchors and alternate with the server's training (its longer version) or do not pre-train (the earlier one):

@@ -1,4 +1,4 @@
-"""FedAvg+UDA: consistency with sharpened soft labels at each client, wherever the labels are.
+"""FedAvg+UDA: consistency with sharpened soft labels at each client, in all three settings of labels.
 
 Xie et al., "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2020 (arXiv 1904.12848), as the baseline
 of FedLabel (Tables 1 and 3). What differs from FedAvg+FixMatch:
@@ -23,7 +23,7 @@ VARIANTS = {"fedprox": {"client.proximal": 0.01}}  # FedLabel's FedProx+UDA; no 
 def defaults() -> ConfigDict:
     """The section `config.uda`."""
     section = ConfigDict()
-    section.threshold = 0.8  # from which largest probability on an image counts
+    section.threshold = 0.8  # an image counts if its largest probability reaches it
     section.temperature = 0.4  # T of the sharpened target
     return section
 

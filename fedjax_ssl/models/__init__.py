@@ -1,8 +1,8 @@
 """Models: a backbone chosen by name, with a classifier and a method's heads on top.
 
 A backbone's factory is a callable that takes the keywords `normalisation` (policy name) and `dtype` and gives a module
-from (images, train, mask, num_views) to features [B, F]. A user's own is named by its import path (`own.py`); one that
-is to have a short name is entered here, `BACKBONES["mine"] = MyBackbone`.
+from (images, train, mask, num_views) to features [B, F]. A user's backbone is named by its import path (`own.py`), or
+by a short name if it is added here: `BACKBONES["mine"] = MyBackbone`.
 """
 
 import functools

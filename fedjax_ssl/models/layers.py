@@ -90,7 +90,7 @@ _forced_lane_form = contextvars.ContextVar("lane_form", default=None)
 
 @contextlib.contextmanager
 def use_lane_form(form):
-    """Makes whatever is traced inside take this form of `LANE_FORMS`: for measurements and tests."""
+    """Code that is traced inside takes this form of `LANE_FORMS`: for measurements and tests."""
     token = _forced_lane_form.set(form)
     try:
         yield

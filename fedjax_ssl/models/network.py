@@ -1,4 +1,4 @@
-"""A model as pure functions of raw images: pixel normalisation, forward passes, and which statistics it keeps."""
+"""A model as pure functions of raw images: pixel normalisation, forward passes, batch statistics."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ class Network(NamedTuple):
         module: the Flax module, a `Heads`.
         mean, std: per channel, in units of [0, 1] pixel values; they belong to the data set.
         image_shape: (height, width, channels).
-        normalisation: the batch normalisation policy, 'static', 'running' or 'group'; 'group' for a user's own
-          backbone that keeps no statistics, whatever the configuration says.
+        normalisation: the batch normalisation policy, 'static', 'running' or 'group'; always 'group' for a user's
+          backbone that has no statistics.
         embedding: name of the head that represents an image; '': the backbone's features do.
     """
 
@@ -41,7 +41,7 @@ class Network(NamedTuple):
         return (images.astype(jnp.float32) / 255.0 - jnp.array(self.mean)) / jnp.array(self.std)
 
     def predict(self, model: Model, images: jax.Array) -> Outputs:
-        """Evaluation mode: images [B, H, W, C] in 0..255 to Outputs, each image on its own."""
+        """Evaluation mode: images [B, H, W, C] in 0..255 to Outputs, each image independent of the others."""
         return self.module.apply(model._asdict(), self.normalise(images), train=False)
 
     def probabilities(self, model: Model, images: jax.Array) -> jax.Array:
@@ -59,7 +59,7 @@ class Network(NamedTuple):
     def train(
         self, model: Model, views: tuple[jax.Array, ...], mask: jax.Array
     ) -> tuple[tuple[Outputs, ...], BatchStats]:
-        """Training mode: several views of one batch in one pass, each with batch statistics of its own.
+        """Training mode: several views of one batch in one pass, each with its own batch statistics.
 
         Args:
             model: in training.
@@ -67,7 +67,7 @@ class Network(NamedTuple):
             mask: bool [B]; False marks the padding of a short batch, which takes no part in any statistics.
 
         Returns:
-            One Outputs a view, and the statistics after this batch ('static' keeps none: unchanged).
+            One Outputs a view, and the statistics after this batch (under 'static' they are unchanged).
         """
         outputs, updated = self._apply_train(model, views, mask)
         return outputs, updated if self.normalisation == "running" else model.batch_stats
@@ -113,7 +113,7 @@ def build_network(
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
         image_shape=image_shape,
-        # Without statistics there are none to be taken, sent or averaged.
+        # A backbone without statistics has none to recompute, send or average.
         normalisation=section.normalisation if keeps else "group",
         embedding=embedding,
     )

@@ -2,12 +2,12 @@
 
 Federated results move by tens of points with the treatment of batch normalisation, so it is a named choice:
 
-* 'static': batch statistics in training, none kept by an ordinary step. Evaluation uses statistics that a
+* 'static': batch statistics in training, none stored by an ordinary step. Evaluation uses statistics that a
   separate pass over data computes on demand (SemiFL's static batch normalisation, Diao et al., NeurIPS 2022;
   from HeteroFL, Diao et al., ICLR 2021).
-* 'running': running averages kept in training and used in evaluation (Ioffe and Szegedy, ICML 2015;
+* 'running': running averages, updated in training and used in evaluation (Ioffe and Szegedy, ICML 2015;
   conventions of PyTorch).
-* 'group': group normalisation (Wu and He, ECCV 2018): statistics of each example alone, nothing kept.
+* 'group': group normalisation (Wu and He, ECCV 2018): statistics of each example alone, nothing stored.
 """
 
 import flax.linen as nn
@@ -29,7 +29,7 @@ class Normalisation(nn.Module):
     'batch_stats' holds `mean` (0) and `var` (1), each [C]. A training pass needs that collection only where
     it is mutable; an evaluation pass always reads it. What a training pass with a mutable collection writes:
 
-    * 'static': the mean and the unbiased variance of this very batch, whatever stood there before, so that a
+    * 'static': the mean and the unbiased variance of this batch, which replace the previous ones, so that a
       statistics pass may average them over batches. Several views count as several batches: their plain mean.
     * 'running': 0.9 * old + 0.1 * batch, with the unbiased variance, view by view.
 

@@ -1,9 +1,9 @@
-"""A user's own backbone by import path: found, adapted where it is plainer than the library's, checked by its shapes.
+"""A user's backbone by import path: imported, adapted to the library's call, checked by its shapes.
 
     --config.model.name=my_package.my_module:MyBackbone
     --config.model.name=path/to/file.py:MyBackbone
 
-What would go wrong without a word is refused before anything is compiled: statistics that another layer keeps, or that
+Silent mistakes are refused before anything is compiled: statistics that another layer stores, or that
 padding and other views take part in. docs/own_model.md tells a user what a backbone is.
 """
 
@@ -85,10 +85,10 @@ def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, 
         normalisation: the policy's name.
 
     Returns:
-        Whether it keeps statistics for normalisation.
+        Whether it has statistics for normalisation.
 
     Raises:
-        UserError: it fails, its output is not [B, F], or it keeps anything between steps but parameters and the
+        UserError: it fails, its output is not [B, F], or it stores anything between steps but parameters and the
           statistics of `Normalisation` layers that are called as they have to be.
     """
     layers = []  # of normalisation: each call's (path, policy, arguments)
@@ -118,7 +118,7 @@ def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, 
     _check_features(name, features, batch.shape[0])
     for number, (path, policy, arguments) in enumerate(layers):
         where = f"model.name={name}: its Normalisation {_shown(path)}"
-        if policy == "group":  # of each example by itself: whatever it is called with
+        if policy == "group":  # of each example by itself: its arguments do not matter
             continue
         if policy != normalisation:
             raise UserError(
@@ -139,7 +139,7 @@ def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, 
 
 
 def _check_variables(name: str, variables: dict[str, Any], layers: set[tuple[str, ...]]) -> None:
-    """Raises a UserError unless all that a backbone keeps are parameters and the statistics of these layers."""
+    """Raises a UserError if a backbone stores anything but parameters and the statistics of these layers."""
     others = sorted(set(variables) - {"params", "batch_stats"})
     if others:
         raise UserError(f"model.name={name} keeps {', '.join(others)}, but only parameters survive a training step")

@@ -1,1 +1,1 @@
-"""What lies in a run's folder, written and read. Knows the configuration, and nothing of training."""
+"""The files of a run's folder, written and read. Knows the configuration, and nothing of training."""

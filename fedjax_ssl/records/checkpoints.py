@@ -1,4 +1,4 @@
-"""Checkpoints of a run's state with Orbax: whole or not there, never half-written."""
+"""Checkpoints of a run's state with Orbax, written whole or not at all."""
 
 import pathlib
 import re
@@ -15,8 +15,8 @@ _DIGITS = 5  # of the number before each leaf's name
 class Checkpoints:
     """The checkpoints of one run, by round.
 
-    Orbax writes into a temporary folder and renames it when all is on disk, so whatever moment the process is
-    killed at, the newest folder with a round's number is complete.
+    Orbax writes into a temporary folder and renames it when all is on disk, so the newest folder with a round's
+    number is complete, even if the process is killed.
     """
 
     def __init__(self, folder: pathlib.Path, keep: int = 2):
@@ -24,7 +24,7 @@ class Checkpoints:
 
         Args:
             folder: need not exist yet.
-            keep: older checkpoints than the newest so many are deleted, after a newer one is complete.
+            keep: how many checkpoints remain; an older one is deleted after a newer one is complete.
         """
         self._folder = folder.absolute()
         self._keep = keep
@@ -40,7 +40,7 @@ class Checkpoints:
         return self._manager
 
     def latest_round(self) -> int | None:
-        """The round of the newest checkpoint, None where there is none."""
+        """The round of the newest checkpoint; None without one."""
         return self._open().latest_step() if self._folder.exists() else None
 
     def save(self, round_number: int, state: Any) -> None:
@@ -74,7 +74,7 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(like), [restored[saved[name]] for name in wanted])
 
     def restore_part(self, like: Any) -> Any:
-        """Some entries of the newest checkpoint, without reading the others.
+        """The named entries of the newest checkpoint, without reading the others.
 
         Args:
             like: a pytree with arrays or shapes for leaves, each at the path that it has in the state: for its model
@@ -88,7 +88,7 @@ class Checkpoints:
             raise UserError(f"there is no checkpoint in {self._folder}")
         wanted, structure = jax.tree.flatten_with_path(like)
         wanted = {jax.tree_util.keystr(path): leaf for path, leaf in wanted}
-        # A manager of its own: the other's handler gives whole states only.
+        # A second manager: the first one's handler restores whole states only.
         options = ocp.CheckpointManagerOptions(create=False)
         with ocp.CheckpointManager(
             self._folder, options=options, item_handlers=ocp.PyTreeCheckpointHandler()
@@ -118,12 +118,12 @@ class Checkpoints:
 def _to_dict(state: Any) -> dict[str, Any]:
     """A flat dict from each leaf's path to the leaf: NamedTuples and empty entries keep their place by name."""
     leaves, _ = jax.tree.flatten_with_path(state)
-    # Zero-padded numbers keep the order of the leaves whatever order a dict is sorted in.
+    # Zero-padded numbers keep the order of the leaves when a dict is sorted.
     return {f"{number:0{_DIGITS}d}{jax.tree_util.keystr(path)}": leaf for number, (path, leaf) in enumerate(leaves)}
 
 
 def _of_today(name: str) -> str:
-    """A leaf's name in a checkpoint, as the library names it now: a model's two parts were once not one entry."""
+    """A leaf's name in a checkpoint, as the library names it now; earlier versions had a model's two parts apart."""
     return re.sub(rf"^(\d{{{_DIGITS}}})\.(params|batch_stats)\b", r"\1.model.\2", name)
 
 

@@ -1,4 +1,4 @@
-"""Reading what runs left in their folders, and which of them differ in nothing but the seed."""
+"""The records of runs, read from their folders; runs that differ in nothing but the seed form a group."""
 
 import collections
 import json
@@ -27,13 +27,13 @@ from fedjax_ssl.records.workdir import (
 
 
 class RunRecords(NamedTuple):
-    """What one run has written down so far.
+    """What one run has recorded so far.
 
     Attributes:
         folder: its workdir.
         config: nested dicts.
         metrics: a dict for each round, at least one.
-        timings: dicts with seconds of one kind or another.
+        timings: dicts with seconds of several kinds.
         summary: None for a run that is not finished.
     """
 
@@ -45,7 +45,7 @@ class RunRecords(NamedTuple):
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has done all of its rounds, or its method said that it was over."""
+        """Whether all rounds are done, or the method's stopping rule ended the run."""
         return is_of_last_round(self.summary, self.metrics)
 
     @property
@@ -54,7 +54,7 @@ class RunRecords(NamedTuple):
         return labels_revealed(self.config)
 
     def standing(self) -> str:
-        """How far it is."""
+        """The rounds done, in words."""
         return f"round {self.metrics[-1]['round']} of {self.config['num_rounds']}"
 
     def values(self, name: str) -> np.ndarray:
@@ -95,7 +95,7 @@ class RunRecords(NamedTuple):
         return who_has_labels(self.config, int(counts["labelled"].sum()) if counts else None)
 
     def snapshots(self) -> dict[int, dict[str, np.ndarray]]:
-        """Round -> what `fedjax_ssl.snapshots` kept of it, as far as the run has come."""
+        """Round -> its snapshot, up to the last round of the records."""
         last = self.metrics[-1]["round"]
         return {number: kept for number, kept in load_snapshots(self.folder / SNAPSHOTS).items() if number <= last}
 
@@ -104,7 +104,7 @@ class Group(NamedTuple):
     """Runs that differ in nothing but the seed.
 
     Attributes:
-        name: as people know them, from their folders.
+        name: for people, from their folders.
         runs: at least one.
     """
 
@@ -181,7 +181,7 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
             except UserError as error:
                 skipped.append(str(error))
                 continue
-            # The same run a second time, of another version of the code, say, is no further seed.
+            # A second run of the same seed, by another version of the code say, is not one more seed.
             same = (_but_the_seed(run.config), run.config["seed"])
             times[same] += 1
             names, runs = groups.setdefault((same[0], times[same]), ([], []))
@@ -194,7 +194,7 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
 
 
 def _but_the_seed(config: dict[str, Any]) -> str:
-    """What two runs must share to be of one group."""
+    """What runs must share to form a group."""
     left_out = {"seed", "seeds", *CHANGES_NO_RESULT}
     return json.dumps({name: value for name, value in flatten(config).items() if name not in left_out}, sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""What a model makes of the test images after some rounds, kept while training for the report's pictures."""
+"""Snapshots: a model's outputs on the test images after chosen rounds, saved in training for the report's pictures."""
 
 import pathlib
 

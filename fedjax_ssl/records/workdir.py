@@ -13,7 +13,7 @@ from fedjax_ssl.files import replace_file
 
 try:
     import fcntl
-except ImportError:  # not on Windows, which goes without the lock
+except ImportError:  # on Windows, where the folder is not locked
     fcntl = None
 
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
@@ -23,7 +23,7 @@ REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
 
 def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
-    """Makes and returns the first of parent/name-001, parent/name-002, ... that is not there yet."""
+    """Makes and returns the first of parent/name-001, parent/name-002, ... that does not exist yet."""
     number = 1
     while True:
         workdir = parent / f"{name}-{number:03d}"
@@ -40,7 +40,7 @@ class Workdir:
     """The folder of one run. Nothing is written before `begin`."""
 
     def __init__(self, path: str | os.PathLike | None, config: dict[str, Any]):
-        """Looks whether this configuration may run in this folder, and keeps other processes out of a run's.
+        """Checks that this configuration may run in this folder, and locks the folder.
 
         Args:
             path: need not exist; None takes a fresh folder under runs/ when the run begins.
@@ -48,10 +48,10 @@ class Workdir:
 
         Raises:
             UserError: the folder holds a run of another configuration, or something that is no run, or another
-                process is at work there.
+                process is using it.
         """
         self.path = None if path is None else pathlib.Path(path)
-        self.config = json.loads(json.dumps(config))  # as it will be read: tuples are lists there
+        self.config = json.loads(json.dumps(config))  # as it will be read: JSON makes lists of tuples
         self._files: dict[str, Any] = {}
         self.is_begun = path is not None and (self.path / CONFIG).exists()
         if path is None:
@@ -81,7 +81,7 @@ class Workdir:
             raise UserError(f"the workdir {self.path} holds a run of another configuration ({listed})")
 
     def begin(self, round_number: int) -> None:
-        """Writes the configuration, and cuts the records back to `round_number`, where the run goes on.
+        """Writes the configuration, and cuts the records back to `round_number`, where the run resumes.
 
         Raises:
             UserError: the folder cannot be written to, or (BusyError) another process was quicker.
@@ -92,7 +92,7 @@ class Workdir:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
             if not self.is_begun and (self.path / CONFIG).exists():
-                raise self._busy()  # it began, and perhaps ended, since this one looked
+                raise self._busy()  # another process began a run, and perhaps ended it, since the check
             (self.path / SUMMARY).unlink(missing_ok=True)  # of fewer rounds
             replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
             for name in (METRICS, TIMINGS):
@@ -103,7 +103,7 @@ class Workdir:
             raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
 
     def _lock(self) -> None:
-        """Two processes must not train in one folder; the lock goes with the process, however it ends."""
+        """Two processes must not train in one folder; the lock is released when the process ends, even if killed."""
         if fcntl is None or "lock" in self._files:
             return
         try:
@@ -129,12 +129,12 @@ class Workdir:
         return read_lines(self.path / name)
 
     def is_summarised(self) -> bool:
-        """Whether the summary is there, and speaks of the last round."""
+        """Whether the summary exists and is that of the last round."""
         path = self.path / SUMMARY
         return path.exists() and is_of_last_round(json.loads(path.read_text()), self.read(METRICS))
 
     def is_reported(self) -> bool:
-        """Whether the report is there, and not older than the summary."""
+        """Whether the report exists and is not older than the summary."""
         report, summary = self.path / REPORT, self.path / SUMMARY
         return report.exists() and report.stat().st_mtime_ns >= summary.stat().st_mtime_ns
 
@@ -143,14 +143,14 @@ class Workdir:
         replace_file(self.path / SUMMARY, json.dumps(_finite(summary), indent=2) + "\n")
 
     def close(self) -> None:
-        """Closes the files, and lets go of the folder."""
+        """Closes the files and releases the folder."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
 
 def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> bool:
-    """Whether a run's summary is there, and speaks of the last line of its metrics."""
+    """Whether a run's summary exists and is that of the last line of its metrics."""
     return summary is not None and bool(metrics) and summary["rounds"] == metrics[-1]["round"]
 
 

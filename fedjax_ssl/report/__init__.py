@@ -1,4 +1,4 @@
-"""What a run or several of them have to show, read from the files in their folders."""
+"""Reports of one run or of several: pages, pictures and tables, from the files in their folders."""
 
 import pathlib
 

@@ -15,7 +15,7 @@ MANY = 12  # curves that one picture can hold
 
 
 def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLike, target: float = 0.9) -> pathlib.Path:
-    """Writes a page that compares runs, with the same table beside it as OUT.csv, OUT.md and OUT.tex.
+    """Writes a page that compares runs, with the same table in OUT.csv, OUT.md and OUT.tex.
 
     Args:
         folders: runs, folders of several seeds' runs, or whole sweeps. Runs that differ in nothing but the seed are
@@ -50,7 +50,7 @@ def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLik
         page.note(f"Not finished, and shown as far as they are: {', '.join(unfinished)}") if unfinished else "",
         page.section("Table", page.table(columns, [list(row.values()) for row in table])),
         page.section("Labels", _labels_held(groups)),
-        *(page.section(title, page.pictures(found)) for title, found in drawn.items()),
+        *(page.section(title, page.pictures(drawings)) for title, drawings in drawn.items()),
         page.section("As LaTeX", page.code(to_latex(table))),
     )
     for suffix, write in {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.items():
@@ -59,7 +59,7 @@ def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLik
 
 
 def _labels_held(groups: list[Group]) -> str:
-    """Who holds labels: in a sentence where that is the same for all, else in a table."""
+    """Who holds labels: a sentence if it is the same for all, else a table."""
     held = {group.name: who_has_labels(group.runs[0].config) for group in groups}
     if len(set(held.values())) == 1:
         (text,) = set(held.values())
@@ -80,7 +80,7 @@ def _draw(groups: list[Group]) -> dict[str, list[page.Picture]]:
 
     add(
         "Accuracy",
-        lambda some: figures.over_rounds(some, "test_accuracy", "test accuracy (%)", 100, top=100),
+        lambda groups: figures.over_rounds(groups, "test_accuracy", "test accuracy (%)", 100, top=100),
         "Test accuracy.",
     )
     add("Accuracy", figures.accuracy_over_bytes, "Test accuracy over what has travelled.")
@@ -96,20 +96,20 @@ def _labels(groups: list[Group]):
 
 
 def bundles(groups: list[Group]) -> dict[str, list[Group]]:
-    """Groups of curves for one picture each: where they are many, those of the same values of a sweep's grid.
+    """Groups of curves for one picture each: many curves are divided by the values of a sweep's grid.
 
     Returns:
         What they have in common -> the groups, named by what is left.
     """
     if len(groups) <= MANY:
         return {"": groups}
-    found: dict[str, list[Group]] = {}
+    by_values: dict[str, list[Group]] = {}
     for group in groups:
         name, slash, values = group.name.rpartition("/")
-        found.setdefault(values if slash else "", []).append(group._replace(name=name if slash else group.name))
+        by_values.setdefault(values if slash else "", []).append(group._replace(name=name if slash else group.name))
     split = {}
-    for values, some in found.items():
-        for part, start in enumerate(range(0, len(some), MANY)):
-            again = f" (part {part + 1})" if len(some) > MANY else ""
-            split[f"{values}{again}".strip()] = some[start : start + MANY]
+    for values, curves in by_values.items():
+        for part, start in enumerate(range(0, len(curves), MANY)):
+            again = f" (part {part + 1})" if len(curves) > MANY else ""
+            split[f"{values}{again}".strip()] = curves[start : start + MANY]
     return split

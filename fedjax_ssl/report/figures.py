@@ -1,4 +1,4 @@
-"""The report's pictures, each a function from what runs wrote down to a figure; call them inside `style.styled()`."""
+"""The report's pictures, each a function from the records of runs to a figure; call them inside `style.styled()`."""
 
 import warnings
 from typing import Any
@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_ssl.records.runs import Group, RunRecords
 from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, SMALL, WIDE, curve_style, subplots
 
-MANY = 20  # classes from which on cells and bars go without figures
+MANY = 20  # classes; with more, cells and bars have no figures
 
 
 def over_rounds(groups: list[Group], metric: str, label: str, scale: float = 1.0, top: float | None = None) -> Figure:
@@ -61,7 +61,7 @@ def qualified(groups: list[Group]) -> Figure | None:
 
 
 def bytes_over_rounds(run: RunRecords) -> Figure:
-    """What travels, in each round and in total."""
+    """Bytes that travel, in each round and in total."""
     figure, (each, total) = subplots(1, 2, figsize=WIDE)
     for number, (name, label) in enumerate({"bytes_down": "down", "bytes_up": "up"}.items()):
         values = run.values(name) / 1e6
@@ -76,7 +76,7 @@ def bytes_over_rounds(run: RunRecords) -> Figure:
 
 
 def accuracy_over_bytes(groups: list[Group]) -> Figure:
-    """Test accuracy over what has travelled both ways until then."""
+    """Test accuracy over the bytes that have travelled both ways."""
     figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):
         accuracy = 100 * group.values("test_accuracy")
@@ -88,7 +88,7 @@ def accuracy_over_bytes(groups: list[Group]) -> Figure:
 
 
 def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure:
-    """Where the time went: by kind, and of the rounds by stage where a profile was taken."""
+    """Where the time went: by kind, and of the rounds by stage if a profile was taken."""
     kinds = {"compiling": "compile_seconds", "before the first round": "init_seconds", "rounds": "seconds",
              "checkpoints": "checkpoint_seconds"}  # fmt: skip
     spent = {label: run.seconds(name) for label, name in kinds.items()}
@@ -148,7 +148,7 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
 
 
 def _client_heat(figure: Figure, axes: Axes, numbers: np.ndarray, title: str, class_names: list[str]) -> None:
-    """Clients by classes [K, C] as a heat map, grey where there is none, so that a single image can be seen."""
+    """Clients by classes [K, C] as a heat map, grey for none, so that a single image can be seen."""
     scale = colormaps[COUNTS].with_extremes(bad=NONE)
     shown = np.ma.masked_equal(numbers.T, 0)
     image = axes.imshow(shown, aspect="auto", cmap=scale, vmin=0, interpolation="nearest", rasterized=True)
@@ -160,7 +160,7 @@ def _client_heat(figure: Figure, axes: Axes, numbers: np.ndarray, title: str, cl
 
 
 def _merged(figure: Figure, column: np.ndarray) -> Axes:
-    """One pair of axes in the place of a grid's last column."""
+    """One pair of axes instead of a grid's last column."""
     grid = column[0].get_gridspec()
     for axes in column:
         axes.remove()
@@ -168,7 +168,7 @@ def _merged(figure: Figure, column: np.ndarray) -> Axes:
 
 
 def latent_space(planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: list[str]) -> Figure:
-    """The latent space at some rounds, with class centroids as stars (FedAnchor's Figure 5).
+    """The latent space after each of the given rounds, with class centroids as stars (FedAnchor's Figure 5).
 
     Args:
         planes: round -> (positions in the plane [n, 2], labels [n]).
@@ -187,7 +187,7 @@ def latent_space(planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: 
         for label in np.unique(labels):
             centre = positions[labels == label].mean(axis=0)
             axes.scatter(*centre, marker="*", s=190, color=colours[label], edgecolors=INK, linewidths=0.7)
-            # Beside the star, so that nobody has to tell ten colours apart.
+            # A name next to the star, so that ten colours need not be told apart.
             axes.annotate(class_names[label], centre, (6, 4), textcoords="offset points", fontsize=8, weight="bold")
         axes.set(xticks=[], yticks=[], title=f"round {number}" if number else "before the first round")
         axes.spines[:].set_visible(False)  # places in the plane mean nothing by themselves
@@ -255,7 +255,7 @@ def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number:
     axes.plot(x, nan_mean(values), label=label, **style, **alone)
     if len(values) > 1:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # rounds in which nothing could be measured
+            warnings.simplefilter("ignore", RuntimeWarning)  # rounds without a value
             low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
         axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
@@ -268,7 +268,7 @@ def nan_mean(values: np.ndarray) -> np.ndarray:
 
 
 def finish_curves(figure: Figure, axes: Axes, label: str, top: float | None = None, legend: bool = True) -> None:
-    """Names of the axes, and the legend above the curves, where it covers none."""
+    """Names of the axes, and the legend above the curves, where it covers none of them."""
     axes.set(xlabel="round", ylabel=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if top is not None and axes.get_ylim()[1] > top:
@@ -301,7 +301,7 @@ def draw_bars(axes: Axes, values: dict[str, float], label: str) -> None:
 
 
 def label_classes(axis: Any, class_names: list[str], rotate: bool = False) -> None:
-    """Every class by its name, or where they are many some of them."""
+    """A tick for every class, or for every few if there are many."""
     if len(class_names) <= MANY:
         turned = {"rotation": 60, "ha": "right"} if rotate and max(map(len, class_names)) > 2 else {}
         axis.set_ticks(range(len(class_names)), class_names, **turned)

@@ -65,9 +65,9 @@ def tiles(figures: dict[str, str]) -> str:
     return f'<dl class="tiles">{cells}</dl>'
 
 
-def pictures(found: list[Picture]) -> str:
-    """Pictures side by side, as far as there is room."""
-    return '<div class="pictures">' + "".join(map(_picture, found)) + "</div>"
+def pictures(shown: list[Picture]) -> str:
+    """Pictures side by side, as many as fit."""
+    return '<div class="pictures">' + "".join(map(_picture, shown)) + "</div>"
 
 
 def _picture(picture: Picture) -> str:
@@ -79,13 +79,13 @@ def _picture(picture: Picture) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A heading and what belongs to it; nothing where there is nothing."""
+    """A heading and its parts; '' if all of them are empty."""
     inside = "".join(part for part in parts if part)
     return f"<section><h2>{html.escape(title)}</h2>{inside}</section>" if inside else ""
 
 
 def note(text: str) -> str:
-    """A line that must not be overlooked."""
+    """A line that stands out."""
     return f'<p class="note">{html.escape(text)}</p>'
 
 

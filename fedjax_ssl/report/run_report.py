@@ -25,7 +25,7 @@ def write_report(workdir: str | os.PathLike) -> pathlib.Path:
     """Writes what a run shows: report.html, figures/*.png and *.svg, and MODEL_CARD.md.
 
     Args:
-        workdir: of a run, finished or not; what is there is shown, and the page says how far it is.
+        workdir: of a run, finished or not; the page says how far it is.
 
     Returns:
         The page's path.
@@ -34,52 +34,52 @@ def write_report(workdir: str | os.PathLike) -> pathlib.Path:
         UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
     """
     run = read_run(pathlib.Path(workdir))
-    found = _Pictures(run.folder / FIGURES)
+    pictures = _Pictures(run.folder / FIGURES)
     try:
         with style.styled():
-            _draw(run, found)
+            _draw(run, pictures)
         write_model_card(run)
     except OSError as error:
         raise UserError(f"cannot write to {run.folder}: {error.strerror}") from error
     path = run.folder / REPORT
-    page.write_page(path, title_of(run), lead_of(run), *_sections(run, found))
+    page.write_page(path, title_of(run), lead_of(run), *_sections(run, pictures))
     return path
 
 
 class _Pictures:
-    """The pictures of a report as they are made: each is saved, and kept for the page."""
+    """The pictures of a report: each is saved when it is made, and held for the page."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self.made: dict[str, page.Picture] = {}
 
     def add(self, name: str, figure, caption: str, wide: bool = False) -> None:
-        """Saves a figure and keeps it; None is a picture that this run has nothing for."""
+        """Saves a figure and holds it; None: this run has no data for it."""
         if figure is not None:
             style.save(figure, self.folder, name)
             self.made[name] = page.Picture(style.inline_svg(figure, name.replace("_", " ")), caption, wide)
 
     def of(self, *names: str) -> str:
         """Those of the named pictures that were made, as a part of the page."""
-        there = [self.made[name] for name in names if name in self.made]
-        return page.pictures(there) if there else ""
+        made = [self.made[name] for name in names if name in self.made]
+        return page.pictures(made) if made else ""
 
 
-def _draw(run: RunRecords, found: _Pictures) -> None:
+def _draw(run: RunRecords, pictures: _Pictures) -> None:
     alone = [Group(run.config["method"], [run])]
-    found.add(
+    pictures.add(
         "test_accuracy",
         figures.over_rounds(alone, "test_accuracy", "test accuracy (%)", 100, top=100),
         "Accuracy of the classification head on the test set after each round.",
     )
-    found.add("losses", figures.losses(run), "Losses, means over a round; the test loss is cross-entropy.")
-    found.add(
+    pictures.add("losses", figures.losses(run), "Losses, means over a round; the test loss is cross-entropy.")
+    pictures.add(
         "pseudo_labels",
         figures.pseudo_labels(run),
         "How many of the pseudo-labels of a round's cohort are right, by each way of labelling, and of those that "
         "clients train on.",
     )
-    found.add(
+    pictures.add(
         "qualified",
         figures.qualified(alone),
         "Examples that a client of the round's cohort trains on: those whose label passes the threshold.",
@@ -87,7 +87,7 @@ def _draw(run: RunRecords, found: _Pictures) -> None:
     names = class_names(run)
     at_server = run.config["data"]["labels"] == "server"
     also = "and each class before and after the server took its anchors"
-    found.add(
+    pictures.add(
         "who_holds_what",
         figures.who_holds_what(run.class_counts(), names),
         f"Who holds what: images of each class at each client, "
@@ -99,8 +99,8 @@ def _draw(run: RunRecords, found: _Pictures) -> None:
     if snapshots:
         end = max(snapshots)
         last = snapshots[end]
-        planes = {when: (to_plane(kept["embeddings"]), kept["embedding_labels"]) for when, kept in snapshots.items()}
-        found.add(
+        planes = {when: (to_plane(taken["embeddings"]), taken["embedding_labels"]) for when, taken in snapshots.items()}
+        pictures.add(
             "latent_space",
             figures.latent_space(planes, names),
             f"The latent space by t-SNE: {len(last['embeddings']):,} test images, coloured by class; a star is the "
@@ -108,16 +108,16 @@ def _draw(run: RunRecords, found: _Pictures) -> None:
             wide=len(planes) > 1,
         )
         shown = (last["labels"], last["predictions"], names)
-        found.add("confusion", figures.confusion(*shown), f"Test images after round {end}, percent of a class.")
-        found.add("class_accuracy", figures.class_accuracy(*shown), f"Accuracy by class after round {end}.")
-    found.add("bytes", figures.bytes_over_rounds(run), "What travels between server and clients.", wide=True)
-    found.add(
+        pictures.add("confusion", figures.confusion(*shown), f"Test images after round {end}, percent of a class.")
+        pictures.add("class_accuracy", figures.class_accuracy(*shown), f"Accuracy by class after round {end}.")
+    pictures.add("bytes", figures.bytes_over_rounds(run), "What travels between server and clients.", wide=True)
+    pictures.add(
         "accuracy_over_bytes",
         figures.accuracy_over_bytes(alone),
         "Test accuracy over everything that has travelled until then.",
     )
     profile = profile_of(run)
-    found.add(
+    pictures.add(
         "time",
         figures.time_spent(run, profile),
         "Where the time went."
@@ -127,7 +127,7 @@ def _draw(run: RunRecords, found: _Pictures) -> None:
 
 
 def profile_of(run: RunRecords) -> dict[str, Any] | None:
-    """What `launch.py profile` left in the run's folder; None if nothing, or if it is of another configuration."""
+    """The profile in the run's folder; None without one, or if it is of another configuration."""
     path = run.folder / PROFILE
     if not path.exists():
         return None
@@ -137,7 +137,7 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
     return None if set(differences(complete(profile["config"]), run.config)) - _OF_NO_WEIGHT else profile
 
 
-def _sections(run: RunRecords, found: _Pictures) -> list[str]:
+def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
     accuracy = run.values("test_accuracy")
     figures_of_run = {
         "test accuracy": f"{100 * accuracy[-1]:.2f} %",
@@ -156,13 +156,13 @@ def _sections(run: RunRecords, found: _Pictures) -> list[str]:
     return [
         *notes,
         page.tiles(figures_of_run),
-        page.section("Accuracy", found.of("test_accuracy", "losses", "confusion", "class_accuracy")),
-        page.section("Pseudo-labels", found.of("pseudo_labels", "qualified")),
-        page.section("Latent space", found.of("latent_space")),
-        page.section("Data", found.of("who_holds_what")),
-        page.section("Communication", found.of("bytes", "accuracy_over_bytes")),
+        page.section("Accuracy", pictures.of("test_accuracy", "losses", "confusion", "class_accuracy")),
+        page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified")),
+        page.section("Latent space", pictures.of("latent_space")),
+        page.section("Data", pictures.of("who_holds_what")),
+        page.section("Communication", pictures.of("bytes", "accuracy_over_bytes")),
         page.section(
-            "Time", found.of("time"), page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""
+            "Time", pictures.of("time"), page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""
         ),
         page.section("Configuration", *_configuration(run)),
     ]
@@ -170,7 +170,7 @@ def _sections(run: RunRecords, found: _Pictures) -> list[str]:
 
 def _configuration(run: RunRecords) -> list[str]:
     """All fields that matter to the method, those in bold that differ from the library's defaults."""
-    defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: tuples are lists there
+    defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: JSON makes lists of tuples
     flat, flat_defaults = flatten(run.config), flatten(defaults)
     of_others = other_sections(run.config["method"])
     fields = [name for name in flat if name.partition(".")[0] not in of_others]
@@ -195,7 +195,7 @@ def title_of(run: RunRecords) -> str:
 
 
 def lead_of(run: RunRecords) -> str:
-    """The line below it."""
+    """The line below the title."""
     config = run.config
     return (
         f"{config['model']['name']}; {config['clients_per_round']} of {config['num_clients']} clients a round, "
@@ -204,7 +204,7 @@ def lead_of(run: RunRecords) -> str:
 
 
 def class_names(run: RunRecords) -> list[str]:
-    """Of the data set, or their numbers."""
+    """The data set's names of its classes, or their numbers."""
     dataset = run.dataset()
     counts = run.class_counts()
     number = dataset.get("num_classes") or (len(counts["train"]) if counts else 0)
@@ -213,12 +213,12 @@ def class_names(run: RunRecords) -> list[str]:
         return list(names)
     snapshots = run.snapshots()
     if not number and snapshots:
-        number = int(max(np.max(kept["labels"]) for kept in snapshots.values())) + 1
+        number = int(max(np.max(taken["labels"]) for taken in snapshots.values())) + 1
     return [str(label) for label in range(number)]
 
 
 def describe_seconds(seconds: float) -> str:
-    """As a person would say it."""
+    """A time span in words."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

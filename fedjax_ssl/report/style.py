@@ -19,9 +19,9 @@ CLASS_COLOURS = (
     "#CC6677", "#332288", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#888888",
 )  # fmt: skip
 LINES = ("-", "--", ":", "-.")
-INK = "#262626"  # everything that is no datum; the page's own text colour takes its place
+INK = "#262626"  # everything but data; the page replaces it by its text colour
 COUNTS = "cividis"  # of heat maps: it grows as evenly in grey as in colour
-NONE = "#d0d0d0"  # their cells with nothing in them
+NONE = "#d0d0d0"  # of their empty cells
 
 # Small figures with large letters: one column of a wide page, the whole of a narrow one.
 SMALL = (4.8, 3.2)
@@ -47,7 +47,7 @@ _STYLE = {
     "legend.fontsize": 8,
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
-    "svg.fonttype": "path",  # letters as outlines: nothing moves when a reader's fonts are others
+    "svg.fonttype": "path",  # letters as outlines: nothing moves if the reader has other fonts
     "svg.hashsalt": "fedjax_ssl",  # the same picture gives the same file
 }
 
@@ -61,12 +61,12 @@ def curve_style(number: int) -> dict[str, str]:
 
 
 def styled() -> contextlib.AbstractContextManager[None]:
-    """Figures that are made inside have the report's style, and no others."""
+    """Only figures that are made inside have the report's style."""
     return matplotlib.rc_context(_STYLE)
 
 
 def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMALL, **grid: Any) -> tuple[Figure, Any]:
-    """A figure and its axes, without pyplot: no window, and a notebook's own pictures are left alone."""
+    """A figure and its axes, without pyplot: no window, and a notebook's pictures are not touched."""
     figure = Figure(figsize=figsize)
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, **grid)
@@ -77,20 +77,20 @@ def save(figure: Figure, folder: pathlib.Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for kind in ("png", "svg"):
         with replaced(folder / f"{name}.{kind}") as file:
-            # Without a date, or a file would differ each time.
+            # Without a date: the file is the same each time.
             metadata = {"Date": None} if kind == "svg" else None
             figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
 
 
 def inline_svg(figure: Figure, title: str) -> str:
-    """The figure as an element for a page: no background, and text in the page's own colour."""
+    """The figure as an element for a page: no background, and text in the page's colour."""
     text = io.StringIO()
     figure.savefig(text, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")
-    # Its size is the page's business; the viewBox keeps its shape.
+    # The page decides its size; the viewBox keeps its shape.
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)

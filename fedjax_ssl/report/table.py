@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.records.runs import RunRecords
 
-LAST = 5  # rounds whose mean says more than the last one where accuracies jump from round to round
+LAST = 5  # rounds: their mean says more than the last one if accuracies jump
 REVEALED = "labels revealed"  # how a bound that sees the clients' labels is marked
 
 
@@ -17,9 +17,9 @@ class Row(NamedTuple):
 
     Attributes:
         name: of the method, say.
-        values: what else tells it from other rows, a column each.
-        runs: those that are there so far.
-        num_seeds: how many there will be.
+        values: the other columns that tell it from other rows.
+        runs: those that are finished.
+        num_seeds: how many are planned.
         labels_revealed: whether they are bounds that see the clients' labels.
     """
 
@@ -33,9 +33,9 @@ class Row(NamedTuple):
 def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     """The figures of each row, column -> text.
 
-    Accuracies are percent, mean ± standard deviation over the seeds. Rounds and bytes to the target are the means over
-    the seeds that reached it, and how many did if not all. Bytes are of one run, both ways for all clients; seconds are
-    those of its rounds, without compiling.
+    Accuracies are percent, mean ± standard deviation over the seeds. Rounds and bytes to the target are means over
+    the seeds that reached it, with their number if not all did. Bytes are of one run, both ways for all
+    clients; seconds are those of its rounds, without compiling.
 
     Args:
         rows: of the table.
@@ -95,26 +95,26 @@ def to_latex(table: list[dict[str, Any]]) -> str:
 
 
 def rounds_to(run: RunRecords, target: float) -> int | None:
-    """The first round with the target's test accuracy; None if there is none."""
+    """The first round with the target's test accuracy; None if no round has it."""
     return next((line["round"] for line in run.metrics if line["test_accuracy"] >= target), None)
 
 
 def megabytes(run: RunRecords, rounds: int) -> float:
-    """What travelled both ways in the first so many rounds."""
+    """Bytes that travelled both ways in the first so many rounds."""
     return sum(line["bytes_down"] + line["bytes_up"] for line in run.metrics[:rounds]) / 1e6
 
 
 def of_those_that_did(values: list[float | None]) -> str:
-    """The mean over the seeds that reached something, and how many did if not all."""
-    there = [value for value in values if value is not None]
-    if not there:
+    """The mean over the seeds that have a value, and their number if not all have one."""
+    present = [value for value in values if value is not None]
+    if not present:
         return "-"
-    share = "" if len(there) == len(values) else f" ({len(there)} of {len(values)})"
-    return f"{mean(there)}{share}"
+    share = "" if len(present) == len(values) else f" ({len(present)} of {len(values)})"
+    return f"{mean(present)}{share}"
 
 
 def mean(values: list[float]) -> str:
-    """To four digits; '-' where there is nothing."""
+    """To four digits; '-' for None."""
     return f"{statistics.mean(values):.4g}" if values else "-"
 
 

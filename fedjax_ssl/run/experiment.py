@@ -36,7 +36,7 @@ class Experiment(NamedTuple):
         hidden_labels: int32 [N], the truth, for scoring only.
         partition: who owns which rows.
         dataset: on the host.
-        state_shape: a state's shapes, traced once, as tracing is slow.
+        state_shape: a state's shapes, traced once because tracing is slow.
     """
 
     problem: Problem

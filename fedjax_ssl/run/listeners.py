@@ -51,7 +51,7 @@ class ShowProgress(Listener):
 
 
 class StopOnFailure(Listener):
-    """Ends the training where a round left no state to go on from: after its line is written, before it is saved."""
+    """Ends the training if a round left no usable state: after its line is written, before the state is saved."""
 
     def __init__(self, runs: list[Run]):
         self._seeds = [run.experiment.problem.config.seed for run in runs]
@@ -69,10 +69,10 @@ class StopOnFailure(Listener):
 
 
 class SaveSnapshots(Listener):
-    """The model's outputs on the test images, after the rounds that were asked for and the last one."""
+    """The model's outputs on the test images, after the configured rounds and the last one."""
 
     def __init__(self, group: Group, snapshot: Callable, rounds: Sequence[int]):
-        """Nothing is computed yet.
+        """Computes nothing yet.
 
         Args:
             group: whose models.
@@ -94,14 +94,14 @@ class SaveSnapshots(Listener):
 
 
 class SaveCheckpoints(Listener):
-    """The whole state: every so many rounds, at the end, and when a signal has come."""
+    """The whole state: every so many rounds, at the end, and after a signal."""
 
     def __init__(self, group: Group, checkpoints: list[Checkpoints], every: int, signals: Signals):
-        """Nothing is written yet.
+        """Writes nothing yet.
 
         Args:
             group: whose states.
-            checkpoints: of each run; they have one of the round that the runs start from.
+            checkpoints: of each run, which have one of the round that the runs start from.
             every: so many rounds.
             signals: that end the training.
         """
@@ -125,7 +125,7 @@ class SaveCheckpoints(Listener):
 
 
 class StopOnSignal(Listener):
-    """Ends the training as a signal asks; the last to have a turn, when the state is safe."""
+    """Ends the training after a signal; the last listener, when the state is saved."""
 
     def __init__(self, signals: Signals):
         self._signals = signals

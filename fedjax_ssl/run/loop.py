@@ -71,12 +71,12 @@ def make_group(machine: Machine, runs: list[Run]) -> Group:
 
 
 class Turn(NamedTuple):
-    """What listeners learn after a dispatch, and once before the first one; lists have an entry for each run.
+    """What listeners get after a dispatch, and once before the first one; lists have an entry for each run.
 
     Attributes:
         done: rounds done.
         is_last: whether the runs are over.
-        state: the group's, after that round. The next dispatch takes its memory: nobody may keep it.
+        state: the group's, after that round. The next dispatch reuses its memory: no listener may hold it.
         lines: of metrics.jsonl, one for each round of the dispatch; before the first dispatch none.
         timings: of timings.jsonl, likewise.
         healthy: whether the last round left a state to go on from.
@@ -91,18 +91,17 @@ class Turn(NamedTuple):
 
 
 class Listener(Protocol):
-    """What has its turn between dispatches."""
+    """A part of the run that acts between dispatches."""
 
     def next_due(self, done: int) -> int | None:
-        """The next round after `done` at whose end it must have a turn, so that no dispatch goes further.
-
-        None where any round will do.
+        """The next round after `done` at whose end it must have a turn, so that no dispatch goes further; None if any
+        round will do.
         """
         del done
         return None
 
     def take(self, turn: Turn) -> None:
-        """Has its turn. May end the training by raising."""
+        """Acts. May end the training by raising."""
 
 
 def run_rounds(
@@ -114,13 +113,13 @@ def run_rounds(
         machine: that the program was compiled for.
         program: compiled for as many runs.
         group: the runs.
-        states: where they start. Their memory is given up.
+        states: where they start. Their memory is donated.
         listeners: in the order of their turns.
     """
     experiment, num_runs = group.runs[0].experiment, len(group.runs)
     config, done = experiment.problem.config, group.runs[0].round
     traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
-    state, rounds = machine.put(group.join(states)), 1  # the first dispatch tells how long a round takes
+    state, rounds = machine.put(group.join(states)), 1  # the first dispatch measures how long a round takes
     none = [[]] * num_runs
     turn = Turn(done, has_ended(experiment, state, done), state, none, none, [True] * num_runs)
     for listener in listeners:

@@ -19,8 +19,8 @@ from fedjax_ssl.errors import UserError
 # slower. Elsewhere the whole cohort side by side.
 MOST_LANES = {"cpu": 1}
 
-# The first two were measured, and the third has the second's layers, wider. A user's backbone, which nobody has
-# measured, gets XLA's own choice.
+# The first two were measured; the third is the second with wider layers. A user's backbone has not been measured and
+# gets XLA's choice.
 LARGE_BACKBONES = ("resnet18", "wrn28_2", "wrn28_8")
 OF_LARGE_BACKBONES = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
@@ -99,7 +99,7 @@ def find_machine(config: ConfigDict) -> Machine:
     """The machine that a configuration asks for, by its fields `devices`, `lanes` and `model.name`.
 
     Raises:
-        UserError: there are fewer devices.
+        UserError: the machine has fewer devices.
     """
     devices = jax.devices()
     if config.devices is not None and config.devices > len(devices):
@@ -115,7 +115,7 @@ def find_machine(config: ConfigDict) -> Machine:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX has been told where, or not to."""
+    """Keeps compiled programs in the user's cache folder, unless JAX is configured otherwise."""
     if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(cache / "fedjax_ssl" / "xla"))
@@ -132,7 +132,7 @@ def memory_limit() -> int | None:
 def _compiler_options(backbone: str, platform: str) -> dict[str, str]:
     """XLA's options for a backbone's programs; docs/performance.md has the reason.
 
-    On a CPU XLA hands matrix products and convolutions to a library that is quick with small ones and slow with large
+    On a CPU XLA hands matrix products and convolutions to a library that is fast for small ones and slow for large
     ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 without, the small CNN's 6.3 with and 9.4 without.
     """
     large = backbone in LARGE_BACKBONES

@@ -29,7 +29,7 @@ from fedjax_ssl.run.programs import compile_dispatch
 
 try:
     import resource
-except ImportError:  # on Windows, where the figure is left out
+except ImportError:  # on Windows, which has no such figure
     resource = None
 
 STAGES = ("label", "train", "aggregate", "server", "statistics", "evaluate")  # the named scopes of a round
@@ -39,11 +39,11 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?[\]})] ([a-z][a-z\-]
 
 
 def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None = None) -> dict[str, Any]:
-    """Runs several rounds under JAX's profiler, in a folder of their own.
+    """Runs several rounds under JAX's profiler, in their own folder.
 
     Args:
         config: a configuration; of several seeds the first.
-        rounds: how many are traced, after one that is not.
+        rounds: how many are traced, after one untraced.
         workdir: a folder for trace/, profile.json and profile.txt; by default a fresh one under runs/.
 
     Returns:
@@ -98,7 +98,7 @@ def seconds_by_stage(folder: pathlib.Path, program: str, seconds: float) -> dict
 
     Args:
         folder: what `jax.profiler.trace` wrote.
-        program: the compiled program's text, whose instructions carry the scopes that they come from.
+        program: the compiled program's text, whose instructions name their scopes.
         seconds: how long it ran. Instructions that ran side by side share it by their own durations; time without any
             instruction counts as 'other'.
 

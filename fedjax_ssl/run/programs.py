@@ -28,7 +28,7 @@ class Program(NamedTuple):
 
 
 def compile_program(machine: Machine, experiments: list[Experiment], with_init: bool) -> Program:
-    """Compiles what runs need that go through the lanes together. The program serves every group of as many seeds.
+    """Compiles the programs of runs that go through the lanes together, for every group of so many seeds.
 
     Args:
         machine: what the program runs on.
@@ -36,7 +36,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         with_init: whether a run begins; one that is resumed has its state from a checkpoint.
 
     Raises:
-        UserError: something that only tracing meets, or too little memory.
+        UserError: an error that only tracing detects, or too little memory.
     """
     started = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(1) as aside:  # the compiler does not hold Python's lock

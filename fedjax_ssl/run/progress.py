@@ -16,25 +16,25 @@ from rich.text import Text
 from fedjax_ssl.engine.evaluation import RULE
 
 SECONDS_BETWEEN_LINES = 10.0
-UPDATES_FOR_SPEED = 20  # the latest ones alone, as the speed of rounds changes
+UPDATES_FOR_SPEED = 20  # only the latest ones: the speed of rounds changes
 
 
 class RoundProgress:
     """Progress in rounds, as a context manager."""
 
     def __init__(self, num_rounds: int, done: int, title: str = "", console: Console | None = None):
-        """Nothing is shown before the context is entered.
+        """Shows nothing before the context is entered.
 
         Args:
             num_rounds: of the whole run.
-            done: rounds that are done already.
-            title: which run it is, where there are several.
+            done: rounds that are done.
+            title: which of several runs it is.
             console: by default stderr.
         """
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._num_rounds, self._title = num_rounds, title
         self._last_line = -math.inf
-        # (moment, rounds done) of the latest updates. Rich gives no estimate where a round takes long.
+        # (moment, rounds done) of the latest updates. Rich gives no estimate if a round takes long.
         self._seen = collections.deque([(time.monotonic(), done)], maxlen=UPDATES_FOR_SPEED)
         # In a narrow terminal the title wraps and the bar gets short; the numbers stay whole.
         self._bar = _Bar(
@@ -103,11 +103,11 @@ def describe(metrics: dict[str, Any]) -> str:
 
 
 def title_of(seeds: tuple[int, ...], together: list[int]) -> str:
-    """Which of several seeds' runs is shown, '' where there is one run alone.
+    """Which of several seeds' runs is shown, '' for a single run.
 
     Args:
         seeds: of the whole command, in their order.
-        together: those that train now; the figures shown are the first one's.
+        together: those that train now; the first one's figures are shown.
     """
     if not seeds:
         return ""

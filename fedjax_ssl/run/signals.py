@@ -8,7 +8,7 @@ class Signals:
     """SIGINT and SIGTERM wait for the end of a dispatch; a second one of the same kind acts at once.
 
     Attributes:
-        received: the signal that waits, None if there is none.
+        received: the signal that waits; None without one.
     """
 
     def __init__(self):
@@ -32,7 +32,7 @@ class Signals:
             signal.signal(number, handler)
 
     def act(self) -> None:
-        """Ends the run as the signal that waits asks; without one does nothing."""
+        """Ends the run if a signal waits."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:

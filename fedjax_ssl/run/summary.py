@@ -20,7 +20,7 @@ SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")
 def to_record(metrics: dict[str, np.ndarray], traffic: Traffic) -> dict[str, Any]:
     """The line of metrics.jsonl for one round's metrics."""
     record = {name: value.item() for name, value in metrics.items()}
-    # A method that counts its own bytes has them among its metrics.
+    # The bytes of a method with `wire_bytes` are among its metrics.
     down = round(record.pop("bytes_down", traffic.down * traffic.jobs))
     up = round(record.pop("bytes_up", traffic.up * record["uploads"]))
     return {
@@ -37,7 +37,7 @@ def to_timing(result: RoundResult, seconds: float) -> dict[str, Any]:
 
 
 def what_went_wrong(line: dict[str, Any]) -> str:
-    """Why a run cannot go on after the round of this line."""
+    """Why a run has to stop after the round of this line."""
     losses = ", ".join(f"{name} {line[name]}" for name in line if name.endswith("_loss"))
     if line["dropped_uploads"] and line["dropped_uploads"] == line["uploads"]:
         return f"round {line['round']}: none of the {line['uploads']} uploads is finite ({losses})"

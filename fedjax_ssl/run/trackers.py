@@ -1,7 +1,7 @@
 """Live curves of a run: TensorBoard event files and, if configured, Weights & Biases.
 
-The records in the workdir are the truth. A writer first gets the records of earlier rounds, then each round's as it is
-written. No writer can stop a run: one that fails is left out from then on.
+Their source is the records in the workdir. A writer first gets the records of earlier rounds, then each round's as it
+is written. A writer that fails is dropped, and the run goes on.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"  # in the workdir
 
-# Names in metrics.jsonl -> group and name of the curve; names that are not listed are the method's.
+# Name in metrics.jsonl -> group and name of the curve; other names are the method's.
 TAGS = {
     "test_accuracy": "test/accuracy",
     "test_loss": "test/loss",
@@ -69,7 +69,7 @@ class Trackers:
         self._writers.clear()
 
     def write(self, lines: list[dict[str, Any]], timings: list[dict[str, Any]]) -> None:
-        """Hands the lines of rounds on.
+        """Passes the lines of rounds on.
 
         Args:
             lines: as in metrics.jsonl.
@@ -168,8 +168,8 @@ class TensorBoardWriter:
 class WandbWriter:
     """A run of Weights & Biases, resumed whenever the workdir's run is.
 
-    W&B's environment variables apply, as WANDB_MODE=offline. Its steps are rounds. Rounds that it has are not sent
-    again: they are the same. Offline it has none, and a later `wandb sync` replaces the online run by the whole.
+    W&B's environment variables apply, such as WANDB_MODE=offline. Its steps are rounds. Rounds that it has are not sent
+    again. Offline it has none, and a later `wandb sync` replaces the online run.
     """
 
     def __init__(self, folder: Workdir, project: str):

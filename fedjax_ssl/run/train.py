@@ -68,14 +68,14 @@ def train(
     """
     validate(config)
     with use_machine(config) as machine, contextlib.ExitStack() as open_folders:
-        # Errors come here, before anything is written.
+        # User errors are raised here, before anything is written.
         runs = open_runs(config, workdir, open_folders)
         groups = group_runs(machine, [run for run in runs if not is_over(run)])
         if groups:
             print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
-        some_begin = any(run.state is None for run in runs)
+        any_begins = any(run.state is None for run in runs)
         programs = {
-            size: compile_program(machine, [run.experiment for run in group], some_begin)
+            size: compile_program(machine, [run.experiment for run in group], any_begins)
             for size, group in {len(group): group for group in groups}.items()
         }
         if workdir is None and config.seeds:
@@ -85,7 +85,7 @@ def train(
 
         states = {run.folder.config["seed"]: run.state for run in runs}
         for run in filter(is_over, runs):
-            _conclude(run)  # it may have been killed before its summary
+            _conclude(run)  # it may have been killed before it wrote its summary
             on_finish()
         for group in groups:
             sharing = sum(len(other) for other in groups if len(other) == len(group))
@@ -133,7 +133,7 @@ def is_over(run: Run) -> bool:
 
 
 def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
-    """Which runs go through the lanes together: those at the same round, where the machine gains by it."""
+    """Which runs go through the lanes together: those at the same round, if the machine gains by it."""
     # With a stopping rule, seeds may end at different rounds, so they do not share a program.
     if not runs:
         return []
@@ -147,14 +147,14 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
 
 
 def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: Program, sharing: int) -> list[State]:
-    """Trains runs that go through the lanes together, from the round where they stand to the end.
+    """Trains runs that go through the lanes together, from their current round to the end.
 
     Args:
         machine: that the program was compiled for.
         config: of all the seeds.
         runs: all at the same round.
         program: compiled for as many runs.
-        sharing: runs that the program was compiled for, those of other groups included: they share its seconds.
+        sharing: runs of all groups that use the program: they share its seconds.
 
     Returns:
         Their last states.
@@ -204,7 +204,7 @@ def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Chec
 
 
 def _write_facts(run: Run) -> None:
-    """Writes what does not change while a run goes on: who holds which data, and what the images are."""
+    """Writes what does not change during a run: who holds which data, and what the images are."""
     folder, experiment = run.folder.path, run.experiment
     if not (folder / PARTITION).exists():
         save_partition(folder / PARTITION, experiment.partition)
@@ -215,7 +215,7 @@ def _write_facts(run: Run) -> None:
 
 
 def _conclude(run: Run) -> None:
-    """Writes a finished run's summary and report, unless they exist. A report that fails does the run no harm."""
+    """Writes a finished run's summary and report, unless they exist. A failing report does not fail the run."""
     config = run.experiment.problem.config
     if not run.folder.is_summarised():
         run.folder.write_summary(summarise(config, run.folder))

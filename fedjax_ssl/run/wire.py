@@ -18,7 +18,7 @@ class Traffic(NamedTuple):
     Attributes:
         jobs: messages down; each client that takes part sends one up.
         down, up: bytes of one client's messages.
-        statistics_down, statistics_up: of all clients, in the exchange that gathers normalisation statistics.
+        statistics_down, statistics_up: of all clients, in the exchange of normalisation statistics.
     """
 
     jobs: int

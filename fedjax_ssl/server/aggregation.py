@@ -1,4 +1,4 @@
-"""From stacked uploads to one model, as a chain: weights, screening, mean, the server's own model, server optimiser."""
+"""From stacked uploads to one model, as a chain: weights, screening, mean, the server's model, server optimiser."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, norm, select, where
 
 WEIGHTS = ("size", "qualified", "uniform")
-# The server's step along the mean of the clients' updates; every one of them is optax's.
+# The server's step along the mean of the clients' updates, by optax.
 OPTIMIZERS = {
     "fedavg": lambda options: None,  # the mean itself (McMahan et al., 2017)
     "fedavgm": lambda options: optax.sgd(options.learning_rate, options.momentum),  # SemiFL's server momentum
@@ -20,16 +20,16 @@ OPTIMIZERS = {
     "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, options.adaptivity),
     "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, options.adaptivity),
 }
-OPT_STATE = "aggregation"  # the entry of `State.server` that a server optimiser has
+OPT_STATE = "aggregation"  # the entry of the server optimiser in `State.server`
 
 
 class Flow(NamedTuple):
-    """What passes along the chain.
+    """The value that passes along the chain.
 
     Attributes:
-        weights: float32 [R], of each upload, before normalisation; 0 where nothing was accepted.
-        model: the trained parts; as the clients received them, until a link changes them.
-        moved: bool [], whether anything arrived that `model` comes from.
+        weights: float32 [R], of each upload, before normalisation; 0 if it was not accepted.
+        model: the trained parts; at first as the clients received them.
+        moved: bool [], whether a link has changed `model`.
         memory: entries of `State.server`.
     """
 
@@ -64,11 +64,11 @@ class Aggregation(NamedTuple):
 
 
 def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
-    """Links in their order.
+    """The aggregation by a chain of links.
 
     Args:
         problem: the run.
-        links: what happens to the uploads.
+        links: applied in this order.
         parts: of the model that the uploads hold.
 
     Returns:
@@ -102,8 +102,8 @@ def fedavg(
 ) -> Aggregation:
     """The chain that `config.aggregation` names: its weights, the mean, its server optimiser.
 
-    Statistics of normalisation layers take the same weights, and no optimiser. Where nothing was accepted the model
-    and the optimiser's state stay as they are.
+    Statistics of normalisation layers take the same weights, and no optimiser. Without an accepted upload the
+    model and the optimiser's state do not change.
 
     Args:
         problem: the run.
@@ -131,7 +131,7 @@ def weights(kind: str) -> Link:
 
 
 def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
-    """Multiplies the weights by a method's own rule: (state, received) -> float32 or bool [R]."""
+    """Multiplies the weights by a method's rule: (state, received) -> float32 or bool [R]."""
 
     def apply(flow: Flow, current, state, received) -> Flow:
         return flow._replace(weights=flow.weights * rule(state, received))
@@ -140,7 +140,7 @@ def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
 
 
 def mean() -> Link:
-    """The weighted mean of the uploads; where all weights are 0 the model stays."""
+    """The weighted mean of the uploads; if all weights are 0 the model does not change."""
 
     def apply(flow: Flow, current, state, received: Received) -> Flow:
         model = weighted_mean(received.uploads.model, flow.weights, otherwise=flow.model)
@@ -152,7 +152,7 @@ def mean() -> Link:
 def with_server_model(
     problem: Problem, model_of: Callable[[State], Model], parts: tuple[str, ...] = CLASSIFIER
 ) -> Link:
-    """Half the weight for a model of the server's own; all of it where no client moved the model."""
+    """Gives the server's model half the weight, or all of it if no client changed the model."""
 
     def apply(flow: Flow, current, state: State, received) -> Flow:
         own = trained_parts(problem.network, model_of(state), parts)
@@ -163,10 +163,10 @@ def with_server_model(
 
 
 def optimizer(rule: optax.GradientTransformation) -> Link:
-    """A step of optax along the change so far, of the parameters alone; where nothing moved there is none."""
+    """A step of optax along the change so far, of the parameters alone; no step if nothing changed."""
 
     def apply(flow: Flow, current: Model, state, received) -> Flow:
-        # The mean update is what the optimiser takes for a descent direction: a negative gradient.
+        # The optimiser takes the negative mean update for a gradient.
         gradient = jax.tree.map(jnp.subtract, current.params, flow.model.params)
         opt_state = flow.memory[OPT_STATE]
         updates, new_opt_state = rule.update(gradient, opt_state, current.params)
@@ -182,13 +182,13 @@ def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accept
 
     Args:
         kind: 'size', n_m the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', those that it
-            reports to have trained on; 'uniform', one each (SemiFL, FedIL).
+            trained on by its report; 'uniform', one each (SemiFL, FedIL).
         sizes: int32 [R].
         num_qualified: int32 [R].
-        accepted: bool [R], whether there is an upload that counts at all.
+        accepted: bool [R], see `Received`.
 
     Returns:
-        float32 [R], 0 where nothing was accepted.
+        float32 [R], 0 for an upload that was not accepted.
     """
     by_kind = {"size": sizes, "qualified": num_qualified, "uniform": jnp.ones_like(sizes)}
     return jnp.where(accepted, by_kind[kind].astype(jnp.float32), 0.0)
@@ -200,7 +200,7 @@ def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
     Args:
         uploads: a pytree, every leaf [R, ...]; a row of weight 0 may hold anything, non-finite numbers too.
         weights: float32 [R], not negative.
-        otherwise: the pytree to return where all weights are 0.
+        otherwise: the pytree to return if all weights are 0.
 
     Returns:
         A pytree like `otherwise`.

@@ -18,9 +18,9 @@ def make_statistics(network: Network, source: str) -> Callable:
     """The `statistics` stage of a method.
 
     Args:
-        network: under any other policy than 'static' the stage does nothing.
+        network: the stage does nothing unless its policy is 'static'.
         source: one of `SOURCES`. 'server', the anchors alone; 'cohort', the anchors and this round's clients; 'all',
-            the anchors and every client, each one's batches its own; 'all_mixed', the same images as one pool, which
+            the anchors and every client, in separate batches; 'all_mixed', the same images as one pool, which
             is what SemiFL's code does (with the privacy caveat of its paper).
 
     Returns:
@@ -42,11 +42,11 @@ def make_statistics(network: Network, source: str) -> Callable:
                     "'server'; known: cohort, all, all_mixed, or model.normalisation='running'"
                 )
             owners = []
-        # Before the first round there is no cohort; a server with images has its own, another asks everybody.
-        everybody = source == "all" or (source == "cohort" and not owners and len(clients) == 0)
-        if source == "cohort" and not everybody:
+        # Before the first round there is no cohort: a server with images uses those, another asks all clients.
+        all_clients = source == "all" or (source == "cohort" and not owners and len(clients) == 0)
+        if source == "cohort" and not all_clients:
             owners.append((data.client_index[clients], data.client_size[clients]))
-        if everybody:
+        if all_clients:
             owners.append((data.client_index, data.client_size))
         if source == "all_mixed":
             owners = [pool(data)]
@@ -67,15 +67,15 @@ def num_exchanging(network: Network, source: str, clients_per_round: int, num_cl
 
 
 def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
-    """The images of the server and of all clients as if one owner had them, in the order of the image table.
+    """The images of the server and of all clients as one pool, in the order of the image table.
 
     Returns:
-        int32 [1, n] rows, padded, n the most that there can be; and int32 [1], how many there are.
+        int32 [1, n] rows, padded, n the largest possible number; and int32 [1], their number.
     """
     num_rows, (num_clients, n_max) = len(data.images), data.client_index.shape
-    there = jnp.arange(n_max) < data.client_size[:, None]
+    present = jnp.arange(n_max) < data.client_size[:, None]
     owned = jnp.zeros(num_rows, bool).at[data.anchor_index].set(True)
-    owned = owned.at[jnp.where(there, data.client_index, num_rows)].set(True, mode="drop")
+    owned = owned.at[jnp.where(present, data.client_index, num_rows)].set(True, mode="drop")
     rows = jnp.nonzero(owned, size=min(num_rows, len(data.anchor_index) + num_clients * n_max), fill_value=0)[0]
     return rows[None], jnp.sum(owned)[None]
 
@@ -89,11 +89,11 @@ def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tupl
         batch_size: B.
 
     Returns:
-        int32 [K * ceil(n_max / B), B] rows, and bool of that shape, which of them are there.
+        int32 [K * ceil(n_max / B), B] rows, and bool of that shape, which of them are present.
     """
     padding = -rows.shape[1] % batch_size
-    there = jnp.arange(rows.shape[1] + padding) < sizes[:, None]
-    return jnp.pad(rows, ((0, 0), (0, padding))).reshape(-1, batch_size), there.reshape(-1, batch_size)
+    present = jnp.arange(rows.shape[1] + padding) < sizes[:, None]
+    return jnp.pad(rows, ((0, 0), (0, padding))).reshape(-1, batch_size), present.reshape(-1, batch_size)
 
 
 def mean_statistics(
@@ -106,10 +106,10 @@ def mean_statistics(
 
     Args:
         network: the architecture.
-        model: its numbers; the values of its own statistics do not matter.
+        model: its parameters; its statistics are not read.
         images: uint8 [N, H, W, C], the flat table.
         batches: int32 [n, B] rows.
-        masks: bool [n, B]; a batch without any row is left out.
+        masks: bool [n, B]; an empty batch is left out.
 
     Returns:
         The statistics.
@@ -117,8 +117,8 @@ def mean_statistics(
 
     def add(total, batch):
         rows, mask = batch
-        found = network.batch_statistics(model, images[rows], mask)
-        return jax.tree.map(lambda t, new: t + jnp.where(jnp.any(mask), new, 0), total, found), None
+        statistics = network.batch_statistics(model, images[rows], mask)
+        return jax.tree.map(lambda t, new: t + jnp.where(jnp.any(mask), new, 0), total, statistics), None
 
     total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, model.batch_stats), (batches, masks))
     count = jnp.maximum(jnp.sum(jnp.any(masks, axis=1)), 1)

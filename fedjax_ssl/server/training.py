@@ -1,4 +1,4 @@
-"""What the server trains by itself: epochs over its labelled anchors. Without anchors it trains nothing."""
+"""The server's training: epochs over its labelled anchors. Without anchors it does not train."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,10 +41,10 @@ def train_on_anchors(
         learning_rate: float32 [].
         key: of this training.
         parts: names of the top-level entries of `params` to train.
-        epochs: passes over the anchors; none, or no anchors, leaves the state as it is.
+        epochs: passes over the anchors; 0 epochs or 0 anchors return the state unchanged.
         batch_size: the last batch of an epoch may be short; its padding is masked.
-        memory: the entry of `state.server` with the optimiser's state of the round before, which `own_optimizer`
-            made; None, or no such entry: the optimiser starts afresh.
+        memory: the entry of `state.server` with the optimiser's state, which `own_optimizer` made; None, or no such
+            entry: the optimiser starts afresh.
 
     Returns:
         The state with the trained model (and the optimiser's state in its entry), and each metric's mean over the steps
@@ -92,7 +92,7 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
     return {memory: make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
 
 
-CLASSIFICATION = "classification"  # the entry of `State.server` that the epochs of cross-entropy have
+CLASSIFICATION = "classification"  # the entry in `State.server` of the epochs of cross-entropy
 
 
 def train_classifier(problem: Problem, state: State, data, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
@@ -186,11 +186,11 @@ def supervised_mixup_loss(
     return loss_fn
 
 
-SERVER_MODEL = "model"  # the entry of `State.server` that holds it
+SERVER_MODEL = "model"  # the entry of the server's model in `State.server`
 
 
 def add_server_model(state: State) -> State:
-    """The state with a place for the server's own model; until it is trained it is the global one."""
+    """The state with an entry for the server's model, which is the global one until it is trained."""
     return state._replace(server={**state.server, SERVER_MODEL: state.model})
 
 
