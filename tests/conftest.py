@@ -1,6 +1,5 @@
 """What the tests share: one cache of compiled programs, one tiny federation, one finished run."""
 
-import contextlib
 import os
 import pathlib
 import sys
@@ -110,10 +109,5 @@ def registry():
     """Methods that a test registers are forgotten after it."""
     from fedjax_ssl import methods
 
-    with contextlib.ExitStack() as stack:
-        for registered in (methods.METHODS, methods.DEFAULTS, methods.FIELDS, methods.VARIANTS):
-            stack.enter_context(mock.patch.dict(registered))
-        double_headed = set(methods.DOUBLE_HEADED)
+    with mock.patch.dict(methods.METHODS):
         yield
-    methods.DOUBLE_HEADED.clear()
-    methods.DOUBLE_HEADED.update(double_headed)
