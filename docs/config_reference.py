@@ -7,16 +7,17 @@ there is none, the comment above it; a comment above an assignment that has its 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ARGUMENTS, base_config, flatten
 from fedjax_ssl.fields import ARGUMENT_FIELDS
-from fedjax_ssl.methods import FIELDS, METHODS, VARIANTS
+from fedjax_ssl.methods import METHODS
 
 INTRODUCTION = """# Configuration
 
-Every field with its default and what it means, taken from `fedjax_ssl/config.py` and the methods' own files when this
+Every field with its default and what it means, taken from `fedjax_ssl/fields.py` and the methods' own files when this
 site is built. Any of them is set from the command line, and a misspelt one is answered with the nearest name:
 
 ```
@@ -35,6 +36,7 @@ SECTIONS = {
     "server": "server: training on the anchors",
     "aggregation": "aggregation: from uploads to one model",
     "threshold": "threshold: which pseudo-labels count",
+    "consistency": "consistency: a strong view trained towards the label of a weak one",
     "log": "log: what a run shows",
 }
 
@@ -77,20 +79,20 @@ command line as `--config.FIELD=VALUE` is applied after all of them.
         yield f"| `{name}=...` | `{field}` |"
     yield "\nThe name of another method, which any config takes, so that methods are compared on the same data:\n"
     yield "| argument | sets |\n|---|---|"
-    for name in METHODS:
-        yield f"| `{name}` | {_assigned(FIELDS[name])} |"
+    for name, entry in METHODS.items():
+        yield f"| `{name}` | {_assigned(entry.fields)} |"
     yield "\nA recipe ([methods](methods.md#recipes)), a backbone, and the rest:\n"
     yield "| argument | sets |\n|---|---|"
     for name, changes in ARGUMENTS.items():
         yield f"| `{name}` | {_assigned(changes)} |"
     yield "\nA variant of the method that has been named:\n"
     yield "| method | argument | sets |\n|---|---|---|"
-    for method, variants in VARIANTS.items():
-        for name, changes in variants.items():
+    for method, entry in METHODS.items():
+        for name, changes in entry.variants.items():
             yield f"| `{method}` | `{name}` | {_assigned(changes)} |"
 
 
-def _assigned(fields: dict) -> str:
+def _assigned(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}={value!r}`" for name, value in fields.items())
 
 
