@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from fedjax_ssl.config import add_section, flatten
-from fedjax_ssl.errors import UserError, nearest
+from fedjax_ssl.errors import UserError
 
 OVERRIDE = "--config."
 
