@@ -8,7 +8,7 @@ from absl import flags
 
 from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.errors import TrainingError, UserError, nearest
 
 QUICKSTART = pathlib.Path(__file__).parent / "configs" / "quickstart.py"
 
@@ -120,7 +120,9 @@ def run(command: str, words: list[str]) -> None:
         names, see = COMMANDS[command].words, f"see python launch.py {command} --help"
         if len(words) < len(names.split()):
             raise UserError(f"which {command}? python launch.py {command} {names}; {see}")
-        raise UserError(f"cannot make sense of {words[-1]!r}; {see}")
+        word = words[-1]
+        meant = f"; a config is given as --config={word}" if ".py" in word else nearest(word, COMMANDS)
+        raise UserError(f"cannot make sense of {word!r}{meant}; {see}")
     COMMANDS[command].run(own, words, overrides)
 
 

@@ -7,7 +7,8 @@ there is none, the comment above it; a comment above an assignment that has its 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ARGUMENTS, base_config, flatten
@@ -35,7 +36,7 @@ SECTIONS = {
     "server": "server: training on the anchors",
     "aggregation": "aggregation: from uploads to one model",
     "threshold": "threshold: which pseudo-labels count",
-    "consistency": "consistency: labels made in each step, in fixmatch and uda",
+    "consistency": "consistency: a strong view trained towards the label of a weak one",
     "log": "log: what a run shows",
 }
 
@@ -91,7 +92,7 @@ command line as `--config.FIELD=VALUE` is applied after all of them.
             yield f"| `{method}` | `{name}` | {_assigned(changes)} |"
 
 
-def _assigned(fields: dict) -> str:
+def _assigned(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}={value!r}`" for name, value in fields.items())
 
 

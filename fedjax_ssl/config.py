@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.data import check_labels
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.optimizers import check_optimizer
@@ -259,8 +259,9 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     Args:
         config: is changed.
         arguments: with commas between them, applied in their order: name=value pairs of `ARGUMENT_FIELDS`; the name of
-            a method, instead of the file's; a recipe; a backbone, also by its import path; 'iid'; 'two_classes', for
-            each client; 'centralised', the fully supervised bound without a federation; a variant of the method.
+            a method, instead of the file's, or method=FILE.py:NAME; a variant of the method; a recipe; a backbone,
+            also by its import path; 'iid'; 'two_classes', for each client; 'centralised', the fully supervised bound
+            without a federation.
 
     Returns:
         The configuration.
@@ -270,10 +271,12 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     """
     fields = ARGUMENT_FIELDS
     for argument in filter(None, arguments.split(",")):
-        methods = {name: {"method": name, **entry.fields} for name, entry in METHODS.items()}
-        variants = {**methods, **ARGUMENTS, **find_method(config.method).variants}
+        variants = {**ARGUMENTS, **find_method(config.method).variants}
         name, equals, text = argument.partition("=")
-        if equals and name in fields:
+        if argument in METHODS or (equals and name == "method"):
+            config.method = text if equals else name
+            add_section(config).update_from_flattened_dict(find_method(config.method).fields)
+        elif equals and name in fields:
             kind = type(_get(config, fields[name]))
             try:
                 config.update_from_flattened_dict({fields[name]: kind(text)})
@@ -284,8 +287,10 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
         elif is_own(argument):
             config.model.name = argument
         else:
-            known = [*variants, *(f"{field}=..." for field in fields)]
-            raise UserError(f"unknown config argument {argument!r}; known: {', '.join(known)}")
+            words = [*METHODS, *variants]
+            known = [*words, "method=FILE.py:NAME", *(f"{field}=..." for field in fields)]
+            hint = nearest(name, [*words, *fields])
+            raise UserError(f"unknown config argument {argument!r}{hint}; known: {', '.join(known)}")
     return config
 
 

@@ -1,5 +1,8 @@
 """The two errors that a user can get: a request that cannot be fulfilled, and a training that failed."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """What the user asked for cannot be done: a bad field, missing data, a workdir of another run.
@@ -18,6 +21,12 @@ class TrainingError(RuntimeError):
 
 class BusyError(UserError):
     """Another process is using this workdir."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What a message says of a word that may be mistyped: '; the nearest is ...', or '' where none is like it."""
+    found = difflib.get_close_matches(word, known, n=1)
+    return f"; the nearest is {found[0]}" if found else ""
 
 
 def first_line(error: BaseException) -> str:

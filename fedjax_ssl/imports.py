@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.errors import UserError, first_line, nearest
 
 
 def is_own(name: str) -> bool:
@@ -41,7 +41,10 @@ def import_own(field: str, name: str, what: str) -> tuple[Any, str | None]:
     file = getattr(module, "__file__", None)  # a folder without an __init__.py has none
     if not hasattr(module, attribute):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"{field}={name}: {file or place} has no {attribute}; it has {', '.join(known) or 'none'}")
+        hint = nearest(attribute, [key for key in vars(module) if not key.startswith("_")])
+        raise UserError(
+            f"{field}={name}: {file or place} has no {attribute}{hint}; it has {', '.join(known) or 'none'}"
+        )
     return getattr(module, attribute), file
 
 
@@ -65,7 +68,8 @@ def _import_file(field: str, name: str, path: str) -> Any:
     """Imports a file, which may import from its own folder."""
     file = pathlib.Path(path).expanduser().resolve()
     if not file.is_file():
-        raise UserError(f"{field}={name}: there is no file {path}")
+        seen = "" if os.path.isabs(path) else f", as seen from {os.getcwd()}"
+        raise UserError(f"{field}={name}: there is no file {path}{seen}")
     _look_for_modules_in(str(file.parent))
     # A prefix, so that a file called random.py replaces no other module.
     spec = importlib.util.spec_from_file_location(f"fedjax_ssl_own_{file.stem}", file)

@@ -119,7 +119,10 @@ def load(workdir: str | os.PathLike) -> Predictor:
         raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
     if config.method not in METHODS and not is_own(config.method):
         raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
-    entry = find_method(config.method)
+    try:
+        entry = find_method(config.method)
+    except UserError as error:  # its file is gone, or is looked for from another folder than the run's
+        raise UserError(f"the run in {folder} needs its method's file: {error}") from error
     network = build_network(config, facts, entry.heads, entry.embedding)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:

@@ -20,7 +20,7 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.cli.parse import call_in_file, load_config_file, overridden_fields, override
-from fedjax_ssl.config import differences, flatten, for_seed, labels_revealed, validate
+from fedjax_ssl.config import add_section, differences, flatten, for_seed, labels_revealed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import replace_file
@@ -163,8 +163,9 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
         for values in itertools.product(*axes):
             grid = dict(zip(sweep.fields, values))
             config = load_config_file(f"{ROOT / sweep.config}:{arguments}")
-            for field, value in {**sweep.common, **own_fields, **grid}.items():
-                _set(config, field, value)
+            fields = {**sweep.common, **own_fields, **grid}
+            for field in sorted(fields, key=lambda field: field != "method"):  # whose section the others may be of
+                _set(config, field, fields[field])
             config.log.report = False  # the sweep's report has all runs; an override brings each run's back
             folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
             cells.append(Cell(name, grid, config, folder, sweep.seeds))
@@ -252,6 +253,9 @@ def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: list[str]) -> N
 def _set(config: ConfigDict, field: str, value: Any) -> None:
     try:
         config.update_from_flattened_dict({field: value})
+        add_section(config)
+    except UserError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the sweep sets {field} to {value!r}: {' '.join(str(error).split())}") from error
 

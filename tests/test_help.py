@@ -12,7 +12,7 @@ from fedjax_ssl import base_config
 from fedjax_ssl.cli import help, source_docs
 from fedjax_ssl.config import apply_arguments, flatten
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES
-from fedjax_ssl.methods import METHODS, VARIANTS
+from fedjax_ssl.methods import METHODS
 
 
 def test_fields_and_methods_are_those_of_the_program():
@@ -21,7 +21,9 @@ def test_fields_and_methods_are_those_of_the_program():
     assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == real
     assert all(fields[name].meaning for name in help.MAIN_FIELDS)
     methods = source_docs.read_methods()
-    assert {name: variants for name, (_, variants) in methods.items()} == {m: tuple(VARIANTS[m]) for m in METHODS}
+    assert {name: variants for name, (_, variants) in methods.items()} == {
+        m: tuple(e.variants) for m, e in METHODS.items()
+    }
     assert all(about for about, _ in methods.values())
     arguments = source_docs.read_arguments()
     assert {f"{name}=" for name in ARGUMENT_FIELDS} < set(arguments)

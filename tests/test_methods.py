@@ -1,151 +1,295 @@
-"""What every method of the registry must do: train, the same way each time, blind to hidden labels, by honest bytes."""
+"""What every method of the registry must do: train, the same way each time, blind to hidden labels, by honest bytes.
+
+The methods, their settings and the fields for a tiny run come from the registry: a new method changes nothing here.
+"""
 
 import shutil
+from typing import Any, NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from conftest import TINY_BACKBONE
 from conftest import make_fedanchor_config as make_tiny_config
-from fedjax_ssl import train
-from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl import base_config, train
+from fedjax_ssl.config import apply_arguments, flatten, validate
+from fedjax_ssl.engine import CLASSIFIER
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.methods import FIELDS, METHODS, VARIANTS
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.entry import LABELS_AT, check_entry
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.wire import bytes_per_client
 
-# FedAnchor's contract is in test_fedanchor.py, with steps of its own. Thresholds are low: a tiny run is never sure.
-LOW = {
-    "semifl.threshold": 0.2,
-    "fixmatch.threshold": 0.2,
-    "fedil.threshold": 0.2,
-    "fedil.successive": 1,
-    "client.epochs": 1,
-}
-SETTINGS = {
-    "anchors_only": {},
-    "supervised": {"client.proximal": 0.1, "aggregation.optimizer": "fedadam", "aggregation.learning_rate": 0.01},
-    "semifl": {"threshold.kind": "freematch"},
-    "fixmatch": {"threshold.kind": "client_mean", "fixmatch.server": "parallel"},
-    "fedil": {},
-}
-REVEALED = {"supervised"}
+# Of all methods: optimisers that survive rounds give everybody something to remember.
+SMALL = {"model.name": TINY_BACKBONE, "client.epochs": 1, "client.persistent": True, "server.persistent": True}
+NUM_CLIENTS, NUM_ROUNDS = 8, 2
+OF_SETTINGS = [(name, labels) for name, entry in METHODS.items() for labels in entry.settings]
 
 
-def make_config(method):
-    arguments = "semifl,strong" if method == "semifl" else method
-    config = apply_arguments(make_tiny_config(**LOW, **{"model.name": TINY_BACKBONE}), arguments)
-    config.update_from_flattened_dict(SETTINGS[method])
+def make_config(name, labels=None, tiny=True):
+    """A tiny run of a method, with labels where it has them first, or elsewhere."""
+    entry = METHODS[name]
+    config = make_tiny_config(**SMALL, **{"data.labels": entry.settings[0]})
+    config = apply_arguments(config, name)
+    config.update_from_flattened_dict({**(entry.tiny if tiny else {}), **({"data.labels": labels} if labels else {})})
     validate(config)
     return config
 
 
-def test_every_method_has_its_settings_here():
-    assert {*SETTINGS, "fedanchor"} == set(METHODS) == set(FIELDS) == set(VARIANTS)
+def identity(key, images):
+    """An augmentation that leaves images as they are, and compiles to nothing."""
+    del key
+    return images
 
 
-@pytest.fixture(scope="module", params=sorted(SETTINGS))
+def build(config):
+    """The parts of a run, without augmentations."""
+    experiment = build_experiment(config)
+    problem = experiment.problem._replace(weak=identity, strong=identity)
+    return experiment._replace(problem=problem, method=METHODS[config.method].factory(problem))
+
+
+class Message(NamedTuple):
+    """What was sent, as the round sends it: shapes and types, noted when it is traced.
+
+    Attributes:
+        down: to each client of the cohort.
+        personal: leaves [M, ...], to one client each.
+        up: leaves [R, ...], a row for each client.
+    """
+
+    down: Any = ()
+    personal: Any = ()
+    up: Any = ()
+
+
+class Trained(NamedTuple):
+    """Two rounds of a method.
+
+    Attributes:
+        name: the method's.
+        experiment: its parts.
+        round_fn: the compiled round.
+        states: before the first round, and after each.
+        history: a `RoundResult` for each round.
+        cohorts: ids of the clients of each round.
+        sent: the messages of a round.
+    """
+
+    name: str
+    experiment: Any
+    round_fn: Any
+    states: list
+    history: list
+    cohorts: list
+    sent: Message
+
+
+@pytest.fixture(scope="module", params=sorted(METHODS))
 def trained(request):
-    """(experiment, the compiled round, states before and after each of two rounds, their results)."""
-    experiment = build_experiment(make_config(request.param))
+    """Each method's two rounds, by one program for the first state and one for a round."""
+    experiment, sent = build(make_config(request.param)), {}
+    method = experiment.method
+
+    def broadcast(state, data, key):
+        sent["down"] = method.broadcast(state, data, key)
+        return sent["down"]
+
+    def personal(state, data, clients, key):
+        sent["personal"] = method.personal(state, data, clients, key)
+        return sent["personal"]
+
+    def aggregate(state, data, received, key):
+        sent["up"] = received.uploads
+        state, metrics = method.aggregate(state, data, received, key)
+        return state, {**metrics, "cohort": received.clients}
+
+    spied = method._replace(broadcast=broadcast, aggregate=aggregate, personal=method.personal and personal)
+    round_fn = jax.jit(make_round(experiment.problem, spied, lanes=1))
     states, history = [jax.jit(lambda data: initialise(experiment, data))(experiment.data)], []
-    round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
-    for _ in range(2):
+    for _ in range(NUM_ROUNDS):
         state, result = round_fn(states[-1], experiment.data, experiment.hidden_labels)
         states.append(state)
         history.append(jax.device_get(result))
-    return request.param, experiment, round_fn, states, history
+    cohorts = [result.metrics.pop("cohort", np.zeros(0, int)) for result in history]
+    sent = Message(**jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sent))
+    return Trained(request.param, experiment, round_fn, states, history, cohorts, sent)
+
+
+# --- What a run must do. ---------------------------------------------------------------------------------------------
 
 
 def test_two_rounds_train_and_stay_finite(trained):
-    method, _, _, states, history = trained
-    chex.assert_tree_all_finite((states[-1].params, states[-1].batch_stats, states[-1].clients))
-    moved = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), states[0].params, states[-1].params)
-    assert all(change > 0 for change in jax.tree.leaves(moved))
-    assert "anchor_head" not in states[0].params
-    for metrics, _, healthy in history:
+    first, last = trained.states[0], trained.states[-1]
+    assert [int(state.round) for state in trained.states] == [0, 1, 2]
+    chex.assert_tree_all_finite((last.model, last.clients))
+    moved = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), first.model.params, last.model.params)
+    assert all(change > 0 for change in jax.tree.leaves(moved)), moved
+    for metrics, _, healthy in trained.history:
         assert healthy and metrics["dropped_uploads"] == 0
-        assert metrics["uploads"] == (4 if method != "anchors_only" else 0)
-        unfinished = [name for name, value in metrics.items() if not np.isfinite(value)]
-        assert unfinished == [], unfinished
+        assert (metrics["uploads"] > 0) == bool(trained.experiment.method.phases)
+        assert [name for name, value in metrics.items() if not np.isfinite(value)] == []
 
 
 def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):
-    """Both rounds: in the second FedIL's clients have their set, and others what they keep."""
-    method, experiment, round_fn, states, _ = trained
-    permuted = jax.random.permutation(jax.random.key(0), experiment.hidden_labels)
-    state = states[0]
-    for expected in states[1:]:
-        state, _ = round_fn(state, experiment.data, permuted)
+    """Both rounds: in the second, clients have something to remember. What is wrong about a label shows in no model."""
+    experiment = trained.experiment
+    # Each label is replaced by another: none is right any more.
+    others = (experiment.hidden_labels + 1) % experiment.problem.num_classes
+    state = trained.states[0]
+    for expected, result in zip(trained.states[1:], trained.history):
+        state, blind = trained.round_fn(state, experiment.data, others)
         chex.assert_trees_all_equal(state, expected)
-    if method in REVEALED:  # the labels are given to it, and only then
-        assert np.all(np.asarray(experiment.data.visible_labels) >= 0)
+        for name, value in result.metrics.items():
+            scored = name.startswith(("pseudo_label_accuracy", "qualified_accuracy"))
+            assert scored or np.array_equal(value, blind.metrics[name]), name
+    visible = np.asarray(experiment.data.visible_labels) >= 0
+    if experiment.problem.config.data.reveal_labels:  # the labels are given to it, and only then
+        assert np.all(visible)
     else:
-        visible = np.flatnonzero(np.asarray(experiment.data.visible_labels) >= 0)
-        np.testing.assert_array_equal(visible, np.sort(experiment.data.anchor_index))
+        partition = experiment.partition
+        np.testing.assert_array_equal(
+            np.flatnonzero(visible), np.sort(np.concatenate([partition.anchor_index, partition.labelled_rows]))
+        )
 
 
-def test_bytes_are_those_of_the_models_that_travel(trained):
-    method, experiment, _, states, _ = trained
-    count = lambda tree: sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
-    traffic = bytes_per_client(experiment.problem, experiment.method, states[0], experiment.data)
-    model = count(states[0].params)
-    whole = model + count(states[0].batch_stats)
-    models_down = {"anchors_only": 0, "fedil": 2}.get(method, 1)
-    assert traffic["down"] == models_down * whole + (4 if models_down else 0)  # and the learning rate
-    assert traffic["up"] == (model if models_down else 0)  # 'static' normalisation uploads no statistics
+def test_bytes_are_those_of_the_messages(trained):
+    """What the round itself sent, leaf by leaf; and who has which head is what the registry says."""
+    entry, model = METHODS[trained.name], trained.states[0].model
+    assert set(model.params) == {*CLASSIFIER, *entry.heads}
+    traffic = bytes_per_client(trained.experiment.problem, trained.experiment.method, trained.states[0],
+                               trained.experiment.data)  # fmt: skip
+    if not trained.experiment.method.phases:
+        assert (traffic.jobs, traffic.down, traffic.up) == (0, 0, 0)
+        return
+    count = lambda tree: sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
+    jobs = len(trained.cohorts[0])
+    assert traffic.jobs == jobs
+    assert traffic.down == count(trained.sent.down) + count(trained.sent.personal) / jobs
+    assert traffic.up == count(trained.sent.up) / jobs
+    assert traffic.down >= count(model) + 4  # the whole model and the learning rate at least, heads included
 
 
-def test_only_the_cohort_s_own_states_change(trained):
-    method, _, _, states, _ = trained
-    if not states[0].clients:
-        pytest.skip(f"the clients of {method} keep nothing here")
-    changed = np.zeros(8, bool)
-    for old, new in zip(jax.tree.leaves(states[0].clients), jax.tree.leaves(states[1].clients), strict=True):
-        changed |= np.any(np.asarray(old != new).reshape(8, -1), axis=1)
-    assert changed.sum() == 4
+def test_only_the_cohort_s_own_memory_changes(trained):
+    changed = [set() for _ in trained.cohorts]
+    for name in trained.states[0].clients:
+        for number, (old, new) in enumerate(zip(trained.states, trained.states[1:])):
+            before, after = (jax.tree.leaves(state.clients[name]) for state in (old, new))
+            differs = [np.any(np.asarray(a != b).reshape(NUM_CLIENTS, -1), axis=1) for a, b in zip(before, after)]
+            changed[number] |= set(np.flatnonzero(np.any(differs, axis=0)))
+    for of_round, cohort in zip(changed, trained.cohorts):
+        assert of_round <= set(cohort)
+    remember = bool(trained.experiment.method.phases)
+    assert bool(changed[0]) == bool(trained.states[0].clients) == remember
 
 
-def test_fedil_s_set_grows_and_is_learned_from(trained):
-    method, _, _, states, history = trained
-    if method != "fedil":
-        pytest.skip("of FedIL alone")
-    sizes = [int(np.sum(state.clients["credibility"].in_set)) for state in states]
-    assert sizes[0] == 0 < sizes[1] <= sizes[2]  # k = 1: a credible label joins at once
-    assert history[0].metrics["set_loss"] == 0 < history[1].metrics["set_loss"]
-    in_set, later = (state.clients["credibility"].in_set for state in states[1:])
-    assert np.all(later | ~in_set)  # nobody leaves
-    kept = np.asarray(states[1].clients["credibility"].label)[in_set]
-    np.testing.assert_array_equal(np.asarray(states[2].clients["credibility"].label)[in_set], kept)
-    norms = [result.metrics["update_norm"] for result in history]
-    np.testing.assert_allclose(history[1].metrics["update_norm_average"], np.mean(norms), rtol=1e-5)
+# --- What the registry says. -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_entry_names_what_there_is(name):
+    entry = METHODS[name]
+    check_entry(name, entry)
+    assert entry.title and entry.settings
+    config = apply_arguments(base_config(), name)
+    assert config.method == name
+    if entry.settings[0] == config.data.labels:
+        validate(config)
+    for variant, fields in entry.variants.items():
+        varied = apply_arguments(base_config(), f"{name},{variant}")
+        assert fields.items() <= flatten(varied).items(), variant
+        validate(varied)
+
+
+@pytest.mark.parametrize(("name", "labels"), OF_SETTINGS)
+def test_every_setting_traces(name, labels):
+    experiment = build(make_config(name, labels, tiny=False))
+    round_fn = make_round(experiment.problem, experiment.method, lanes=1)
+    state, _ = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
+
+
+@pytest.mark.parametrize("labels", LABELS_AT)
+def test_supervised_training_wherever_labels_are(labels):
+    """Who has labels trains on them, and nobody else does."""
+    config = make_config("supervised", labels, tiny=False)
+    config.clients_per_round = NUM_CLIENTS
+    experiment = build(config)
+    round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
+    state = jax.jit(lambda data: initialise(experiment, data))(experiment.data)
+    after, result = round_fn(state, experiment.data, experiment.hidden_labels)
+    with_labels = {"server": 0, "clients": NUM_CLIENTS, "some_clients": 1}[labels]
+    assert int(result.metrics["uploads"]) == with_labels
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), state.model.params, after.model.params)
+    assert all(jax.tree.leaves(moved)) and bool(result.healthy)
+    assert ("server_loss" in result.metrics) == (labels == "server")
+
+
+WRONG_SETTINGS = [(name, labels) for name in METHODS for labels in LABELS_AT if labels not in METHODS[name].settings]
+WRONG_VALUES = [
+    *((name, field, "nonsense") for name, entry in METHODS.items() for field in entry.choices),
+    *((name, field, least - 1) for name, entry in METHODS.items() for field, least in entry.at_least.items()),
+    *((name, field, bound) for name, entry in METHODS.items() for field, bound in entry.above.items()),
+]
+
+
+def refusal(config):
+    """The one line by which a configuration is refused."""
+    with pytest.raises(UserError) as error:
+        validate(config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("name", "labels"), WRONG_SETTINGS)
+def test_labels_where_a_method_knows_none_are_refused(name, labels):
+    config = apply_arguments(make_tiny_config(), name)
+    config.data.labels = labels
+    line = refusal(config)
+    assert line.startswith(f"data.labels is {labels!r}; known to the method {name}: ")
+    assert all(repr(known) in line for known in METHODS[name].settings)
+
+
+@pytest.mark.parametrize(("name", "field", "value"), WRONG_VALUES)
+def test_a_value_that_makes_no_sense_is_refused(name, field, value):
+    config = make_config(name)
+    config.update_from_flattened_dict({f"{name}.{field}": value})
+    line = refusal(config)
+    assert line.startswith(f"{name}.{field} ") and str(value) in line
 
 
 @pytest.mark.parametrize(
-    "method, fields, words",
+    ("fields", "words"),
     [
-        ("fedanchor", {"method": "supervised"}, "data.reveal_labels must be true"),
-        ("fixmatch", {"fixmatch.server": "aside"}, "known: alternate, parallel"),
-        ("fixmatch", {"fixmatch.label_mode": "odd"}, "known: train, eval"),
-        ("fixmatch", {"fixmatch.loss_over": "none"}, "known: batch, confident"),
-        ("semifl", {"semifl.label_views": -1}, "label_views"),
-        ("semifl", {"threshold.kind": "soft"}, "threshold.kind is 'soft'; known: fixed"),
-        ("semifl", {"threshold.momentum": 1.0}, "threshold.momentum"),
-        ("semifl", {"aggregation.optimizer": "adamw"}, "aggregation.optimizer is 'adamw'; known: fedavg, fedavgm"),
-        ("fedil", {"fedil.count_per": "day"}, "known: epoch, round"),
-        ("fedil", {"fedil.labels_from": "server"}, "fedil.labels_from is 'server'; known: local, global"),
-        ("fedil", {"fedil.successive": 0}, "fedil.successive must be at least 1"),
+        ({"threshold.kind": "soft"}, "threshold.kind is 'soft'; known: fixed"),
+        ({"threshold.momentum": 1.0}, "threshold.momentum"),
+        ({"aggregation.optimizer": "adamw"}, "aggregation.optimizer is 'adamw'; known: fedavg, fedavgm"),
     ],
 )
-def test_wrong_options_are_named(method, fields, words):
-    config = apply_arguments(make_tiny_config(), method)
-    config.update_from_flattened_dict(fields)
-    with pytest.raises(UserError, match=words):
-        validate(config)
-        build_experiment(config)
+def test_wrong_options_of_every_method_are_named(fields, words):
+    assert words in refusal(make_tiny_config(**fields))
+
+
+# --- Of some. --------------------------------------------------------------------------------------------------------
+
+
+def test_fedil_s_set_grows_and_is_learned_from(trained):
+    if trained.name != "fedil":
+        pytest.skip("of FedIL alone")
+    credibility = [state.clients["credibility"] for state in trained.states]
+    sizes = [int(np.sum(one.in_set)) for one in credibility]
+    assert sizes[0] == 0 < sizes[1] <= sizes[2]  # k = 1: a credible label joins at once
+    losses = [result.metrics["set_loss"] for result in trained.history]
+    assert losses[0] == 0 < losses[1]
+    in_set = np.asarray(credibility[1].in_set)
+    assert np.all(np.asarray(credibility[2].in_set) | ~in_set)  # nobody leaves
+    np.testing.assert_array_equal(np.asarray(credibility[2].label)[in_set], np.asarray(credibility[1].label)[in_set])
+    norms = [result.metrics["update_norm"] for result in trained.history]
+    np.testing.assert_allclose(trained.history[1].metrics["update_norm_average"], np.mean(norms), rtol=1e-5)
 
 
 def test_centralised_data_are_the_server_s():
@@ -154,11 +298,11 @@ def test_centralised_data_are_the_server_s():
     owned = np.concatenate([experiment.partition.anchor_index, *experiment.partition.client_rows])
     np.testing.assert_array_equal(np.sort(data.anchor_index), np.sort(owned))
     np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], np.asarray(experiment.hidden_labels)[owned])
-    assert len(owned) == 40 + 8 * 33
+    assert len(owned) == 40 + NUM_CLIENTS * 33
 
 
 def test_own_optimisers_are_checkpointed_at_an_interval_of_their_own_and_resumed(tmp_path):
-    config = make_config("semifl")
+    config = apply_arguments(make_config("semifl"), "strong")
     config.update_from_flattened_dict({"checkpoint_every": 1, "checkpoint_every_persistent": 2, "num_rounds": 4})
     state = train(config, tmp_path)
     assert {folder.name for folder in (tmp_path / "checkpoints").glob("[0-9]*")} == {"2", "4"}

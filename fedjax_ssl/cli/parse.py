@@ -78,7 +78,7 @@ def call_in_file(file: str, name: str) -> Any:
 def load_python_file(path: str, function: str) -> Callable:
     """A function of a Python file."""
     if not pathlib.Path(path).is_file():
-        raise UserError(f"there is no config file {path}")
+        raise UserError(f"there is no config file {path}{_nearest_file(pathlib.Path(path))}")
     spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
     if spec is None:
         raise UserError(f"{path} is not a Python file")
@@ -87,6 +87,13 @@ def load_python_file(path: str, function: str) -> Callable:
     if not hasattr(module, function):
         raise UserError(f"{path} has no function {function}")
     return getattr(module, function)
+
+
+def _nearest_file(path: pathlib.Path) -> str:
+    """What a message says of a path that leads nowhere: a file of nearly this name, in its folder or in configs/."""
+    files = {file.name: file for folder in (pathlib.Path("configs"), path.parent) for file in folder.glob("*.py")}
+    match = difflib.get_close_matches(path.name, files, n=1)
+    return f"; the nearest is {files[match[0]]}" if match else ""
 
 
 def _check_field(config: ConfigDict, field: str) -> None:

@@ -4,15 +4,16 @@
 file's, FILE.py:NAME.
 """
 
+import dataclasses
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import RECIPES, WORDS, shared_fields
-from fedjax_ssl.imports import import_own, is_own
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.imports import import_own, is_own, one_line
+from fedjax_ssl.methods.entry import Entry, check_entry
 from fedjax_ssl.methods.frames import alternating as alternating
 from fedjax_ssl.models import BACKBONES
 
@@ -44,7 +45,9 @@ def find_method(name: str) -> Entry:
         return METHODS[name]
     if is_own(name):
         return _import_method(name)
-    raise UserError(f"method is {name!r}; known: {', '.join(METHODS)}, or your own FILE.py:NAME")
+    raise UserError(
+        f"method is {name!r}{nearest(name, METHODS)}; known: {', '.join(METHODS)}, or your own FILE.py:NAME"
+    )
 
 
 def section_of(name: str) -> str:
@@ -54,13 +57,23 @@ def section_of(name: str) -> str:
 
 @functools.cache  # a process has one version of a file
 def _import_method(name: str) -> Entry:
-    method, _ = import_own("method", name, ("NAME", "my_method.py:my_method"))
-    section = section_of(name)
-    _check_name(section, f"method={name}: ")
-    entry = method if isinstance(method, Entry) else Entry(method)
-    if not callable(entry.factory):
+    method, file = import_own("method", name, ("NAME", "my_method.py:my_method"))
+    where, section = f"method={name}: ", section_of(name)
+    _check_name(section, where, {"a registered method": registered()})
+    if not callable(method) and not isinstance(method, Entry):
         raise UserError(f"method={name} is no function from a Problem to a Method, and no Entry with one")
-    return entry
+    entry = method if isinstance(method, Entry) else Entry(method)
+    with one_line("method", name, "its Entry cannot be used", file):
+        check_entry(section, entry, where)
+
+    def factory(problem: Problem) -> Method:
+        with one_line("method", name, "cannot be built", file):
+            built = entry.factory(problem)
+        if not isinstance(built, Method):
+            raise UserError(f"method={name} gives a {type(built).__name__}; it must give a fedjax_ssl.engine.Method")
+        return built
+
+    return dataclasses.replace(entry, factory=factory)
 
 
 def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -> None:
@@ -75,20 +88,24 @@ def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -
         entry: fields of `Entry`: `defaults`, `fields`, `variants`, `heads`, ...
 
     Raises:
-        UserError: the name is no Python name, or it has a meaning already.
+        UserError: the name is no Python name, or it has a meaning already; or the entry names a field that there is
+            not, see `check_entry`.
     """
     if name not in METHODS or name in NAMES:
         _check_name(name)
-    METHODS[name] = factory if isinstance(factory, Entry) else Entry(factory, **entry)
+    new = factory if isinstance(factory, Entry) else Entry(factory, **entry)
+    check_entry(name, new)
+    METHODS[name] = new
 
 
-def _check_name(name: str, where: str = "") -> None:
+def _check_name(name: str, where: str = "", taken: Mapping[str, Collection[str]] = {}) -> None:
     if not name.isidentifier():
         raise UserError(f"{where}a method's name must be a Python name, for it names a section of fields, not {name!r}")
     for meaning, names in {
         "a method of the library": NAMES,
         "a field of the configuration": shared_fields(),
         "an argument of configs": {**WORDS, **RECIPES, **BACKBONES},
+        **taken,
     }.items():
         if name in names:
             raise UserError(f"{where}{name} is {meaning} already; give the method another name")

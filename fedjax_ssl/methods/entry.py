@@ -7,6 +7,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import shared_fields
 
 LABELS_AT = ("server", "clients", "some_clients")  # the values of `data.labels`
 
@@ -44,3 +46,38 @@ class Entry:
     heads: Mapping[str, Callable[[ConfigDict], Callable]] = dataclasses.field(default_factory=dict)
     embedding: str = ""
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def check_entry(name: str, entry: Entry, where: str = "") -> None:
+    """Looks at what an entry says, before a configuration relies on it.
+
+    Args:
+        name: of the method.
+        entry: its entry.
+        where: begins the message.
+
+    Raises:
+        UserError: it names a field, a head or a place of labels that there is not, or gives a field a value of
+            another type.
+    """
+    config = shared_fields()
+    own = () if entry.defaults is None else tuple(entry.defaults())
+    if entry.defaults is not None:
+        config[name] = entry.defaults()
+    config.lock()
+    for what, words, known in (
+        ("settings", entry.settings, LABELS_AT),
+        ("embedding", filter(None, [entry.embedding]), entry.heads),
+        *((what, getattr(entry, what), own) for what in ("choices", "at_least", "above")),
+    ):
+        for word in words:
+            if word not in known:
+                raise UserError(f"{where}{what} of {name} names {word!r}; known: {', '.join(known) or 'none'}")
+    for what, fields in {**entry.variants, "fields": entry.fields, "tiny": entry.tiny}.items():
+        for field, value in fields.items():
+            try:
+                config.update_from_flattened_dict({field: value})
+            except (AttributeError, KeyError):
+                raise UserError(f"{where}{what} of {name} sets {field}, which is no field") from None
+            except (TypeError, ValueError):
+                raise UserError(f"{where}{what} of {name} sets {field} to {value!r}, of another type") from None

@@ -10,6 +10,7 @@ from fedjax_ssl.config import complete, differences
 from fedjax_ssl.errors import BusyError, UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import replace_file
+from fedjax_ssl.methods import section_of
 
 try:
     import fcntl
@@ -87,7 +88,7 @@ class Workdir:
             UserError: the folder cannot be written to, or (BusyError) another process was quicker.
         """
         if self.path is None:
-            self.path = fresh_workdir(pathlib.Path("runs"), self.config["method"])
+            self.path = fresh_workdir(pathlib.Path("runs"), section_of(self.config["method"]))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
@@ -66,7 +67,7 @@ class _Pictures:
 
 
 def _draw(run: RunRecords, pictures: _Pictures) -> None:
-    alone = [Group(run.config["method"], [run])]
+    alone = [Group(section_of(run.config["method"]), [run])]
     pictures.add(
         "test_accuracy",
         figures.over_rounds(alone, "test_accuracy", "test accuracy (%)", 100, top=100),
@@ -191,7 +192,7 @@ def _short(value) -> str:
 def title_of(run: RunRecords) -> str:
     """The page's title."""
     data = run.dataset().get("name", run.config["data"]["source"])
-    return f"{run.config['method']} on {data}, seed {run.config['seed']}"
+    return f"{section_of(run.config['method'])} on {data}, seed {run.config['seed']}"
 
 
 def lead_of(run: RunRecords) -> str:

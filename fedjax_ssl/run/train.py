@@ -16,6 +16,7 @@ from fedjax_ssl.data.partition import class_counts, save_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.files import replace_arrays, replace_file
+from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
@@ -79,7 +80,7 @@ def train(
             for size, group in {len(group): group for group in groups}.items()
         }
         if workdir is None and config.seeds:
-            parent = fresh_workdir(pathlib.Path("runs"), config.method)
+            parent = fresh_workdir(pathlib.Path("runs"), section_of(config.method))
             for run in runs:
                 run.folder.path = parent / f"seed_{run.folder.config['seed']}"
 
