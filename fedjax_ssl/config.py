@@ -55,6 +55,7 @@ def validate(config: ConfigDict) -> None:
     """
     method = find_method(add_section(config).method)
     section = section_of(config.method)
+    check_labels(config.data, config.num_clients)
     if config.data.labels not in method.settings:
         known = ", ".join(map(repr, method.settings))
         raise UserError(f"data.labels is {config.data.labels!r}; known to the method {section}: {known}")
@@ -131,7 +132,6 @@ def validate(config: ConfigDict) -> None:
             f"clients_per_round is {config.clients_per_round}, but the federation has num_clients = "
             f"{config.num_clients}"
         )
-    check_labels(config.data, config.num_clients)
     if config.log.wandb_project:
         _check_wandb()
 

@@ -401,7 +401,7 @@ def expect_line(parts, labels, num_classes, config, num_clients):
 
 def test_the_configuration_is_checked_before_data_are_read():
     config = base_config()
-    config.data.num_anchors = 0
+    config.method, config.data.num_anchors = "supervised", 0
     with pytest.raises(UserError, match="num_anchors must be at least 1, not 0"):
         validate(config)
     config.data.labels = "clients"
