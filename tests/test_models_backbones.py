@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,20 +10,26 @@ import pytest
 from ml_collections import ConfigDict
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models import BACKBONES, POLICIES, DoubleHead, build_model
+from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model
+from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 
-def model(num_classes=10, **overrides):
-    config = {"name": "cnn", "normalisation": "static", "anchor_dim": 16, "dtype": "float32"}
-    return build_model(ConfigDict(config | overrides), num_classes)
+def linear(width):
+    """What a method's file says of a head: a function of the `model` section that gives the head's factory."""
+    return lambda config: functools.partial(Linear, width)
+
+
+def model(num_classes=10, heads=None, **overrides):
+    config = {"name": "cnn", "normalisation": "static", "dtype": "float32"}
+    return build_model(ConfigDict(config | overrides), num_classes, heads)
 
 
 @functools.cache
 def small(normalisation="running", dtype="float32"):
     """The small CNN for 8x8 digits, its variables and twenty images."""
     images = jax.random.normal(jax.random.key(0), (20, 8, 8, 1))
-    built = model(normalisation=normalisation, dtype=dtype)
+    built = model(heads={"projector": linear(16)}, normalisation=normalisation, dtype=dtype)
     return built, jax.jit(built.init)(jax.random.key(1), images), images
 
 
@@ -41,7 +48,7 @@ def loss_and_gradient(built, variables, images, mask=None, num_views=1):
                 mutable=["batch_stats"],
             )
             valid = jnp.ones(len(images)) if mask is None else mask
-            total = sum((jnp.sin(o) * valid[:, None]).sum() for o in outputs)
+            total = sum((jnp.sin(o) * valid[:, None]).sum() for o in jax.tree.leaves(outputs))
             return total, (outputs, state)
 
         gradient, aux = jax.grad(loss, has_aux=True)(params)
@@ -66,7 +73,7 @@ def assert_trees_close(actual, expected, atol=2e-5):
     ],
 )
 def test_number_of_learnable_parameters(name, num_classes, count):
-    built = model(num_classes, name=name, anchor_dim=0)
+    built = model(num_classes, name=name)
     variables = jax.eval_shape(built.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
 
@@ -88,16 +95,59 @@ def test_wide_resnet_count_by_hand(k, num_classes, expected):
 def test_shapes_and_tree_for_any_image(name, shape):
     images = jnp.zeros((4, *shape))
     for policy in POLICIES:
-        built = model(7, name=name, normalisation=policy)
+        built = model(7, {"projector": linear(16), "rotation": linear(4)}, name=name, normalisation=policy)
         variables = jax.eval_shape(built.init, jax.random.key(0), images)
-        assert set(variables["params"]) == {"backbone", "classifier", "anchor_head"}
+        assert set(variables["params"]) == {"backbone", "classifier", "projector", "rotation"}
         assert ("batch_stats" in variables) == (policy != "group")
         apply = functools.partial(built.apply, train=True, num_views=2)
         outputs = jax.eval_shape(apply, {"params": variables["params"]}, images)
-        assert outputs.logits.shape == (4, 7) and outputs.embeddings.shape == (4, 16)
-    single = model(7, name=name, anchor_dim=0)
+        assert outputs.logits.shape == (4, 7)
+        assert jax.tree.map(jnp.shape, outputs.heads) == {
+            "projector": (4, 16),
+            "rotation": (4, 4),
+        }
+        assert outputs.features.shape == (4, variables["params"]["projector"]["kernel"].shape[0])
+    single = model(7, name=name)
     outputs, variables = jax.eval_shape(single.init_with_output, jax.random.key(0), images)
-    assert outputs.embeddings is None and set(variables["params"]) == {"backbone", "classifier"}
+    assert outputs.heads == {} and set(variables["params"]) == {"backbone", "classifier"}
+
+
+def test_heads_against_numpy():
+    """Every head is linear in the same features; what a head's factory gives need not be."""
+
+    class Cosines(nn.Module):
+        @nn.compact
+        def __call__(self, features, train, mask, num_views):
+            kernel = self.param("kernel", nn.initializers.normal(), (features.shape[1], 3))
+            return features @ kernel / jnp.linalg.norm(features, axis=1, keepdims=True)
+
+    class Flat(nn.Module):
+        @nn.compact
+        def __call__(self, images, train=False, mask=None, num_views=1):
+            return images.reshape(len(images), -1)
+
+    module = Heads(Flat(), 5, {"projector": functools.partial(Linear, 2), "cosines": Cosines})
+    network = Network(module, (0.5,), (0.25,), (2, 2, 1), "group", embedding="projector")
+    trained = network.init(jax.random.key(0))
+    assert set(trained.params) == {"classifier", "projector", "cosines"} and trained.batch_stats == {}
+    images = np.random.default_rng(0).integers(0, 256, (6, 2, 2, 1)).astype(np.uint8)
+    outputs = network.predict(trained, images)
+    x = (images.reshape(6, 4) / 255 - 0.5) / 0.25
+    params = jax.tree.map(np.asarray, trained.params)
+    np.testing.assert_allclose(outputs.features, x, atol=1e-5)
+    logits = x @ params["classifier"]["kernel"] + params["classifier"]["bias"]
+    np.testing.assert_allclose(outputs.logits, logits, atol=1e-5)
+    projected = x @ params["projector"]["kernel"] + params["projector"]["bias"]
+    np.testing.assert_allclose(outputs.heads["projector"], projected, atol=1e-5)
+    cosines = x @ params["cosines"]["kernel"] / np.linalg.norm(x, axis=1, keepdims=True)
+    np.testing.assert_allclose(outputs.heads["cosines"], cosines, atol=1e-5)
+    # What represents an image: the named head, or the features.
+    np.testing.assert_array_equal(network.embeddings(outputs), outputs.heads["projector"])
+    np.testing.assert_array_equal(network._replace(embedding="").embeddings(outputs), outputs.features)
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(network.probabilities(trained, images), p, atol=1e-5)
+    in_parts = network.predict_rows(trained, jnp.array(images), jnp.array([4, 0, 3]), batch_size=2)
+    np.testing.assert_allclose(in_parts.logits, logits[[4, 0, 3]], atol=1e-5)
 
 
 def test_two_views_equal_two_passes():
@@ -144,7 +194,7 @@ def test_bfloat16_computes_near_float32():
 def test_residual_network_trains_on_an_odd_image():
     """A shallow relative of WRN-28-2, with every kind of block, against plain convolutions."""
     images = jax.random.normal(jax.random.key(0), (6, 9, 11, 3))
-    built = DoubleHead(WideResNet(depth=10, width=1), num_classes=3, anchor_dim=4)
+    built = Heads(WideResNet(depth=10, width=1), 3, {"projector": functools.partial(Linear, 4)})
     variables = jax.jit(built.init)(jax.random.key(1), images)
     gradient, outputs, _ = loss_and_gradient(built, variables, images, num_views=2)
     with pytest.MonkeyPatch.context() as patch:

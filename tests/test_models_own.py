@@ -41,7 +41,7 @@ def network(name, image_shape=(8, 8, 1), **overrides):
     images, labels = np.zeros((2, *image_shape), np.uint8), np.zeros(2, np.int32)
     channels = image_shape[-1]
     dataset = Dataset("none", images, labels, images, labels, 10, (0.5,) * channels, (0.5,) * channels, False)
-    return build_network(config, dataset_facts(dataset), double_head=True)
+    return build_network(config, dataset_facts(dataset))
 
 
 def write(path, *lines, call=None, fields=""):
@@ -59,7 +59,7 @@ POLICY = "normalisation: str = 'static'"
 
 @pytest.mark.parametrize("normalisation", ["running", "static", "group"])
 def test_the_librarys_own_backbone_by_its_path_is_the_same(normalisation):
-    config = {"normalisation": normalisation, "anchor_dim": 16, "dtype": "float32"}
+    config = {"normalisation": normalisation, "dtype": "float32"}
     named = build_model(ConfigDict({"name": "cnn", **config}), 10)
     assert build_model(ConfigDict({"name": "fedjax_ssl.models.cnn:SmallCNN", **config}), 10) == named
     assert network("fedjax_ssl.models.cnn:SmallCNN", normalisation=normalisation).normalisation == normalisation
@@ -104,18 +104,18 @@ def test_a_plain_module_is_adapted(own_folder):
     # There are no statistics to be taken or sent.
     assert all(network("own_plain:Mine", normalisation=policy).normalisation == "group" for policy in POLICIES)
     built = network("own_plain:Mine")
-    params, batch_stats = jax.jit(built.init)(jax.random.key(1))
-    (first, second), after = jax.jit(built.train)(params, batch_stats, (images, images + 1), mask)
-    assert after == batch_stats == {}
+    model = jax.jit(built.init)(jax.random.key(1))
+    (first, second), after = jax.jit(built.train)(model, (images, images + 1), mask)
+    assert after == model.batch_stats == {}
     predict = jax.jit(built.predict)
     for view, outputs in ((images, first), (images + 1, second)):
-        expected = predict(params, batch_stats, view)
+        expected = predict(model, view)
         np.testing.assert_allclose(outputs.logits, expected.logits, rtol=1e-5, atol=1e-6)
     # The same parameters, but another function in training than in evaluation.
     built = network("own_train:Mine")
-    (outputs,), _ = jax.jit(built.train)(params, {}, (images,), mask)
+    (outputs,), _ = jax.jit(built.train)(model, (images,), mask)
     np.testing.assert_allclose(outputs.logits, first.logits, rtol=1e-5, atol=1e-6)
-    assert np.abs(outputs.logits - jax.jit(built.predict)(params, {}, images).logits).max() > 1e-3
+    assert np.abs(outputs.logits - jax.jit(built.predict)(model, images).logits).max() > 1e-3
 
 
 def test_own_normalisation_has_views_and_padding_of_its_own(own_folder):
@@ -126,13 +126,13 @@ def test_own_normalisation_has_views_and_padding_of_its_own(own_folder):
     mask = jnp.arange(5) < 3
     assert all(network("own_norm:Mine", normalisation=policy).normalisation == policy for policy in POLICIES)
     built = network("own_norm:Mine")
-    params, batch_stats = jax.jit(built.init)(jax.random.key(1))
+    model = jax.jit(built.init)(jax.random.key(1))
     train = jax.jit(built.train)
-    (first, second), after = train(params, batch_stats, (images, images + 9), mask)
+    (first, second), after = train(model, (images, images + 9), mask)
     for view, outputs in ((images, first), (images + 9, second)):
-        (alone,), _ = train(params, batch_stats, (view[:3],), mask[:3])
+        (alone,), _ = train(model, (view[:3],), mask[:3])
         np.testing.assert_allclose(outputs.logits[:3], alone.logits, rtol=1e-4, atol=1e-5)
-    assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(batch_stats)))
+    assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(model.batch_stats)))
 
 
 def test_factories(own_folder):
@@ -155,8 +155,8 @@ def test_factories(own_folder):
         "ready = Mine(4)",
         "nothing = lambda: 3",
     )
-    assert network("own_factories:wide").model.backbone.module.width == 9
-    assert network("own_factories:function", dtype="bfloat16").model.backbone.module.dtype == jnp.bfloat16
+    assert network("own_factories:wide").module.backbone.module.width == 9
+    assert network("own_factories:function", dtype="bfloat16").module.backbone.module.dtype == jnp.bfloat16
     expect_line("own_factories:Mine", ["cannot be built (TypeError", "width"])
     expect_line("own_factories:ready", ["is no factory"])
     expect_line("own_factories:nothing", ["gives a int", "flax.linen.Module"])

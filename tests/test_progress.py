@@ -63,3 +63,9 @@ def test_a_run_alone_has_no_title():
     assert describe({"test_accuracy": 0.5}) == "test 50.00 %"
     assert title_of((), [0]) == "" and title_of((7,), [7]) == "seed 7"
     assert title_of((5, 6, 7), [6]) == "seed 6 (2 of 3)" and title_of((5, 6, 7), [5, 6, 7]) == "seed 5 (with 6, 7)"
+
+
+def test_one_rule_of_labelling_has_no_name():
+    figures = {name: value for name, value in METRICS.items() if not name.endswith("_head")}
+    assert describe(figures) == "test 93.21 %  labels: 97.1 %  qualified 57.2"
+    assert describe({"test_accuracy": 0.93211}) == "test 93.21 %"

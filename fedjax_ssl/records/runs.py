@@ -66,9 +66,11 @@ class RunRecords(NamedTuple):
         return bool(np.isfinite(self.values(name)).any())
 
     def labelling_rules(self) -> dict[str, str]:
-        """The metric of each of the method's ways to label, and the way's name in words."""
-        names = [name for name in self.metrics[0] if name.startswith(RULE)]
-        return {name: name.removeprefix(RULE).replace("_", " ") for name in names}
+        """The metric of each of the method's ways to label, and the way's name in words; {} where nobody labels."""
+        rules = {name: name.removeprefix(RULE) for name in self.metrics[0] if name.startswith(RULE)}
+        if not rules and "pseudo_label_accuracy" in self.metrics[0]:
+            rules = {"pseudo_label_accuracy": "all"}  # one way alone has no name
+        return {name: rule.replace("_", " ") for name, rule in rules.items()}
 
     def seconds(self, kind: str = "seconds") -> float:
         """The sum of one kind of seconds; 'seconds' are the rounds'."""

@@ -91,13 +91,15 @@ class _Bar(Progress):
 def describe(metrics: dict[str, Any]) -> str:
     """The figures of a round in a few words, at most 80 characters for two rules of labelling.
 
-    The labels' accuracies are rule by rule, the one in use first; qualified are the examples of a client, on average.
+    The labels' accuracies are rule by rule where there are several; qualified are the examples of a client, on average.
     """
     labels = ", ".join(
         f"{name.removeprefix(RULE).removesuffix('_head').replace('_', ' ')} {100 * value:.1f} %"
         for name, value in metrics.items()
         if name.startswith(RULE)
     )
+    if not labels and "pseudo_label_accuracy" in metrics:
+        labels = f"{100 * metrics['pseudo_label_accuracy']:.1f} %"
     test = f"test {100 * metrics['test_accuracy']:.2f} %"
     return f"{test}  labels: {labels}  qualified {metrics['qualified_per_client']:.1f}" if labels else test
 
