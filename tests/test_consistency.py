@@ -52,6 +52,7 @@ MORE = {"consistency.unlabelled_ratio": 2}
     [
         ("server", NO_LABELS, {}, False),
         ("server", NO_LABELS, {**RECEIVED, **MORE}, False),
+        ("server", NO_LABELS, TOGETHER, True),
         ("clients", A_FEW, {}, True),
         ("clients", A_FEW, {**APART, **MORE}, False),
         ("clients", A_FEW, {**TOGETHER, **RECEIVED}, True),
