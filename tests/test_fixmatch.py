@@ -37,6 +37,7 @@ def build(**fields):
     [
         (NO_LABELS, EVAL),
         (A_FEW, {**EVAL, **AT_CLIENTS}),
+        (NO_LABELS, {**EVAL, **RECEIVED}),  # the received model has one mode
         (NO_LABELS, {**CONFIDENT, "fixmatch.threshold": 0.7}),
         (NO_LABELS, {**CONFIDENT, **EVAL}),
         (NO_LABELS, {**CONFIDENT, **RECEIVED}),

@@ -55,7 +55,8 @@ def consistency_phase(
         problem: the run.
         rule: targets and loss of the unlabelled images.
         threshold: see `label_cohort`.
-        label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval'.
+        label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval', by its
+            own. The received model (`labels_from`) always takes its own.
         loss_over: 'batch', every unlabelled image has a strong view; 'confident', only those of weight above 0 have
             one, and a part in its batch statistics, and a step in which nothing counts is none.
 
@@ -94,14 +95,16 @@ def consistency_phase(
         weak_key, strong_key, labelled_key = jax.random.split(key, 3)
         images = data.images[batch.rows]
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
-        frozen = network.predict(received.model, weak).logits if by_received else None
+        of_received = network.predict(received.model, weak).logits if by_received else None
         given, given_masks = [], []
         if work.labelled is not None:
             known = work.labelled.batch(batch.index, config.batch_size)
             given, given_masks = [problem.weak(labelled_key, data.images[known.rows])], [known.mask]
 
         def of(model) -> Loss:
-            of_weak = network.predict(model, weak).logits if label_mode == "eval" else frozen
+            of_weak = of_received
+            if label_mode == "eval" and not by_received:
+                of_weak = network.predict(model, weak).logits
             in_pass = [] if of_weak is not None else [weak]  # whose logits come from the training pass
             if together:
                 images = [*given, *in_pass, strong]
