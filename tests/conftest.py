@@ -9,6 +9,7 @@ import sys
 from unittest import mock
 
 import pytest
+
 from compile_budget import Budget, CompileBudget
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -1,27 +1,87 @@
-"""FixMatch's server in parallel, and its local steps, against NumPy and a plain loop."""
+"""FixMatch: whose labels, which images are in the loss, and a server in parallel; against NumPy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from conftest import TINY_BACKBONE
-from conftest import make_fedanchor_config as make_tiny_config
-from fedjax_ssl.config import apply_arguments, validate
-from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort, ModelUpload, Received, State
-from fedjax_ssl.run.experiment import build_experiment
+from consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
+from fedjax_ssl import UserError
+from fedjax_ssl.config import validate
+from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.server import SERVER_MODEL
 from fedjax_ssl.server.aggregation import OPT_STATE
-from fedjax_ssl.server.training import SERVER_MODEL, ServerModel
+from small_problem import federation, sent_down, small_problem, train
+
+THRESHOLD = 0.6
+NO_LABELS, A_FEW = range(2)
+EVAL, CONFIDENT = {"fixmatch.label_mode": "eval"}, {"fixmatch.loss_over": "confident"}
+RECEIVED, AT_CLIENTS = {"consistency.labels_from": "received"}, {"data.labels": "clients"}
 
 
-def build(**overrides):
-    fields = {"model.name": TINY_BACKBONE, "model.normalisation": "running", **overrides}
-    config = apply_arguments(make_tiny_config(**fields), "fixmatch")
-    validate(config)
-    experiment = build_experiment(config)
-    return experiment, State(jnp.int32(0), *experiment.problem.network.init(jax.random.key(0)))
+@pytest.fixture(scope="module")
+def data():
+    return federation([[-1] * 7, [0, -1, -1, 2, 1, -1, 0, -1, -1]])
+
+
+def build(**fields):
+    problem = small_problem("fixmatch", **{"fixmatch.threshold": THRESHOLD, **fields})
+    validate(problem.config)
+    return problem, METHODS["fixmatch"].factory(problem)
+
+
+@pytest.mark.parametrize(
+    "client, fields",
+    [
+        (NO_LABELS, EVAL),
+        (A_FEW, {**EVAL, **AT_CLIENTS}),
+        (NO_LABELS, {**EVAL, **RECEIVED}),  # the received model has one mode
+        (NO_LABELS, {**CONFIDENT, "fixmatch.threshold": 0.7}),
+        (NO_LABELS, {**CONFIDENT, **EVAL}),
+        (NO_LABELS, {**CONFIDENT, **RECEIVED}),
+        (A_FEW, {**CONFIDENT, **AT_CLIENTS, "fixmatch.threshold": 0.7}),
+    ],
+)
+def test_local_training_is_that_of_the_equations(data, client, fields):
+    """The loss over the batch or over its confident images, with labels made in training or evaluation mode."""
+    problem, method = build(**fields)
+    received, options = sent_down(problem), problem.config.fixmatch
+    job, finished = train(method.phases[0], received, data, client)
+    only_confident = options.loss_over == "confident"
+    together = problem.config.data.labels == "clients" and not only_confident
+    rule = hard_labels(options.threshold)
+    by_hand = train_by_hand(problem, data, received, job.work, rule, options.label_mode, only_confident, together)
+    assert_as_by_hand(finished, by_hand)
+    counts = by_hand[3]
+    assert any(0 < count < 3 for count in counts)
+    if options.threshold == 0.7:
+        assert 0 in counts[1:]  # with a velocity from earlier steps, which weight decay alone would not stop
+
+
+def test_a_step_in_which_nothing_counts_changes_nothing(data):
+    problem, method = build(**CONFIDENT, **{"fixmatch.threshold": 1.5})
+    received = sent_down(problem)
+    job, finished = train(method.phases[0], received, data, NO_LABELS)
+    assert job.num_steps == 6 and finished.metrics["confident_share"] == 0
+    for found, before in zip(jax.tree.leaves(finished.upload.model), jax.tree.leaves(received.model)):
+        np.testing.assert_array_equal(found, before)
+    # Over the batch it is a step: of weight decay, and of the statistics.
+    _, method = build(**{"fixmatch.threshold": 1.5})
+    _, finished = train(method.phases[0], received, data, NO_LABELS)
+    for found, before in zip(jax.tree.leaves(finished.upload.model), jax.tree.leaves(received.model)):
+        assert np.all(found != before)
+
+
+def test_a_label_counts_from_the_threshold_on(data):
+    problem, method = build(**EVAL, **{"fixmatch.threshold": 0.5})
+    received = sent_down(problem)
+    two_classes = jnp.float32([0, 0, -1e9])  # probabilities of exactly 1/2, whatever the image
+    params = {"backbone": {"bias": two_classes}, "classifier": {"kernel": jnp.zeros((4, 3))}}
+    received = received._replace(model=Model(params, received.model.batch_stats), learning_rate=jnp.float32(0))
+    _, finished = train(method.phases[0], received, data, NO_LABELS)
+    assert finished.metrics["confident_share"] == 1
 
 
 def flat(tree):
@@ -29,21 +89,23 @@ def flat(tree):
 
 
 @pytest.mark.parametrize("optimizer, momentum", [("fedavg", 0.0), ("fedavgm", 0.5)])
-def test_a_server_in_parallel_has_half_the_weight_before_the_server_optimiser(optimizer, momentum):
+def test_a_server_in_parallel_has_half_the_weight_before_the_server_optimiser(data, optimizer, momentum):
     """v <- beta v + (w - mean), w <- w - v, the mean of the server's model and of the clients' mean, half and half."""
-    experiment, state = build(**{"fixmatch.server": "parallel", "aggregation.optimizer": optimizer})
-    shapes = experiment.state_shape.server.get(OPT_STATE, ())
-    rng = np.random.default_rng(0)
+    problem, method = build(**{"fixmatch.server": "parallel", "aggregation.optimizer": optimizer})
+    rng, key = np.random.default_rng(0), jax.random.key(0)
     noise = lambda tree, *axes: jax.tree.map(  # noqa: E731
         lambda leaf: jnp.float32(rng.normal(size=(*axes, *leaf.shape))), tree
     )
-    state = state._replace(server={OPT_STATE: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)})
-    sizes, w, v = jnp.array([30, 99, 10]), flat(state.params), 0.0
+    shapes = jax.eval_shape(method.init, federation([[-1], [-1]], anchors=[0, 1, 2]), key).server
+    assert shapes.keys() == {SERVER_MODEL, *([OPT_STATE] if momentum else [])}
+    memory = {name: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), entry) for name, entry in shapes.items()}
+    state = State(jnp.int32(0), sent_down(problem).model, memory)
+    sizes, w, v = jnp.array([30, 99, 10]), flat(state.model.params), 0.0
     for accepted in ([True, False, True], [False, False, False], [True, True, True]):
-        own = ServerModel(noise(state.params), noise(state.batch_stats))
-        uploads = ModelUpload(noise(state.params, 3), noise(state.batch_stats, 3))
+        own, uploads = noise(state.model), noise(state.model, 3)
         state = state._replace(server={**state.server, SERVER_MODEL: own})
-        state, metrics = experiment.method.aggregate(state, Received(uploads, jnp.array(accepted), sizes, sizes))
+        received = Received(Upload(uploads), jnp.array(accepted), jnp.arange(3), None, sizes, sizes)
+        state, metrics = method.aggregate(state, data, received, key)
 
         weights = np.where(accepted, sizes, 0) / max(np.sum(np.where(accepted, sizes, 0)), 1)
         half = 0.5 if any(accepted) else 0.0
@@ -53,83 +115,27 @@ def test_a_server_in_parallel_has_half_the_weight_before_the_server_optimiser(op
             means.append(half * weights @ rows + (1 - half) * flat(own[part]))
         before, v = w, momentum * v + (w - means[0])
         w = w - v
-        np.testing.assert_allclose(flat(state.params), w, atol=1e-5)
-        np.testing.assert_allclose(flat(state.batch_stats), means[1], atol=1e-5)
+        np.testing.assert_allclose(flat(state.model.params), w, atol=1e-5)
+        np.testing.assert_allclose(flat(state.model.batch_stats), means[1], atol=1e-5)
         np.testing.assert_allclose(metrics["update_norm"], np.linalg.norm(w - before), rtol=1e-5)
 
 
-# Augmentation is off, because its draws depend on the size of the batch, which padding changes. Batches are small, for
-# some to have no confident image.
-PLAIN = {
-    "augment.padding": 0,
-    "augment.num_ops": 0,
-    "augment.flavour": "semifl",
-    "client.epochs": 1,
-    "client.batch_size": 4,
-    "client.weight_decay": 0.05,
-    "fixmatch.threshold": 0.25,
-}
+def test_a_server_in_parallel_trains_a_model_of_its_own_before_the_round_and_none_after():
+    problem, method = build(**{"fixmatch.server": "parallel"})
+    data = federation([[-1], [-1]], anchors=[0, 1, 2, 1])
+    first = sent_down(problem).model
+    state, metrics = method.server_before(State(jnp.int32(0), first), data, jax.random.key(0))
+    assert state.model is first
+    assert metrics["server_loss"] > 0
+    assert np.all(flat(state.server[SERVER_MODEL].params) != flat(first.params))
+    assert method.server_after(state, data, None)[0] is state
+    _, alternate = build()
+    after, metrics = alternate.server_after(State(jnp.int32(0), first), data, jax.random.key(0))
+    # The same training, of the global model itself.
+    np.testing.assert_allclose(flat(after.model.params), flat(state.server[SERVER_MODEL].params), atol=1e-6)
+    assert after.server == {}
 
 
-def train_by_hand(experiment, state, work, loss_over):
-    """SGD, one unpadded batch after the other, every view in a pass of its own; and each batch's confident images."""
-    network, config = experiment.problem.network, experiment.problem.config.client
-    images = (np.asarray(experiment.data.images, np.float32) / 255 - network.mean) / network.std
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.add_decayed_weights(config.weight_decay),
-        optax.sgd(config.learning_rate, momentum=config.momentum),
-    )
-    params, batch_stats, opt_state = state.params, state.batch_stats, optimizer.init(state.params)
-
-    @jax.jit
-    def logits(params, batch_stats, x):
-        variables = {"params": params, "batch_stats": batch_stats}
-        outputs, updated = network.model.apply(variables, x, train=True, mutable=["batch_stats"])
-        return outputs.logits, updated["batch_stats"]
-
-    def loss_fn(params, batch_stats, x, labels, divisor):
-        of_strong, batch_stats = logits(params, batch_stats, x)
-        losses = -jax.nn.log_softmax(of_strong)[jnp.arange(len(x)), labels]
-        return jnp.sum(jnp.where(labels >= 0, losses, 0)) / divisor, batch_stats
-
-    gradient_of, update = jax.jit(jax.grad(loss_fn, has_aux=True)), jax.jit(optimizer.update)
-    counts = []
-    for epoch in range(config.epochs):
-        for first in range(0, int(work.size), config.batch_size):
-            places = np.asarray(work.order[epoch, first : min(first + config.batch_size, int(work.size))])
-            x = images[np.asarray(work.rows)[places]]
-            of_weak, after_weak = logits(params, batch_stats, x)
-            p = np.exp(of_weak) / np.exp(of_weak).sum(axis=1, keepdims=True)
-            labels = np.where(p.max(axis=1) >= 0.25, p.argmax(axis=1), -1)
-            counts.append(np.sum(labels >= 0))
-            divisor = len(x)
-            if loss_over == "confident":
-                x, labels, divisor = x[labels >= 0], labels[labels >= 0], counts[-1]
-                if not counts[-1]:
-                    continue
-            gradient, batch_stats = gradient_of(params, after_weak, x, labels, divisor)
-            updates, opt_state = update(gradient, opt_state, params)
-            params = optax.apply_updates(params, updates)
-    return params, batch_stats, counts
-
-
-@pytest.mark.parametrize("loss_over", ["batch", "confident"])
-def test_local_steps_equal_the_plain_loop(loss_over):
-    experiment, state = build(**PLAIN, **{"fixmatch.loss_over": loss_over})
-    broadcast = experiment.method.broadcast(state, experiment.data)
-    cohort, phase = Cohort(jnp.array([5]), {}, jax.random.key(1)), experiment.method.phases[0]
-
-    @jax.jit
-    def both(broadcast, data):
-        phase_cohort = cohort._replace(key=jax.random.fold_in(cohort.key, 0))
-        return train_cohort((phase,), broadcast, data, cohort, 1), phase.prepare(broadcast, data, phase_cohort, None)
-
-    result, jobs = both(broadcast, experiment.data)
-    work = jax.tree.map(lambda leaf: leaf[0], jobs.work)
-    params, batch_stats, counts = train_by_hand(experiment, state, work, loss_over)
-    assert min(counts) == 0 and any(0 < count < 4 for count in counts), counts
-    upload = jax.tree.map(lambda leaf: leaf[0], result.finished.upload)
-    np.testing.assert_allclose(flat(upload.params), flat(params), atol=1e-4)
-    np.testing.assert_allclose(flat(upload.batch_stats), flat(batch_stats), atol=1e-4)
-    assert np.max(np.abs(flat(params) - flat(state.params))) > 1e-2
+def test_a_server_without_labels_trains_nothing_in_parallel():
+    with pytest.raises(UserError, match=r"trains a server with labels, but data.labels is 'clients'"):
+        build(**{"fixmatch.server": "parallel", **AT_CLIENTS})

@@ -55,7 +55,8 @@ def consistency_phase(
         problem: the run.
         rule: targets and loss of the unlabelled images.
         threshold: see `label_cohort`.
-        label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval'.
+        label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval', by its
+            own. The received model (`labels_from`) always takes its own.
         loss_over: 'batch', every unlabelled image has a strong view; 'confident', only those of weight above 0 have
             one and enter its batch statistics, and a step in which no image counts is skipped.
 
@@ -94,23 +95,25 @@ def consistency_phase(
         weak_key, strong_key, labelled_key = jax.random.split(key, 3)
         images = data.images[batch.rows]
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
-        frozen = network.predict(received.model, weak).logits if by_received else None
-        given, given_mask = [], jnp.zeros((), bool)
+        of_received = network.predict(received.model, weak).logits if by_received else None
+        given, given_masks = [], []
         if work.labelled is not None:
             known = work.labelled.batch(batch.index, config.batch_size)
-            given, given_mask = [problem.weak(labelled_key, data.images[known.rows])], known.mask
+            given, given_masks = [problem.weak(labelled_key, data.images[known.rows])], [known.mask]
 
         def of(model) -> Loss:
-            of_weak = network.predict(model, weak).logits if label_mode == "eval" else frozen
+            of_weak = of_received
+            if label_mode == "eval" and not by_received:
+                of_weak = network.predict(model, weak).logits
             in_pass = [] if of_weak is not None else [weak]  # whose logits come from the training pass
             if together:
                 images = [*given, *in_pass, strong]
-                masks = [known.mask] * len(given) + [batch.mask] * (len(in_pass) + 1)
+                masks = [*given_masks, *[batch.mask] * (len(in_pass) + 1)]
                 (outputs,), batch_stats = network.train(model, (jnp.concatenate(images),), jnp.concatenate(masks))
                 logits = jnp.split(outputs.logits, [sum(map(len, images[:i])) for i in range(1, len(images))])
             else:
                 logits, batch_stats = [], model.batch_stats
-                passes = [([view], known.mask) for view in given]
+                passes = [([view], mask) for view, mask in zip(given, given_masks)]
                 # The confident ones are known only after the weak views have passed.
                 passes += [(in_pass, batch.mask)] if only_confident else [([*in_pass, strong], batch.mask)]
                 for views, mask in passes:
@@ -134,7 +137,7 @@ def consistency_phase(
                 labelled_loss = cross_entropy(of_given, data.visible_labels[known.rows], known.mask)
                 value = labelled_loss + value
                 metrics |= {"labelled_loss": labelled_loss, "unlabelled_loss": unlabelled_loss}
-            counts = jnp.any(counted) | jnp.any(given_mask) if only_confident else None
+            counts = jnp.any(jnp.concatenate([counted, *given_masks])) if only_confident else None
             return Loss(value, batch_stats, {"client_loss": value, **metrics}, counts=counts)
 
         return of
