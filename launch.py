@@ -15,11 +15,11 @@ QUICKSTART = pathlib.Path(__file__).parent / "configs" / "quickstart.py"
 
 # Each command imports what it needs: most of it takes seconds, and help needs none of it.
 def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Trains, or goes on with a run that was stopped; the default.
+    """Trains, or resumes a run that was stopped; the default.
 
     The workdir gets config.json, partition.npz, metrics.jsonl (a line a round),
     timings.jsonl, checkpoints/, tensorboard/ and at the end summary.json and
-    report.html. The same command with the same --workdir goes on from the last
+    report.html. The same command with the same --workdir resumes from the last
     checkpoint. Several seeds, each in its own folder: --config.seeds='(0, 1, 2)'.
 
     Watch it with: tensorboard --logdir=runs
@@ -35,10 +35,10 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
 
     Some take a data set: configs/sweeps/fedanchor_table1.py:svhn. The table is
     WORKDIR/table.md, .csv and .tex, and grows as runs finish; at the end
-    WORKDIR/report.html shows them all. Started again, a sweep skips what is
-    finished and goes on with what was begun; the same command may run several
-    times at once. --config.FIELD=VALUE holds for all runs, so FIELD must not be
-    one in which they differ.
+    WORKDIR/report.html shows them all. Started again, a sweep skips finished
+    runs and resumes the others; the same command may run several times at once.
+    --config.FIELD=VALUE holds for all runs, so FIELD must not be one in which
+    they differ.
     """
     from fedjax_ssl import sweep
 
@@ -46,7 +46,7 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Traces some rounds and says where their time goes.
+    """Traces a few rounds and says where their time goes.
 
     The workdir, a fresh one, gets trace/, profile.json and profile.txt.
     """
@@ -61,8 +61,8 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
 
     One run gets WORKDIR/report.html, figures/ and MODEL_CARD.md, as it does by
     itself when it is over. Several runs, or a folder of them, go into one page,
-    with the table beside it as CSV, Markdown and LaTeX: --out=compare.html. Runs
-    that differ in nothing but the seed are one curve with a band.
+    with the table as CSV, Markdown and LaTeX: --out=compare.html. Runs that
+    differ in nothing but the seed are one curve with a band.
     """
     from fedjax_ssl.report import report
 

@@ -1,4 +1,4 @@
-"""A trained model to take away: from images to classes, with everything inside that it was trained with."""
+"""A trained model for inference: images in, classes out, preprocessing included."""
 
 import contextlib
 import json
@@ -23,11 +23,11 @@ from fedjax_ssl.models.network import build_network
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET
 
-BATCH_SIZE = 256  # images at a time, whatever the number: one program, and a bound for the memory
+BATCH_SIZE = 256  # images at a time: one program for any number, and a bound for the memory
 
 
 class Prediction(NamedTuple):
-    """What a model says about B images.
+    """A model's outputs for B images.
 
     Attributes:
         labels: int32 [B], the most probable class.
@@ -45,7 +45,7 @@ class Predictor(NamedTuple):
 
     Attributes:
         image_shape: (height, width, channels).
-        class_names: of the C classes; their numbers where the data set had none.
+        class_names: of the C classes; their numbers if the data set has none.
         round: after which the model was saved.
         outputs: images [BATCH_SIZE, H, W, C] -> (probabilities, embeddings), compiled.
     """
@@ -59,7 +59,7 @@ class Predictor(NamedTuple):
         """Classifies images.
 
         Args:
-            images: uint8 [B, H, W, C], or [B, H, W] where there is one channel; or floats of the same range, 0 to 255.
+            images: uint8 [B, H, W, C], or [B, H, W] with one channel; or floats of the same range, 0 to 255.
 
         Raises:
             UserError: the images are of another shape than the model's, or not of that range.
@@ -103,7 +103,7 @@ def load(workdir: str | os.PathLike) -> Predictor:
         A function from images to a `Prediction`, with the pixel normalisation inside.
 
     Raises:
-        UserError: there is no run, or no checkpoint in it yet, or it is not readable.
+        UserError: the folder has no run or no checkpoint, or it cannot be read.
     """
     folder = pathlib.Path(workdir)
     if not (folder / CONFIG).exists():
@@ -145,7 +145,7 @@ def predict_file(workdir: str | os.PathLike, images_file: str, out: str | os.Pat
         workdir: of a run.
         images_file: an npz file.
         out: the npz file to be written.
-        key: name of the images' array in it; by default `images`, `x`, `x_test`, or the only one there is.
+        key: name of the images' array in it; by default `images`, `x`, `x_test`, or the only array.
 
     Raises:
         UserError: see `load`, `Predictor` and `read_arrays`; or the file cannot be written.

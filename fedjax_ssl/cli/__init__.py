@@ -1,1 +1,1 @@
-"""Words of a command line: parsing, help, what the sources say of fields. Knows config; help waits for no library."""
+"""The command line: parsing, help, fields read from the sources. Knows config; help imports no library."""

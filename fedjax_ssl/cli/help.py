@@ -68,7 +68,7 @@ class Command(NamedTuple):
     words: str = ""
 
     def fits(self, words: list[str]) -> bool:
-        """Whether there are as many words as the command takes."""
+        """Whether the command takes so many words."""
         names = self.words.split()
         return len(words) >= len(names) if self.words.endswith("...") else len(words) == len(names)
 

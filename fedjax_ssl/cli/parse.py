@@ -1,4 +1,4 @@
-"""From the words of a command line to a configuration, with one clear line for each mistake."""
+"""Parses the command line into a configuration; every mistake gives a one-line error."""
 
 import difflib
 import importlib.util
@@ -54,12 +54,12 @@ def overridden_fields(overrides: list[str]) -> list[str]:
 
 
 def load_config_file(config_file: str) -> ConfigDict:
-    """What `get_config` of a Python file returns; the part behind a colon is its argument."""
+    """The result of `get_config` of a Python file; the part behind a colon is its argument."""
     return call_in_file(config_file, "get_config")
 
 
 def call_in_file(file: str, name: str) -> Any:
-    """What a function of a Python file returns.
+    """The result of a function of a Python file.
 
     Args:
         file: the file's path, and after a colon the function's argument.
@@ -90,7 +90,7 @@ def load_python_file(path: str, function: str) -> Callable:
 
 
 def _nearest_file(path: pathlib.Path) -> str:
-    """What a message says of a path that leads nowhere: a file of nearly this name, in its folder or in configs/."""
+    """A hint for a path that does not exist: a file of nearly this name, in its folder or in configs/."""
     files = {file.name: file for folder in (pathlib.Path("configs"), path.parent) for file in folder.glob("*.py")}
     match = difflib.get_close_matches(path.name, files, n=1)
     return f"; the nearest is {files[match[0]]}" if match else ""

@@ -1,7 +1,7 @@
-"""What the sources say of fields, methods and arguments, read without importing anything.
+"""Fields, methods and arguments, read from the sources without importing them.
 
-Help and documentation are made of it. Importing the modules themselves (JAX, Flax, Optax, Orbax) takes longer than
-anybody wants to wait for help; tests compare with what the modules have.
+Help and documentation are made from this: importing the modules (JAX, Flax, Optax, Orbax) takes too long for help.
+Tests compare the result with the modules.
 """
 
 import ast
@@ -18,7 +18,7 @@ class Field(NamedTuple):
 
     Attributes:
         default: as it is written in Python.
-        meaning: the comment beside it, or else above it.
+        meaning: the comment behind it, or else above it.
         group: the comment that opened the group in which it stands: one above a field that has its own; or ''.
     """
 
@@ -48,13 +48,13 @@ def read_methods() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def read_arguments() -> list[str]:
-    """What every config takes behind its colon, besides methods, recipes and models."""
+    """The arguments of every config, besides methods, recipes and models."""
     tree = _tree(PACKAGE / "fields.py")
     return [*_keys(tree, "WORDS"), "the name of a model", *(f"{name}=" for name in _keys(tree, "ARGUMENT_FIELDS"))]
 
 
 def docstring(path: pathlib.Path) -> str:
-    """A module's, '' where it has none."""
+    """A module's docstring; '' without one."""
     return ast.get_docstring(_tree(path)) or ""
 
 
@@ -96,7 +96,7 @@ def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {})
 
 
 def _comments(lines: list[str], node: ast.stmt) -> tuple[str, str]:
-    """What stands behind a statement, and what stands above it."""
+    """The comments behind a statement and above it."""
     beside = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("# ")[2]
     above = []
     for line in reversed(lines[: node.lineno - 1]):

@@ -1,7 +1,6 @@
 """The registry of methods: one file each, one line here. Methods know client, server and engine, and no disk.
 
-`find_method` also takes a method from outside the library: one that `register` has been given in this process, or a
-file's, FILE.py:NAME.
+`find_method` also finds methods from outside the library: those registered in this process, and FILE.py:NAME.
 """
 
 import dataclasses
@@ -39,7 +38,7 @@ def find_method(name: str) -> Entry:
             function from a Problem to a Method that needs nothing else.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: no method has this name.
     """
     if name in METHODS:
         return METHODS[name]
@@ -77,19 +76,19 @@ def _import_method(name: str) -> Entry:
 
 
 def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -> None:
-    """Makes a method from outside the library, from a notebook say, one that configurations can name.
+    """Registers a method from outside the library, such as a notebook's, under a name for configurations.
 
     Registration lasts for this process; register the method again before resuming its runs. A second registration
     under the same name replaces the first.
 
     Args:
         name: of the method, as `config.method` has it.
-        factory: what a file in this folder has under its own name; or a whole `Entry`.
+        factory: a function from a Problem to a Method, or a whole `Entry`.
         entry: fields of `Entry`: `defaults`, `fields`, `variants`, `heads`, ...
 
     Raises:
-        UserError: the name is no Python name, or it has a meaning already; or the entry names a field that there is
-            not, see `check_entry`.
+        UserError: the name is no Python name, or it has a meaning already; or the entry names an unknown field, see
+            `check_entry`.
     """
     if name not in METHODS or name in NAMES:
         _check_name(name)

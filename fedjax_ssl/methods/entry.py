@@ -1,4 +1,4 @@
-"""What the library knows of a method beside its code: one entry, in the method's own file."""
+"""What the library knows about a method besides its code: one entry, in the method's file."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ class Entry:
 
 
 def check_entry(name: str, entry: Entry, where: str = "") -> None:
-    """Looks at what an entry says, before a configuration relies on it.
+    """Checks an entry before a configuration relies on it.
 
     Args:
         name: of the method.
@@ -57,8 +57,7 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
         where: begins the message.
 
     Raises:
-        UserError: it names a field, a head or a place of labels that there is not, or gives a field a value of
-            another type.
+        UserError: it names an unknown field, head or place of labels, or gives a field a value of another type.
     """
     config = shared_fields()
     own = () if entry.defaults is None else tuple(entry.defaults())
