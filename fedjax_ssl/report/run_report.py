@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections
+from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections, section_of
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
