@@ -20,7 +20,6 @@ SECONDS_FOR_A_CELL = 600  # on a machine that is busy with other things
 # What compiles quickly.
 SMALL = {
     "augment.flavour": "none",
-    "augment.padding": 0,
     "client.epochs": 1,
     "fedanchor.contrastive": False,
     "fedanchor.client_mixup": False,
