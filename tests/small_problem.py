@@ -45,7 +45,7 @@ class SmallNetwork:
     def _outputs(self, params, x):
         bias, heads = params["backbone"]["bias"], {}
         if self.head:  # the backbone's bias is a part of it, so that its loss trains the backbone
-            heads[self.head] = _matmul(x, params[self.head]["kernel"]) + jnp.sum(bias)
+            heads[self.head] = _matmul(x, params[self.head]["kernel"]) + 0.1 * jnp.sum(bias)
         return Outputs(_matmul(x, params["classifier"]["kernel"]) + bias, heads, x)
 
     def predict(self, model, images):
