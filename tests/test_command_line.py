@@ -34,8 +34,14 @@ def test_overrides():
         ("--config.lanes=many", "config.lanes takes a value of type int .*'many'"),
         ("--config=nowhere.py", "there is no config file nowhere.py"),
         ("--wrokdir=x", "wrokdir"),
-        ("swep", "cannot make sense of .swep."),
-        ("--config.method=fedmagic", "method is 'fedmagic'; known: .*fedanchor"),
+        ("swep", "cannot make sense of .swep.; the nearest is sweep; see"),
+        ("tran", "cannot make sense of .tran.; the nearest is train; see"),
+        ("xyz", "cannot make sense of .xyz.; see"),
+        ("quickstart.py", "cannot make sense of .quickstart.py.; a config is given as --config=quickstart.py; see"),
+        (f"--config={QUICKSTART.replace('start.py', 'strt.py')}", f"the nearest is {QUICKSTART}"),
+        (f"--config={QUICKSTART}:semfl", "unknown config argument 'semfl'; the nearest is semifl; known: "),
+        (f"--config={QUICKSTART}:method=semfl", "method is 'semfl'; the nearest is semifl; known: "),
+        ("--config.method=fedmagic", "method is 'fedmagic'.*; known: .*fedanchor"),
         ("--config.model.name=vgg", "'vgg'; known: .*cnn.*resnet18.*wrn28_2"),
         ("--config.model.normalisation=none", "'none'; known: .*static"),
         ("--config.model.dtype=float16", "'float16'; known: .*bfloat16"),
@@ -118,7 +124,9 @@ def test_config_arguments():
     assert (config.method, config.semifl.mixup, config.client.persistent) == ("semifl", False, True)
     with pytest.raises(UserError, match="unknown config argument 'mix'"):
         apply_arguments(base_config(), "semifl,mix")
-    assert apply_arguments(base_config(), "supervised").data.reveal_labels
+    assert apply_arguments(base_config(), "supervised,all_labels").data.reveal_labels
+    named, by_field = (apply_arguments(base_config(), words) for words in ("fedil,no_cosine", "method=fedil,no_cosine"))
+    assert named.to_dict() == by_field.to_dict() and named.aggregation.weights == "uniform"
     assert apply_arguments(base_config(), "centralised").method == "anchors_only"
 
 

@@ -1,6 +1,7 @@
 """A model taken away: it says what the run's own evaluation said, and meets bad input with one line."""
 
 import json
+import os
 import shutil
 
 import jax
@@ -32,9 +33,9 @@ def test_predictions_are_those_of_the_trained_network(predict, digits, finished_
     found = predict(digits.x_test)  # 360 images: a whole batch and a part of one
     assert BATCH_SIZE < len(digits.x_test) < 2 * BATCH_SIZE
     network = build_experiment(make_fedanchor_config(**SMALL)).problem.network
-    outputs = network.predict(state.params, state.batch_stats, digits.x_test)
+    outputs = network.predict(state.model, digits.x_test)
     np.testing.assert_allclose(found.probabilities, jax.nn.softmax(outputs.logits), atol=1e-5)
-    np.testing.assert_allclose(found.embeddings, outputs.embeddings, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found.embeddings, outputs.heads["anchor_head"], rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(found.labels, np.argmax(found.probabilities, axis=1))
     summary = json.loads((workdir / "summary.json").read_text())
     assert np.mean(found.labels == digits.y_test) == pytest.approx(summary["test_accuracy"])
@@ -73,13 +74,14 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
     np.savez(tmp_path / "several.npz", a=np.zeros(2), b=np.zeros(2))
     (tmp_path / "text.npz").write_text("no archive")
     np.save(tmp_path / "single.npy", np.zeros(2))
-    for name in ("old", "begun", "torn", "own"):
+    for name in ("old", "begun", "torn", "own", "gone"):
         shutil.copytree(finished_fedanchor_run[0], tmp_path / name)
     (tmp_path / "old" / "dataset.json").unlink()
     shutil.rmtree(tmp_path / "begun" / "checkpoints")
     (tmp_path / "torn" / "config.json").write_text('{"method": ')
     own = json.loads((tmp_path / "own" / "config.json").read_text())
     (tmp_path / "own" / "config.json").write_text(json.dumps({**own, "method": "of_a_notebook"}))
+    (tmp_path / "gone" / "config.json").write_text(json.dumps({**own, "method": "gone/mine.py:mine"}))
     before = sorted(tmp_path.rglob("*"))
     run = finished_fedanchor_run[0]
     for words, line in [
@@ -91,10 +93,14 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
         ({"workdir": run, "npz": tmp_path / "single.npy", "out": out}, "not an npz file"),
         ({"workdir": run, "npz": tmp_path / "several.npz", "out": out}, "--key=NAME"),
         ({"workdir": run, "npz": images, "out": out, "key": "pictures"}, "has no pictures"),
-        ({"workdir": tmp_path, "npz": images, "out": out}, "its runs are in begun, old, own"),
+        ({"workdir": tmp_path, "npz": images, "out": out}, "its runs are in begun, gone, old"),
         ({"workdir": tmp_path / "old", "npz": images, "out": out}, "has no dataset.json"),
         ({"workdir": tmp_path / "begun", "npz": images, "out": out}, "there is no checkpoint"),
         ({"workdir": tmp_path / "own", "npz": images, "out": out}, "'of_a_notebook', which is not registered"),
+        (
+            {"workdir": tmp_path / "gone", "npz": images, "out": out},
+            f"no file gone/mine.py, as seen from {os.getcwd()}",
+        ),
         ({"workdir": tmp_path / "torn", "npz": images, "out": out}, "cannot read the run"),
     ]:
         assert launch.main(["predict", *(f"--{name}={value}" for name, value in words.items())]) == 2, words

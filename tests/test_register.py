@@ -1,7 +1,10 @@
 """Methods from outside the library: registered, configured and trained like its own; and no trace in other runs."""
 
+import functools
 import json
+import re
 
+import jax
 import pytest
 from ml_collections import ConfigDict
 
@@ -9,6 +12,8 @@ from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.config import apply_arguments, complete, for_seed, validate
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.models.heads import Linear
 from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run.experiment import build_experiment
 
@@ -18,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("registry")
 def register(level=0.5, **options):
     """A method that is `anchors_only`, with a section of its own."""
     defaults = lambda: ConfigDict({"level": level})  # noqa: E731
-    methods.register("mine", methods.METHODS["anchors_only"], defaults=defaults, **options)
+    methods.register("mine", methods.METHODS["anchors_only"].factory, defaults=defaults, **options)
 
 
 def test_a_registered_method_has_its_section_and_its_words():
@@ -31,18 +36,40 @@ def test_a_registered_method_has_its_section_and_its_words():
     assert methods.registered() == {"mine"}
 
 
-@pytest.mark.parametrize("double_headed", [False, True])
-def test_it_is_built_like_the_library_s_own(double_headed):
-    register(double_headed=double_headed)
+def test_it_is_built_like_the_library_s_own():
+    register(heads={"projector": lambda model: functools.partial(Linear, model.anchor_dim)}, embedding="projector")
     experiment = build_experiment(make_tiny_config(method="mine"))
-    assert ("anchor_head" in experiment.state_shape.params) == double_headed
+    params = experiment.state_shape.model.params
+    assert set(params) == {"backbone", "classifier", "projector"}
+    assert params["projector"]["kernel"].shape[-1] == 128
+    images = jax.ShapeDtypeStruct((3, 8, 8, 1), "uint8")
+    outputs = jax.eval_shape(experiment.problem.network.predict, experiment.state_shape.model, images)
+    assert experiment.problem.network.embeddings(outputs).shape == (3, 128)
 
 
 def test_registering_again_replaces():
-    register(variants={"high": {"mine.level": 0.9}}, double_headed=True)
-    methods.register("mine", methods.METHODS["anchors_only"])
-    assert "mine" not in base_config() and "mine" not in methods.DOUBLE_HEADED
-    assert methods.VARIANTS["mine"] == {}
+    register(variants={"high": {"mine.level": 0.9}})
+    entry = Entry(methods.METHODS["anchors_only"].factory, title="Mine")
+    methods.register("mine", entry)
+    assert "mine" not in base_config() and methods.METHODS["mine"] is entry
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"settings": ("server", "moon")}, "settings of mine names 'moon'; known: server, clients, some_clients"),
+        ({"embedding": "projector"}, "embedding of mine names 'projector'; known: none"),
+        ({"choices": {"levle": (1, 2)}}, "choices of mine names 'levle'; known: level"),
+        ({"above": {"client.epochs": 0}}, "above of mine names 'client.epochs'; known: level"),
+        ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch, which is no field"),
+        ({"variants": {"high": {"mien.level": 0.9}}}, "high of mine sets mien.level, which is no field"),
+        ({"variants": {"high": {"mine.level": "h"}}}, "high of mine sets mine.level to 'h', of another type"),
+    ],
+)
+def test_an_entry_that_names_what_there_is_not_is_refused(options, line):
+    with pytest.raises(UserError, match=re.escape(line)):
+        register(**options)
+    assert "mine" not in methods.METHODS
 
 
 @pytest.mark.parametrize(
@@ -57,14 +84,14 @@ def test_registering_again_replaces():
     ],
 )
 def test_names_that_mean_something_are_refused(name, why):
-    before = dict(methods.METHODS), dict(methods.FIELDS)
+    before = dict(methods.METHODS)
     with pytest.raises(UserError, match=why):
         methods.register(name, methods.METHODS["anchors_only"])
-    assert before == (methods.METHODS, methods.FIELDS)
+    assert before == methods.METHODS
 
 
 def test_a_run_keeps_its_own_method_s_section_alone(tmp_path):
-    """Or a run of the library's could not be taken up again without the methods that were registered beside it."""
+    """Or a run of the library's could not be resumed without the methods that were registered beside it."""
 
     def begin(method, folder):
         config = for_seed(make_tiny_config(method=method), 0)
