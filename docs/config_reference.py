@@ -36,7 +36,6 @@ SECTIONS = {
     "server": "server: training on the anchors",
     "aggregation": "aggregation: from uploads to one model",
     "threshold": "threshold: which pseudo-labels count",
-    "consistency": "consistency: a strong view trained towards the label of a weak one",
     "log": "log: what a run shows",
 }
 

@@ -77,7 +77,7 @@ def overview(commands: Mapping[str, Command]) -> str:
     """The help of launch.py as a whole."""
     fields = read_fields()
     arguments = {
-        "methods": f"{', '.join(read_methods())}; then one of the method's variants",
+        "methods": f"{', '.join(read_methods())}, method=FILE.py:NAME; then one of the method's variants",
         "recipes": ", ".join(RECIPES),
         "others": ", ".join(read_arguments()),
     }

@@ -19,7 +19,8 @@ class Field(NamedTuple):
     Attributes:
         default: as it is written in Python.
         meaning: the comment behind it, or else above it.
-        group: the comment that opened the group in which it stands: one above a field that has its own; or ''.
+        group: the comment that opened the group in which it stands: one above a section, or above a field that has
+            its own; or ''.
     """
 
     default: str
@@ -85,7 +86,7 @@ def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {})
             fields.update({f"{name}.{field}": value for field, value in own.items()})
             group = ""
         elif called == "ConfigDict":
-            group = ""
+            group = _comments(lines, node)[1]
         else:
             default = "None" if called.endswith("placeholder") else ast.unparse(node.value)
             beside, above = _comments(lines, node)
