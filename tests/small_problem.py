@@ -17,6 +17,7 @@ from fedjax_ssl.models import Outputs
 from linear_network import in_numpy, softmax
 
 SIDE, PIXELS, CLASSES, HEAD_DIM = 2, 4, 3, 5
+NUM_CLIENTS, MAX_SIZE, NUM_IMAGES = 4, 10, 24  # the same shapes in every federation: all share the compiled operations
 KEPT = 0.75  # of the running mean in a training pass
 
 
@@ -97,11 +98,14 @@ def federation(clients, anchors=(), seed=0):
     Args:
         clients: for each client the labels of its images, -1 where a label is hidden.
         anchors: labels of the server's images. They are the table's first rows, of which row 0 is also the padding of
-            the clients' rows; without anchors row 0 is nobody's, and has a label all the same.
+            the clients' rows; without anchors row 0 is nobody's, and has a label all the same. What is missing to
+            `NUM_CLIENTS` and `NUM_IMAGES` is clients without images, and images that are nobody's.
     """
+    clients = [*clients, *[[]] * (NUM_CLIENTS - len(clients))]
     labels = [*(anchors or [1]), *(label for client in clients for label in client)]
-    index = np.zeros((len(clients), max(map(len, clients))), np.int32)
+    index = np.zeros((len(clients), MAX_SIZE), np.int32)
     first = len(labels) - sum(map(len, clients))
+    labels += [1] * (NUM_IMAGES - len(labels))
     for client, of_client in enumerate(clients):
         index[client, : len(of_client)] = first + np.arange(len(of_client))
         first += len(of_client)
@@ -123,7 +127,7 @@ def small_problem(arguments, network=None, weak=mirrored, strong=negative, **fie
     """A problem of a method: two local epochs, batches of 3, plain SGD with all that it has."""
     config = apply_arguments(base_config(), arguments)
     config.update_from_flattened_dict({
-        "num_clients": 4, "clients_per_round": 4, "eval_batch_size": 8,
+        "num_clients": NUM_CLIENTS, "clients_per_round": 2, "eval_batch_size": 8,
         "client.epochs": 2, "client.batch_size": 3, "client.learning_rate": 0.4, "client.momentum": 0.5,
         "client.weight_decay": 0.05, "client.clip_norm": 0.5, "client.nesterov": True, **fields,
     })  # fmt: skip

@@ -151,17 +151,18 @@ def test_the_report_scores_the_unlabelled_images_and_counts_the_labelled_as_trai
     problem, phase = fixmatch("clients", **{"threshold.kind": "client_mean"})
     received, size = sent_down(problem), 9
     job = prepare(phase, received, data, A_FEW)
-    rows = np.asarray(data.client_index[A_FEW])
+    rows = np.asarray(data.client_index[A_FEW])[:size]
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
     known = np.asarray(data.visible_labels)[rows] >= 0
     level = p.max(axis=1)[~known].mean()  # the threshold that adapts looks at unlabelled images alone
     np.testing.assert_allclose(job.work.thresholds, np.full(3, level), rtol=1e-5)
-    np.testing.assert_array_equal(job.report.labels, p.argmax(axis=1))
-    np.testing.assert_array_equal(job.report.qualified, known | (p.max(axis=1) >= level))
-    assert 0 < np.sum(~np.asarray(job.report.qualified)) < size
+    report = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], job.report)
+    np.testing.assert_array_equal(report.labels, p.argmax(axis=1))
+    np.testing.assert_array_equal(report.qualified, known | (p.max(axis=1) >= level))
+    assert 0 < np.sum(~report.qualified) < size and not job.report.qualified[size]
 
     truth = np.where(known, p.argmax(axis=1) + 1, p.argmax(axis=1)) % 3  # labelled images would be wrong
-    one_row = jax.tree.map(lambda leaf: leaf[None], job.report)
+    one_row = jax.tree.map(lambda leaf: leaf[None], report)
     scored = score_pseudo_labels(one_row, truth[None], ~known[None], 1)
     assert scored["pseudo_label_accuracy"] == scored["qualified_accuracy"] == 1
     assert scored["qualified_per_client"] == np.sum((p.max(axis=1) >= level) & ~known)

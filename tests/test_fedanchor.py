@@ -46,7 +46,7 @@ def data():
 def build(arguments="fedanchor", **fields):
     """(problem, method, a first state)."""
     views = {name: fields.pop(name) for name in ("weak", "strong", "network") if name in fields}
-    problem = small_problem(arguments, **{"network": SmallNetwork(HEAD), **views, "clients_per_round": 2, **fields})
+    problem = small_problem(arguments, **{"network": SmallNetwork(HEAD), **views, **fields})
     method = METHODS["fedanchor"].factory(problem)
     return problem, method, State(jnp.int32(0), sent_down(problem).model)
 
