@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client import Batch, Deck, Examples, Loss, global_model, local_sgd, qualify, score_cohort
+from fedjax_ssl.client.credibility import advance, no_credibility
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Received, Report, State, no_op
 from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergence
@@ -64,20 +65,6 @@ def defaults() -> ConfigDict:
     return section
 
 
-class Credibility(NamedTuple):
-    """A client's memory of its examples.
-
-    Attributes:
-        label: int32 [n_max], the label that is being counted, or that of a member of the set.
-        count: int32 [n_max], how often in a row it was predicted.
-        in_set: bool [n_max], whether the example is in the pseudo-label set D^l.
-    """
-
-    label: jax.Array
-    count: jax.Array
-    in_set: jax.Array
-
-
 class Work(NamedTuple):
     """What one client trains on; positions count the client's examples.
 
@@ -97,7 +84,7 @@ class Work(NamedTuple):
 def fedil(problem: Problem) -> Method:
     """Algorithms 1 and 2 as a Method."""
     options = problem.config.fedil
-    frame = alternating(problem, (local_training(problem),), own=_no_credibility)
+    frame = alternating(problem, (local_training(problem),), own=lambda data: {CREDIBILITY: no_credibility(data)})
 
     def init(data, key) -> State:
         state = add_server_model(frame.init(data, key))
@@ -135,11 +122,6 @@ def fedil(problem: Problem) -> Method:
         server_after=no_op,
         converged=converged if options.stop_below > 0 else None,
     )
-
-
-def _no_credibility(data) -> dict[str, Credibility]:
-    zeros = jnp.zeros(data.client_index.shape, jnp.int32)
-    return {CREDIBILITY: Credibility(zeros, zeros, zeros.astype(bool))}
 
 
 def local_training(problem: Problem) -> Phase:
@@ -209,39 +191,6 @@ def local_training(problem: Problem) -> Phase:
 
     metrics = ("client_loss", "pseudo_loss", "kl_loss", "set_loss", "confident_share", "set_size")
     return local_sgd(problem, prepare, loss, metrics=metrics, remember=remember)
-
-
-def advance(
-    credibility: Credibility,
-    positions: jax.Array,
-    labels: jax.Array,
-    credible: jax.Array,
-    counts: jax.Array,
-    successive: int,
-) -> Credibility:
-    """Counts a batch's labels (eq. 17 to 21).
-
-    Args:
-        credibility: before, leaves [n_max].
-        positions: int32 [B], the batch's examples.
-        labels: int32 [B], argmax of their predictions.
-        credible: bool [B], whether the label is confident and the server's model agrees (both factors of eq. 19).
-        counts: bool [B], which of the batch are counted.
-        successive: k.
-
-    Returns:
-        Credibility after: the same label again adds one, another credible one starts again with one, one that is not
-        credible starts again with none; at k the example joins the set, and its label changes no more.
-    """
-    old = jax.tree.map(lambda leaf: leaf[positions], credibility)
-    same = (old.count > 0) & (old.label == labels)
-    count = jnp.where(credible, jnp.where(same, old.count + 1, 1), 0)
-    changes = counts & ~old.in_set
-    place = jnp.where(changes, positions, len(credibility.label))  # beyond the end: dropped
-    put = lambda leaf, values: leaf.at[place].set(values, mode="drop")  # noqa: E731
-    return Credibility(
-        put(credibility.label, labels), put(credibility.count, count), put(credibility.in_set, count >= successive)
-    )
 
 
 ENTRY = Entry(

@@ -1,0 +1,59 @@
+"""Which pseudo-labels a client has come to believe: counts over its rounds (FedIL, eq. 14 to 21)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Credibility(NamedTuple):
+    """A client's memory of its examples.
+
+    Attributes:
+        label: int32 [n_max], the label that is being counted, or that of a member of the set.
+        count: int32 [n_max], how often in a row it was predicted.
+        in_set: bool [n_max], whether the example is in the pseudo-label set D^l.
+    """
+
+    label: jax.Array
+    count: jax.Array
+    in_set: jax.Array
+
+
+def no_credibility(data) -> Credibility:
+    """That of all clients before the first round, leaves [K, n_max]."""
+    zeros = jnp.zeros(data.client_index.shape, jnp.int32)
+    return Credibility(zeros, zeros, zeros.astype(bool))
+
+
+def advance(
+    credibility: Credibility,
+    positions: jax.Array,
+    labels: jax.Array,
+    credible: jax.Array,
+    counts: jax.Array,
+    successive: int,
+) -> Credibility:
+    """Counts a batch's labels (eq. 17 to 21).
+
+    Args:
+        credibility: before, leaves [n_max].
+        positions: int32 [B], the batch's examples.
+        labels: int32 [B], argmax of their predictions.
+        credible: bool [B], whether the label is confident and the server's model agrees (both factors of eq. 19).
+        counts: bool [B], which of the batch are counted.
+        successive: k.
+
+    Returns:
+        Credibility after: the same label again adds one, another credible one starts again with one, one that is not
+        credible starts again with none; at k the example joins the set, and its label changes no more.
+    """
+    old = jax.tree.map(lambda leaf: leaf[positions], credibility)
+    same = (old.count > 0) & (old.label == labels)
+    count = jnp.where(credible, jnp.where(same, old.count + 1, 1), 0)
+    changes = counts & ~old.in_set
+    place = jnp.where(changes, positions, len(credibility.label))  # beyond the end: dropped
+    put = lambda leaf, values: leaf.at[place].set(values, mode="drop")  # noqa: E731
+    return Credibility(
+        put(credibility.label, labels), put(credibility.count, count), put(credibility.in_set, count >= successive)
+    )
