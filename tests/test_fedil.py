@@ -175,7 +175,7 @@ def fake_federation(screening):
     rng, model = np.random.default_rng(3), sent_down(problem).model
     noise = lambda leaf, *axes: rng.normal(size=(*axes, *leaf.shape)).astype(np.float32)  # noqa: E731
     server = model._replace(params=jax.tree.map(lambda leaf: leaf + noise(leaf), model.params))
-    state = State(jnp.int32(0), model, {SERVER_MODEL: server, INCREMENTS: jnp.full(3, jnp.nan)})
+    state = State(jnp.int32(0), model, {SERVER_MODEL: server, INCREMENTS: jnp.full(4, jnp.nan)})
     uploads = jax.tree.map(lambda leaf: leaf + noise(leaf, 5), model.params)
     accepted, ones = jnp.array([True, True, False, True, True]), jnp.ones(5, jnp.int32)
     received = Received(Upload(model._replace(params=uploads, batch_stats=())), accepted, ones, None, ones, ones)
@@ -222,7 +222,7 @@ def test_the_increment_s_average_is_over_the_last_rounds():
         state, metrics = method.aggregate(state, None, received._replace(accepted=jnp.arange(5) == number), None)
         norms.append(float(metrics["update_norm"]))
         np.testing.assert_allclose(metrics["update_norm_average"], np.mean(norms[-3:]), rtol=1e-5)
-    np.testing.assert_allclose(state.server[INCREMENTS], norms[:1:-1], rtol=1e-6)
+    np.testing.assert_allclose(state.server[INCREMENTS], norms[:0:-1], rtol=1e-6)
     assert len({round(norm, 3) for norm in norms}) == 5
 
 
