@@ -56,17 +56,23 @@ def main() -> None:
             state, result = jax.device_get(program(*arguments))
         found[name] = state, result, program.as_text()
     (one, result, _), (several, result_several, program) = found["one"], found["several"]
-    apart = [float(np.max(np.abs(a - b))) for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(several.params))]
+    apart = [
+        float(np.max(np.abs(a - b)))
+        for a, b in zip(jax.tree.leaves(one.model.params), jax.tree.leaves(several.model.params))
+    ]
     report = {
         "apart": max(apart),
-        "moved": max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(*map(jax.tree.leaves, (one.params, start.params)))),
+        "moved": max(
+            float(jnp.max(jnp.abs(a - b)))
+            for a, b in zip(*map(jax.tree.leaves, (one.model.params, start.model.params)))
+        ),
         "lane_steps": [result.lane_steps.item(), result_several.lane_steps.item()],
         "local_steps": result_several.metrics["local_steps"].item(),
         "qualified_accuracy": [one.metrics["qualified_accuracy"].item() for one in (result, result_several)],
         "largest_all_gather": largest_result(program, "all-gather"),
         "largest_all_reduce": largest_result(program, "all-reduce"),
         "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", program)),
-        "params": tree_bytes(start.params),
+        "params": tree_bytes(start.model.params),
     }
     print(json.dumps(report))
 

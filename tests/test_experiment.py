@@ -219,11 +219,12 @@ def test_a_state_that_is_not_finite_stops_the_run(tmp_path):
 def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, tmp_path):
     workdir, state = finished_run
     # The labels are given; no step on infinite logits is finite.
-    too_large = jax.tree.map(lambda leaf: np.full(leaf.shape, 3e38, leaf.dtype), state.params["classifier"])
+    too_large = jax.tree.map(lambda leaf: np.full(leaf.shape, 3e38, leaf.dtype), state.model.params["classifier"])
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints"))
     with contextlib.closing(Checkpoints(copy / "checkpoints")) as checkpoints:
-        checkpoints.save(4, state._replace(params={**state.params, "classifier": too_large}))
+        model = state.model._replace(params={**state.model.params, "classifier": too_large})
+        checkpoints.save(4, state._replace(model=model))
     with pytest.raises(TrainingError, match="round 5: none of the 4 uploads is finite"):
         train(make_tiny_config(num_rounds=5), copy)
     assert Checkpoints(copy / "checkpoints").latest_round() == 4

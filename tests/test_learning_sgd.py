@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.learning import sgd
+from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.sgd import Model
 from linear_network import at_rest, sgd_step
 
@@ -16,7 +17,9 @@ from linear_network import at_rest, sgd_step
 @pytest.mark.parametrize("clip_norm", [0.0, 1.5])
 def test_steps_equal_numpy(nesterov, clip_norm):
     """Three steps on 1/2 |w - target|^2 of two leaves; the part that is not named stays, without weight decay."""
-    config = types.SimpleNamespace(momentum=0.8, nesterov=nesterov, weight_decay=0.1, clip_norm=clip_norm)
+    config = types.SimpleNamespace(
+        optimizer="sgd", momentum=0.8, nesterov=nesterov, weight_decay=0.1, clip_norm=clip_norm
+    )
     target = {"bias": np.array([3.0, -1.0]), "kernel": np.array([[0.5], [2.0]])}
     model = {"bias": np.array([0.2, 0.1]), "kernel": np.array([[-1.0], [1.5]])}
     params = {**jax.tree.map(jnp.float32, model), "head": jnp.array([7.0])}
@@ -26,7 +29,7 @@ def test_steps_equal_numpy(nesterov, clip_norm):
         value = 0.5 * sum(squares) + jnp.sum(found.params["head"])
         return value, ({"count": found.batch_stats["count"] + 1}, value)
 
-    optimizer = sgd.make_optimizer(config, 0.3)
+    optimizer = make_optimizer(config, 0.3)
     learner = sgd.start(optimizer, Model(params, {"count": jnp.int32(0)}), ("bias", "kernel"))
     step = jax.jit(lambda learner: sgd.step(loss_fn, optimizer, learner, ("bias", "kernel")))
     velocity = at_rest(model)

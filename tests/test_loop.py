@@ -13,6 +13,7 @@ from conftest import make_tiny_config
 from fedjax_ssl import TrainingError
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.round import Dispatch, RoundResult
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import load_snapshots
@@ -21,6 +22,7 @@ from fedjax_ssl.run import loop
 from fedjax_ssl.run.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
 from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, run_rounds
 from fedjax_ssl.run.machine import find_machine
+from fedjax_ssl.run.wire import Traffic
 
 
 class Every(Listener):
@@ -39,21 +41,21 @@ class Every(Listener):
 
 
 def state_at(done, value):
-    return State(jnp.int32(done), {"w": jnp.float32(value)}, {}, {}, {})
+    return State(jnp.int32(done), Model({"w": jnp.float32(value)}, {}), {}, {})
 
 
 def one_round_later(state):
-    return state._replace(round=state.round + 1, params={"w": state.params["w"] + 1})
+    return state._replace(round=state.round + 1, model=Model({"w": value_of(state) + 1}, {}))
 
 
 def value_of(state):
-    return state.params["w"]
+    return state.model.params["w"]
 
 
 @pytest.fixture
 def counting(tmp_path, monkeypatch):
     """Makes (machine, program, group, states) of runs whose model is the number of rounds, plus 100 for each seed."""
-    traffic = {"down": 3, "up": 3, "statistics_down": 1, "statistics_up": 0}
+    traffic = Traffic(jobs=4, down=3, up=3, statistics_down=1, statistics_up=0)
     monkeypatch.setattr(loop, "bytes_per_client", lambda *_: traffic)
     with contextlib.ExitStack() as stack:
 
@@ -90,8 +92,8 @@ def counting(tmp_path, monkeypatch):
                 stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *results)
                 return Dispatch(state, stacked, jnp.int32(len(results)), jnp.bool_(True))
 
-            def snapshot(params, batch_stats, images, labels):
-                return {"w": params["w"]}
+            def snapshot(model, images, labels):
+                return {"w": model.params["w"]}
 
             program = types.SimpleNamespace(dispatch=dispatch, snapshot=snapshot)
             return (find_machine(config), program, group, [run.state for run in runs]), sizes
