@@ -131,25 +131,6 @@ def make_tiny_config(**overrides):
 
 
 @pytest.fixture(scope="session")
-def tiny_experiment():
-    """A built experiment of FedAnchor and its state before the first round; tests must not donate the state."""
-    import jax
-
-    from fedjax_ssl.run.experiment import build_experiment, initialise
-
-    experiment = build_experiment(make_fedanchor_config())
-    return experiment, jax.jit(lambda data: initialise(experiment, data))(experiment.data)
-
-
-@pytest.fixture(scope="session")
-def choosy_experiment(tiny_experiment):
-    """The same with a threshold at which some examples of each client qualify and some do not."""
-    from fedjax_ssl.run.experiment import build_experiment
-
-    return build_experiment(make_fedanchor_config(**{"fedanchor.threshold": 0.7})), tiny_experiment[1]
-
-
-@pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """(workdir, state) of the tiny run that nobody interrupted."""
     from fedjax_ssl import train
