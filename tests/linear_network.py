@@ -73,7 +73,7 @@ def sgd_step(model, gradient, velocity, config, learning_rate):
         The model, and the velocity for the next step.
     """
     length = np.sqrt(sum(np.sum(leaf**2) for leaf in gradient.values()))
-    factor = min(1, config.clip_norm / length) if config.clip_norm else 1
+    factor = min(1, config.clip_norm / length) if config.clip_norm and length else 1
     moved, after = {}, {}
     for name, leaf in model.items():
         g = factor * gradient[name] + config.weight_decay * leaf

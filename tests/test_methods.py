@@ -294,9 +294,8 @@ def test_wrong_options_of_every_method_are_named(fields, words):
 # --- Of some. --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("trained", ["fedil"], indirect=True)
 def test_fedil_s_set_grows_and_is_learned_from(trained):
-    if trained.name != "fedil":
-        pytest.skip("of FedIL alone")
     credibility = [state.clients["credibility"] for state in trained.states]
     sizes = [int(np.sum(one.in_set)) for one in credibility]
     assert sizes[0] == 0 < sizes[1] <= sizes[2]  # k = 1: a credible label joins at once
