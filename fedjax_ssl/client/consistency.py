@@ -17,6 +17,8 @@ from fedjax_ssl.client.local_sgd import Loss, local_sgd
 from fedjax_ssl.engine.interface import Jobs, Phase, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models.network import Network
 
 
 class Rule(NamedTuple):
@@ -96,52 +98,66 @@ def consistency_phase(
         images = data.images[batch.rows]
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
         of_received = network.predict(received.model, weak).logits if by_received else None
-        given, given_masks = [], []
+        given = []  # the labelled images' views, and which of them are present
         if work.labelled is not None:
             known = work.labelled.batch(batch.index, config.batch_size)
-            given, given_masks = [problem.weak(labelled_key, data.images[known.rows])], [known.mask]
+            given = [([problem.weak(labelled_key, data.images[known.rows])], known.mask)]
 
         def of(model) -> Loss:
             of_weak = of_received
             if label_mode == "eval" and not by_received:
                 of_weak = network.predict(model, weak).logits
-            in_pass = [] if of_weak is not None else [weak]  # whose logits come from the training pass
-            if together:
-                images = [*given, *in_pass, strong]
-                masks = [*given_masks, *[batch.mask] * (len(in_pass) + 1)]
-                (outputs,), batch_stats = network.train(model, (jnp.concatenate(images),), jnp.concatenate(masks))
-                logits = jnp.split(outputs.logits, [sum(map(len, images[:i])) for i in range(1, len(images))])
-            else:
-                logits, batch_stats = [], model.batch_stats
-                passes = [([view], mask) for view, mask in zip(given, given_masks)]
-                # The confident ones are known only after the weak views have passed.
-                passes += [(in_pass, batch.mask)] if only_confident else [([*in_pass, strong], batch.mask)]
-                for views, mask in passes:
-                    if views:
-                        outputs, batch_stats = network.train(
-                            model._replace(batch_stats=batch_stats), tuple(views), mask
-                        )
-                        logits += [view.logits for view in outputs]
+            in_training = [weak] if of_weak is None else []
+            # The confident images are known only after their weak views have passed.
+            views = in_training if only_confident else [*in_training, strong]
+            logits, after = train_views(network, model, [*given, (views, batch.mask)], together)
             of_given = logits.pop(0) if given else None
             of_weak = jax.lax.stop_gradient(logits.pop(0) if of_weak is None else of_weak)
             targets, weights = rule.target(of_weak, work.thresholds)
-            counted = batch.mask & (weights > 0) if only_confident else batch.mask
+            counted = batch.mask
             if only_confident:
-                (outputs,), batch_stats = network.train(model._replace(batch_stats=batch_stats), (strong,), counted)
-                logits = [outputs.logits]
+                counted = batch.mask & (weights > 0)
+                logits, after = train_views(network, after, [([strong], counted)])
             unlabelled_loss = rule.loss(logits[0], targets, weights, counted)
-            share = jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
             value = options.unlabelled_weight * unlabelled_loss
-            metrics = {"confident_share": share}
+            metrics = {"confident_share": jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)}
             if given:
                 labelled_loss = cross_entropy(of_given, data.visible_labels[known.rows], known.mask)
                 value = labelled_loss + value
                 metrics |= {"labelled_loss": labelled_loss, "unlabelled_loss": unlabelled_loss}
-            counts = jnp.any(jnp.concatenate([counted, *given_masks])) if only_confident else None
-            return Loss(value, batch_stats, {"client_loss": value, **metrics}, counts=counts)
+            counts = jnp.any(jnp.concatenate([counted, *(mask for _, mask in given)])) if only_confident else None
+            return Loss(value, after.batch_stats, {"client_loss": value, **metrics}, counts=counts)
 
         return of
 
     metrics = ("client_loss", "confident_share")
     metrics += ("labelled_loss", "unlabelled_loss") if clients_have_labels else ()
     return local_sgd(problem, prepare, loss, metrics=metrics, batch_size=unlabelled_size)
+
+
+def train_views(
+    network: Network, model: Model, groups: list[tuple[list[jax.Array], jax.Array]], together: bool = False
+) -> tuple[list[jax.Array], Model]:
+    """Views in training mode, group after group; a group's views share a pass, and each has its own statistics.
+
+    Args:
+        network: the architecture.
+        model: in training.
+        groups: each some views [B, H, W, C] of one batch, and its mask, bool [B]; an empty one is no pass.
+        together: one pass for all, with the statistics of all views as one batch.
+
+    Returns:
+        The logits of each view in their order, and the model with its statistics after the passes.
+    """
+    if together:
+        views, masks = zip(*((view, mask) for views, mask in groups for view in views))
+        (outputs,), batch_stats = network.train(model, (jnp.concatenate(views),), jnp.concatenate(masks))
+        ends = [sum(map(len, views[:number])) for number in range(1, len(views))]
+        return jnp.split(outputs.logits, ends), model._replace(batch_stats=batch_stats)
+    logits = []
+    for views, mask in groups:
+        if views:
+            outputs, batch_stats = network.train(model, tuple(views), mask)
+            logits += [of_view.logits for of_view in outputs]
+            model = model._replace(batch_stats=batch_stats)
+    return logits, model
