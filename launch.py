@@ -72,8 +72,7 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
     """Classifies the images of a file by a run's model.
 
-    The output gets labels [B], probabilities [B, C] and, of a model with two
-    heads, embeddings [B, D].
+    The output gets labels [B], probabilities [B, C] and embeddings [B, D].
     """
     from fedjax_ssl.predictor import predict_file
 

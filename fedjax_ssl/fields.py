@@ -126,7 +126,7 @@ def shared_fields() -> ConfigDict:
 
     config.aggregation = ConfigDict()
     config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
-    config.aggregation.clip_norm = 0.0  # of each client's whole update, clipped by the client; 0: no clipping
+    config.aggregation.clip_norm = 0.0  # of a client's update of the parameters, which it clips before sending; 0: none
     config.aggregation.optimizer = "fedavg"  # or 'fedavgm', 'fedadagrad', 'fedadam', 'fedyogi'
     config.aggregation.learning_rate = 1.0  # of the server optimiser; 'fedavg' has none
     config.aggregation.momentum = 0.5  # of 'fedavgm', and the first moment's decay of 'fedadam' and 'fedyogi'
@@ -162,7 +162,7 @@ def _sgd_section(learning_rate: float, epochs: int, batch_size: int) -> ConfigDi
     section.optimizer = "sgd"  # PyTorch's; or any of optax by name, such as 'adam' or 'lars(trust_coefficient=0.01)'
     section.momentum = 0.9  # of 'sgd', and of others that take one
     section.nesterov = False  # Nesterov's form of the momentum
-    section.weight_decay = 5e-4  # added to the gradient of all trained parameters
+    section.weight_decay = 5e-4  # added to the gradient; some optimisers decay by their own rule
     section.clip_norm = 1.0  # of the whole gradient; 0: no clipping
     section.persistent = False  # the optimiser's state survives rounds; of clients: one more model for each of all K
     return section

@@ -48,7 +48,7 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
     labelled = []
     if work.labelled is not None:
         labelled = batches(np.asarray(work.labelled.order), int(work.labelled.size), config.batch_size)
-    steps = len(unlabelled) or len(labelled)
+    steps = max(len(unlabelled), len(labelled))
     pairs = itertools.islice(zip(itertools.cycle(unlabelled or [[]]), itertools.cycle(labelled or [[]])), steps)
     rows, history, counts = np.asarray(work.deck.rows), [], []
     for of_unlabelled, of_labelled in pairs:

@@ -9,6 +9,8 @@ import sys
 
 import jax
 
+from fedjax_ssl.run.wire import bytes_per_client
+
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 
 import jax.numpy as jnp  # noqa: E402
@@ -46,7 +48,7 @@ def main() -> None:
     config = make_fedanchor_config(**overrides)
     experiment = build_experiment(config)
     start = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
-    hidden, found = experiment.hidden_labels, {}
+    hidden, found, traffics = experiment.hidden_labels, {}, []
     for name, devices, lanes in (("one", 1, int(sys.argv[1])), ("several", None, 1)):
         config.devices = devices
         with use_machine(config) as machine:
@@ -54,7 +56,9 @@ def main() -> None:
             round_fn = machine.jit(make_round(experiment.problem, experiment.method, lanes))
             program = round_fn.lower(*arguments).compile()
             state, result = jax.device_get(program(*arguments))
+            traffic = bytes_per_client(experiment.problem, experiment.method, start, experiment.data)
         found[name] = state, result, program.as_text()
+        traffics.append(list(traffic))
     (one, result, _), (several, result_several, program) = found["one"], found["several"]
     apart = [
         float(np.max(np.abs(a - b)))
@@ -72,6 +76,7 @@ def main() -> None:
         "largest_all_gather": largest_result(program, "all-gather"),
         "largest_all_reduce": largest_result(program, "all-reduce"),
         "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", program)),
+        "traffic": traffics,
         "params": tree_bytes(start.model.params),
     }
     print(json.dumps(report))

@@ -14,6 +14,8 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server import chain, fedavg, mean, optimizer, screen, weights, with_server_model
 from fedjax_ssl.server.aggregation import client_weights, weighted_mean
 
+KEY = jax.random.key(0)
+
 
 def test_weighted_mean_ignores_what_has_no_weight():
     rng = np.random.default_rng(0)
@@ -66,7 +68,7 @@ def rounds_of(optimizer, scales=(1, 0, 1), **options):
     state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
     updates = np.array([[0.2, 0.4], [-0.2, 0.8]], np.float32)
     trace, norms = [np.asarray(PARAMS["classifier"])], []
-    aggregate = jax.jit(lambda state, received: aggregation.aggregate(state, None, received, None))
+    aggregate = jax.jit(lambda state, received: aggregation.aggregate(state, None, received, KEY))
     for scale in scales:
         sent = state.model.params["classifier"] + scale * updates
         state, metrics = aggregate(state, received_of(sent, [scale != 0] * 2))
@@ -147,7 +149,7 @@ def aggregate(*links, accepted=(True, True, False), problem=None, batch_stats=()
     server = {"own": Model({**PARAMS, "classifier": jnp.float32(SERVER)}, {"mean": jnp.array([8.0])})}
     server |= {"screened": jnp.array([True, False, True]), **aggregation.init(PARAMS)}
     state = State(jnp.int32(0), Model(PARAMS, state_stats or {}), server)
-    found, metrics = aggregation.aggregate(state, None, received_of(SENT, accepted, batch_stats), None)
+    found, metrics = aggregation.aggregate(state, None, received_of(SENT, accepted, batch_stats), KEY)
     change = np.linalg.norm(np.asarray(found.model.params["classifier"]) - START)
     np.testing.assert_allclose(metrics["update_norm"], change, rtol=1e-5)
     return found
@@ -217,7 +219,7 @@ def test_the_configured_chain(options):
     )
     own = Model({"classifier": jnp.float32(SERVER)}, {})
     state = State(jnp.int32(0), Model(PARAMS, {}), {"own": own, **aggregation.init(PARAMS)})
-    found, _ = aggregation.aggregate(state, None, received_of(SENT, [True, True, False]), None)
+    found, _ = aggregation.aggregate(state, None, received_of(SENT, [True, True, False]), KEY)
     expected = START + (0.5 if options else 1) * ((SENT[0] + SERVER) / 2 - START)
     np.testing.assert_allclose(found.model.params["classifier"], expected, rtol=1e-6)
 

@@ -190,3 +190,22 @@ def test_the_learning_rate_travels():
     gradient = {name: leaf + 5e-4 * model[name] for name, leaf in gradient.items()}
     expected = {name: model[name] - float(received.learning_rate) * gradient[name] for name in model}
     assert_models_equal(carry.learner.model.params, expected)
+
+
+def test_training_may_begin_with_another_model_and_have_an_optimiser_of_its_own():
+    """As a second phase does: with the client's model, and momenta that are not those of the first."""
+    problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0})
+    other = problem.network.init(jax.random.key(9))
+    own = {
+        **own_optimizers(problem, other, CLASSIFIER),
+        **own_optimizers(problem, other, CLASSIFIER, memory="second"),
+    }
+    phase = phase_of(problem, begin=lambda received, work, own: other, memory="second")
+    result, received, jobs = run(problem, phase, own=own)
+    assert set(result.trained) == {"second"}
+    for job in (0, 2):
+        model, velocity, *_ = steps_by_hand(problem.config.client, in_numpy(other.params), row(jobs.work.deck, job))
+        assert_models_equal(row(result.upload.model.params, job), model)
+        for name, leaf in in_numpy(row(result.trained["second"][2].trace, job)).items():
+            np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
+    assert not np.allclose(in_numpy(received.model.params)["kernel"], in_numpy(other.params)["kernel"], atol=0.1)

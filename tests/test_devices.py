@@ -33,6 +33,7 @@ def test_a_round_on_eight_devices_equals_one_device():
     # The uploads stay where they were made: what is gathered does not grow with the model, and the mean is reduced.
     assert report["largest_all_gather"] < 0.01 * report["params"]
     assert 1 <= report["all_reduces"] <= 4
+    assert report["traffic"][0] == report["traffic"][1] and min(report["traffic"][0][:3]) > 0
 
 
 def deal_by_hand(num_steps, devices):

@@ -14,7 +14,7 @@ import pytest
 
 from fedjax_ssl.engine.evaluation import score_pseudo_labels
 from fedjax_ssl.engine.interface import Draw, Finished, Jobs, Report, Upload, WireBytes, no_op
-from fedjax_ssl.engine.round import RoundKeys, make_dispatch, make_round, uniform
+from fedjax_ssl.engine.round import RoundKeys, _means, make_dispatch, make_round, uniform
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run.wire import bytes_per_client
 from toy_federation import (
@@ -262,3 +262,11 @@ def test_a_dispatch_ends_early():
         found = dispatch(toy_state(**server), federation(), jnp.array(TRUTH), num_rounds)
         assert (found.rounds_done, found.state.round, bool(found.healthy)) == (done, done, healthy)
         np.testing.assert_array_equal(found.results.metrics["round"], [*range(1, done + 1)] + [0] * (6 - done))
+
+
+def test_two_phases_may_not_report_one_metric_under_the_same_name():
+    everybody = jnp.ones(2, bool)
+    first, second = ({"loss": jnp.ones(2)}, everybody), ({"other": jnp.zeros(2)}, everybody)
+    assert _means((first, second), everybody) == {"loss": 1.0, "other": 0.0}
+    with pytest.raises(ValueError, match="two phases report the metric 'loss'"):
+        _means((first, second, first), everybody)

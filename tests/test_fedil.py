@@ -29,6 +29,8 @@ from small_problem import (
     train,
 )
 
+KEY = jax.random.key(0)
+
 SIZE, BATCH = 10, 3
 
 
@@ -191,7 +193,7 @@ def flat(tree, rows=None):
 def test_updates_against_the_server_s_direction_are_left_out(screening):
     """Eq. 24 to 26 over all parameters as one vector."""
     method, state, received = fake_federation(screening)
-    after, metrics = method.aggregate(state, None, received, None)
+    after, metrics = method.aggregate(state, None, received, KEY)
     theta, server = flat(state.model.params), flat(state.server[SERVER_MODEL].params)
     updates = flat(received.uploads.model.params, 5) - theta
     cosine = updates @ (server - theta) / np.linalg.norm(updates, axis=1) / np.linalg.norm(server - theta)
@@ -210,7 +212,7 @@ def test_nobody_in_the_server_s_direction_leaves_the_model():
         lambda leaf, own: jnp.stack([leaf - (own - leaf)] * 5), state.model.params, state.server[SERVER_MODEL].params
     )
     uploads = Upload(received.uploads.model._replace(params=against))
-    after, metrics = method.aggregate(state, None, received._replace(uploads=uploads), None)
+    after, metrics = method.aggregate(state, None, received._replace(uploads=uploads), KEY)
     np.testing.assert_array_equal(flat(after.model.params), flat(state.model.params))
     assert metrics["update_norm"] == 0 and metrics["screened_out"] == 4
 
@@ -219,7 +221,7 @@ def test_the_increment_s_average_is_over_the_last_rounds():
     method, state, received = fake_federation(False)
     norms = []
     for number in range(5):
-        state, metrics = method.aggregate(state, None, received._replace(accepted=jnp.arange(5) == number), None)
+        state, metrics = method.aggregate(state, None, received._replace(accepted=jnp.arange(5) == number), KEY)
         norms.append(float(metrics["update_norm"]))
         np.testing.assert_allclose(metrics["update_norm_average"], np.mean(norms[-3:]), rtol=1e-5)
     np.testing.assert_allclose(state.server[INCREMENTS], norms[:0:-1], rtol=1e-6)

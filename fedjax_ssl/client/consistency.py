@@ -66,7 +66,8 @@ def consistency_phase(
         UserError: `loss_over='confident'` with one pass for all views.
     """
     network, config, options = problem.network, problem.config.client, problem.config.consistency
-    clients_have_labels = problem.config.data.labels != "server" or problem.config.data.reveal_labels
+    where = problem.config.data
+    clients_have_labels = where.labels != "server" or where.reveal_labels or where.centralised
     only_confident, by_received = loss_over == "confident", options.labels_from == "received"
     together = options.batch_norm == "together" or (
         options.batch_norm == "auto" and clients_have_labels and not only_confident
@@ -88,7 +89,8 @@ def consistency_phase(
         if clients_have_labels:
             keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
             labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
-            num_steps = jnp.where(deck.size > 0, num_steps, labelled.num_steps(config.batch_size))
+            # The shorter deck is gone round again.
+            num_steps = jnp.maximum(num_steps, labelled.num_steps(config.batch_size))
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
         return Jobs(num_steps, Work(deck, labelled, made.thresholds), report, made.own)
 

@@ -70,6 +70,8 @@ def local_sgd(
     remember: Callable | None = None,
     told: Callable | None = None,
     batch_size: int | None = None,
+    begin: Callable[..., Model] | None = None,
+    memory: str = OPT_STATE,
 ) -> Phase:
     """A phase that trains the received model, with `config.client`'s optimiser, and uploads the trained parts.
 
@@ -88,6 +90,9 @@ def local_sgd(
         told: (work, model, totals) -> `Upload.told`, once after the last step; `totals` are the metrics' sums. None:
             nothing is told.
         batch_size: of `batch`; None: `client.batch_size`.
+        begin: (received, work, own) -> the model that training begins with; None: the received one.
+        memory: the entry of the client's own memory that a persistent optimiser has; phases with an optimiser each
+            have an entry each, see `own_optimizers`.
 
     Returns:
         The Phase.
@@ -96,12 +101,12 @@ def local_sgd(
     clip_norm, batch_size = problem.config.aggregation.clip_norm, batch_size or config.batch_size
 
     def start(received: Broadcast, work, own) -> Training:
-        del work
-        learner = sgd.start(make_optimizer(config, received.learning_rate), received.model, parts)
+        model = received.model if begin is None else begin(received, work, own)
+        learner = sgd.start(make_optimizer(config, received.learning_rate), model, parts)
         if config.persistent:
-            learner = learner._replace(opt_state=own[OPT_STATE])
-        memory = {name: value for name, value in own.items() if name != OPT_STATE}
-        return Training(learner, memory, dict.fromkeys(metrics, jnp.zeros(())))
+            learner = learner._replace(opt_state=own[memory])
+        others = {name: value for name, value in own.items() if name != memory}
+        return Training(learner, others, dict.fromkeys(metrics, jnp.zeros(())))
 
     def step(received: Broadcast, data, work, carry: Training, index, key) -> Training:
         of_batch = loss(received, data, work, work.deck.batch(index, batch_size), carry.own, key)
@@ -126,7 +131,7 @@ def local_sgd(
     def finish(received: Broadcast, work, carry: Training, num_steps) -> Finished:
         own = {} if remember is None else carry.own
         if config.persistent:
-            own = {**own, OPT_STATE: carry.learner.opt_state}
+            own = {**own, memory: carry.learner.opt_state}
         model = trained_parts(network, carry.learner.model, parts)
         if clip_norm:
             model = model._replace(params=clip_update(model.params, select(received.model.params, parts), clip_norm))
@@ -143,7 +148,7 @@ def global_model(problem: Problem, state: State, extra: Any = ()) -> Broadcast:
     return Broadcast(state.model, rate, extra)
 
 
-def own_optimizers(problem: Problem, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
+def own_optimizers(problem: Problem, model: Model, parts: tuple[str, ...], memory: str = OPT_STATE) -> dict[str, Any]:
     """The entry of `State.clients` for persistent optimisers, every leaf [K, ...]; {} if they start afresh.
 
     With momentum this is one more model for each of the K clients, on the device and in every checkpoint.
@@ -152,4 +157,4 @@ def own_optimizers(problem: Problem, model: Model, parts: tuple[str, ...]) -> di
     if not config.client.persistent:
         return {}
     opt_state = make_optimizer(config.client, 0.0).init(select(model.params, parts))
-    return {OPT_STATE: jax.tree.map(lambda leaf: jnp.repeat(leaf[None], config.num_clients, axis=0), opt_state)}
+    return {memory: jax.tree.map(lambda leaf: jnp.repeat(leaf[None], config.num_clients, axis=0), opt_state)}

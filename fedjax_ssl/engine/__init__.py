@@ -16,6 +16,7 @@ from fedjax_ssl.engine.interface import (
     State,
     Upload,
     WireBytes,
+    completed,
     no_op,
     trained_parts,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "State",
     "Upload",
     "WireBytes",
+    "completed",
     "no_op",
     "trained_parts",
 ]

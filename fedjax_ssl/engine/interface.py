@@ -273,6 +273,11 @@ class Method(NamedTuple):
     wire_bytes: WireBytes | None = None
 
 
+def completed(model: Model, trained: Model) -> Model:
+    """A whole model again: `trained` parts, see `trained_parts`, in the place of those of `model`."""
+    return Model({**model.params, **trained.params}, trained.batch_stats or model.batch_stats)
+
+
 def trained_parts(network: Network, model: Model, parts: tuple[str, ...]) -> Model:
     """The named parts of a model, and its statistics where the policy aggregates them: what clients send."""
     statistics = model.batch_stats if network.normalisation == "running" else ()

@@ -62,7 +62,9 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             with jax.named_scope("aggregate"):
                 state, from_clients, usable = _aggregate(method, state, data, result, keys.aggregate)
                 if method.wire_bytes is not None:
-                    from_clients |= _count_bytes(method.wire_bytes, broadcast, cohort.personal, result)
+                    from_clients |= _count_bytes(
+                        method.wire_bytes, broadcast, cohort.personal, result, len(draw.clients)
+                    )
 
         # The server trains on the new model; normalisation statistics are brought up to date.
         with jax.named_scope("server"):
@@ -112,6 +114,14 @@ def make_cohort(method: Method, state: State, data, draw: Draw, personal_key: ja
     own = jax.tree.map(lambda leaf: leaf[draw.clients], state.clients)
     personal = () if method.personal is None else method.personal(state, data, draw.clients, personal_key)
     return Cohort(draw.clients, own, key, draw.group, personal)
+
+
+def one_job(problem: Problem, method: Method, state: State, data) -> tuple[Draw, Any, Cohort]:
+    """The draw of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
+    key = jax.random.key(0)
+    draw = (method.select or uniform(problem.config.clients_per_round))(state, data, key)
+    first = Draw(jnp.zeros((1,), jnp.int32), None if draw.group is None else draw.group[:1])
+    return draw, method.broadcast(state, data, key), make_cohort(method, state, data, first, key, key)
 
 
 def over_seeds(round_fn: Callable) -> Callable:
@@ -230,12 +240,15 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
     for metrics, had_a_step in phases:
         counted = accepted & had_a_step
         count = jnp.sum(counted)
+        twice = sorted(means.keys() & metrics.keys())
+        if twice:
+            raise ValueError(f"two phases report the metric {twice[0]!r}; give each a name of its own")
         means |= {name: jnp.sum(jnp.where(counted, values, 0.0)) / count for name, values in metrics.items()}
     return means
 
 
-def _count_bytes(wire_bytes: WireBytes, broadcast: Any, personal: Any, result: CohortResult) -> Metrics:
+def _count_bytes(wire_bytes: WireBytes, broadcast: Any, personal: Any, result: CohortResult, num_jobs: int) -> Metrics:
     """Bytes that travelled to and from the whole cohort; float32, because the sum may exceed int32."""
-    down = jax.vmap(lambda one: wire_bytes.down(broadcast, one), axis_size=jnp.size(result.job))(personal)
+    down = jax.vmap(lambda one: wire_bytes.down(broadcast, one), axis_size=num_jobs)(personal)
     up = jax.vmap(wire_bytes.up)(result.upload)
     return {"bytes_down": jnp.sum(down), "bytes_up": jnp.sum(jnp.where(result.took_part, up, 0.0))}

@@ -84,7 +84,9 @@ class Work(NamedTuple):
 def fedil(problem: Problem) -> Method:
     """Algorithms 1 and 2 as a Method."""
     options = problem.config.fedil
-    frame = alternating(problem, (local_training(problem),), own=lambda data: {CREDIBILITY: no_credibility(data)})
+    frame = alternating(
+        problem, (local_training(problem),), own=lambda data, model: {CREDIBILITY: no_credibility(data)}
+    )
 
     def init(data, key) -> State:
         state = add_server_model(frame.init(data, key))

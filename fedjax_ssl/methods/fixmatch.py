@@ -50,7 +50,7 @@ def fixmatch(problem: Problem) -> Method:
 
     rule = Rule(label, fixmatch_loss)
     phase = consistency_phase(problem, rule, options.threshold, options.label_mode, options.loss_over)
-    method = alternating(problem, (phase,), own=lambda data: own_thresholds(problem))
+    method = alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
     if options.server == "alternate":
         return method
     if data.labels != "server":

@@ -21,7 +21,7 @@ def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | Non
         problem: the run. `server.epochs = 0` skips the server's training, `server.pretrain_epochs = 0` the
             pre-training.
         phases: what a client does with the global model (`Broadcast`); () if no client takes part.
-        own: data -> the method's entries of the clients' memory, leaves [K, ...].
+        own: (data, model) -> the method's entries of the clients' memory, leaves [K, ...].
 
     Returns:
         The Method.
@@ -37,7 +37,7 @@ def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | Non
                 **aggregation.init(model.params),
                 **own_optimizer(config.server, model, CLASSIFIER, CLASSIFICATION),
             },
-            clients={**optimizers, **(own(data) if own else {})},
+            clients={**optimizers, **(own(data, model) if own else {})},
         )
 
     return Method(

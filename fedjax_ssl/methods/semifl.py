@@ -65,7 +65,7 @@ def semifl(problem: Problem) -> Method:
         mix_weight=options.mix_weight,
         mix_order=options.mix_order,
     )
-    return alternating(problem, (local_training,), own=lambda data: own_thresholds(problem))
+    return alternating(problem, (local_training,), own=lambda data, model: own_thresholds(problem))
 
 
 ENTRY = Entry(

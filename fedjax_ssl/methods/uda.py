@@ -25,6 +25,7 @@ def defaults() -> ConfigDict:
     section = ConfigDict()
     section.threshold = 0.8  # an image counts if its largest probability reaches it
     section.temperature = 0.4  # T of the sharpened target
+    section.label_mode = "train"  # weak views by their batch's statistics; 'eval': by the model's own
     return section
 
 
@@ -36,8 +37,8 @@ def uda(problem: Problem) -> Method:
         _, confident = qualify(jax.nn.softmax(logits), thresholds, strictly=False)
         return jax.nn.softmax(logits / options.temperature), confident.astype(jnp.float32)
 
-    phase = consistency_phase(problem, Rule(target, soft_label_loss), options.threshold)
-    return alternating(problem, (phase,), own=lambda data: own_thresholds(problem))
+    phase = consistency_phase(problem, Rule(target, soft_label_loss), options.threshold, options.label_mode)
+    return alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
 
 
 ENTRY = Entry(
@@ -47,6 +48,7 @@ ENTRY = Entry(
     settings=LABELS_AT,
     defaults=defaults,
     variants=VARIANTS,
+    choices={"label_mode": ("train", "eval")},
     above={"temperature": 0.0},
     tiny={"uda.threshold": 0.2},
 )

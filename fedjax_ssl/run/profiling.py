@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import validate
-from fedjax_ssl.engine.interface import Draw
 from fedjax_ssl.engine.lanes import num_devices
-from fedjax_ssl.engine.round import make_cohort
+from fedjax_ssl.engine.round import one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.learning.trees import row
@@ -138,11 +137,10 @@ def step_flops(experiment: Experiment, state: Any) -> float:
     phase = method.phases[0]
 
     def one_step(state, data):
-        key = jax.random.key(0)
-        broadcast = method.broadcast(state, data, key)
-        cohort = make_cohort(method, state, data, Draw(jnp.zeros((1,), jnp.int32)), key, key)
-        work = row(phase.prepare(broadcast, data, cohort, None).work, 0)
-        return broadcast, work, phase.start(broadcast, work, row(cohort.own, 0))
+        _, broadcast, cohort = one_job(experiment.problem, method, state, data)
+        jobs = phase.prepare(broadcast, data, cohort, None)
+        work = row(jobs.work, 0)
+        return broadcast, work, phase.start(broadcast, work, row({**cohort.own, **jobs.own}, 0))
 
     broadcast, work, carry = jax.eval_shape(one_step, state, data)
     arguments = (broadcast, data, work, carry, jnp.int32(0), jax.random.key(0))

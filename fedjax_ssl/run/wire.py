@@ -3,11 +3,10 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Draw, Method, Problem, State
-from fedjax_ssl.engine.round import make_cohort, uniform
+from fedjax_ssl.engine.interface import Method, Problem, State
+from fedjax_ssl.engine.round import one_job
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.server.statistics import num_exchanging
 
@@ -33,15 +32,12 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
     config, network = problem.config, problem.network
     if not method.phases:
         return Traffic(0, 0, 0, 0, 0)
-    select = method.select or uniform(config.clients_per_round)
 
     def exchange(state, data):
-        key = jax.random.key(0)
-        draw, broadcast = select(state, data, key), method.broadcast(state, data, key)
-        first = Draw(jnp.zeros((1,), jnp.int32), None if draw.group is None else draw.group[:1])
-        cohort = make_cohort(method, state, data, first, key, key)
+        draw, broadcast, cohort = one_job(problem, method, state, data)
         upload = train_cohort(method.phases, broadcast, data, cohort, 1).upload
-        return draw, (broadcast, cohort.personal), upload
+        # On several devices there is a row for each of them.
+        return draw, (broadcast, cohort.personal), jax.tree.map(lambda leaf: leaf[0], upload)
 
     draw, down, up = jax.eval_shape(exchange, state, data)
     exchanging = num_exchanging(network, config.model.statistics, len(draw.clients), config.num_clients)

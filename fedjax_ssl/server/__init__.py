@@ -1,6 +1,15 @@
 """What the server does: training, aggregation, statistics. Knows the engine's language, never the client."""
 
-from fedjax_ssl.server.aggregation import chain, fedavg, mean, optimizer, screen, weights, with_server_model
+from fedjax_ssl.server.aggregation import (
+    chain,
+    fedavg,
+    mean,
+    optimizer,
+    screen,
+    weighted_mean,
+    weights,
+    with_server_model,
+)
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     SERVER_MODEL,
@@ -28,6 +37,7 @@ __all__ = [
     "train_classifier",
     "train_on_anchors",
     "train_server_model",
+    "weighted_mean",
     "weights",
     "with_server_model",
 ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, Received, State, trained_parts
+from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, Received, State, completed, trained_parts
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, norm, select, where
 
@@ -43,11 +43,12 @@ class Link(NamedTuple):
     """One link of the chain.
 
     Attributes:
-        apply: (flow, current, state, received) -> flow; `current` is the model that the clients received.
+        apply: (flow, current, state, data, received, key) -> flow; `current` is the model that the clients received,
+            the key the link's own.
         init: params -> the entries of `State.server` that the link needs.
     """
 
-    apply: Callable[[Flow, Model, State, Received], Flow]
+    apply: Callable[..., Flow]
     init: Callable[[Any], dict[str, Any]] = lambda params: {}
 
 
@@ -79,16 +80,13 @@ def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -
         return {name: entry for link in links for name, entry in link.init(select(params, parts)).items()}
 
     def aggregate(state: State, data, received: Received, key):
-        del data, key
         current = trained_parts(problem.network, state.model, parts)
         weights = received.accepted.astype(jnp.float32)
         flow = Flow(weights, current, jnp.bool_(False), state.server)
-        for link in links:
-            flow = link.apply(flow, current, state, received)
-        params, batch_stats = flow.model
-        change = norm(jax.tree.map(jnp.subtract, params, current.params))
-        model = Model({**state.model.params, **params}, batch_stats or state.model.batch_stats)
-        return state._replace(model=model, server=flow.memory), {"update_norm": change}
+        for link, own_key in zip(links, jax.random.split(key, len(links))):
+            flow = link.apply(flow, current, state, data, received, own_key)
+        change = norm(jax.tree.map(jnp.subtract, flow.model.params, current.params))
+        return state._replace(model=completed(state.model, flow.model), server=flow.memory), {"update_norm": change}
 
     return Aggregation(init, aggregate)
 
@@ -124,7 +122,7 @@ def fedavg(
 def weights(kind: str) -> Link:
     """How much each upload counts: see `client_weights`."""
 
-    def apply(flow: Flow, current, state, received: Received) -> Flow:
+    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
         return flow._replace(weights=client_weights(kind, received.sizes, received.num_qualified, received.accepted))
 
     return Link(apply)
@@ -133,7 +131,7 @@ def weights(kind: str) -> Link:
 def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
     """Multiplies the weights by a method's rule: (state, received) -> float32 or bool [R]."""
 
-    def apply(flow: Flow, current, state, received) -> Flow:
+    def apply(flow: Flow, current, state, data, received, key) -> Flow:
         return flow._replace(weights=flow.weights * rule(state, received))
 
     return Link(apply)
@@ -142,7 +140,7 @@ def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
 def mean() -> Link:
     """The weighted mean of the uploads; if all weights are 0 the model does not change."""
 
-    def apply(flow: Flow, current, state, received: Received) -> Flow:
+    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
         model = weighted_mean(received.uploads.model, flow.weights, otherwise=flow.model)
         return flow._replace(model=model, moved=flow.moved | (jnp.sum(flow.weights) > 0))
 
@@ -154,7 +152,7 @@ def with_server_model(
 ) -> Link:
     """Gives the server's model half the weight, or all of it if no client changed the model."""
 
-    def apply(flow: Flow, current, state: State, received) -> Flow:
+    def apply(flow: Flow, current, state: State, data, received, key) -> Flow:
         own = trained_parts(problem.network, model_of(state), parts)
         half = jax.tree.map(lambda clients, server: 0.5 * clients + 0.5 * server, flow.model, own)
         return flow._replace(model=where(flow.moved, half, own), moved=jnp.bool_(True))
@@ -165,7 +163,7 @@ def with_server_model(
 def optimizer(rule: optax.GradientTransformation) -> Link:
     """A step of optax along the change so far, of the parameters alone; no step if nothing changed."""
 
-    def apply(flow: Flow, current: Model, state, received) -> Flow:
+    def apply(flow: Flow, current: Model, state, data, received, key) -> Flow:
         # The optimiser takes the negative mean update for a gradient.
         gradient = jax.tree.map(jnp.subtract, current.params, flow.model.params)
         opt_state = flow.memory[OPT_STATE]
