@@ -186,7 +186,7 @@ def test_aggregation_weighs_by_size_and_leaves_the_anchor_head(data):
     uploads = jax.tree.map(lambda leaf: rng.normal(size=(3, *leaf.shape)).astype(np.float32), sent)
     sizes, ones = jnp.array([30, 99, 10]), jnp.ones(3, jnp.int32)
     received = Received(Upload(uploads), jnp.array([True, False, True]), jnp.arange(3), None, sizes, ones)
-    after, metrics = method.aggregate(state, data, received, None)
+    after, metrics = method.aggregate(state, data, received, jax.random.key(0))
     expected = jax.tree.map(lambda leaf: 0.75 * leaf[0] + 0.25 * leaf[2], uploads)
     found = after.model._replace(params={name: after.model.params[name] for name in sent.params})
     for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -195,7 +195,7 @@ def test_aggregation_weighs_by_size_and_leaves_the_anchor_head(data):
     changes = jax.tree.map(lambda new, old: np.sum((new - old) ** 2), found.params, sent.params)
     np.testing.assert_allclose(metrics["update_norm"], np.sqrt(sum(jax.tree.leaves(changes))), rtol=1e-5)
     # Nobody qualified with anything: what was sent down is what the server goes on from.
-    after, metrics = method.aggregate(state, data, received._replace(accepted=jnp.zeros(3, bool)), None)
+    after, metrics = method.aggregate(state, data, received._replace(accepted=jnp.zeros(3, bool)), jax.random.key(0))
     for leaf, other in zip(jax.tree.leaves(after.model), jax.tree.leaves(state.model), strict=True):
         np.testing.assert_array_equal(leaf, other)
     assert metrics["update_norm"] == 0
