@@ -14,7 +14,7 @@ import pytest
 
 from fedjax_ssl.engine.evaluation import score_pseudo_labels
 from fedjax_ssl.engine.interface import Draw, Finished, Jobs, Report, Upload, WireBytes, no_op
-from fedjax_ssl.engine.round import RoundKeys, _means, make_dispatch, make_round, uniform
+from fedjax_ssl.engine.round import RoundKeys, _means, make_dispatch, make_round, num_jobs, uniform
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run.wire import bytes_per_client
 from toy_federation import (
@@ -270,3 +270,11 @@ def test_two_phases_may_not_report_one_metric_under_the_same_name():
     assert _means((first, second), everybody) == {"loss": 1.0, "other": 0.0}
     with pytest.raises(ValueError, match="two phases report the metric 'loss'"):
         _means((first, second, first), everybody)
+
+
+def test_the_number_of_jobs_is_that_of_the_draw():
+    state = toy_state(draw=jnp.array([4, 3, 0, 4]), fails=jnp.zeros(4, bool))
+    assert num_jobs(problem(), toy_method(), state, federation()) == 4
+    config = types.SimpleNamespace(clients_per_round=3)
+    uniformly = toy_method()._replace(select=None)
+    assert num_jobs(problem()._replace(config=config), uniformly, state, federation()) == 3

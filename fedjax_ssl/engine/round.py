@@ -116,6 +116,12 @@ def make_cohort(method: Method, state: State, data, draw: Draw, personal_key: ja
     return Cohort(draw.clients, own, key, draw.group, personal)
 
 
+def num_jobs(problem: Problem, method: Method, state: State, data) -> int:
+    """Jobs of a round, M: the rows of its `Draw`; from shapes alone."""
+    select = method.select or uniform(problem.config.clients_per_round)
+    return len(jax.eval_shape(select, state, data, jax.random.key(0)).clients)
+
+
 def one_job(problem: Problem, method: Method, state: State, data) -> tuple[Draw, Any, Cohort]:
     """The draw of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
     key = jax.random.key(0)

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.lanes import num_devices
-from fedjax_ssl.engine.round import one_job
+from fedjax_ssl.engine.round import num_jobs, one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.learning.trees import row
@@ -72,7 +72,9 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None =
         local_steps, lane_steps = (float(s[:ran].sum()) for s in (results.metrics["local_steps"], results.lane_steps))
         figures = {
             "device": f"{jax.devices()[0].device_kind} x {num_devices()}",
-            "lanes": machine.lanes(config.clients_per_round),
+            "lanes": machine.lanes(
+                num_jobs(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
+            ),
             "rounds": ran,
             "seconds_per_round": seconds / ran,
             "seconds_by_stage": {name: value / ran for name, value in by_stage.items()},

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
-from fedjax_ssl.engine.round import make_dispatch, make_round, over_seeds
+from fedjax_ssl.engine.round import make_dispatch, make_round, num_jobs, over_seeds
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 
@@ -63,7 +63,8 @@ def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callabl
     """
     first, num_seeds = experiments[0], len(experiments)
     config = first.problem.config
-    round_fn = make_round(first.problem, first.method, machine.lanes(num_seeds * config.clients_per_round))
+    jobs = num_jobs(first.problem, first.method, first.state_shape, first.data)
+    round_fn = make_round(first.problem, first.method, machine.lanes(num_seeds * jobs))
     state, data = first.state_shape, first.data
     if num_seeds > 1:
         round_fn = over_seeds(round_fn)
