@@ -39,7 +39,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
     Returns:
         round_fn(state, data, hidden_labels) -> (state, RoundResult). Only the scoring reads `hidden_labels`.
     """
-    config, select = problem.config, method.select or uniform(problem.config.clients_per_round)
+    config, select = problem.config, selection(problem, method)
 
     def round_fn(state: State, data, hidden_labels) -> tuple[State, RoundResult]:
         keys = RoundKeys(*jax.random.split(round_key(data.seed, state.round), len(RoundKeys._fields)))
@@ -109,6 +109,11 @@ def uniform(clients_per_round: int) -> Callable[..., Draw]:
     return select
 
 
+def selection(problem: Problem, method: Method) -> Callable[..., Draw]:
+    """The method's own `select`, or FedAvg's."""
+    return method.select or uniform(problem.config.clients_per_round)
+
+
 def make_cohort(method: Method, state: State, data, draw: Draw, personal_key: jax.Array, key: jax.Array) -> Cohort:
     """The clients that were drawn, with their memory and the messages to each alone."""
     own = jax.tree.map(lambda leaf: leaf[draw.clients], state.clients)
@@ -118,14 +123,13 @@ def make_cohort(method: Method, state: State, data, draw: Draw, personal_key: ja
 
 def num_jobs(problem: Problem, method: Method, state: State, data) -> int:
     """Jobs of a round, M: the rows of its `Draw`; from shapes alone."""
-    select = method.select or uniform(problem.config.clients_per_round)
-    return len(jax.eval_shape(select, state, data, jax.random.key(0)).clients)
+    return len(jax.eval_shape(selection(problem, method), state, data, jax.random.key(0)).clients)
 
 
 def one_job(problem: Problem, method: Method, state: State, data) -> tuple[Draw, Any, Cohort]:
     """The draw of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
     key = jax.random.key(0)
-    draw = (method.select or uniform(problem.config.clients_per_round))(state, data, key)
+    draw = selection(problem, method)(state, data, key)
     first = Draw(jnp.zeros((1,), jnp.int32), None if draw.group is None else draw.group[:1])
     return draw, method.broadcast(state, data, key), make_cohort(method, state, data, first, key, key)
 

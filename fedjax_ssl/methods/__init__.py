@@ -13,8 +13,10 @@ from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import import_own, is_own, one_line
 from fedjax_ssl.methods.entry import Entry, check_entry
-from fedjax_ssl.methods.frames import alternating as alternating
+from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES
+
+__all__ = ["METHODS", "NAMES", "Entry", "alternating", "find_method", "register", "registered", "section_of"]
 
 # A file has the method's name.
 NAMES = (

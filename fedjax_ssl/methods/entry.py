@@ -6,12 +6,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.data.partition import LABELS
+from fedjax_ssl.data.partition import LABELS as LABELS_AT
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import shared_fields
-
-LABELS_AT = LABELS  # the values of `data.labels`
 
 
 @dataclasses.dataclass(frozen=True)

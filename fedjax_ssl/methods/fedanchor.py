@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from fedjax_ssl.augment.mixup import MIX_ORDERS
 from fedjax_ssl.client import (
     Examples,
     Labelled,
@@ -221,7 +222,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     choices={
         "travels": ("class_means", "all_pairs"),
-        "mix_order": ("mix_then_augment", "augment_then_mix"),
+        "mix_order": MIX_ORDERS,
         "contrastive_trains": tuple(CONTRASTIVE),
         "contrastive_augmentation": ("none", "weak", "strong"),
         "negatives": ("batch", "class"),

@@ -12,6 +12,7 @@ tables have SemiFL 10 to 20 points below its own paper: the recipe `plain` is th
 
 from ml_collections import ConfigDict
 
+from fedjax_ssl.augment.mixup import MIX_ORDERS
 from fedjax_ssl.client import Examples, Labelled, fix_mix_phase, label_cohort, own_thresholds
 from fedjax_ssl.engine import Broadcast, Method, Problem
 from fedjax_ssl.methods.entry import Entry
@@ -74,7 +75,7 @@ ENTRY = Entry(
     paper="https://arxiv.org/abs/2106.01432",
     defaults=defaults,
     variants=VARIANTS,
-    choices={"mix_order": ("augment_then_mix", "mix_then_augment")},
+    choices={"mix_order": MIX_ORDERS},
     at_least={"label_views": 0},
     tiny={"semifl.threshold": 0.2, "threshold.kind": "freematch"},
 )
