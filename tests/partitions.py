@@ -1,0 +1,43 @@
+"""What tests of partitions share: labels of CIFAR's size, the configuration, and counts by hand."""
+
+import numpy as np
+from ml_collections import config_dict
+
+
+def data_config(**fields):
+    config = {
+        "partition": "lda",
+        "alpha": 0.1,
+        "classes_per_client": 2,
+        "num_anchors": 250,
+        "anchors": "balanced",
+        "examples_per_client": 0,
+        "partition_file": "",
+        "labels": "server",
+        "labelled_share": 0.1,
+        "labels_per_class": 0,
+        "labelled_clients": 1,
+    }
+    return config_dict.ConfigDict(config | fields)
+
+
+def labels_of(num_classes=10, num_examples=50_000):
+    return np.random.default_rng(5).permutation(np.arange(num_examples) % num_classes)
+
+
+LABELS = labels_of()
+
+
+def sizes_of(partition):
+    return np.array([len(rows) for rows in partition.client_rows])
+
+
+def class_counts(partition, labels, num_classes):
+    """[K, C], examples of each class that each client holds."""
+    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in partition.client_rows])
+
+
+def assert_no_row_twice(partition, num_examples):
+    rows = np.concatenate([partition.anchor_index, *partition.client_rows])
+    assert rows.dtype == np.int32 and rows.min() >= 0 and rows.max() < num_examples
+    assert len(np.unique(rows)) == len(rows)
