@@ -33,8 +33,16 @@ from fedjax_ssl.learning.losses import label_contrastive_loss
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.models.heads import Linear
-from fedjax_ssl.server import fedavg, make_statistics, own_optimizer, supervised_loss, train_on_anchors
-from fedjax_ssl.server.training import CLASSIFICATION, supervised_mixup_loss
+from fedjax_ssl.server import (
+    CLASSIFICATION,
+    Training,
+    fedavg,
+    make_statistics,
+    own_optimizer,
+    supervised_loss,
+    supervised_mixup_loss,
+    train_in_turn,
+)
 
 HEAD = "anchor_head"
 HEADS = {HEAD: lambda model: functools.partial(Linear, model.anchor_dim)}
@@ -159,37 +167,18 @@ def fedanchor(problem: Problem) -> Method:
         mixup = options.mixup_alpha, options.mix_weight, options.mix_order  # FedAnchor (mix)
         return supervised_mixup_loss(problem, data, config.server.augmentation, *mixup)
 
-    # The two trainings: the optimiser's entry of memory, the loss, the trained parts, the batch size.
     trainings = (
-        (CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
-        ("contrastive", contrastive_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
+        Training(CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
+        Training(
+            "contrastive", contrastive_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size
+        ),
     )
-
-    def train_both_heads(state: State, data, key, rates, epochs: tuple[int, int]):
-        """Epochs of cross-entropy, then epochs of the label contrastive loss."""
-        metrics = {}
-        for training, rate, num_epochs, training_key in zip(trainings, rates, epochs, jax.random.split(key)):
-            memory, loss, parts, size = training
-            state, training_metrics = train_on_anchors(
-                state,
-                data,
-                loss(data),
-                config.server,
-                rate,
-                training_key,
-                parts=parts,
-                epochs=num_epochs,
-                batch_size=size,
-                memory=memory,
-            )
-            metrics |= training_metrics
-        return state, metrics
 
     def server_after(state: State, data, key):
         rates = config.server.learning_rate, options.contrastive_learning_rate
         rates = [learning_rate_at(config, rate, state.round) for rate in rates]
         epochs = config.server.epochs, options.contrastive_epochs * options.contrastive
-        return train_both_heads(state, data, key, rates, epochs)
+        return train_in_turn(problem, state, data, key, trainings, rates, epochs)
 
     def init(data, key) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
@@ -197,10 +186,10 @@ def fedanchor(problem: Problem) -> Method:
         state = State(jnp.int32(0), network.init(init_key))
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
         epochs = epochs, epochs * (options.contrastive and options.pretrain_contrastive)
-        state = train_both_heads(state, data, train_key, (rate, rate), epochs)[0]
+        state, _ = train_in_turn(problem, state, data, train_key, trainings, (rate, rate), epochs)
         model, server = state.model, aggregation.init(state.model.params)
-        for memory, _, parts, _ in trainings:
-            server |= own_optimizer(config.server, model, parts, memory)
+        for training in trainings:
+            server |= own_optimizer(config.server, model, training.parts, training.memory)
         clients = {**own_optimizers(problem, model, CLASSIFIER), **own_thresholds(problem)}
         return state._replace(server=server, clients=clients)
 

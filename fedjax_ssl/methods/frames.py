@@ -8,8 +8,14 @@ from collections.abc import Callable
 
 from fedjax_ssl.client import global_model, own_optimizers
 from fedjax_ssl.engine import CLASSIFIER, Method, Phase, Problem
-from fedjax_ssl.server import fedavg, make_statistics, own_optimizer, pretrained_classifier, train_classifier
-from fedjax_ssl.server.training import CLASSIFICATION
+from fedjax_ssl.server import (
+    CLASSIFICATION,
+    fedavg,
+    make_statistics,
+    own_optimizer,
+    pretrained_classifier,
+    train_classifier,
+)
 
 
 def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | None = None) -> Method:

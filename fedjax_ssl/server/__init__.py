@@ -12,18 +12,24 @@ from fedjax_ssl.server.aggregation import (
 )
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
+    CLASSIFICATION,
     SERVER_MODEL,
+    Training,
     add_server_model,
     own_optimizer,
     pretrained_classifier,
     supervised_loss,
+    supervised_mixup_loss,
     train_classifier,
+    train_in_turn,
     train_on_anchors,
     train_server_model,
 )
 
 __all__ = [
+    "CLASSIFICATION",
     "SERVER_MODEL",
+    "Training",
     "add_server_model",
     "chain",
     "fedavg",
@@ -34,7 +40,9 @@ __all__ = [
     "pretrained_classifier",
     "screen",
     "supervised_loss",
+    "supervised_mixup_loss",
     "train_classifier",
+    "train_in_turn",
     "train_on_anchors",
     "train_server_model",
     "weighted_mean",

@@ -1,13 +1,13 @@
 """The server's training: epochs over its labelled anchors. Without anchors it does not train."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.augment.mixup import mix_images
-from fedjax_ssl.engine.interface import CLASSIFIER, Problem, State
+from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
@@ -90,6 +90,62 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
         memory: the entry's name.
     """
     return {memory: make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
+
+
+class Training(NamedTuple):
+    """One of several trainings of a server on its anchors.
+
+    Attributes:
+        memory: the entry of `State.server` for its optimiser, see `own_optimizer`.
+        loss: data -> a loss function for `train_on_anchors`.
+        parts: that it trains.
+        batch_size: of its steps.
+    """
+
+    memory: str
+    loss: Callable
+    parts: tuple[str, ...]
+    batch_size: int
+
+
+def train_in_turn(
+    problem: Problem,
+    state: State,
+    data,
+    key: jax.Array,
+    trainings: tuple[Training, ...],
+    rates: Sequence[jax.Array | float],
+    epochs: Sequence[int],
+) -> tuple[State, Metrics]:
+    """Several trainings one after the other, each by `config.server`'s optimiser at a learning rate of its own.
+
+    Args:
+        problem: the run.
+        state: whose model is trained.
+        data: the federation's.
+        key: of all of them.
+        trainings: in their order.
+        rates, epochs: one for each.
+
+    Returns:
+        The state, and the metrics of all; see `train_on_anchors`.
+    """
+    metrics, keys = {}, jax.random.split(key, len(trainings))
+    for training, rate, num_epochs, own_key in zip(trainings, rates, epochs, keys, strict=True):
+        state, of_training = train_on_anchors(
+            state,
+            data,
+            training.loss(data),
+            problem.config.server,
+            rate,
+            own_key,
+            parts=training.parts,
+            epochs=num_epochs,
+            batch_size=training.batch_size,
+            memory=training.memory,
+        )
+        metrics |= of_training
+    return state, metrics
 
 
 CLASSIFICATION = "classification"  # the entry in `State.server` of the epochs of cross-entropy
