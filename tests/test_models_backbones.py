@@ -21,7 +21,7 @@ def linear(width):
 
 
 def model(num_classes=10, heads=None, **overrides):
-    config = {"name": "cnn", "normalisation": "static", "dtype": "float32"}
+    config = {"name": "cnn", "width": 0, "normalisation": "static", "dtype": "float32"}
     return build_model(ConfigDict(config | overrides), num_classes, heads)
 
 
@@ -66,6 +66,8 @@ def assert_trees_close(actual, expected, atol=2e-5):
 @pytest.mark.parametrize(
     ("name", "num_classes", "count"),
     [
+        ("resnet8", 10, 78_042),
+        ("wrn16_1", 10, 175_066),
         ("resnet18", 10, 11_173_962),
         ("resnet18", 100, 11_220_132),
         ("wrn28_2", 10, 1_467_610),
@@ -88,6 +90,23 @@ def test_wide_resnet_count_by_hand(k, num_classes, expected):
             count += convolutions + shortcut + 2 * block_input + 2 * width
         channels = width
     assert count + 2 * width + width * num_classes + num_classes == expected
+
+
+def test_resnet8_count_by_hand_at_any_width():
+    """Three stages of one block; a shortcut has weights where the channels change."""
+    for width in (16, 24):
+        w = [width, 2 * width, 4 * width]
+        convolutions = 9 * 3 * w[0] + 2 * 9 * w[0] ** 2 + sum(9 * (a * b + b * b) + a * b for a, b in zip(w, w[1:]))
+        normalisations = 2 * (w[0] + 2 * w[0] + 3 * w[1] + 3 * w[2])
+        variables = jax.eval_shape(model(name="resnet8", width=width).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+        count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+        assert count == convolutions + normalisations + 4 * width * 10 + 10
+
+
+@pytest.mark.parametrize(("name", "width"), [("cnn", 16), ("wrn28_2", 16), ("resnet8", -1), ("resnet8", 1.5)])
+def test_a_width_that_a_backbone_cannot_have(name, width):
+    with pytest.raises(UserError, match="model.width"):
+        model(name=name, width=width)
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))

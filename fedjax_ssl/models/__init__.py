@@ -15,7 +15,7 @@ from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.heads import Heads, Linear, Outputs
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
 from fedjax_ssl.models.own import build_backbone, check_backbone
-from fedjax_ssl.models.resnet import ResNet18
+from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -32,7 +32,9 @@ __all__ = [
 
 BACKBONES = {
     "cnn": SmallCNN,
-    "resnet18": ResNet18,
+    "resnet8": functools.partial(ResNet, blocks=(1, 1, 1), width=16),
+    "resnet18": ResNet,
+    "wrn16_1": functools.partial(WideResNet, depth=16, width=1),
     "wrn28_2": functools.partial(WideResNet, depth=28, width=2),
     "wrn28_8": functools.partial(WideResNet, depth=28, width=8),  # SemiFL's on CIFAR-100
 }
@@ -44,9 +46,9 @@ def build_model(config, num_classes, heads=None):
     """Builds the model that a configuration names.
 
     Args:
-        config: the `model` section: `name` (a key of `BACKBONES` or an import path), `normalisation` (one of
-          `POLICIES`) and `dtype` ('float32' or 'bfloat16', of the computation;
-          parameters are float32).
+        config: the `model` section: `name` (a key of `BACKBONES` or an import path), `width` (0, or the channels of
+          a ResNet's first stage), `normalisation` (one of `POLICIES`) and `dtype` ('float32' or 'bfloat16', of the
+          computation; parameters are float32).
         num_classes: number of classes.
         heads: name -> function of the `model` section that gives the head's factory, see `Heads`; None: no heads.
 
@@ -54,7 +56,8 @@ def build_model(config, num_classes, heads=None):
         A `Heads` module.
 
     Raises:
-        UserError: a name is unknown (the message lists the known ones), or a user's own backbone cannot be built.
+        UserError: a name is unknown (the message lists the known ones), the backbone has no such width, or a user's
+          own backbone cannot be built.
     """
     own = is_own(config.name)
     for field, value, known, otherwise in (
@@ -71,4 +74,15 @@ def build_model(config, num_classes, heads=None):
             raise UserError(f"unknown model.{field} {value!r}; known: {', '.join(sorted(known))}{otherwise}")
     factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
     backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype])
+    if config.width:
+        backbone = _of_width(backbone, config)
     return Heads(backbone, num_classes, {name: make(config) for name, make in (heads or {}).items()})
+
+
+def _of_width(backbone, config):
+    """The same backbone with `config.width` channels in its first stage."""
+    if type(config.width) is not int or config.width < 1:
+        raise UserError(f"model.width is {config.width!r}; it must be 0 (the backbone's own) or a number of channels")
+    if not isinstance(backbone, ResNet):
+        raise UserError(f"model.width is of ResNets alone; model.name={config.name} has its own, so leave model.width 0")
+    return backbone.clone(width=config.width)

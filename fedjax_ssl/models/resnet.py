@@ -1,4 +1,6 @@
-"""ResNet-18 with the stem for small images."""
+"""Residual networks with the stem for small images."""
+
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -33,32 +35,38 @@ class BasicBlock(nn.Module):
         return nn.relu(x + y)
 
 
-class ResNet18(nn.Module):
-    """ResNet-18, post-activation, for images of about 32x32.
+class ResNet(nn.Module):
+    """A post-activation residual network for images of about 32x32.
 
-    The stem is one 3x3 convolution of stride 1 to 64 channels with normalisation and ReLU, without
-    max-pooling; then four stages of two blocks with 64, 128, 256 and 512 channels, the last three starting
-    with stride 2; global average pooling to 512 features. With a classifier: 11,173,962 parameters for 10
-    classes, 11,220,132 for 100.
+    The stem is one 3x3 convolution of stride 1 to `width` channels with normalisation and ReLU, without
+    max-pooling; then stages of basic blocks, each with twice the channels of the one before, all but the first
+    starting with stride 2; global average pooling to the last stage's channels. With a classifier for 10 classes
+    ResNet-18 (2, 2, 2, 2 blocks, width 64) has 11,173,962 parameters, ResNet-8 (1, 1, 1 blocks, width 16) 78,042.
 
-    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
+    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; three stages from 16 channels on are
+    its networks for CIFAR-10 (section 4.2), here with a 1x1 convolution where the shape changes.
 
     Attributes:
+        blocks: in each stage.
+        width: channels of the first stage.
         normalisation: policy of `Normalisation`.
         dtype: dtype of the computation.
     """
 
+    blocks: Sequence[int] = (2, 2, 2, 2)
+    width: int = 64
     normalisation: str = "static"
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
-        """Maps images [V*B, H, W, C] to features [V*B, 512]; arguments as in `Heads`."""
-        x = Conv(64, dtype=self.dtype, name="stem_conv")(images)
+        """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `Heads`."""
+        x = Conv(self.width, dtype=self.dtype, name="stem_conv")(images)
         x = nn.relu(Normalisation(self.normalisation, name="stem_norm")(x, train, mask, num_views))
-        for stage, features in enumerate((64, 128, 256, 512)):
-            for block in range(2):
+        for stage, blocks in enumerate(self.blocks):
+            for block in range(blocks):
                 strides = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage}_block{block}"
-                x = BasicBlock(features, strides, self.normalisation, self.dtype, name=name)(x, train, mask, num_views)
+                layer = BasicBlock(self.width * 2**stage, strides, self.normalisation, self.dtype, name=name)
+                x = layer(x, train, mask, num_views)
         return global_average_pool(x)
