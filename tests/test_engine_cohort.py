@@ -50,7 +50,7 @@ def by_hand(first, second, takes_part, clients=CLIENTS, groups=None):
     """The same as nested loops: what is uploaded, and the memory of the steps."""
     xs, visits = np.zeros(len(clients)), 10 + np.array(clients)
     for number, (num_steps, part) in enumerate(((first, first > 0), (second, takes_part))):
-        phase_key, after = jax.random.fold_in(jax.random.key(3), number), []
+        phase_key, after = jax.random.fold_in(jax.random.key(3), 2 * number + 1), []
         for row, client in enumerate(clients):
             client_key = jax.random.fold_in(phase_key, client)
             if groups is not None:
@@ -160,6 +160,25 @@ def test_keys_are_of_client_and_group():
     np.testing.assert_array_equal(keys[1], jax.random.key_data(jax.random.fold_in(client_key, 1)))
     alone = jax.random.key_data(twice._replace(group=None).keys())
     np.testing.assert_array_equal(alone[:2], [jax.random.key_data(client_key)] * 2)
+
+
+def test_steps_draw_apart_from_preparing():
+    """Shuffles and labels split a client's key of `prepare`; its steps fold from another, or would draw the same."""
+
+    def prepare(broadcast, data, cohort, previous):
+        split = jax.vmap(lambda key: jax.random.key_data(jax.random.split(key, 4)))(cohort.keys())
+        return Jobs(jnp.full(len(cohort.clients), 3), split)
+
+    def step(broadcast, data, work, carry, index, key):
+        return carry + jnp.sum(jnp.all(work == jax.random.key_data(key), axis=-1))
+
+    def finish(broadcast, work, carry, num_steps):
+        return Finished({"same": carry}, {}, {})
+
+    phase = Phase(prepare, lambda broadcast, work, own: jnp.int32(0), step, finish)
+    result = jax.jit(lambda cohort: train_cohort((phase, phase), BROADCAST, None, cohort, 2))(cohort_of())
+    np.testing.assert_array_equal(result.upload["same"], np.zeros(len(CLIENTS)))
+    np.testing.assert_array_equal(result.num_steps, np.full(len(CLIENTS), 6))
 
 
 def with_report(phase, label):

@@ -106,7 +106,11 @@ def _train(phases, source, cohort, lanes, debug) -> CohortResult:
     present, round_keys, previous, report = jnp.ones(cohort.clients.shape, bool), cohort.key, None, None
     metrics, labelled, trained, all_steps, lane_steps = [], {}, {}, 0, jnp.int32(0)
     for number, phase in enumerate(phases):
-        cohort = cohort._replace(key=jax.vmap(lambda key, n=number: jax.random.fold_in(key, n))(round_keys))
+        # Two keys a phase: what `prepare` splits its keys into must not be what steps fold from theirs.
+        prepare_keys, step_keys = (
+            jax.vmap(lambda key, n=2 * number + part: jax.random.fold_in(key, n))(round_keys) for part in range(2)
+        )
+        cohort = cohort._replace(key=prepare_keys)
         with jax.named_scope("label"):
             jobs = _prepare(phase, source, cohort, previous)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
@@ -119,7 +123,7 @@ def _train(phases, source, cohort, lanes, debug) -> CohortResult:
         num_steps = jnp.where(present, jobs.num_steps, 0)
         takes_part = jobs.takes_part & present
         own = {**cohort.own, **jobs.own}
-        keys = jax.vmap(Cohort.keys)(Cohort(cohort.clients, (), cohort.key, cohort.group))
+        keys = jax.vmap(Cohort.keys)(Cohort(cohort.clients, (), step_keys, cohort.group))
         table = JobTable(keys, num_steps, takes_part, jobs.work, own)
         with jax.named_scope("train"):
             finished, steps = (

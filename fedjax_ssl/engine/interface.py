@@ -139,7 +139,8 @@ class Cohort(NamedTuple):
     Attributes:
         clients: int32 [M], one client id a job (a client may have several jobs).
         own: the clients' memory as the phase before left it, leaves [M, ...]; {} for a method without any.
-        key: the phase's key. A client's randomness is folded from it by client and group, never by lane or device.
+        key: of the phase's `prepare`; steps have another. A client's randomness is folded from it by client and
+            group, never by lane or device.
         group: int32 [M], or None.
         personal: the message to each client alone, leaves [M, ...].
     """
