@@ -127,6 +127,8 @@ def validate(config: ConfigDict) -> None:
     for field in ("threshold.momentum", "aggregation.momentum"):
         if not 0 <= _get(config, field) < 1:
             raise UserError(f"{field} must be at least 0 and below 1, not {_get(config, field)}")
+    if not 0 < config.threshold.share <= 1:
+        raise UserError(f"threshold.share must be above 0 and at most 1, not {config.threshold.share}")
     if config.clients_per_round > config.num_clients:
         raise UserError(
             f"clients_per_round is {config.clients_per_round}, but the federation has num_clients = "

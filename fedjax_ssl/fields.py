@@ -135,9 +135,10 @@ def shared_fields() -> ConfigDict:
     config.aggregation.adaptivity = 1e-3  # tau of the adaptive ones (Reddi et al., 2021)
 
     config.threshold = ConfigDict()
-    # Of pseudo-labels: 'fixed' at the method's own threshold; or 'client_mean', 'sat', 'freematch', 'flexmatch', which
-    # adapt to the client or the class: see fedjax_ssl/client/thresholds.py.
+    # Of pseudo-labels: 'fixed' at the method's own threshold; or 'share', 'client_mean', 'sat', 'freematch',
+    # 'flexmatch', which adapt to the client or the class: see fedjax_ssl/client/thresholds.py.
     config.threshold.kind = "fixed"
+    config.threshold.share = 0.5  # of 'share': the part of each client's examples that counts, those of largest score
     config.threshold.momentum = 0.9  # of the averages of 'freematch' at each client
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda.

@@ -173,7 +173,7 @@ def test_table_4_comes_out_of_the_leaves(num_classes, rows):
         _, method, state = build(network=Wide(HEAD), **{"fedanchor.travels": "all_pairs"})
         federated = federation([[-1]], anchors=[0] * num_anchors)
         sent = jax.eval_shape(method.broadcast, state, federated, jax.random.key(0))
-        overhead = 100 * sent.extra.embeddings.size / sum(leaf.size for leaf in jax.tree.leaves(params))
+        overhead = 100 * sent.extra.anchors.embeddings.size / sum(leaf.size for leaf in jax.tree.leaves(params))
         assert round(overhead, 2) == percent
 
 
@@ -329,7 +329,7 @@ def test_the_other_variants(data):
     problem, _, _ = build("fedanchor,ensemble")
     assert problem.config.fedanchor.ensemble_views == 4
     _, method, state = build("fedanchor,all_pairs")
-    assert method.broadcast(state, data, None).extra.embeddings.shape == (len(ANCHORS), HEAD_DIM)
+    assert method.broadcast(state, data, None).extra.anchors.embeddings.shape == (len(ANCHORS), HEAD_DIM)
     _, method, state = build("fedanchor,strong,no_clients", **{"model.normalisation": "running"})
     job = prepare(method.phases[0], method.broadcast(state, data, None), data, 1)
     assert job.num_steps == 0 and len(set(np.asarray(job.report.labels))) > 1  # nobody trains, and all label

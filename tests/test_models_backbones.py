@@ -1,6 +1,7 @@
 """Whole models: sizes, shapes, views, padding, dtypes."""
 
 import functools
+import itertools
 
 import flax.linen as nn
 import jax
@@ -96,16 +97,20 @@ def test_resnet8_count_by_hand_at_any_width():
     """Three stages of one block; a shortcut has weights where the channels change."""
     for width in (16, 24):
         w = [width, 2 * width, 4 * width]
-        convolutions = 9 * 3 * w[0] + 2 * 9 * w[0] ** 2 + sum(9 * (a * b + b * b) + a * b for a, b in zip(w, w[1:]))
+        convolutions = (
+            9 * 3 * w[0] + 2 * 9 * w[0] ** 2 + sum(9 * (a * b + b * b) + a * b for a, b in itertools.pairwise(w))
+        )
         normalisations = 2 * (w[0] + 2 * w[0] + 3 * w[1] + 3 * w[2])
-        variables = jax.eval_shape(model(name="resnet8", width=width).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+        variables = jax.eval_shape(
+            model(name="resnet8", width=width).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3))
+        )
         count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
         assert count == convolutions + normalisations + 4 * width * 10 + 10
 
 
 @pytest.mark.parametrize(("name", "width"), [("cnn", 16), ("wrn28_2", 16), ("resnet8", -1), ("resnet8", 1.5)])
 def test_a_width_that_a_backbone_cannot_have(name, width):
-    with pytest.raises(UserError, match="model.width"):
+    with pytest.raises(UserError, match=r"model\.width"):
         model(name=name, width=width)
 
 

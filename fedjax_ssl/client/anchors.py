@@ -14,10 +14,13 @@ class ClassAnchors(NamedTuple):
     Attributes:
         means: float32 [C, D], the mean over each class of the anchors' unit vectors (itself NOT a unit vector).
         counts: int32 [C], the anchors of each class.
+        centre: float32 [D], subtracted from every embedding, the anchors' and an image's, before its length becomes
+            1: the anchors' mean. None: nothing is, as in the paper.
     """
 
     means: jax.Array
     counts: jax.Array
+    centre: jax.Array | None = None
 
 
 class AnchorEmbeddings(NamedTuple):
@@ -32,17 +35,23 @@ class AnchorEmbeddings(NamedTuple):
     labels: jax.Array
 
 
-def class_anchors(anchors: AnchorEmbeddings, num_classes: int) -> ClassAnchors:
+def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> ClassAnchors:
     """Sums eq. 3 up on the server.
 
     The mean over a class of cosine similarities is one product with the mean of its unit vectors:
     s_c(z) = z/|z| . mean_k(z_k/|z_k|). Scaling that mean to length 1 would change the scores, and with them
     the share of examples above the threshold.
+
+    Args:
+        anchors: of the server.
+        num_classes: C.
+        centred: see `ClassAnchors.centre`.
     """
+    centre = jnp.mean(anchors.embeddings, axis=0) if centred else None
     one_hot = jax.nn.one_hot(anchors.labels, num_classes)  # [S, C]
     counts = jnp.sum(one_hot, axis=0)
-    sums = jnp.matmul(one_hot.T, unit_vectors(anchors.embeddings), precision="highest")
-    return ClassAnchors(sums / jnp.maximum(counts, 1)[:, None], counts.astype(jnp.int32))
+    sums = jnp.matmul(one_hot.T, _directions(anchors.embeddings, centre), precision="highest")
+    return ClassAnchors(sums / jnp.maximum(counts, 1)[:, None], counts.astype(jnp.int32), centre)
 
 
 def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array:
@@ -53,27 +62,72 @@ def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array
         anchors: the class anchors.
 
     Returns:
-        float32 [B, C] in [-1, 1]; -inf for a class without anchors, 0 for an embedding that is zero.
+        float32 [B, C] in [-1, 1]; -inf for a class without anchors, 0 for an embedding that is zero (or the centre).
     """
-    scores = jnp.matmul(unit_vectors(embeddings), anchors.means.T, precision="highest")
+    scores = jnp.matmul(_directions(embeddings, anchors.centre), anchors.means.T, precision="highest")
     return jnp.where(anchors.counts > 0, scores, -jnp.inf)
 
 
-def all_pairs_scores(embeddings: jax.Array, anchors: AnchorEmbeddings, num_classes: int) -> jax.Array:
+def all_pairs_scores(
+    embeddings: jax.Array, anchors: AnchorEmbeddings, num_classes: int, centred: bool = False
+) -> jax.Array:
     """The same scores as printed in FedAnchor eq. 3: every similarity first, then the mean over each class.
 
     Args:
         embeddings: float32 [B, D].
         anchors: every anchor's embedding and label.
         num_classes: C.
+        centred: see `ClassAnchors.centre`; a client that has all anchors has their mean.
 
     Returns:
         float32 [B, C], equal to `class_mean_scores` up to rounding.
     """
-    similarities = jnp.matmul(
-        unit_vectors(embeddings), unit_vectors(anchors.embeddings).T, precision="highest"
-    )  # [B, S]
+    centre = jnp.mean(anchors.embeddings, axis=0) if centred else None
+    of_anchors = _directions(anchors.embeddings, centre)
+    similarities = jnp.matmul(_directions(embeddings, centre), of_anchors.T, precision="highest")  # [B, S]
     one_hot = jax.nn.one_hot(anchors.labels, num_classes)
     counts = jnp.sum(one_hot, axis=0)
     scores = jnp.matmul(similarities, one_hot, precision="highest") / jnp.maximum(counts, 1)
     return jnp.where(counts > 0, scores, -jnp.inf)
+
+
+def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> jax.Array:
+    """Each anchor's average cosine similarity to the other anchors of its class: what eq. 3 would give it for its own
+    class if it were an image.
+
+    Returns:
+        float32 [S]; NaN for the only anchor of a class.
+    """
+    classes = class_anchors(anchors, num_classes, centred)
+    directions = _directions(anchors.embeddings, classes.centre)
+    sums = (classes.means * classes.counts[:, None])[anchors.labels]
+    others = classes.counts[anchors.labels] - 1
+    to_itself = jnp.sum(directions * directions, axis=-1)  # 1, or 0 for a zero embedding
+    return (jnp.sum(directions * sums, axis=-1) - to_itself) / others
+
+
+def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors | AnchorEmbeddings) -> jax.Array:
+    """Cosine of each embedding with the direction that the anchors have in common, that of their mean.
+
+    0 on average where embeddings point everywhere; towards 1 the nearer all of them lie to one line, where cosine
+    similarities are all large whatever the class.
+
+    Args:
+        embeddings: float32 [B, D].
+        anchors: what came down.
+
+    Returns:
+        float32 [B].
+    """
+    if isinstance(anchors, AnchorEmbeddings):
+        mean = jnp.mean(anchors.embeddings, axis=0)
+    elif anchors.centre is None:
+        mean = jnp.sum(anchors.means * anchors.counts[:, None], axis=0)
+    else:
+        mean = anchors.centre
+    return jnp.matmul(unit_vectors(embeddings), unit_vectors(mean[None])[0], precision="highest")
+
+
+def _directions(embeddings: jax.Array, centre: jax.Array | None) -> jax.Array:
+    """Unit vectors of embeddings [B, D], seen from the centre if there is one."""
+    return unit_vectors(embeddings if centre is None else embeddings - centre)

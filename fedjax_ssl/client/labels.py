@@ -35,10 +35,11 @@ def label_cohort(
     data: FederatedData,
     examples: Examples,
     *,
-    threshold: float,
+    threshold: float | jax.Array,
     strictly: bool = False,
     num_views: int = 0,
     used: str | None = None,
+    facts: tuple[str, ...] = (),
 ) -> Labelled:
     """Labels every example with the class of its largest score, by `config.threshold`'s rule.
 
@@ -52,8 +53,10 @@ def label_cohort(
         strictly: whether a score at the threshold falls short (FedAnchor, eq. 5) or counts (SemiFL, FixMatch).
         num_views: see `score_cohort`.
         used: name of the rule in use; all rules are reported.
+        facts: names in the dict that are no rules but numbers of each image, float32 [B], to be reported.
     """
     scored = score_cohort(problem, scores, data.images, examples, num_views)
+    known = {name: scored.pop(name) for name in facts}
     rules = {} if used is None else scored
     scores_used = scored if used is None else scored[used]
     thresholds, own = jax.vmap(lambda s, p, o: class_thresholds(problem.config.threshold, threshold, s, p, o))(
@@ -61,7 +64,9 @@ def label_cohort(
     )
     labels, qualified = qualify(scores_used, thresholds[:, None, :], strictly)
     others = {name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in rules.items()}
-    return Labelled(Report(labels, qualified & examples.present, others), own, thresholds=thresholds)
+    best, second = jnp.moveaxis(jax.lax.top_k(scores_used, 2)[0], -1, 0)
+    report = Report(labels, qualified & examples.present, others, {"score_gap": best - second, **known})
+    return Labelled(report, own, thresholds=thresholds)
 
 
 def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples: Examples, num_views: int = 0) -> Any:

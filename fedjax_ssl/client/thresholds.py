@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.interface import Problem
 
-KINDS = ("fixed", "client_mean", "sat", "flexmatch", "freematch")
+KINDS = ("fixed", "share", "client_mean", "sat", "flexmatch", "freematch")
 MEMORY = "threshold"  # the entry of 'freematch' in a client's memory
 
 
@@ -35,6 +35,8 @@ def class_thresholds(
     """One client's threshold for each class.
 
         fixed        T_c = t
+        share        T_c halfway between its k-th and its next largest score, k = share * n to the nearest whole number:
+                     k of its examples count, whatever their scores
         client_mean  T_c = tau,                     tau the mean over the client's examples of the largest score
         sat          T_c = tau p_c / max_c p_c,     p_c the mean over its examples of the score of class c
                      (self-adaptive thresholding of FreeMatch, for each client and round as (FL)^2 takes it)
@@ -59,6 +61,11 @@ def class_thresholds(
     if options.kind == "fixed":
         return jnp.full(num_classes, base, jnp.float32), {}
     best = jnp.max(scores, axis=-1)
+    if options.kind == "share":
+        ranked = jnp.sort(jnp.where(present, best, -jnp.inf), descending=True)
+        ranked = jnp.concatenate([jnp.array([jnp.inf]), ranked, jnp.array([-jnp.inf])])
+        k = jnp.round(options.share * jnp.sum(present)).astype(jnp.int32)
+        return jnp.full(num_classes, (ranked[k] + ranked[k + 1]) / 2), {}
     if options.kind == "flexmatch":
         above = present & (best > base)
         learned = jnp.sum(jax.nn.one_hot(jnp.argmax(scores, axis=-1), num_classes) * above[:, None], axis=0)

@@ -42,12 +42,17 @@ def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array,
     Returns:
         `pseudo_label_accuracy` of the labels in use, `pseudo_label_accuracy_<rule>` of each other rule,
         `qualified_accuracy` of those that a client trains on (NaN without any), `qualified_per_client`, their mean
-        number over the cohort, and `qualified_share`, their share of all.
+        number over the cohort, and `qualified_share`, their share of all; and the mean of each of the report's facts
+        over the examples where it is finite.
     """
     qualified = report.qualified & unlabelled
 
     def accuracy(labels: jax.Array, counted: jax.Array) -> jax.Array:
         return jnp.sum((labels == truth) & counted) / jnp.sum(counted)
+
+    def mean(fact: jax.Array) -> jax.Array:
+        counted = unlabelled & jnp.isfinite(fact)
+        return jnp.sum(jnp.where(counted, fact, 0.0)) / jnp.sum(counted)
 
     return {
         "pseudo_label_accuracy": accuracy(report.labels, unlabelled),
@@ -55,6 +60,7 @@ def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array,
         "qualified_accuracy": accuracy(report.labels, qualified),
         "qualified_per_client": jnp.sum(qualified) / num_jobs,
         "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(unlabelled), 1),
+        **{name: mean(fact) for name, fact in report.facts.items()},
     }
 
 

@@ -164,11 +164,13 @@ class Report(NamedTuple):
         labels: int32 [M, n_max], the pseudo-labels in use.
         qualified: bool [M, n_max], which of its examples a client trains on.
         others: by name, labels int32 [M, n_max] of other rules, which are scored as well.
+        facts: by name, float32 [M, n_max], numbers of each example, whose means over the unlabelled ones are reported.
     """
 
     labels: jax.Array
     qualified: jax.Array
     others: Mapping[str, jax.Array] = {}
+    facts: Mapping[str, jax.Array] = {}
 
 
 class Jobs(NamedTuple):

@@ -151,3 +151,20 @@ def label_contrastive_loss(
     # A class that is left out gets log 1, so that no gradient is infinity times zero.
     losses = jnp.log(jnp.where(counted, denominator, 1.0)) - jnp.log(jnp.where(counted, numerator, 1.0))
     return jnp.sum(losses) / num_classes
+
+
+def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Array:
+    """|mean_b z_b/|z_b||^2, the squared length of what the unit vectors of a batch have in common.
+
+    It is the mean cosine similarity over all pairs of the batch, i = j included. The label contrastive loss cannot see
+    it: adding a constant to every similarity cancels in its quotient.
+
+    Args:
+        embeddings: float32 [B, D].
+        mask: bool [B].
+
+    Returns:
+        float32 [] in [0, 1].
+    """
+    total = jnp.sum(jnp.where(mask[:, None], unit_vectors(embeddings), 0.0), axis=0)
+    return jnp.sum(jnp.square(total / jnp.maximum(jnp.sum(mask), 1)))

@@ -11,6 +11,7 @@ the shared sections, and docs/results.md has the measurements behind its default
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,18 @@ from fedjax_ssl.client import (
     own_optimizers,
     own_thresholds,
 )
-from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
+from fedjax_ssl.client.anchors import (
+    AnchorEmbeddings,
+    ClassAnchors,
+    all_pairs_scores,
+    along_common_direction,
+    class_anchors,
+    class_mean_scores,
+    leave_one_out_scores,
+)
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Problem, State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.losses import label_contrastive_loss
+from fedjax_ssl.learning.losses import common_direction_penalty, label_contrastive_loss
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.models.heads import Linear
@@ -58,7 +67,12 @@ VARIANTS = {
     "all_pairs": {"fedanchor.travels": "all_pairs"},  # what travels in the paper
     # Only the server trains, with both its losses: no cosine reaches the threshold, and the statistics of 'static' are
     # its own images'. Clients still label, for the report. List it after a recipe: recipes may set other statistics.
-    "no_clients": {"fedanchor.threshold": 2.0, "threshold.kind": "fixed", "model.statistics": "server"},
+    "no_clients": {
+        "fedanchor.threshold": 2.0,
+        "fedanchor.threshold_quantile": 0.0,
+        "threshold.kind": "fixed",
+        "model.statistics": "server",
+    },
 }
 
 
@@ -68,6 +82,9 @@ def defaults() -> ConfigDict:
     # Pseudo-labels (section 4.2).
     section.threshold = 0.6  # t of eq. 5: a label counts when its score is above it (appendix C); see config.threshold
     section.travels = "class_means"  # C vectors go down; 'all_pairs': all S, as in the paper. The scores are the same
+    # Two departures from the paper, off at first, for data on which 0.6 lets through everything or nothing.
+    section.centred = False  # cosines as seen from the anchors' mean, which travels with the class means
+    section.threshold_quantile = 0.0  # q > 0: t is the q-quantile of the anchors' own scores, leave-one-out; it travels
     section.ensemble_views = 0  # section 4.5: n > 0 averages the scores of n weakly augmented views; 0: the raw image
     # Local training (section 4.3, appendix B).
     section.mixup_alpha = 0.75  # a of eq. 8
@@ -85,8 +102,21 @@ def defaults() -> ConfigDict:
     section.temperature = 0.1  # tau of eq. 1
     section.negatives = "batch"  # eq. 1 as printed; 'class': pairs of the class only
     section.self_pairs = False  # whether eq. 1's numerator counts i = j
+    section.common_direction_weight = 0.0  # of a penalty beside eq. 1, which cannot see what all embeddings share
     section.pretrain_contrastive = True  # whether pre-training has contrastive epochs too
     return section
+
+
+class SentDown(NamedTuple):
+    """What travels to the clients beside the model.
+
+    Attributes:
+        anchors: the server's, summed up by class or one by one.
+        threshold: float32 [], t of eq. 5 where it follows the anchors' own scores; None: it is configured.
+    """
+
+    anchors: ClassAnchors | AnchorEmbeddings
+    threshold: jax.Array | None
 
 
 def fedanchor(problem: Problem) -> Method:
@@ -95,37 +125,49 @@ def fedanchor(problem: Problem) -> Method:
     options = config.fedanchor
     if config.model.anchor_dim < 1:
         raise UserError("fedanchor needs an anchor head: model.anchor_dim must be at least 1")
+    if options.threshold_quantile > 1:
+        raise UserError(f"fedanchor.threshold_quantile must be at most 1, not {options.threshold_quantile}")
 
     # --- Server: w_t and the anchors' latent representations go down (section 4.2). -------------------------------
 
     def broadcast(state: State, data, key) -> Broadcast:
         rows = data.anchor_index
         outputs = network.predict_rows(state.model, data.images, rows, config.eval_batch_size)
-        anchors = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows])
+        anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
+        if options.threshold_quantile:
+            own_scores = leave_one_out_scores(anchors, num_classes, options.centred)
+            threshold = jnp.nanquantile(own_scores, options.threshold_quantile)
         if options.travels == "class_means":
-            anchors = class_anchors(anchors, num_classes)
-        return global_model(problem, state, anchors)
+            anchors = class_anchors(anchors, num_classes, options.centred)
+        return global_model(problem, state, SentDown(anchors, threshold))
 
     # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
 
     def label(received: Broadcast, data, examples: Examples) -> Labelled:
+        anchors, threshold = received.extra
+
         def scores(images):  # eq. 3, and the classification head's probabilities
             outputs = network.predict(received.model, images)
             if options.travels == "class_means":
-                by_anchors = class_mean_scores(outputs.heads[HEAD], received.extra)
+                by_anchors = class_mean_scores(outputs.heads[HEAD], anchors)
             else:
-                by_anchors = all_pairs_scores(outputs.heads[HEAD], received.extra, num_classes)
-            return {HEAD: by_anchors, "classification_head": jax.nn.softmax(outputs.logits)}
+                by_anchors = all_pairs_scores(outputs.heads[HEAD], anchors, num_classes, options.centred)
+            return {
+                HEAD: by_anchors,
+                "classification_head": jax.nn.softmax(outputs.logits),
+                "common_direction": along_common_direction(outputs.heads[HEAD], anchors),
+            }
 
         return label_cohort(  # eq. 4, eq. 5
             problem,
             scores,
             data,
             examples,
-            threshold=options.threshold,
+            threshold=options.threshold if threshold is None else threshold,
             strictly=True,
             num_views=options.ensemble_views,
             used=HEAD,
+            facts=("common_direction",),
         )
 
     local_training = fix_mix_phase(  # eq. 5 to 10
@@ -157,7 +199,10 @@ def fedanchor(problem: Problem) -> Method:
                 options.negatives,
                 options.self_pairs,
             )
-            return loss, (batch_stats, {"contrastive_loss": loss})
+            metrics = {"contrastive_loss": loss}
+            if options.common_direction_weight:
+                loss += options.common_direction_weight * common_direction_penalty(outputs.heads[HEAD], mask)
+            return loss, (batch_stats, metrics)
 
         return loss_fn
 
@@ -216,6 +261,7 @@ ENTRY = Entry(
         "contrastive_augmentation": ("none", "weak", "strong"),
         "negatives": ("batch", "class"),
     },
+    at_least={"common_direction_weight": 0.0, "threshold_quantile": 0.0},
     above={"temperature": 0.0},
     heads=HEADS,
     embedding=HEAD,

@@ -84,5 +84,7 @@ def _of_width(backbone, config):
     if type(config.width) is not int or config.width < 1:
         raise UserError(f"model.width is {config.width!r}; it must be 0 (the backbone's own) or a number of channels")
     if not isinstance(backbone, ResNet):
-        raise UserError(f"model.width is of ResNets alone; model.name={config.name} has its own, so leave model.width 0")
+        raise UserError(
+            f"model.width is of ResNets alone; model.name={config.name} has its own, so leave model.width 0"
+        )
     return backbone.clone(width=config.width)
