@@ -91,7 +91,7 @@ COMMANDS = {
     ),
     "report": Command(
         run_report,
-        {"out": (None, "NAME.html, for several runs"), "target": ("0.9", "test accuracy to which rounds are counted")},
+        {"out": (None, "NAME.html, for several runs"), "target": ("0.9", "accuracy to which rounds are counted")},
         "RUN...",
     ),
     "predict": Command(

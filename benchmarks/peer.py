@@ -271,6 +271,7 @@ def compare(name, options):
         client_size=jnp.full(options.clients, options.images, jnp.int32),
         labelled_size=jnp.full(options.clients, options.images, jnp.int32),
         anchor_index=jnp.zeros(1, jnp.int32),
+        validation_index=jnp.zeros((0,), jnp.int32),
         test_images=jnp.zeros((1, *image_shape), jnp.uint8),
         test_labels=jnp.zeros(1, jnp.int32),
         seed=jnp.int32(0),

@@ -86,6 +86,7 @@ def validate(config: ConfigDict) -> None:
         "devices": 1,
         "rounds_per_dispatch": 1,
         **({"data.num_anchors": 1} if config.data.labels == "server" else {}),
+        "data.validation": 0,
         "data.examples_per_client": 0,
         "data.image_size": 0,
         "model.anchor_dim": 0,
@@ -169,6 +170,18 @@ def _foreign_sections(method: str) -> set[str]:
 def labels_revealed(config: Any) -> bool:
     """Whether a configuration, nested dicts or a ConfigDict, is of a bound that sees the clients' labels."""
     return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
+
+
+def measured_each_round(config: Any) -> str:
+    """The set on which a model's accuracy and loss are measured after each round.
+
+    Args:
+        config: nested dicts or a ConfigDict, complete.
+
+    Returns:
+        'validation' if images are held out for it, else 'test'. Metrics, summaries and curves have it in their names.
+    """
+    return "validation" if config["data"]["validation"] else "test"
 
 
 def describe_method(name: str) -> tuple[str, str]:

@@ -93,6 +93,7 @@ def shared_fields() -> ConfigDict:
     config.data.labelled_share = 0.1  # of 'clients': the part of each client's images that has labels
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
     config.data.labelled_clients = 1  # of 'some_clients': how many have labels for all their images
+    config.data.validation = 0  # training images held out, as many of each class; measured each round, not the test set
     config.data.num_anchors = 500  # S, labelled images of the server, taken away from the clients; of 'server' alone
     config.data.anchors = "balanced"  # S / C of each class, or 'random'
     config.data.partition = "lda"  # how the rest is divided; see fedjax_ssl/data/partition_schemes.py

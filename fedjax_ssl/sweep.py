@@ -42,7 +42,7 @@ class Sweep(NamedTuple):
         seeds: every combination is run with each.
         fields: a field's name -> its values, a grid over all of them.
         common: fields that are set in all runs.
-        target_accuracy: the table counts the rounds to this test accuracy, a share.
+        target_accuracy: the table counts the rounds to this accuracy, a share, on the set that is measured each round.
     """
 
     config: str

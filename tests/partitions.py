@@ -11,6 +11,7 @@ def data_config(**fields):
         "classes_per_client": 2,
         "num_anchors": 250,
         "anchors": "balanced",
+        "validation": 0,
         "examples_per_client": 0,
         "partition_file": "",
         "labels": "server",
@@ -38,6 +39,6 @@ def class_counts(partition, labels, num_classes):
 
 
 def assert_no_row_twice(partition, num_examples):
-    rows = np.concatenate([partition.anchor_index, *partition.client_rows])
+    rows = np.concatenate([partition.anchor_index, partition.validation_index, *partition.client_rows])
     assert rows.dtype == np.int32 and rows.min() >= 0 and rows.max() < num_examples
     assert len(np.unique(rows)) == len(rows)

@@ -117,6 +117,7 @@ def federation(clients, anchors=(), seed=0):
         client_size=jnp.array([len(client) for client in clients], jnp.int32),
         labelled_size=jnp.array([sum(label >= 0 for label in client) for client in clients], jnp.int32),
         anchor_index=jnp.arange(len(anchors), dtype=jnp.int32),
+        validation_index=jnp.zeros((0,), jnp.int32),
         test_images=jnp.asarray(images[:4]),
         test_labels=jnp.array([0, 1, 2, 0], jnp.int32),
         seed=jnp.int32(0),

@@ -95,7 +95,7 @@ def counting(tmp_path, monkeypatch):
             def snapshot(model, images, labels):
                 return {"w": model.params["w"]}
 
-            program = types.SimpleNamespace(dispatch=dispatch, snapshot=snapshot)
+            program = types.SimpleNamespace(dispatch=dispatch, snapshots={"test": snapshot})
             return (find_machine(config), program, group, [run.state for run in runs]), sizes
 
         yield make
@@ -145,7 +145,7 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
         ]
         listeners = [
             WriteRecords(group.runs),
-            SaveSnapshots(group, arguments[1].snapshot, (0, 2, 5, 99)),
+            SaveSnapshots(group, arguments[1].snapshots, (0, 2, 5, 99)),
             SaveCheckpoints(group, stores, 3, signals),
         ]
         assert [listener.next_due(2) for listener in listeners] == [None, 5, 3]

@@ -94,7 +94,7 @@ def test_a_report_is_the_same_when_it_is_made_again(reported_run):
 
 COUNTS = {  # 3 clients, 2 classes
     "train": np.array([9, 8]), "anchors": np.array([0, 0]), "clients": np.array([[5, 2], [0, 4], [4, 1]]),
-    "labelled": np.array([[1, 1], [0, 2], [0, 0]]),
+    "labelled": np.array([[1, 1], [0, 2], [0, 0]]), "validation": np.array([0, 0]),
 }  # fmt: skip
 AT_SERVER = COUNTS | {"anchors": np.array([2, 1]), "labelled": np.zeros((3, 2), int)}
 SETTINGS = {  # fields of data -> who holds labels

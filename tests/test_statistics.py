@@ -53,6 +53,7 @@ def federation():
         client_size=sizes,
         labelled_size=jnp.zeros_like(sizes),
         anchor_index=jnp.array(ANCHORS),
+        validation_index=jnp.zeros((0,), jnp.int32),
         test_images=nothing,
         test_labels=nothing,
         seed=nothing,

@@ -18,11 +18,12 @@ class FederatedData(NamedTuple):
     Attributes:
         images: uint8 [N, H, W, C], every training image once.
         visible_labels: int32 [N], the labels of the anchors and of the clients' labelled examples, -1 wherever a label
-          is hidden.
+          is hidden, as are those of validation images.
         client_index: int32 [K, n_max], rows of `images` of each client, padded with 0 beyond `client_size`.
         client_size: int32 [K], number of examples of each client, possibly 0.
         labelled_size: int32 [K], how many of them have a visible label.
         anchor_index: int32 [S], rows of `images` that the server holds; S may be 0.
+        validation_index: int32 [V], rows of `images` that nobody holds: to measure a model each round. V may be 0.
         test_images: uint8 [T, H, W, C].
         test_labels: int32 [T].
         seed: int32 [], the run's seed; data and not a constant, so that another seed needs no compilation.
@@ -34,6 +35,7 @@ class FederatedData(NamedTuple):
     client_size: jax.Array
     labelled_size: jax.Array
     anchor_index: jax.Array
+    validation_index: jax.Array
     test_images: jax.Array
     test_labels: jax.Array
     seed: jax.Array
@@ -47,6 +49,7 @@ SEED_AXES = FederatedData(
     client_size=0,
     labelled_size=0,
     anchor_index=0,
+    validation_index=0,
     test_images=None,
     test_labels=None,
     seed=0,
@@ -83,7 +86,7 @@ def federate(
         max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
           the size of the largest client.
         same_images: a federation of the same data set, whose images are shared instead of copied.
-        reveal_labels: every label is visible, for the fully supervised bounds.
+        reveal_labels: every label but those of validation images is visible, for the fully supervised bounds.
         centralised: the server holds all images of the federation, with their labels, as anchors.
 
     Returns:
@@ -102,7 +105,9 @@ def federate(
     if centralised:
         anchors = np.concatenate([anchors, *partition.client_rows])
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
-    visible = np.arange(len(visible_labels)) if reveal_labels else np.concatenate([anchors, partition.labelled_rows])
+    visible = np.concatenate([anchors, partition.labelled_rows])
+    if reveal_labels:
+        visible = np.setdiff1d(np.arange(len(visible_labels)), partition.validation_index)
     visible_labels[visible] = dataset.y_train[visible]
     labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
     shared = same_images is not None
@@ -113,6 +118,7 @@ def federate(
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled_size, jnp.int32),
         anchor_index=jnp.asarray(anchors, jnp.int32),
+        validation_index=jnp.asarray(partition.validation_index, jnp.int32),
         test_images=same_images.test_images if shared else jnp.asarray(dataset.x_test, jnp.uint8),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.int32),

@@ -24,6 +24,7 @@ __all__ = [
     "class_counts",
     "draw_anchors",
     "draw_labelled_rows",
+    "draw_validation",
     "load_partition",
     "make_partition",
     "save_partition",
@@ -32,7 +33,7 @@ __all__ = [
 LABELS = ("server", "clients", "some_clients")  # who holds labels
 ANCHOR_DRAWS = ("balanced", "random")
 _FILE_KEYS = ("anchor_index", "client_index", "client_size")
-_LABELLED_KEY = "labelled_index"  # files of earlier versions have none
+_LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # files of earlier versions have none
 _NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -44,11 +45,13 @@ class Partition(NamedTuple):
         client_rows: K arrays int32 [n_k], rows of each client, in random order.
         labelled_rows: int32 [L], rows at clients whose labels are visible, client by client. If there are
           any, there are no anchors.
+        validation_index: int32 [V], rows that nobody trains on, in random order.
     """
 
     anchor_index: np.ndarray
     client_rows: list[np.ndarray]
     labelled_rows: np.ndarray = _NO_ROWS
+    validation_index: np.ndarray = _NO_ROWS
 
 
 def check_labels(config: Any, num_clients: int) -> None:
@@ -77,20 +80,40 @@ def check_labels(config: Any, num_clients: int) -> None:
         )
 
 
+def draw_validation(labels: np.ndarray, num_images: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws the validation images, the same number of each class.
+
+    Args:
+        labels: int [N], labels of the training set.
+        num_images: number of validation images V, 0 for none.
+        num_classes: number of classes C.
+        rng: source of randomness.
+
+    Returns:
+        int32 [V], rows of the training set, in random order.
+
+    Raises:
+        UserError: V is negative or not a multiple of C, or a class has fewer than V / C examples.
+    """
+    if num_images < 0:
+        raise UserError(f"data.validation={num_images} must not be negative")
+    return _draw_balanced(labels, num_images, num_classes, rng, "data.validation")
+
+
 def draw_anchors(
     labels: np.ndarray, num_anchors: int, num_classes: int, rng: np.random.Generator, balanced: bool
 ) -> np.ndarray:
     """Draws the anchors, the labelled examples of the server.
 
     Args:
-        labels: int [N], labels of the training set.
+        labels: int [n], labels of the examples that anchors are taken from.
         num_anchors: number of anchors S.
         num_classes: number of classes C.
         rng: source of randomness.
         balanced: whether each class has exactly S / C anchors; else they are drawn regardless of their classes.
 
     Returns:
-        int32 [S], rows of the training set, in random order.
+        int32 [S], positions in `labels`, in random order.
 
     Raises:
         UserError: S is not a multiple of C, or there are more anchors than examples (balanced: of a class).
@@ -98,26 +121,37 @@ def draw_anchors(
     if num_anchors < 0:
         raise UserError(f"data.num_anchors={num_anchors} must not be negative")
     if num_anchors > len(labels):
-        raise UserError(f"data.num_anchors={num_anchors} is more than the {len(labels)} training examples")
+        raise UserError(f"data.num_anchors={num_anchors} is more than the {len(labels)} training examples left")
     if not balanced:
         return rng.permutation(len(labels))[:num_anchors].astype(np.int32)
-    per_class, remainder = divmod(num_anchors, num_classes)
+    return _draw_balanced(labels, num_anchors, num_classes, rng, "data.num_anchors", ", or data.anchors='random'")
+
+
+def _draw_balanced(
+    labels: np.ndarray, number: int, num_classes: int, rng: np.random.Generator, field: str, otherwise: str = ""
+) -> np.ndarray:
+    """Positions of as many examples of each class, `number` in all, in random order.
+
+    Raises:
+        UserError: it names the field that the number is from, and what else would do.
+    """
+    per_class, remainder = divmod(number, num_classes)
     if remainder:
         below, above = per_class * num_classes, (per_class + 1) * num_classes
         raise UserError(
-            f"data.num_anchors={num_anchors} cannot be the same for each of {num_classes} classes; "
-            f"{f'{below} or {above}' if below else above} would do, or data.anchors='random'"
+            f"{field}={number} cannot be the same for each of {num_classes} classes; "
+            f"{f'{below} or {above}' if below else above} would do{otherwise}"
         )
     drawn = []
     for c in range(num_classes):
         rows = np.flatnonzero(labels == c)
         if per_class > len(rows):
             raise UserError(
-                f"data.num_anchors={num_anchors} takes {per_class} examples of each class, but class {c} has "
-                f"{len(rows)}; lower data.num_anchors, or use data.anchors='random'"
+                f"{field}={number} takes {per_class} examples of each class, but class {c} has {len(rows)} left; "
+                f"lower {field}{otherwise}"
             )
         drawn.append(rng.permutation(rows)[:per_class])
-    # Shuffled, so that consecutive batches of the anchors are not of a single class.
+    # Shuffled, so that consecutive batches are not of a single class.
     return rng.permutation(np.concatenate(drawn)).astype(np.int32)
 
 
@@ -171,20 +205,21 @@ def draw_labelled_rows(
 def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_clients: int, seed: int) -> Partition:
     """Splits the training set over server and clients, and draws whose labels are visible.
 
-    With `labels` = 'server' the anchors are drawn first and removed. Otherwise there are none, and the clients'
-    labelled examples are drawn last, from their own stream of random numbers, so that the clients' shares do not depend
-    on them.
+    Validation images are drawn first and removed, from a stream of random numbers that nothing else uses. With
+    `labels` = 'server' the anchors are drawn next and removed. Otherwise there are none, and the clients' labelled
+    examples are drawn last, from their own stream, so that the clients' shares do not depend on them.
 
     Args:
         labels: int [N], labels of the training set.
         num_classes: number of classes.
-        config: the `data` section. Read are `labels` (a name of `LABELS`) with the fields of `draw_labelled_rows`, or
-          of 'server' `num_anchors` and `anchors` ('balanced' or 'random'); `partition` (a name of `PARTITIONS`) with
-          its own fields `alpha` or `classes_per_client`; `examples_per_client`, at most so many for a client, taken
-          at random from its share (0 = all); and `partition_file`, a saved partition that is used as it is instead
-          ('' = none).
+        config: the `data` section. Read are `validation`, the number of validation images; `labels` (a name of
+          `LABELS`) with the fields of `draw_labelled_rows`, or of 'server' `num_anchors` and `anchors` ('balanced' or
+          'random'); `partition` (a name of `PARTITIONS`) with its own fields `alpha` or `classes_per_client`;
+          `examples_per_client`, at most so many for a client, taken at random from its share (0 = all); and
+          `partition_file`, a saved partition that is used as it is instead ('' = none).
         num_clients: number of clients K.
-        seed: seed of the draw. The anchors depend on it alone, so that partitions can be compared.
+        seed: seed of the draw. Validation images and anchors depend on no other field than their own, so that
+          partitions can be compared.
 
     Returns:
         The partition.
@@ -208,22 +243,27 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         raise UserError(f"seed={seed} must not be negative")
 
     labels = np.asarray(labels)
-    anchor_rng, client_rng, label_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
-    at_server = config.labels == "server"
+    anchor_rng, client_rng, label_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(4))
+    validation = draw_validation(labels, config.validation, num_classes, validation_rng)
+    rest = np.setdiff1d(np.arange(len(labels)), validation)
     anchors = _NO_ROWS
-    if at_server:
-        anchors = draw_anchors(labels, config.num_anchors, num_classes, anchor_rng, config.anchors == "balanced")
-    rest = np.setdiff1d(np.arange(len(labels)), anchors)
+    if config.labels == "server":
+        balanced = config.anchors == "balanced"
+        anchors = rest[draw_anchors(labels[rest], config.num_anchors, num_classes, anchor_rng, balanced)]
+        anchors = anchors.astype(np.int32)
+        rest = np.setdiff1d(rest, anchors)
     if num_clients > len(rest):
-        what = f"{len(rest)} examples that {len(anchors)} anchors leave of {len(labels)}; lower num_clients or "
-        what = f"{what}data.num_anchors" if at_server else f"{len(rest)} training examples; lower it"
-        raise UserError(f"num_clients={num_clients} is more than the {what}")
+        taken = {"validation images": len(validation), "anchors": len(anchors)}
+        taken = " and ".join(f"{number} {name}" for name, number in taken.items() if number)
+        what = f"examples that {taken} leave of {len(labels)}" if taken else "training examples"
+        raise UserError(f"num_clients={num_clients} is more than the {len(rest)} {what}; lower it")
     shares = PARTITIONS[config.partition](labels[rest], num_clients, config, client_rng)
     limit = config.examples_per_client or len(labels)
     client_rows = [rest[client_rng.permutation(share)[:limit]].astype(np.int32) for share in shares]
-    if at_server:
-        return Partition(anchors, client_rows)
-    return Partition(anchors, client_rows, draw_labelled_rows(labels, client_rows, config, label_rng))
+    labelled = _NO_ROWS
+    if config.labels != "server":
+        labelled = draw_labelled_rows(labels, client_rows, config, label_rng)
+    return Partition(anchors, client_rows, labelled, validation)
 
 
 def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> dict[str, np.ndarray]:
@@ -236,7 +276,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
 
     Returns:
         `train`, int [C], the whole training set; `anchors`, int [C], the server's part of it; `clients`, int [K, C];
-        `labelled`, int [K, C], the clients' examples whose labels are visible.
+        `labelled`, int [K, C], the clients' examples whose labels are visible; `validation`, int [C], nobody's.
     """
     is_labelled = np.zeros(len(labels), bool)
     is_labelled[partition.labelled_rows] = True
@@ -246,6 +286,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
 
     return {
         "train": np.bincount(labels, minlength=num_classes),
+        "validation": count(partition.validation_index),
         "anchors": count(partition.anchor_index),
         "clients": np.stack([count(rows) for rows in partition.client_rows]),
         "labelled": np.stack([count(rows[is_labelled[rows]]) for rows in partition.client_rows]),
@@ -257,7 +298,8 @@ def save_partition(path: str | os.PathLike, partition: Partition) -> None:
 
     Args:
         path: the file to be written. It holds anchor_index [S], client_size [K], client_index, the rows of all
-          clients one after the other, and labelled_index [L], the clients' rows whose labels are visible.
+          clients one after the other, labelled_index [L], the clients' rows whose labels are visible, and
+          validation_index [V].
         partition: the partition.
     """
     replace_arrays(
@@ -266,6 +308,7 @@ def save_partition(path: str | os.PathLike, partition: Partition) -> None:
         client_index=np.concatenate(partition.client_rows).astype(np.int32),
         client_size=np.array([len(rows) for rows in partition.client_rows], np.int32),
         labelled_index=partition.labelled_rows.astype(np.int32),
+        validation_index=partition.validation_index.astype(np.int32),
     )
 
 
@@ -275,7 +318,8 @@ def load_partition(
     """Reads a partition that `save_partition` wrote, and checks it.
 
     Args:
-        path: the npz file. Without labelled_index no client has labels.
+        path: the npz file. Without labelled_index no client has labels, without validation_index there are no
+          validation images.
         num_examples: number of training examples N.
         num_clients: number of clients that it must have.
         num_anchors: number of anchors that it must have, if given.
@@ -287,13 +331,14 @@ def load_partition(
         UserError: the file is missing or malformed, has another number of clients or anchors, names a row
           outside the training set, gives a row to two owners, or names a labelled row that no client has.
     """
-    arrays = npz.read_arrays(str(path), _FILE_KEYS, "data.partition_file", optional=(_LABELLED_KEY,))
+    optional = (_LABELLED_KEY, _VALIDATION_KEY)
+    arrays = npz.read_arrays(str(path), _FILE_KEYS, "data.partition_file", optional=optional)
     for key, value in arrays.items():
         is_integer = np.issubdtype(value.dtype, np.integer) or not value.size  # NumPy makes an empty list floats
         if value.ndim != 1 or not is_integer:
             raise UserError(f"{path}: {key} is {value.dtype} of shape {value.shape}; it must be integers [n]")
-    anchors, rows, sizes, labelled = (
-        arrays.get(key, _NO_ROWS).astype(np.int64) for key in (*_FILE_KEYS, _LABELLED_KEY)
+    anchors, rows, sizes, labelled, validation = (
+        arrays.get(key, _NO_ROWS).astype(np.int64) for key in (*_FILE_KEYS, *optional)
     )
     if len(sizes) != num_clients:
         raise UserError(f"{path} has {len(sizes)} clients, but num_clients={num_clients}")
@@ -301,7 +346,7 @@ def load_partition(
         raise UserError(f"{path} has {len(anchors)} anchors, but data.num_anchors={num_anchors}")
     if (sizes < 0).any() or sizes.sum() != len(rows):
         raise UserError(f"{path}: client_size must add up to the {len(rows)} rows of client_index, not {sizes.sum()}")
-    owned = np.concatenate([anchors, rows])
+    owned = np.concatenate([anchors, rows, validation])
     outside = owned[(owned < 0) | (owned >= num_examples)]
     if len(outside):
         raise UserError(f"{path} names row {outside[0]}, but the training set has {num_examples} examples")
@@ -315,14 +360,18 @@ def load_partition(
     if (counts > 1).any():
         raise UserError(f"{path}: {_LABELLED_KEY} names row {values[counts > 1][0]} more than once")
     client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
-    return Partition(anchors.astype(np.int32), client_rows, labelled.astype(np.int32))
+    return Partition(anchors.astype(np.int32), client_rows, labelled.astype(np.int32), validation.astype(np.int32))
 
 
 def _load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
-    """The partition in `config.partition_file`, which must have its labels where `config.labels` says."""
+    """The partition in `config.partition_file`, which must have its labels where `config.labels` says, and as many
+    validation images as `config.validation`."""
     path, labels = config.partition_file, config.labels
     at_server = labels == "server"
     partition = load_partition(path, num_examples, num_clients, config.num_anchors if at_server else None)
+    held_out = len(partition.validation_index)
+    if held_out != config.validation:
+        raise UserError(f"{path} has {held_out} validation images, but data.validation={config.validation}")
     labelled = len(partition.labelled_rows)
     if at_server and labelled:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Measuring a round from outside the method: test accuracy, and pseudo-labels against the hidden truth."""
+"""Measuring a round from outside the method: the model's accuracy, and pseudo-labels against the hidden truth."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Report, State
+from fedjax_ssl.engine.interface import Report
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -16,17 +16,42 @@ from fedjax_ssl.models.network import Network
 RULE = "pseudo_label_accuracy_"  # followed by the name of a rule of labelling
 
 
-def evaluate(network: Network, state: State, data: FederatedData, batch_size: int) -> dict[str, jax.Array]:
-    """Accuracy and mean cross-entropy of the classification head on the test set, without augmentation."""
+def measured_images(data: FederatedData, hidden_labels: jax.Array) -> tuple[str, jax.Array, jax.Array]:
+    """The set on which each round is measured: the validation images if there are any, else the test set.
+
+    Returns:
+        Its name, 'validation' or 'test'; its images, uint8 [n, H, W, C]; and their labels, int32 [n].
+    """
+    rows = data.validation_index
+    if len(rows):
+        return "validation", data.images[rows], hidden_labels[rows]
+    return "test", data.test_images, data.test_labels
+
+
+def evaluate(
+    network: Network, model: Model, name: str, images: jax.Array, labels: jax.Array, batch_size: int
+) -> dict[str, jax.Array]:
+    """How good the classification head is on a set of images, without augmentation.
+
+    Args:
+        network: the architecture.
+        model: the global model.
+        name: of the set.
+        images: uint8 [n, H, W, C].
+        labels: int32 [n].
+        batch_size: images at a time.
+
+    Returns:
+        `<name>_accuracy`, a share, and `<name>_loss`, the mean cross-entropy in nats.
+    """
 
     def logits(images):
-        return network.predict(state.model, images).logits
+        return network.predict(model, images).logits
 
-    outputs = map_batches(logits, data.test_images, batch_size)
-    everything = jnp.ones(len(data.test_labels), bool)
+    outputs = map_batches(logits, images, batch_size)
     return {
-        "test_accuracy": jnp.mean(jnp.argmax(outputs, axis=-1) == data.test_labels),
-        "test_loss": cross_entropy(outputs, data.test_labels, everything),
+        f"{name}_accuracy": jnp.mean(jnp.argmax(outputs, axis=-1) == labels),
+        f"{name}_loss": cross_entropy(outputs, labels, jnp.ones(len(labels), bool)),
     }
 
 
@@ -68,24 +93,25 @@ NUM_EMBEDDINGS = 1000  # as many as a picture of the latent space can show
 
 
 def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, jax.Array]]:
-    """The function that describes a model by its outputs on the test images.
+    """The function that describes a model by its outputs on a set of images.
 
     Returns:
-        snapshot(model, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T];
-        `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS` images, spread
-        evenly over the set.
+        snapshot(model, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T]; `loss`, the mean
+        cross-entropy; `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS`
+        images, spread evenly over the set.
     """
 
     def snapshot(model: Model, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         def describe(batch):
             outputs = network.predict(model, batch)
-            return outputs.logits.argmax(axis=-1), network.embeddings(outputs)
+            return outputs.logits, network.embeddings(outputs)
 
-        predictions, embeddings = map_batches(describe, images, batch_size)
+        logits, embeddings = map_batches(describe, images, batch_size)
         shown = np.linspace(0, len(labels) - 1, min(len(labels), NUM_EMBEDDINGS)).astype(int)
         return {
-            "predictions": predictions,
+            "predictions": logits.argmax(axis=-1),
             "labels": labels,
+            "loss": cross_entropy(logits, labels, jnp.ones(len(labels), bool)),
             "embeddings": embeddings[shown],
             "embedding_labels": labels[shown],
         }

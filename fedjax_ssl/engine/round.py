@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import SEED_AXES
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
-from fedjax_ssl.engine.evaluation import evaluate, score_pseudo_labels
+from fedjax_ssl.engine.evaluation import evaluate, measured_images, score_pseudo_labels
 from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, State, WireBytes
 from fedjax_ssl.learning.trees import all_finite
 
@@ -74,13 +74,14 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         state = state._replace(round=state.round + 1)
 
         with jax.named_scope("evaluate"):
-            tested = evaluate(problem.network, state, data, config.eval_batch_size)
+            name, images, labels = measured_images(data, hidden_labels)
+            measured = evaluate(problem.network, state.model, name, images, labels, config.eval_batch_size)
             scored = {}
             if method.phases and result.report is not None:
                 rows, sizes = data.client_index[result.clients], _sizes(data, result)
                 unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
                 scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, len(draw.clients))
-        metrics = {"round": state.round, **tested, **scored, **before, **from_clients, **after}
+        metrics = {"round": state.round, **measured, **scored, **before, **from_clients, **after}
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import complete, differences, flatten, labels_revealed, who_has_labels
+from fedjax_ssl.config import (
+    complete,
+    differences,
+    flatten,
+    labels_revealed,
+    measured_each_round,
+    who_has_labels,
+)
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
@@ -53,6 +60,29 @@ class RunRecords(NamedTuple):
         """Whether it is a bound that sees the clients' labels."""
         return labels_revealed(self.config)
 
+    @property
+    def measured(self) -> str:
+        """The set that is measured each round, 'validation' or 'test'."""
+        return measured_each_round(self.config)
+
+    def accuracy(self) -> np.ndarray:
+        """float [rounds], on the set that is measured each round."""
+        return self.values(f"{self.measured}_accuracy")
+
+    def best(self) -> tuple[float, int]:
+        """The best accuracy on that set, and the first round with it."""
+        accuracy = self.accuracy()
+        return float(accuracy.max()), self.metrics[int(accuracy.argmax())]["round"]
+
+    def tested(self, name: str) -> float | None:
+        """A figure of the last model on the test set, 'test_accuracy' or 'test_loss'; None if it was not measured.
+
+        A run with validation images has none before its end.
+        """
+        if self.measured == "test":
+            return self.metrics[-1][name]
+        return self.summary[name] if self.is_finished else None
+
     def standing(self) -> str:
         """The rounds done, in words."""
         return f"round {self.metrics[-1]['round']} of {self.config['num_rounds']}"
@@ -89,6 +119,7 @@ class RunRecords(NamedTuple):
         with np.load(path) as arrays:
             counts = dict(arrays)
         counts.setdefault("labelled", np.zeros_like(counts["clients"]))  # in earlier versions no client had labels
+        counts.setdefault("validation", np.zeros_like(counts["train"]))  # and there were no validation images
         return counts
 
     def who_has_labels(self) -> str:
@@ -118,6 +149,11 @@ class Group(NamedTuple):
         rows = [run.values(name) for run in self.runs]
         longest = max(map(len, rows))
         return np.stack([np.pad(row, (0, longest - len(row)), constant_values=np.nan) for row in rows])
+
+    @property
+    def measured(self) -> str:
+        """The set that is measured each round, 'validation' or 'test'."""
+        return self.runs[0].measured
 
     def has(self, name: str) -> bool:
         """Whether a run measured it."""

@@ -21,7 +21,7 @@ def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLik
         folders: runs, folders of several seeds' runs, or whole sweeps. Runs that differ in nothing but the seed are
             one row and one curve.
         out: the page's path, NAME.html.
-        target: test accuracy, a share, to which rounds and bytes are counted.
+        target: accuracy on the set that runs measure each round, a share, to which rounds and bytes are counted.
 
     Returns:
         The page's path.
@@ -71,6 +71,8 @@ def _draw(groups: list[Group]) -> dict[str, list[page.Picture]]:
     """Section -> its pictures, one for each bundle of curves that one picture can hold."""
     made: dict[str, list[page.Picture]] = {}
 
+    sets = sorted({group.measured for group in groups})
+
     def add(title: str, draw, caption: str) -> None:
         for name, bundle in bundles(groups).items():
             figure = draw(bundle)
@@ -78,12 +80,14 @@ def _draw(groups: list[Group]) -> dict[str, list[page.Picture]]:
                 said = f"{name}. {caption}" if name else caption
                 made.setdefault(title, []).append(page.Picture(style.inline_svg(figure, said), said))
 
-    add(
-        "Accuracy",
-        lambda groups: figures.over_rounds(groups, "test_accuracy", "test accuracy (%)", 100, top=100),
-        "Test accuracy.",
-    )
-    add("Accuracy", figures.accuracy_over_bytes, "Test accuracy over what has travelled.")
+    for of in sets:
+        add("Accuracy", lambda groups, of=of: figures.accuracy(groups, of), f"{of.capitalize()} accuracy.")
+    for of in sets:
+        add(
+            "Accuracy",
+            lambda groups, of=of: figures.accuracy_over_bytes(groups, of),
+            f"{of.capitalize()} accuracy over what has travelled.",
+        )
     add("Pseudo-labels", _labels, "Pseudo-labels that are right.")
     add("Pseudo-labels", figures.qualified, "Examples that a client trains on.")
     return made

@@ -1,6 +1,7 @@
 """The report's pictures, each a function from the records of runs to a figure; call them inside `style.styled()`."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def over_rounds(groups: list[Group], metric: str, label: str, scale: float = 1.0
 def losses(run: RunRecords) -> Figure:
     """Every loss that the run recorded, over rounds."""
     names = [name for name in run.metrics[0] if name.endswith("_loss") and run.has(name)]
-    names.sort(key=lambda name: name != "test_loss")
+    names.sort(key=lambda name: name != f"{run.measured}_loss")
     figure, axes = subplots(figsize=SMALL)
     for number, name in enumerate(names):
         draw_band(axes, rounds_of(run), run.values(name)[None], name.removesuffix("_loss").replace("_", " "), number)
@@ -75,14 +76,25 @@ def bytes_over_rounds(run: RunRecords) -> Figure:
     return figure
 
 
-def accuracy_over_bytes(groups: list[Group]) -> Figure:
-    """Test accuracy over the bytes that have travelled both ways."""
+def accuracy(groups: list[Group], measured: str) -> Figure | None:
+    """Accuracy over rounds of the groups that measure this set each round, 'test' or 'validation'."""
+    if not any(group.measured == measured for group in groups):
+        return None
+    return over_rounds(groups, f"{measured}_accuracy", f"{measured} accuracy (%)", 100, top=100)
+
+
+def accuracy_over_bytes(groups: list[Group], measured: str) -> Figure | None:
+    """The same over the bytes that have travelled both ways."""
+    if not any(group.measured == measured for group in groups):
+        return None
     figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):
-        accuracy = 100 * group.values("test_accuracy")
+        if group.measured != measured:
+            continue
+        accuracy = 100 * group.values(f"{measured}_accuracy")
         travelled = np.cumsum(group.values("bytes_down") + group.values("bytes_up"), axis=1) / 1e6
         draw_band(axes, nan_mean(travelled), accuracy, group.name, number)
-    finish_curves(figure, axes, "test accuracy (%)", top=100, legend=len(groups) > 1)
+    finish_curves(figure, axes, f"{measured} accuracy (%)", top=100, legend=len(groups) > 1)
     axes.set_xlabel("MB travelled, both ways")
     return figure
 
@@ -132,6 +144,7 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
         ("at clients, with labels", labelled.sum(axis=0), COLOURS[1]),
         (unlabelled, (clients - labelled).sum(axis=0), COLOURS[0]),
         ("anchors at the server", anchors, COLOURS[1]),
+        ("held out for validation", counts["validation"], COLOURS[2]),
     ):
         if numbers.any():
             bars.barh(place + 0.2, numbers, 0.4, left=left, color=colour, label=label)
@@ -140,6 +153,8 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
     title = f"{anchors.sum():,} anchors, {clients.sum():,} images at {num_clients:,} clients"
     if at_clients:
         title = f"{labelled.sum():,} of {clients.sum():,} images labelled"
+    if counts["validation"].any():
+        title += f", {counts['validation'].sum():,} for validation"
     bars.set(xlabel="images", title=title)
     label_classes(bars.yaxis, class_names)
     handles, labels = bars.get_legend_handles_labels()
@@ -167,12 +182,15 @@ def _merged(figure: Figure, column: np.ndarray) -> Axes:
     return figure.add_subplot(grid[:, -1])
 
 
-def latent_space(planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: list[str]) -> Figure:
+def latent_space(
+    planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: list[str], sets: Mapping[int, str] = {}
+) -> Figure:
     """The latent space after each of the given rounds, with class centroids as stars (FedAnchor's Figure 5).
 
     Args:
         planes: round -> (positions in the plane [n, 2], labels [n]).
         class_names: of all classes.
+        sets: round -> the set whose images are shown, where that is to be told.
     """
     count = len(planes)
     columns = min(count, 4)
@@ -189,13 +207,14 @@ def latent_space(planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: 
             axes.scatter(*centre, marker="*", s=190, color=colours[label], edgecolors=INK, linewidths=0.7)
             # A name next to the star, so that ten colours need not be told apart.
             axes.annotate(class_names[label], centre, (6, 4), textcoords="offset points", fontsize=8, weight="bold")
-        axes.set(xticks=[], yticks=[], title=f"round {number}" if number else "before the first round")
+        title = f"round {number}" if number else "before the first round"
+        axes.set(xticks=[], yticks=[], title=f"{title}, {sets[number]}" if number in sets else title)
         axes.spines[:].set_visible(False)  # places in the plane mean nothing by themselves
     return figure
 
 
 def confusion(labels: np.ndarray, predictions: np.ndarray, class_names: list[str]) -> Figure:
-    """How test images of each class were classified, percent of the class."""
+    """How images of each class were classified, percent of the class."""
     matrix = confusion_matrix(labels, predictions, len(class_names))
     share = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     figure, axes = subplots(figsize=(SMALL[0], 4.2))
@@ -213,8 +232,8 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, class_names: list[str
     return figure
 
 
-def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: list[str]) -> Figure:
-    """Accuracy on the test images of each class; the line is the accuracy over all."""
+def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: list[str], of: str = "test") -> Figure:
+    """Accuracy on the images of each class of a set, 'test' or 'validation'; the line is the accuracy over all."""
     matrix = confusion_matrix(labels, predictions, len(class_names))
     share = 100 * np.diag(matrix) / np.maximum(matrix.sum(axis=1), 1)
     figure, axes = subplots(figsize=(SMALL[0], 4.2))
@@ -222,7 +241,8 @@ def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: lis
     axes.barh(place, share, color=COLOURS[0])
     axes.axvline(100 * np.mean(labels == predictions), color=COLOURS[5], linestyle="--")
     axes.invert_yaxis()
-    axes.set(xlabel="test images of the class classified right (%), and of all (dashed)", ylabel="class", xlim=(0, 100))
+    xlabel = f"{of} images of the class classified right (%), and of all (dashed)"
+    axes.set(xlabel=xlabel, ylabel="class", xlim=(0, 100))
     label_classes(axes.yaxis, class_names)
     axes.grid(False, axis="y")
     if len(class_names) <= MANY:

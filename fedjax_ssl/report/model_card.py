@@ -31,7 +31,17 @@ def model_card(run: RunRecords) -> str:
     labels = run.who_has_labels()
     method, source = describe_method(config["method"])
     height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
-    accuracy = run.values("test_accuracy")
+    tested, loss = run.tested("test_accuracy"), run.tested("test_loss")
+    accuracy = "-" if tested is None else f"{100 * tested:.2f} %"
+    best, best_round = run.best()
+    best = f"(best {100 * best:.2f} %, round {best_round})"
+    held_out = measured = ""
+    chosen = "The test set also decided nothing in this run: no round was picked by it."
+    if run.measured == "validation":
+        held_out = f", {data['validation']:,} of them held out for validation"
+        measured = f"\n| validation accuracy | {100 * run.accuracy()[-1]:.2f} % {best} |"
+        best = "of the last model"
+        chosen = "The test set decided nothing in this run: rounds were measured on validation images."
     notes = []
     if not run.is_finished:
         notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
@@ -51,7 +61,7 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 |---|---|
 | data set | {name} |
 | images | {height} x {width} pixels, {channels} channel(s), {dataset.get("num_classes", "?")} classes |
-| training set | {dataset.get("num_train", "?")} images |
+| training set | {dataset.get("num_train", "?")} images{held_out} |
 | labels | {labels}{f" ({data['anchors']})" if data["labels"] == "server" else ""} |
 | division | {_division(data)}, seed {config["seed"]} |
 | test set | {dataset.get("num_test", "?")} images |
@@ -61,14 +71,13 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | | |
 |---|---|
 | rounds | {last["round"]}, {config["clients_per_round"]} clients each |
-| test accuracy | {100 * accuracy[-1]:.2f} % (best {100 * accuracy.max():.2f} %, round \
-{run.metrics[int(accuracy.argmax())]["round"]}) |
-| test loss | {"-" if last["test_loss"] is None else format(last["test_loss"], ".3f")} |
+| test accuracy | {accuracy} {best} |
+| test loss | {"-" if loss is None else format(loss, ".3f")} |{measured}
 | communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
 | made with | {made_with} |
 
-The accuracy is that of one seed on images like those of training. The test set also decided nothing in this run: no
-round was picked by it. Nothing is known about images from elsewhere; look at the accuracy by class in `report.html`.
+The accuracy is that of one seed on images like those of training. {chosen}
+Nothing is known about images from elsewhere; look at the accuracy by class in `report.html`.
 
 ## Use
 

@@ -66,13 +66,13 @@ class _Pictures:
 
 
 def _draw(run: RunRecords, pictures: _Pictures) -> None:
-    alone = [Group(section_of(run.config["method"]), [run])]
+    alone, measured = [Group(section_of(run.config["method"]), [run])], run.measured
     pictures.add(
-        "test_accuracy",
-        figures.over_rounds(alone, "test_accuracy", "test accuracy (%)", 100, top=100),
-        "Accuracy of the classification head on the test set after each round.",
+        f"{measured}_accuracy",
+        figures.accuracy(alone, measured),
+        f"Accuracy of the classification head on the {measured} set after each round.",
     )
-    pictures.add("losses", figures.losses(run), "Losses, means over a round; the test loss is cross-entropy.")
+    pictures.add("losses", figures.losses(run), f"Losses, means over a round; the {measured} loss is cross-entropy.")
     pictures.add(
         "pseudo_labels",
         figures.pseudo_labels(run),
@@ -100,21 +100,26 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         end = max(snapshots)
         last = snapshots[end]
         planes = {when: (to_plane(taken["embeddings"]), taken["embedding_labels"]) for when, taken in snapshots.items()}
+        sets, of = {when: str(taken["of"]) for when, taken in snapshots.items()}, str(last["of"])
+        sizes = {str(taken["of"]): len(taken["embeddings"]) for taken in snapshots.values()}
+        images = " or ".join(f"{number:,} {name} images" for name, number in sizes.items())
         pictures.add(
             "latent_space",
-            figures.latent_space(planes, names),
-            f"The latent space by t-SNE: {len(last['embeddings']):,} test images, coloured by class; a star is the "
-            "middle of its class in the picture.",
+            figures.latent_space(planes, names, sets if len(sizes) > 1 else {}),
+            f"The latent space by t-SNE: {images}, coloured by class; a star is the middle of its class in the "
+            "picture.",
             wide=len(planes) > 1,
         )
         shown = (last["labels"], last["predictions"], names)
-        pictures.add("confusion", figures.confusion(*shown), f"Test images after round {end}, percent of a class.")
-        pictures.add("class_accuracy", figures.class_accuracy(*shown), f"Accuracy by class after round {end}.")
+        caption = f"{of.capitalize()} images after round {end}, percent of a class."
+        pictures.add("confusion", figures.confusion(*shown), caption)
+        caption = f"Accuracy by class after round {end}, on the {of} set."
+        pictures.add("class_accuracy", figures.class_accuracy(*shown, of), caption)
     pictures.add("bytes", figures.bytes_over_rounds(run), "What travels between server and clients.", wide=True)
     pictures.add(
         "accuracy_over_bytes",
-        figures.accuracy_over_bytes(alone),
-        "Test accuracy over everything that has travelled until then.",
+        figures.accuracy_over_bytes(alone, measured),
+        f"{measured.capitalize()} accuracy over everything that has travelled until then.",
     )
     profile = profile_of(run)
     pictures.add(
@@ -138,16 +143,25 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
 
 
 def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
-    accuracy = run.values("test_accuracy")
+    (best, best_round), tested = run.best(), run.tested("test_accuracy")
+    held_out = {"validation accuracy": f"{100 * run.accuracy()[-1]:.2f} %"} if run.measured == "validation" else {}
     figures_of_run = {
-        "test accuracy": f"{100 * accuracy[-1]:.2f} %",
-        "best": f"{100 * accuracy.max():.2f} % (round {run.metrics[int(accuracy.argmax())]['round']})",
+        "test accuracy": "-" if tested is None else f"{100 * tested:.2f} %",
+        **held_out,
+        "best validation accuracy" if held_out else "best": f"{100 * best:.2f} % (round {best_round})",
         "rounds": f"{run.metrics[-1]['round']} of {run.config['num_rounds']}",
         "down": f"{run.values('bytes_down').sum() / 1e6:,.1f} MB",
         "up": f"{run.values('bytes_up').sum() / 1e6:,.1f} MB",
         "time in rounds": describe_seconds(run.seconds()),
     }
     notes = []
+    if held_out:
+        notes.append(
+            page.note(
+                f"Each round is measured on {run.config['data']['validation']:,} validation images, which were taken "
+                "from the training set before it was divided. The test set is for the last round's model alone."
+            )
+        )
     if not run.is_finished:
         notes.append(page.note(f"This run is not finished: it stands at {run.standing()}, and is shown that far."))
     if run.labels_revealed:
@@ -156,7 +170,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
     return [
         *notes,
         page.tiles(figures_of_run),
-        page.section("Accuracy", pictures.of("test_accuracy", "losses", "confusion", "class_accuracy")),
+        page.section("Accuracy", pictures.of(f"{run.measured}_accuracy", "losses", "confusion", "class_accuracy")),
         page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified")),
         page.section("Latent space", pictures.of("latent_space")),
         page.section("Data", pictures.of("who_holds_what")),

@@ -33,18 +33,26 @@ class Row(NamedTuple):
 def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     """The figures of each row, column -> text.
 
-    Accuracies are percent, mean ± standard deviation over the seeds. Rounds and bytes to the target are means over
-    the seeds that reached it, with their number if not all did. Bytes are of one run, both ways for all
+    Accuracies are percent, mean ± standard deviation over the seeds. The test accuracy is the last model's. The last
+    rounds, the best and the target are of the set that runs measure each round: columns of validation accuracies say
+    so, and where some rows measure validation images and others the test set, each set has columns of its own. Rounds
+    and bytes to the target are means over the seeds that reached it, with their number if not all did; so is the test
+    accuracy of runs with validation images, which have none before their end. Bytes are of one run, both ways for all
     clients; seconds are those of its rounds, without compiling.
 
     Args:
         rows: of the table.
-        target: test accuracy, a share.
+        target: accuracy on the set that is measured each round, a share.
     """
-    percent = f"{100 * target:g} %"
+    sets = sorted({run.measured for row in rows for run in row.runs}) or ["test"]
     table = []
     for row in rows:
-        reached = [rounds_to(run, target) for run in row.runs]
+        tested = [run.tested("test_accuracy") for run in row.runs]
+        present = [100 * accuracy for accuracy in tested if accuracy is not None]
+        share = f" ({len(present)} of {len(tested)})" if 0 < len(present) < len(tested) else ""
+        by_round = {}
+        for measured in sets:
+            by_round |= _columns_by_round(row, measured, "" if sets == ["test"] else f" ({measured})", target)
         unfinished = [run for run in row.runs if not run.is_finished]
         table.append(
             {
@@ -52,21 +60,35 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
                 **row.values,
                 "seeds": f"{len(row.runs)} of {row.num_seeds}"
                 + (f" ({len(unfinished)} unfinished)" if unfinished else ""),
-                "test accuracy": mean_and_spread([100 * run.metrics[-1]["test_accuracy"] for run in row.runs]),
-                f"last {LAST} rounds": mean_and_spread(
-                    [100 * run.values("test_accuracy")[-LAST:].mean() for run in row.runs]
-                ),
-                "best": mean_and_spread([100 * max(run.values("test_accuracy")) for run in row.runs]),
-                f"rounds to {percent}": of_those_that_did(reached),
-                f"MB to {percent}": of_those_that_did(
-                    [rounds and megabytes(run, rounds) for run, rounds in zip(row.runs, reached)]
-                ),
+                "test accuracy": mean_and_spread(present) + share,
+                **by_round,
                 "MB down": mean([sum(run.values("bytes_down")) / 1e6 for run in row.runs]),
                 "MB up": mean([sum(run.values("bytes_up")) / 1e6 for run in row.runs]),
                 "seconds": mean([run.seconds() for run in row.runs]),
             }
         )
     return table
+
+
+def _columns_by_round(row: Row, measured: str, of: str, target: float) -> dict[str, str]:
+    """The columns of what is measured each round, of a row's runs that measure this set.
+
+    Args:
+        row: of the table.
+        measured: the set, 'test' or 'validation'.
+        of: what the columns' names say of it.
+        target: accuracy, a share.
+    """
+    runs, percent = [run for run in row.runs if run.measured == measured], f"{100 * target:g} %"
+    reached = [rounds_to(run, target) for run in runs]
+    return {
+        f"last {LAST} rounds{of}": mean_and_spread([100 * run.accuracy()[-LAST:].mean() for run in runs]),
+        f"best{of}": mean_and_spread([100 * run.best()[0] for run in runs]),
+        f"rounds to {percent}{of}": of_those_that_did(reached),
+        f"MB to {percent}{of}": of_those_that_did(
+            [rounds and megabytes(run, rounds) for run, rounds in zip(runs, reached)]
+        ),
+    }
 
 
 def to_markdown(table: list[dict[str, Any]]) -> str:
@@ -95,8 +117,8 @@ def to_latex(table: list[dict[str, Any]]) -> str:
 
 
 def rounds_to(run: RunRecords, target: float) -> int | None:
-    """The first round with the target's test accuracy; None if no round has it."""
-    return next((line["round"] for line in run.metrics if line["test_accuracy"] >= target), None)
+    """The first round with the target's accuracy on the set that is measured each round; None if no round has it."""
+    return next((line["round"] for line, value in zip(run.metrics, run.accuracy()) if value >= target), None)
 
 
 def megabytes(run: RunRecords, rounds: int) -> float:

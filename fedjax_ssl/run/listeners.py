@@ -1,9 +1,10 @@
 """The listeners of a run, in the order of their turns: records are written before the checkpoint that needs them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import numpy as np
 
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -69,17 +70,20 @@ class StopOnFailure(Listener):
 
 
 class SaveSnapshots(Listener):
-    """The model's outputs on the test images, after the configured rounds and the last one."""
+    """The model's outputs on a set of images, after the configured rounds and the last one.
 
-    def __init__(self, group: Group, snapshot: Callable, rounds: Sequence[int]):
+    The set is the test set, or before the last round the validation images if there are any.
+    """
+
+    def __init__(self, group: Group, snapshots: Mapping[str, Callable], rounds: Sequence[int]):
         """Computes nothing yet.
 
         Args:
             group: whose models.
-            snapshot: see `Program`.
+            snapshots: see `Program`.
             rounds: after which one is taken; 0 is before the first.
         """
-        self._group, self._snapshot, self._rounds = group, snapshot, rounds
+        self._group, self._snapshots, self._rounds = group, snapshots, rounds
 
     def next_due(self, done: int) -> int | None:
         return min((number for number in self._rounds if number > done), default=None)
@@ -87,10 +91,17 @@ class SaveSnapshots(Listener):
     def take(self, turn: Turn) -> None:
         if not turn.is_last and turn.done not in self._rounds:
             return
-        data = self._group.data
+        name = "validation" if "validation" in self._snapshots and not turn.is_last else "test"
         for run, state in zip(self._group.runs, self._group.split(turn.state)):
-            taken = self._snapshot(state.model, data.test_images, data.test_labels)
-            save_snapshot(run.folder.path / SNAPSHOTS, turn.done, jax.device_get(taken))
+            taken = self._snapshots[name](state.model, *self._images(run, name))
+            save_snapshot(run.folder.path / SNAPSHOTS, turn.done, name, jax.device_get(taken))
+
+    def _images(self, run: Run, name: str) -> tuple:
+        """A set's images and labels; the validation images are a run's, those of the test set the same for all."""
+        if name == "test":
+            return self._group.data.test_images, self._group.data.test_labels
+        dataset, rows = run.experiment.dataset, run.experiment.partition.validation_index
+        return dataset.x_train[rows], dataset.y_train[rows].astype(np.int32)
 
 
 class SaveCheckpoints(Listener):

@@ -3,7 +3,7 @@
 import concurrent.futures
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ class Program(NamedTuple):
 
     init: Callable | None  # data -> state
     dispatch: Callable  # (states, data, hidden labels, number of rounds) -> Dispatch
-    snapshot: Callable  # (model, test images, test labels) -> what `make_snapshot` says
+    snapshots: Mapping[str, Callable]  # a set's name -> (model, its images, its labels) -> what `make_snapshot` says
     seconds: float  # that compiling took
 
 
@@ -44,15 +44,23 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         if with_init:
             lowered = machine.jit(functools.partial(initialise, experiments[0])).lower(experiments[0].data)
             init = aside.submit(lowered.compile)
-        snapshot = aside.submit(_lower_snapshot(machine, experiments[0]).compile)
+        lowered = _lower_snapshots(machine, experiments[0])
+        snapshots = {name: aside.submit(snapshot.compile) for name, snapshot in lowered.items()}
         dispatch = compile_dispatch(machine, experiments)
-        return Program(init and init.result(), dispatch, snapshot.result(), time.monotonic() - started)
+        snapshots = {name: snapshot.result() for name, snapshot in snapshots.items()}
+        return Program(init and init.result(), dispatch, snapshots, time.monotonic() - started)
 
 
-def _lower_snapshot(machine: Machine, experiment: Experiment) -> jax.stages.Lowered:
-    snapshot = make_snapshot(experiment.problem.network, experiment.problem.config.eval_batch_size)
-    state, data = experiment.state_shape, experiment.data
-    return machine.jit(snapshot).lower(state.model, data.test_images, data.test_labels)
+def _lower_snapshots(machine: Machine, experiment: Experiment) -> dict[str, jax.stages.Lowered]:
+    """Of the test set; and of the validation images, if there are any and a snapshot is due before the last round."""
+    config, data, model = experiment.problem.config, experiment.data, experiment.state_shape.model
+    snapshot = machine.jit(make_snapshot(experiment.problem.network, config.eval_batch_size))
+    lowered = {"test": snapshot.lower(model, data.test_images, data.test_labels)}
+    rows = data.validation_index
+    if len(rows) and any(number < config.num_rounds for number in config.snapshot_rounds):
+        images = jax.ShapeDtypeStruct((len(rows), *data.images.shape[1:]), data.images.dtype)
+        lowered["validation"] = snapshot.lower(model, images, jax.ShapeDtypeStruct(rows.shape, jnp.int32))
+    return lowered
 
 
 def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callable:

@@ -22,7 +22,9 @@ UPDATES_FOR_SPEED = 20  # only the latest ones: the speed of rounds changes
 class RoundProgress:
     """Progress in rounds, as a context manager."""
 
-    def __init__(self, num_rounds: int, done: int, title: str = "", console: Console | None = None):
+    def __init__(
+        self, num_rounds: int, done: int, title: str = "", console: Console | None = None, measured: str = "test"
+    ):
         """Shows nothing before the context is entered.
 
         Args:
@@ -30,9 +32,10 @@ class RoundProgress:
             done: rounds that are done.
             title: which of several runs it is.
             console: by default stderr.
+            measured: the set that is measured each round, see `fedjax_ssl.config.measured_each_round`.
         """
         self._console = console or Console(file=sys.stderr, highlight=False)
-        self._num_rounds, self._title = num_rounds, title
+        self._num_rounds, self._title, self._measured = num_rounds, title, measured
         self._last_line = -math.inf
         # (moment, rounds done) of the latest updates. Rich gives no estimate if a round takes long.
         self._seen = collections.deque([(time.monotonic(), done)], maxlen=UPDATES_FOR_SPEED)
@@ -61,7 +64,7 @@ class RoundProgress:
 
     def update(self, metrics: dict[str, Any]) -> None:
         """Shows a round's figures, and how long the rest will take."""
-        done, figures = metrics["round"], describe(metrics)
+        done, figures = metrics["round"], describe(metrics, self._measured)
         self._seen.append((time.monotonic(), done))
         left = self._time_left()
         self._bar.update(self._task, completed=done, left=left, figures=figures)
@@ -88,8 +91,8 @@ class _Bar(Progress):
                 yield Text(task.fields["figures"])
 
 
-def describe(metrics: dict[str, Any]) -> str:
-    """The figures of a round in a few words, at most 80 characters for two rules of labelling.
+def describe(metrics: dict[str, Any], measured: str = "test") -> str:
+    """The figures of a round in a few words, at most 80 characters for two rules of labelling on the test set.
 
     The labels' accuracies are rule by rule where there are several; qualified are the examples of a client, on average.
     """
@@ -100,8 +103,8 @@ def describe(metrics: dict[str, Any]) -> str:
     )
     if not labels and "pseudo_label_accuracy" in metrics:
         labels = f"{100 * metrics['pseudo_label_accuracy']:.1f} %"
-    test = f"test {100 * metrics['test_accuracy']:.2f} %"
-    return f"{test}  labels: {labels}  qualified {metrics['qualified_per_client']:.1f}" if labels else test
+    text = f"{measured} {100 * metrics[f'{measured}_accuracy']:.2f} %"
+    return f"{text}  labels: {labels}  qualified {metrics['qualified_per_client']:.1f}" if labels else text
 
 
 def title_of(seeds: tuple[int, ...], together: list[int]) -> str:

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import labels_revealed
+from fedjax_ssl.config import labels_revealed, measured_each_round
 from fedjax_ssl.engine.round import RoundResult
-from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
+from fedjax_ssl.records.snapshots import load_snapshots
+from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.wire import Traffic
 
 # What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
@@ -48,15 +49,18 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
     """What summary.json holds, from the records in the folder."""
     lines, timings = folder.read(METRICS), folder.read(TIMINGS)
     last = lines[-1]
-    best = max(lines, key=lambda line: line["test_accuracy"])
+    measured = measured_each_round(config)
+    accuracy = f"{measured}_accuracy"
+    best = max(lines, key=lambda line: line[accuracy])
     labels = {name: last[name] for name in last if name.startswith(("pseudo_label", "qualified"))}
     return {
         "method": config.method,
         "seed": config.seed,
         "labels_revealed": labels_revealed(config),
         "rounds": last["round"],
-        "test_accuracy": last["test_accuracy"],
-        "best_test_accuracy": best["test_accuracy"],
+        **({} if measured == "test" else _tested(folder, last["round"])),
+        accuracy: last[accuracy],
+        f"best_{accuracy}": best[accuracy],
         "best_round": best["round"],
         **labels,
         **{name: sum(line.get(name, 0.0) for line in timings) for name in SECONDS},
@@ -70,3 +74,12 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
             **{name: importlib.metadata.version(name) for name in ("fedjax_ssl", "jax", "flax", "optax")},
         },
     }
+
+
+def _tested(folder: Workdir, last_round: int) -> dict[str, float | None]:
+    """The last model's figures on the test set, where rounds are measured on another: from the last snapshot."""
+    taken = load_snapshots(folder.path / SNAPSHOTS).get(last_round)
+    if taken is None or taken["of"] != "test":  # somebody has deleted it
+        return {"test_accuracy": None, "test_loss": None}
+    right = taken["predictions"] == taken["labels"]
+    return {"test_accuracy": float(np.mean(right)), "test_loss": float(taken["loss"])}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import flatten
+from fedjax_ssl.config import flatten, measured_each_round
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
@@ -26,6 +26,8 @@ TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"  # in the workdir
 TAGS = {
     "test_accuracy": "test/accuracy",
     "test_loss": "test/loss",
+    "validation_accuracy": "validation/accuracy",
+    "validation_loss": "validation/loss",
     "pseudo_label_accuracy": "pseudo_labels/in_use",
     "qualified_accuracy": "pseudo_labels/qualified",
     "qualified_per_client": "clients/qualified",
@@ -140,7 +142,7 @@ class TensorBoardWriter:
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._file.write_event(self._event(step=0, wall_time=time.time(), session_log=start))
         fields = {name: _plain(value) for name, value in flatten(folder.config).items()}
-        experiment, begin, self._end = summary.hparams(fields, {"test/accuracy": None})
+        experiment, begin, self._end = summary.hparams(fields, {f"{measured_each_round(folder.config)}/accuracy": None})
         text = "".join(f"    {line}\n" for line in json.dumps(folder.config, indent=2).splitlines())
         for item in (experiment, begin, summary.text("config", text)):
             self._add(item, 0, time.time())

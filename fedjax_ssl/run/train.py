@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import for_seed, validate
+from fedjax_ssl.config import for_seed, measured_each_round, validate
 from fedjax_ssl.data.partition import class_counts, save_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
@@ -174,7 +174,8 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             stack.enter_context(contextlib.closing(Checkpoints(run.folder.path / CHECKPOINTS))) for run in runs
         ]
         title = title_of(config.seeds, [run.folder.config["seed"] for run in runs])
-        progress = stack.enter_context(RoundProgress(config.num_rounds, first_round, title))
+        measured = measured_each_round(config)
+        progress = stack.enter_context(RoundProgress(config.num_rounds, first_round, title, None, measured))
         signals = stack.enter_context(Signals())
         for run in runs:
             progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
@@ -186,7 +187,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             FeedTrackers(trackers),
             ShowProgress(progress),
             StopOnFailure(runs),
-            SaveSnapshots(group, program.snapshot, config.snapshot_rounds),
+            SaveSnapshots(group, program.snapshots, config.snapshot_rounds),
             SaveCheckpoints(group, checkpoints, every, signals),
             StopOnSignal(signals),
         ]
