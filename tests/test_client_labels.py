@@ -120,14 +120,18 @@ def test_labels_of_a_cohort():
             expected = best > threshold if strictly else best >= threshold
             np.testing.assert_array_equal(made.report.labels[job, : len(rows)], TABLE[rows].argmax(axis=1))
             np.testing.assert_array_equal(made.report.qualified[job], [*expected] + [False] * (3 - len(rows)))
+            top = np.sort(TABLE[rows], axis=1)
+            np.testing.assert_allclose(made.report.facts["score_gap"][job, : len(rows)], top[:, -1] - top[:, -2])
     assert made.report.others == {} and made.own == {} and made.weights is None
     np.testing.assert_allclose(made.thresholds, np.full((3, CLASSES), threshold))
 
 
 def test_the_rule_in_use_labels_and_all_are_reported():
     """'z' is in use, though 'a' comes first in the alphabet."""
-    rules = lambda images: {"a": -by_table(images), "z": by_table(images)}  # noqa: E731
-    made = label_cohort(problem_with(), rules, DATA, examples_of([2]), threshold=0.5, used="z")
+    rules = lambda images: {"a": -by_table(images), "z": by_table(images), "row": images[:, 0, 0, 0] // 10}  # noqa: E731
+    made = label_cohort(problem_with(), rules, DATA, examples_of([2]), threshold=0.5, used="z", facts=("row",))
+    assert set(made.report.others) == {"a", "z"}
+    np.testing.assert_array_equal(made.report.facts["row"][0], CLIENTS[2])
     np.testing.assert_array_equal(made.report.labels[0], TABLE[CLIENTS[2]].argmax(axis=1))
     np.testing.assert_array_equal(made.report.qualified[0], TABLE[CLIENTS[2]].max(axis=1) >= 0.5)
     np.testing.assert_array_equal(made.report.others["a"][0], TABLE[CLIENTS[2]].argmin(axis=1))

@@ -222,7 +222,8 @@ def test_the_rule_in_use_is_scored_whatever_its_name():
 
 def test_scores_by_hand():
     labels = jnp.array([[0, 1, 2], [2, 2, 0]])
-    report = Report(labels, jnp.array([[True, True, False], [True, False, True]]), {"other": 2 - labels})
+    facts = {"score_gap": jnp.array([[0.5, 0.1, jnp.inf], [7.0, 0.3, 0.2]])}  # no second class has a score: no gap
+    report = Report(labels, jnp.array([[True, True, False], [True, False, True]]), {"other": 2 - labels}, facts)
     truth = jnp.array([[0, 2, 2], [2, 1, 0]])
     unlabelled = jnp.array([[True, True, True], [False, True, True]])
     found = score_pseudo_labels(report, truth, unlabelled, num_jobs=2)
@@ -232,6 +233,7 @@ def test_scores_by_hand():
         "qualified_accuracy": 2 / 3,
         "qualified_per_client": 3 / 2,
         "qualified_share": 3 / 5,
+        "score_gap": (0.5 + 0.1 + 0.3 + 0.2) / 4,
     }
     assert found.keys() == expected.keys()
     for name, value in expected.items():

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import State, UserError
-from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
+from fedjax_ssl.client.anchors import (
+    AnchorEmbeddings,
+    all_pairs_scores,
+    along_common_direction,
+    class_anchors,
+    class_mean_scores,
+    leave_one_out_scores,
+)
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
@@ -61,8 +68,9 @@ def embeddings_of(model, x, centre=None):
 # --- Labels, equations 3 to 5. ---------------------------------------------------------------------------------------
 
 
-def scores_by_hand(anchors, labels, z, num_classes):
+def scores_by_hand(anchors, labels, z, num_classes, centre=0.0):
     """Eq. 3, similarity by similarity; -inf for a class without anchors, 0 for an embedding that is zero."""
+    anchors, z = anchors - centre, z - centre
     scores = np.full((len(z), num_classes), -np.inf)
     for i, one in enumerate(z):
         for c in set(np.asarray(labels).tolist()):
@@ -108,6 +116,81 @@ def test_labels_are_the_equations(data, fields, view):
     np.testing.assert_array_equal(job.report.others[HEAD], job.report.labels)
     np.testing.assert_array_equal(job.report.others["classification_head"], by_classifier)
     assert np.any(by_classifier != np.asarray(job.report.labels))
+
+
+# --- Departures from the paper: centred scores, a threshold that follows them, a penalty. ---------------------------
+
+
+def leave_one_out_by_hand(anchors, labels, centre=0.0):
+    """Each anchor scored as an image against the others, by eq. 3; NaN where its class has no other."""
+    scores = np.full(len(anchors), np.nan)
+    for i, label in enumerate(labels):
+        rest = np.arange(len(anchors)) != i
+        if label in labels[rest]:
+            scores[i] = scores_by_hand(anchors[rest], labels[rest], anchors[i : i + 1], CLASSES, centre)[0, label]
+    return scores
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_centred_scores_in_both_forms(centred):
+    rng = np.random.default_rng(1)
+    anchors, labels = (rng.normal(size=(9, 16)) + 3).astype(np.float32), np.array([0, 1, 2, 0, 1, 2, 0, 0, 1])
+    z, sent = (rng.normal(size=(20, 16)) + 3).astype(np.float32), AnchorEmbeddings(anchors, labels)
+    centre = anchors.mean(axis=0) if centred else 0.0
+    expected = scores_by_hand(anchors, labels, z, CLASSES, centre)
+    np.testing.assert_allclose(all_pairs_scores(z, sent, CLASSES, centred), expected, atol=1e-5)
+    by_class = class_anchors(sent, CLASSES, centred)
+    np.testing.assert_allclose(class_mean_scores(z, by_class), expected, atol=1e-5)
+    assert (by_class.centre is not None) == centred and (expected.max() < 0.6) == centred
+    found = leave_one_out_scores(AnchorEmbeddings(anchors[:8], np.array([0, 1, 2, 0, 1, 0, 0, 0])), CLASSES)
+    by_hand = leave_one_out_by_hand(anchors[:8], np.array([0, 1, 2, 0, 1, 0, 0, 0]))
+    np.testing.assert_allclose(found, by_hand, atol=1e-5)
+    assert np.isnan(found[2]) and np.isfinite(np.delete(found, 2)).all()
+    mean = anchors.mean(axis=0) if centred else (anchors / np.linalg.norm(anchors, axis=1, keepdims=True)).mean(axis=0)
+    cosines = z @ mean / np.linalg.norm(z, axis=1) / np.linalg.norm(mean)
+    np.testing.assert_allclose(along_common_direction(z, by_class), cosines, rtol=1e-5)
+    cosines = z @ anchors.mean(axis=0) / np.linalg.norm(z, axis=1) / np.linalg.norm(anchors.mean(axis=0))
+    np.testing.assert_allclose(along_common_direction(z, sent), cosines, rtol=1e-5)
+
+
+@pytest.mark.parametrize("travels", ["class_means", "all_pairs"])
+@pytest.mark.parametrize(("centred", "quantile"), [(False, 0.9), (True, 0.0), (True, 0.85)])
+def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centred, quantile):
+    """What came down is enough for it, and is counted: the centre with the class means, and the threshold."""
+    fields = {"travels": travels, "centred": centred, "threshold_quantile": quantile, "threshold": 0.3}
+    problem, method, state = build(**{f"fedanchor.{name}": value for name, value in fields.items()})
+    received = method.broadcast(state, data, None)
+    job = prepare(method.phases[0], received, data, 1)
+    anchors, labels = embeddings_of(state.model, pixels_of(data, data.anchor_index)), np.array(ANCHORS)
+    centre = anchors.mean(axis=0) if centred else 0.0
+    z = embeddings_of(state.model, pixels_of(data, data.client_index[1]))
+    scores, threshold = scores_by_hand(anchors, labels, z, CLASSES, centre), 0.3
+    if quantile:
+        of_anchors = leave_one_out_by_hand(anchors, labels, centre)
+        threshold = np.quantile(of_anchors[np.isfinite(of_anchors)], quantile)
+        np.testing.assert_allclose(received.extra.threshold, threshold, rtol=1e-4)
+    np.testing.assert_array_equal(job.report.labels, scores.argmax(axis=1))
+    np.testing.assert_array_equal(job.report.qualified, scores.max(axis=1) > threshold)
+    assert 0 < np.sum(job.report.qualified) < SIZE
+    _, plain, _ = build(**{"fedanchor.travels": travels})
+    more = (HEAD_DIM if centred and travels == "class_means" else 0) + (1 if quantile else 0)
+    counted = bytes_per_client(problem, method, state, data).down
+    assert counted == bytes_per_client(problem, plain, state, data).down + 4 * more
+
+
+def test_the_penalty_joins_the_contrastive_loss(data):
+    """The gradient gets its part; the loss that is reported stays eq. 2."""
+    fields = {"contrastive_batch_size": len(ANCHORS), "contrastive_learning_rate": 0.3}
+    fields = {f"fedanchor.{name}": value for name, value in fields.items()} | {"server.epochs": 0}
+    changes, reported = [], []
+    for weight in (0.0, 0.5, 1.0):
+        _, method, state = build(**fields, **{"fedanchor.common_direction_weight": weight})
+        after, metrics = method.server_after(state, data, jax.random.key(0))
+        changes.append(leaves(after.model) - leaves(state.model))
+        reported.append(metrics["contrastive_loss"])
+    np.testing.assert_allclose(reported, reported[0], rtol=1e-6)
+    assert np.abs(changes[2] - changes[0]).max() > 1e-3
+    np.testing.assert_allclose(changes[2] - changes[1], changes[1] - changes[0], atol=1e-5)  # one step, linear in it
 
 
 def test_an_embedding_equal_to_every_anchor_of_a_class_scores_one():
@@ -345,6 +428,7 @@ def test_the_other_variants(data):
         ("fedanchor.negatives", "all", "known: batch, class"),
         ("fedanchor.temperature", 0.0, "fedanchor.temperature must be above 0, not 0.0"),
         ("data.labels", "clients", "data.labels is 'clients'; known to the method fedanchor: 'server'"),
+        ("fedanchor.threshold_quantile", 1.5, "fedanchor.threshold_quantile must be at most 1, not 1.5"),
         ("model.anchor_dim", 0, "model.anchor_dim must be at least 1"),
     ],
 )

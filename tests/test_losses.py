@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.learning.losses import (
+    common_direction_penalty,
     cross_entropy,
     fixmatch_loss,
     kl_divergence,
@@ -165,3 +166,19 @@ def test_kl_divergence():
 def test_proximal_term():
     params, reference = {"a": np.array([1.0, 2.0]), "b": np.array([[3.0]])}, {"a": np.zeros(2), "b": np.ones((1, 1))}
     assert proximal_term(params, reference) == 0.5 * (1 + 4 + 4)
+
+
+def test_the_common_direction_is_the_mean_similarity():
+    """Over all pairs, itself included; what eq. 1 cannot see: adding it to every similarity changes no loss there."""
+    rng = np.random.default_rng(0)
+    z = (rng.normal(size=(7, 5)) + 2).astype(np.float32)
+    mask = np.array([1, 1, 0, 1, 1, 1, 0], bool)
+    z[3] = 0
+    lengths = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-30)
+    unit = (z / lengths)[mask]
+    expected = np.mean([a @ b for a in unit for b in unit])
+    np.testing.assert_allclose(common_direction_penalty(z, mask), expected, rtol=1e-5)
+    assert 0.1 < expected < 0.9
+    gradient = jax.grad(common_direction_penalty)(jnp.asarray(z), mask)
+    assert np.all(np.isfinite(gradient)) and np.all(np.asarray(gradient)[~mask] == 0)
+    assert common_direction_penalty(z, np.zeros(7, bool)) == 0

@@ -23,8 +23,8 @@ def client():
     return scores.astype(np.float32), np.arange(30) < 23
 
 
-def options(kind):
-    return types.SimpleNamespace(kind=kind, momentum=0.75)
+def options(kind, share=0.5):
+    return types.SimpleNamespace(kind=kind, momentum=0.75, share=share)
 
 
 def test_fixed_and_client_mean(client):
@@ -33,6 +33,19 @@ def test_fixed_and_client_mean(client):
     found, memory = class_thresholds(options("client_mean"), 0.9, scores, present, {})
     np.testing.assert_allclose(found, [scores[:23].max(axis=1).mean()] * 5, rtol=1e-6)
     assert memory == {}
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 0), (0.1, 2), (0.5, 12), (0.99, 23), (1.0, 23)])
+def test_a_share_of_the_examples(client, share, count):
+    """So many of the largest scores, to the nearest whole number of 23; the same whether 'above' or 'at' is asked."""
+    scores, present = client
+    found, memory = class_thresholds(options("share", share), 0.9, scores, present, {})
+    best = scores[:23].max(axis=1)
+    for strictly in (False, True):
+        counted = np.asarray(qualify(scores, found, strictly)[1])[:23]
+        assert counted.sum() == count
+        assert count in (0, 23) or best[counted].min() > best[~counted].max()
+    assert memory == {} and len(set(np.asarray(found))) == 1
 
 
 def test_self_adaptive(client):
