@@ -2,30 +2,25 @@
 
     python benchmarks/plot.py runs/mnist/fedanchor runs/mnist/anchors_only --out=docs/images/mnist.png
 
-Each argument is a folder of runs, one for each seed, as `benchmarks/seeds.py` leaves them. Needs matplotlib.
+Each argument is a folder of runs, one for each seed, as `benchmarks/seeds.py` leaves them; all must measure the same
+set each round, the test set or validation images. Needs matplotlib.
 """
 
 import argparse
-import json
 import pathlib
 
 import matplotlib.pyplot as plt
 import numpy as np
 
+from fedjax_ssl.records.runs import Group, read_run
+
 # Okabe and Ito's colours: apart for every kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 FIGURES = {
-    "test_accuracy": "Test accuracy",
     "pseudo_label_accuracy_anchor_head": "Pseudo-labels by the anchor head",
     "pseudo_label_accuracy_classification_head": "Pseudo-labels by the classification head",
     "qualified_share": "Qualified share of the clients' images",
 }
-
-
-def read(folder: pathlib.Path, figure: str) -> np.ndarray:
-    """[seeds, rounds], in percent."""
-    runs = [path.read_text().splitlines() for path in sorted(folder.glob("*/metrics.jsonl"))]
-    return 100 * np.array([[json.loads(line)[figure] for line in run] for run in runs])
 
 
 def main() -> None:
@@ -33,13 +28,22 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
+    groups = [
+        Group(folder.name.replace("_", " "), [read_run(path.parent) for path in sorted(folder.glob("*/metrics.jsonl"))])
+        for folder in options.folders
+    ]
+    sets = {group.measured for group in groups}
+    if len(sets) > 1:
+        parser.error("some of the runs measure validation images each round, the others the test set")
+    (measured,) = sets
+    shown = {f"{measured}_accuracy": f"{measured.capitalize()} accuracy", **FIGURES}
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(2, 2, figsize=(9, 5.6), sharex=True, layout="constrained")
-    for axis, (name, title) in zip(axes.flat, FIGURES.items()):
-        for folder, colour in zip(options.folders, COLOURS):
-            values = read(folder, name)
+    for axis, (name, title) in zip(axes.flat, shown.items()):
+        for group, colour in zip(groups, COLOURS):
+            values = 100 * group.values(name)
             rounds = np.arange(1, values.shape[1] + 1)
-            axis.plot(rounds, values.mean(axis=0), color=colour, label=folder.name.replace("_", " "))
+            axis.plot(rounds, values.mean(axis=0), color=colour, label=group.name)
             axis.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, linewidth=0)
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)

@@ -5,8 +5,9 @@
         'anchors: --config=configs/quickstart.py:no_clients'
 
 Each argument is a name and the words of a `launch.py` command line. Runs lie in WORKDIR/NAME/SEED; one that is
-finished is not run again, one that was stopped goes on. Differences are against the last variant, seed by seed.
-The table is printed, and written to WORKDIR/table.json.
+finished is not run again, one that was stopped goes on. The test accuracy is the last model's; the best and the last
+rounds are of the set that a run measures each round, and their columns say so where it is validation. Differences are
+against the last variant, seed by seed. The table is printed, and written to WORKDIR/table.json.
 """
 
 import argparse
@@ -18,10 +19,13 @@ import statistics
 import subprocess
 import sys
 
+from fedjax_ssl.records.runs import read_run
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OF_LAST_ROUNDS = 5  # a round's labels are those of one cohort: their figures are means over the last rounds
 LAST_ROUNDS = {
     "test_accuracy": f"test accuracy, last {OF_LAST_ROUNDS} rounds",
+    "validation_accuracy": f"validation accuracy, last {OF_LAST_ROUNDS} rounds",
     "pseudo_label_accuracy_anchor_head": "labels by anchor head",
     "pseudo_label_accuracy_classification_head": "labels by classification head",
     "qualified_accuracy": "qualified labels",
@@ -34,13 +38,13 @@ def run(words: list[str], workdir: pathlib.Path, seed: int) -> dict:
     if not (workdir / "summary.json").exists():
         command = [sys.executable, str(ROOT / "launch.py"), *words, f"--config.seed={seed}", f"--workdir={workdir}"]
         subprocess.run(command, check=True, cwd=ROOT)
-    summary = json.loads((workdir / "summary.json").read_text())
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    figures = {"test accuracy": summary["test_accuracy"], "best": summary["best_test_accuracy"]}
+    run = read_run(workdir)
+    best = "best validation accuracy" if run.measured == "validation" else "best test accuracy"
+    figures = {"test accuracy": run.tested("test_accuracy"), best: run.best()[0]}
     for name, title in LAST_ROUNDS.items():
-        values = [line[name] for line in lines[-OF_LAST_ROUNDS:] if line[name] is not None]
+        values = [line[name] for line in run.metrics[-OF_LAST_ROUNDS:] if line.get(name) is not None]
         figures[title] = statistics.mean(values) if values else None
-    return {**figures, "minutes": summary["seconds"] / 60}
+    return {**figures, "minutes": run.seconds() / 60}
 
 
 def mean_and_spread(values: list[float | None]) -> str:
@@ -66,22 +70,25 @@ def main() -> None:
             found[name].append(run(words, (options.workdir / name / str(seed)).absolute(), seed))
 
     baseline = list(variants)[-1]
-    columns = [column for column in found[baseline][0] if column != "minutes"]
+    measured = {name: value for runs in found.values() for name, value in runs[0].items() if value is not None}
+    columns = [name for name in measured if name != "minutes"]
     print(f"\n{len(seeds)} seeds; mean ± standard deviation, percent\n")
     print(f"| variant | {' | '.join(columns)} | minutes |")
     print("|" + "---|" * (len(columns) + 2))
     table = {}
     for name, runs in found.items():
-        table[name] = {column: [figures[column] for figures in runs] for column in [*columns, "minutes"]}
+        table[name] = {column: [figures.get(column) for figures in runs] for column in [*columns, "minutes"]}
         cells = [mean_and_spread(table[name][column]) for column in columns]
         print(f"| {name} | {' | '.join(cells)} | {statistics.mean(table[name]['minutes']):.1f} |")
     for name in list(variants)[:-1]:
-        pairs = zip(table[name]["test accuracy"], table[baseline]["test accuracy"])
-        differences = [mine - base for mine, base in pairs]
-        if len(differences) > 1:
+        for column in ("test accuracy", LAST_ROUNDS["validation_accuracy"]):
+            pairs = list(zip(table[name].get(column, [None]), table[baseline].get(column, [None])))
+            if len(pairs) < 2 or any(None in pair for pair in pairs):
+                continue
+            differences = [mine - base for mine, base in pairs]
             error = statistics.stdev(differences) / math.sqrt(len(differences))
             print(
-                f"\n{name} - {baseline}: test accuracy {100 * statistics.mean(differences):+.2f} points, "
+                f"\n{name} - {baseline}: {column} {100 * statistics.mean(differences):+.2f} points, "
                 f"standard error {100 * error:.2f} (paired by seed)"
             )
     result = {"seeds": seeds, "variants": variants, "table": table}

@@ -61,6 +61,11 @@ def test_a_run_alone_has_no_title():
         progress.update({"test_accuracy": 0.5, "round": 4})
     assert console.file.getvalue() == "round 4/4  test 50.00 %\n"
     assert describe({"test_accuracy": 0.5}) == "test 50.00 %"
+    held_out = {"validation_accuracy": 0.5}
+    assert describe(held_out, "validation") == "validation 50.00 %"
+    with RoundProgress(4, 3, console=console, measured="validation") as progress:
+        progress.update({**held_out, "round": 4})
+    assert console.file.getvalue().endswith("\nround 4/4  validation 50.00 %\n")
     assert title_of((), [0]) == "" and title_of((7,), [7]) == "seed 7"
     assert title_of((5, 6, 7), [6]) == "seed 6 (2 of 3)" and title_of((5, 6, 7), [5, 6, 7]) == "seed 5 (with 6, 7)"
 

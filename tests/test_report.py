@@ -175,6 +175,8 @@ def test_the_picture_of_clients_shows_which_images_have_labels():
         "after: all clients": [(0, 9), (0, 7)],
         "anchors at the server": [(9, 2), (7, 1)],
     }
+    _, bars = drawn(AT_SERVER | {"validation": np.array([1, 3])})
+    assert bars["held out for validation"] == [(11, 1), (8, 3)]
 
 
 @pytest.mark.parametrize("labels", ["clients", "some_clients"])

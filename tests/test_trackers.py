@@ -110,6 +110,11 @@ def test_what_was_not_measured_has_no_point():
     assert curves(row) == {"method/set_size": 2.0, "clients/uploads": 4}
 
 
+def test_validation_has_curves_of_its_own():
+    row = {"round": 3, "validation_accuracy": 0.5, "validation_loss": 1.5}
+    assert curves(row) == {"validation/accuracy": 0.5, "validation/loss": 1.5}
+
+
 def test_tensorboard_off(copied, reopen):
     _, trackers = reopen(4, **{"log.tensorboard": False})
     with trackers:

@@ -16,7 +16,7 @@ def report(folders: list[str], out: str | None = None, target: str = "0.9") -> p
     Args:
         folders: runs, or folders of runs.
         out: the comparison's page; None for the report of a single run.
-        target: test accuracy, a share, to which rounds and bytes are counted.
+        target: accuracy on the set that is measured each round, a share, to which rounds and bytes are counted.
 
     Returns:
         The page's path.

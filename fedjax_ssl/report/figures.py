@@ -153,8 +153,6 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
     title = f"{anchors.sum():,} anchors, {clients.sum():,} images at {num_clients:,} clients"
     if at_clients:
         title = f"{labelled.sum():,} of {clients.sum():,} images labelled"
-    if counts["validation"].any():
-        title += f", {counts['validation'].sum():,} for validation"
     bars.set(xlabel="images", title=title)
     label_classes(bars.yaxis, class_names)
     handles, labels = bars.get_legend_handles_labels()
