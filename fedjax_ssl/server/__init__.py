@@ -1,6 +1,8 @@
 """What the server does: training, aggregation, statistics. Knows the engine's language, never the client."""
 
 from fedjax_ssl.server.aggregation import (
+    WEIGHT,
+    Link,
     chain,
     fedavg,
     mean,
@@ -29,6 +31,8 @@ from fedjax_ssl.server.training import (
 __all__ = [
     "CLASSIFICATION",
     "SERVER_MODEL",
+    "WEIGHT",
+    "Link",
     "Training",
     "add_server_model",
     "chain",

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, Received, State, completed, trained_parts
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, norm, select, where
 
-WEIGHTS = ("size", "qualified", "uniform")
+WEIGHTS = ("size", "qualified", "uniform", "told")
+WEIGHT = "weight"  # the entry of `Upload.told` that 'told' takes
 # The server's step along the mean of the clients' updates, by optax.
 OPTIMIZERS = {
     "fedavg": lambda options: None,  # the mean itself (McMahan et al., 2017)
@@ -95,6 +97,7 @@ def fedavg(
     problem: Problem,
     *,
     screened_by: Callable[[State, Received], jax.Array] | None = None,
+    combine: Link | None = None,
     server_model: Callable[[State], Model] | None = None,
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> Aggregation:
@@ -106,6 +109,7 @@ def fedavg(
     Args:
         problem: the run.
         screened_by: see `screen`.
+        combine: makes one model of the uploads and their weights; None: `mean`.
         server_model: see `with_server_model`.
         parts: of the model that the uploads hold.
     """
@@ -113,7 +117,7 @@ def fedavg(
     rule = OPTIMIZERS[options.optimizer](options)
     links = [weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
-    links += [mean()]
+    links += [combine or mean()]
     links += [] if server_model is None else [with_server_model(problem, server_model, parts)]
     links += [] if rule is None else [optimizer(rule)]
     return chain(problem, *links, parts=parts)
@@ -123,7 +127,11 @@ def weights(kind: str) -> Link:
     """How much each upload counts: see `client_weights`."""
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
-        return flow._replace(weights=client_weights(kind, received.sizes, received.num_qualified, received.accepted))
+        told = received.uploads.told.get(WEIGHT)
+        if kind == "told" and told is None:
+            raise UserError("aggregation.weights is 'told', but the clients of this method tell no weight")
+        numbers = client_weights(kind, received.sizes, received.num_qualified, received.accepted, told)
+        return flow._replace(weights=numbers)
 
     return Link(apply)
 
@@ -175,20 +183,24 @@ def optimizer(rule: optax.GradientTransformation) -> Link:
     return Link(apply, lambda params: {OPT_STATE: rule.init(params)})
 
 
-def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array) -> jax.Array:
+def client_weights(
+    kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array, told: jax.Array | None = None
+) -> jax.Array:
     """How much each upload counts, before normalisation.
 
     Args:
         kind: 'size', n_m the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', those that it
-            trained on by its report; 'uniform', one each (SemiFL, FedIL).
+            trained on by its report; 'uniform', one each (SemiFL, FedIL); 'told', the number that it sends (FedLabel's
+            r_k).
         sizes: int32 [R].
         num_qualified: int32 [R].
         accepted: bool [R], see `Received`.
+        told: float32 [R], of 'told' alone.
 
     Returns:
         float32 [R], 0 for an upload that was not accepted.
     """
-    by_kind = {"size": sizes, "qualified": num_qualified, "uniform": jnp.ones_like(sizes)}
+    by_kind = {"size": sizes, "qualified": num_qualified, "uniform": jnp.ones_like(sizes), "told": told}
     return jnp.where(accepted, by_kind[kind].astype(jnp.float32), 0.0)
 
 
