@@ -128,7 +128,7 @@ def shared_fields() -> ConfigDict:
     config.server.pretrain_learning_rate = 0.05  # in those epochs
 
     config.aggregation = ConfigDict()
-    config.aggregation.weights = "size"  # 'size', 'qualified', 'uniform'; 'told': a number that clients send (FedLabel)
+    config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
     config.aggregation.clip_norm = 0.0  # of a client's update of the parameters, which it clips before sending; 0: none
     config.aggregation.optimizer = "fedavg"  # or 'fedavgm', 'fedadagrad', 'fedadam', 'fedyogi'
     config.aggregation.learning_rate = 1.0  # of the server optimiser; 'fedavg' has none

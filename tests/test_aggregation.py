@@ -10,9 +10,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, State, Upload
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.server import Link, chain, fedavg, mean, optimizer, screen, weights, with_server_model
+from fedjax_ssl.server import Link, chain, fedavg, mean, optimizer, screen, told_weights, weights, with_server_model
 from fedjax_ssl.server.aggregation import client_weights, weighted_mean
 
 KEY = jax.random.key(0)
@@ -36,12 +35,10 @@ def test_no_upload_leaves_the_model_as_it_was():
     np.testing.assert_array_equal(found["a"], otherwise["a"])
 
 
-@pytest.mark.parametrize(
-    "kind, expected", [("size", [7, 0, 9]), ("qualified", [2, 0, 4]), ("uniform", [1, 0, 1]), ("told", [0.5, 0, 0])]
-)
+@pytest.mark.parametrize("kind, expected", [("size", [7, 0, 9]), ("qualified", [2, 0, 4]), ("uniform", [1, 0, 1])])
 def test_client_weights(kind, expected):
-    accepted, told = jnp.array([True, False, True]), jnp.array([0.5, 3.0, 0.0])
-    found = client_weights(kind, jnp.array([7, 8, 9]), jnp.array([2, 3, 4]), accepted, told)
+    accepted = jnp.array([True, False, True])
+    found = client_weights(kind, jnp.array([7, 8, 9]), jnp.array([2, 3, 4]), accepted)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -173,14 +170,12 @@ def test_weights_and_mean(kind, shares):
 
 
 def test_weights_that_are_told():
-    """A number in each upload; where a method's clients send none, one line says so."""
-    aggregation = chain(problem_with(), weights("told"), mean(), parts=PARTS)
+    """A number in each upload, of the accepted ones; whatever `aggregation.weights` says."""
+    aggregation = fedavg(problem_with(), weighted_by=told_weights("used"), parts=PARTS)
     state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
-    received = received_of(SENT, [True, True, False], told={"weight": jnp.array([0.9, 0.1, 5.0])})
+    received = received_of(SENT, [True, True, False], told={"used": jnp.array([0.9, 0.1, 5.0])})
     found, _ = aggregation.aggregate(state, None, received, KEY)
     np.testing.assert_allclose(found.model.params["classifier"], [0.9, 0.1] @ SENT[:2], rtol=1e-6)
-    with pytest.raises(UserError, match="the clients of this method tell no weight"):
-        aggregate(weights("told"), mean())
 
 
 def test_uploads_may_be_combined_otherwise_than_by_the_mean():

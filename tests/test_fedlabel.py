@@ -240,7 +240,7 @@ def test_both_phases_are_those_of_the_equations(data, client, fields):
     mean = (local_statistics + statistics) / 2 if losses else statistics
     assert_model(result.finished.upload.model, both, mean)
     labelled = LABELLED_STEPS * 3 if losses else 0
-    assert result.finished.upload.told == {"weight": labelled + kept.sum()}
+    assert result.finished.upload.told == {"used": labelled + kept.sum()}
     names = ("unlabelled_loss", "consistency_loss", "kept")
     if not (kept == 0).any():  # the loss of a step that is not taken is still reported
         for name, value in zip(names, history.mean(axis=0)):
@@ -272,7 +272,7 @@ def test_without_a_label_that_counts_a_client_sends_its_supervised_model(data, n
             *map(jax.tree.leaves, (result.finished.upload.model, result.supervised.upload.model))
         ):
             np.testing.assert_allclose(sent, supervised, atol=1e-7)
-        assert result.finished.upload.told["weight"] == LABELLED_STEPS * 3
+        assert result.finished.upload.told["used"] == LABELLED_STEPS * 3
 
 
 def test_unlabelled_images_wait_for_their_round(data):
@@ -289,16 +289,23 @@ def test_unlabelled_images_wait_for_their_round(data):
         assert method.broadcast(state, data, None).extra == travels
 
 
+def test_weights_may_be_those_of_every_method(data):
+    """`aggregation.weights`, here by size, whatever the clients tell."""
+    uploads = random_like(sent_down(build()[0]).model, 3)
+    found, _ = aggregated(uploads, [3, 1, 8], np.ones(3, bool), **{"fedlabel.weights": "shared"})
+    np.testing.assert_allclose(found, np.array([30, 99, 10]) / 139 @ rows_of(uploads, 3), atol=1e-5)
+
+
 def test_two_models_travel_apart(data):
     """w_U is the upload, w_L is told, and r_k counts pseudo-labels, at least one."""
-    result = run(data, SOME, **BOTH, **{"fedlabel.counted": "pseudo_labels"})
+    result = run(data, SOME, **BOTH, **{"fedlabel.weights": "pseudo_labels"})
     local, local_statistics, _ = supervised_by_hand(result, data)
     model, statistics, history, _ = unlabelled_by_hand(result, data, (local, local_statistics))
     assert_model(result.finished.upload.model, model, statistics)
     assert_model(result.finished.upload.told["supervised"], local, local_statistics)
-    assert result.finished.upload.told["weight"] == history[:, 2].sum() > 1
-    none = run(data, SOME, **BOTH, **{"fedlabel.counted": "pseudo_labels", "fedlabel.threshold": 1.0})
-    assert none.finished.upload.told["weight"] == 1
+    assert result.finished.upload.told["used"] == history[:, 2].sum() > 1
+    none = run(data, SOME, **BOTH, **{"fedlabel.weights": "pseudo_labels", "fedlabel.threshold": 1.0})
+    assert none.finished.upload.told["used"] == 1
 
 
 # --- The server. -----------------------------------------------------------------------------------------------------
@@ -321,7 +328,7 @@ def aggregated(uploads, weights, accepted, local=None, **fields):
     """The new model of three uploads, and the old one."""
     problem, method = build(**fields)
     model = sent_down(problem).model
-    told = {"weight": jnp.float32(weights), **({} if local is None else {"supervised": local})}
+    told = {"used": jnp.float32(weights), **({} if local is None else {"supervised": local})}
     sizes = jnp.array([30, 99, 10])
     received = Received(Upload(uploads, told), jnp.array(accepted), jnp.arange(3), None, sizes, sizes)
     after, _ = method.aggregate(State(jnp.int32(0), model), None, received, jax.random.key(0))
@@ -380,7 +387,7 @@ def test_the_variant_of_the_code_is_complete():
     """Every departure from the paper's algorithm but the bug."""
     problem = small_problem("fedlabel,code")
     defaults, changed = fedlabel.defaults(), problem.config.fedlabel
-    departures = ("unlabelled_from", "upload", "counted", "kl_partner", "kl_order", "loss_over", "mean_proximal",
+    departures = ("unlabelled_from", "upload", "weights", "kl_partner", "kl_order", "loss_over", "mean_proximal",
                   "augment_once")  # fmt: skip
     assert {name for name in defaults if defaults[name] != changed[name]} == set(departures)
     assert not changed.accumulate_gradients

@@ -42,9 +42,9 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server import WEIGHT, Link, fedavg, weighted_mean
+from fedjax_ssl.server import Link, fedavg, told_weights, weighted_mean
 
-FIELDS = {"data.labels": "clients", "aggregation.weights": "told"}  # r_k
+FIELDS = {"data.labels": "clients"}
 VARIANTS = {
     "paper": {  # the setting of its experiments; the learning rate and the steps are those of its code for CIFAR-100
         "num_rounds": 2000,
@@ -61,7 +61,7 @@ VARIANTS = {
     },
     "code": {
         "fedlabel.upload": "two_models",
-        "fedlabel.counted": "pseudo_labels",
+        "fedlabel.weights": "pseudo_labels",
         "fedlabel.kl_partner": "supervised",
         "fedlabel.kl_order": "trained_last",
         "fedlabel.loss_over": "kept",
@@ -81,7 +81,7 @@ VARIANTS = {
     "entropy": {"fedlabel.confidence": "entropy"},  # Figure 9
 }
 UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimiser
-SUPERVISED = "supervised"  # the entry of w_L in what a client tells
+SUPERVISED, USED = "supervised", "used"  # w_L and r_k in what a client tells
 
 
 def defaults() -> ConfigDict:
@@ -98,7 +98,9 @@ def defaults() -> ConfigDict:
     # What is sent and averaged: 'sum', w and both changes, weighted by r_k (Algorithm 1); 'two_models', w_L and w_U,
     # half the plain mean of the one and half the weighted mean of the other: half the step, twice the bytes.
     section.upload = "sum"
-    section.counted = "all"  # in r_k: labelled and kept images of all steps; 'pseudo_labels': the kept ones, or 1
+    # r_k of an upload: 'used', labelled and kept images of all steps; 'pseudo_labels', kept ones alone, at least 1;
+    # 'shared', as aggregation.weights says.
+    section.weights = "used"
     section.kl_partner = "discarded"  # the expert that was not chosen (eq. 6); 'supervised': always w_L
     section.kl_order = "trained_first"  # KL(p_U, s^-) as printed; 'trained_last': KL(s^-, p_U)
     # Means over the whole 'batch' (eq. 8); 'kept': cross-entropy over images with a label, the divergence over those
@@ -133,8 +135,12 @@ def fedlabel(problem: Problem) -> Method:
     options = problem.config.fedlabel
     own = lambda data, model: own_optimizers(problem, model, CLASSIFIER, UNLABELLED, adapt_of(options))  # noqa: E731
     method = alternating(problem, (supervised_phase(problem), unlabelled_phase(problem)), own=own)
-    if options.upload == "two_models":
-        method = method._replace(aggregate=fedavg(problem, combine=half_of_each()).aggregate)
+    aggregation = fedavg(
+        problem,
+        weighted_by=None if options.weights == "shared" else told_weights(USED),
+        combine=half_of_each() if options.upload == "two_models" else None,
+    )
+    method = method._replace(aggregate=aggregation.aggregate)
     if options.unlabelled_from:  # clients must then know the round
         method = method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.round))
     return method
@@ -216,10 +222,10 @@ def unlabelled_phase(problem: Problem) -> Phase:
     def told(work: Work, model: Model, totals) -> dict:
         """r_k; and w_L if it is averaged apart."""
         del model
-        all_counted = options.counted == "all"
-        weight = {WEIGHT: work.labelled + totals["kept"] if all_counted else jnp.maximum(totals["kept"], 1.0)}
-        apart = options.upload == "two_models"
-        return {**weight, SUPERVISED: trained_parts(network, work.supervised, CLASSIFIER)} if apart else weight
+        kept_alone = options.weights == "pseudo_labels"
+        used = jnp.maximum(totals["kept"], 1.0) if kept_alone else work.labelled + totals["kept"]
+        apart = {SUPERVISED: trained_parts(network, work.supervised, CLASSIFIER)}
+        return {USED: used, **(apart if options.upload == "two_models" else {})}
 
     return local_sgd(
         problem,
@@ -277,7 +283,7 @@ ENTRY = Entry(
         "confidence": tuple(CONFIDENCES),
         "experts": EXPERTS,
         "upload": ("sum", "two_models"),
-        "counted": ("all", "pseudo_labels"),
+        "weights": ("used", "pseudo_labels", "shared"),
         "kl_partner": ("discarded", "supervised"),
         "kl_order": ("trained_first", "trained_last"),
         "loss_over": ("batch", "kept"),

@@ -1,13 +1,13 @@
 """What the server does: training, aggregation, statistics. Knows the engine's language, never the client."""
 
 from fedjax_ssl.server.aggregation import (
-    WEIGHT,
     Link,
     chain,
     fedavg,
     mean,
     optimizer,
     screen,
+    told_weights,
     weighted_mean,
     weights,
     with_server_model,
@@ -31,7 +31,6 @@ from fedjax_ssl.server.training import (
 __all__ = [
     "CLASSIFICATION",
     "SERVER_MODEL",
-    "WEIGHT",
     "Link",
     "Training",
     "add_server_model",
@@ -45,6 +44,7 @@ __all__ = [
     "screen",
     "supervised_loss",
     "supervised_mixup_loss",
+    "told_weights",
     "train_classifier",
     "train_in_turn",
     "train_on_anchors",

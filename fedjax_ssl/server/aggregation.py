@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, Received, State, completed, trained_parts
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, norm, select, where
 
-WEIGHTS = ("size", "qualified", "uniform", "told")
-WEIGHT = "weight"  # the entry of `Upload.told` that 'told' takes
+WEIGHTS = ("size", "qualified", "uniform")
 # The server's step along the mean of the clients' updates, by optax.
 OPTIMIZERS = {
     "fedavg": lambda options: None,  # the mean itself (McMahan et al., 2017)
@@ -96,6 +94,7 @@ def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -
 def fedavg(
     problem: Problem,
     *,
+    weighted_by: Link | None = None,
     screened_by: Callable[[State, Received], jax.Array] | None = None,
     combine: Link | None = None,
     server_model: Callable[[State], Model] | None = None,
@@ -108,6 +107,7 @@ def fedavg(
 
     Args:
         problem: the run.
+        weighted_by: the method's own weights, such as `told_weights`; None: `aggregation.weights`.
         screened_by: see `screen`.
         combine: makes one model of the uploads and their weights; None: `mean`.
         server_model: see `with_server_model`.
@@ -115,7 +115,7 @@ def fedavg(
     """
     options = problem.config.aggregation
     rule = OPTIMIZERS[options.optimizer](options)
-    links = [weights(options.weights)]
+    links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
     links += [combine or mean()]
     links += [] if server_model is None else [with_server_model(problem, server_model, parts)]
@@ -127,11 +127,16 @@ def weights(kind: str) -> Link:
     """How much each upload counts: see `client_weights`."""
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
-        told = received.uploads.told.get(WEIGHT)
-        if kind == "told" and told is None:
-            raise UserError("aggregation.weights is 'told', but the clients of this method tell no weight")
-        numbers = client_weights(kind, received.sizes, received.num_qualified, received.accepted, told)
-        return flow._replace(weights=numbers)
+        return flow._replace(weights=client_weights(kind, received.sizes, received.num_qualified, received.accepted))
+
+    return Link(apply)
+
+
+def told_weights(name: str) -> Link:
+    """How much each upload counts, by a number that the client sends, float32 [] in `Upload.told`."""
+
+    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+        return flow._replace(weights=jnp.where(received.accepted, received.uploads.told[name], 0.0))
 
     return Link(apply)
 
@@ -183,24 +188,20 @@ def optimizer(rule: optax.GradientTransformation) -> Link:
     return Link(apply, lambda params: {OPT_STATE: rule.init(params)})
 
 
-def client_weights(
-    kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array, told: jax.Array | None = None
-) -> jax.Array:
+def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array) -> jax.Array:
     """How much each upload counts, before normalisation.
 
     Args:
         kind: 'size', n_m the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', those that it
-            trained on by its report; 'uniform', one each (SemiFL, FedIL); 'told', the number that it sends (FedLabel's
-            r_k).
+            trained on by its report; 'uniform', one each (SemiFL, FedIL).
         sizes: int32 [R].
         num_qualified: int32 [R].
         accepted: bool [R], see `Received`.
-        told: float32 [R], of 'told' alone.
 
     Returns:
         float32 [R], 0 for an upload that was not accepted.
     """
-    by_kind = {"size": sizes, "qualified": num_qualified, "uniform": jnp.ones_like(sizes), "told": told}
+    by_kind = {"size": sizes, "qualified": num_qualified, "uniform": jnp.ones_like(sizes)}
     return jnp.where(accepted, by_kind[kind].astype(jnp.float32), 0.0)
 
 
