@@ -24,6 +24,7 @@ NAMES = (
     "fedanchor",
     "fedil",
     "fedlabel",
+    "fedtrinet",
     "fixmatch",
     "semifl",
     "supervised",
