@@ -81,17 +81,17 @@ def defaults() -> ConfigDict:
     section.factor = 2.8  # the threshold of round 0 is factor m, for the SUM of the players' probabilities
     section.full_rounds = 10  # so many rounds it stays there
     section.decay_rounds = 50  # then it is (1 - r / decay_rounds) factor m
-    section.protection = True  # and from round `protected_from` on factor m / 2; False: it falls on, to 0
-    section.protected_from = 35
+    section.protection = True  # in the end it is factor m / 2; False: it falls on, to 0
+    section.protected_from = 35  # from this round on
     # Who votes: 'three', the last local, the spliced and the global model; 'one', the global one. 'two', without the
     # local one, is an ERROR of the code with a factor for three: nothing is accepted where 2.8 m > 2.
     section.players = "three"
     section.head_blocks = 1  # of the backbone, in the head part; 2 in the code's demo
     section.freeze_head = True  # while the spliced network is tuned
     section.many = 10  # new labels in a round, after which a client trains on accepted images apart as well
-    section.accepted_weight = 0.15  # of that loss; it grows from 0 at local epoch `ramp_from`, counted from r = 0
-    section.ramp_from = 50
-    section.ramp_epochs = 100  # to all of it so many epochs later
+    section.accepted_weight = 0.15  # of that loss in the end
+    section.ramp_from = 50  # the local epoch, counted from r = 0, up to which the weight is 0
+    section.ramp_epochs = 100  # so many later it is all there
     return section
 
 
