@@ -20,7 +20,6 @@ from small_problem import (
     assert_model,
     federation,
     handed_on,
-    itself,
     loss_and_gradient,
     mirrored,
     negative,
@@ -96,7 +95,7 @@ def choose_by_hand(p_global, p_local, confidence, experts):
 def test_the_surer_expert_labels(confidence, experts):
     rng = np.random.default_rng(0)
     of_global, of_local = 2 * rng.normal(size=(2, 3, 8, CLASSES)).astype(np.float32)
-    found = choose(of_global, of_local, confidence, experts)
+    found = jax.device_get(jax.jit(choose, static_argnums=(2, 3))(of_global, of_local, confidence, experts))
     flat = [softmax(logits.astype(np.float64)).reshape(-1, CLASSES) for logits in (of_global, of_local)]
     labels, sureness, other, ratio = choose_by_hand(*flat, confidence, experts)
     np.testing.assert_array_equal(found.labels.reshape(-1), labels)
@@ -108,19 +107,21 @@ def test_the_surer_expert_labels(confidence, experts):
 
 
 def test_confidence_is_largest_for_one_class_and_none_for_all_alike():
-    sure, uniform = jnp.log(jnp.array([1.0, 1e-30, 1e-30])), jnp.full(3, -jnp.log(3.0))
-    assert variance(sure) == pytest.approx(1 / 3) and variance(uniform) == pytest.approx(0, abs=1e-12)
-    assert inverse_entropy(sure) == pytest.approx(1e5, rel=1e-3)
-    assert inverse_entropy(uniform) == pytest.approx(1 / (np.log(3) + 1e-5))
-    drawn = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(0), (100, 3)))
-    assert np.all(variance(drawn) <= 1 / 3) and np.all(variance(drawn) >= 0)
+    drawn = softmax(3 * np.random.default_rng(0).normal(size=(100, 3)))
+    p = np.float32([[1, 1e-30, 1e-30], [1 / 3] * 3, *drawn])
+    by_variance, by_entropy = jax.device_get(jax.jit(lambda logs: (variance(logs), inverse_entropy(logs)))(np.log(p)))
+    assert by_variance[0] == pytest.approx(1 / 3) and by_variance[1] == pytest.approx(0, abs=1e-12)
+    assert by_entropy[0] == pytest.approx(1e5, rel=1e-3)
+    assert by_entropy[1] == pytest.approx(1 / (np.log(3) + 1e-5))
+    assert np.all((by_variance[2:] > 0) & (by_variance[2:] < 1 / 3))
 
 
 @pytest.mark.parametrize("logits", [[2.0, -1.0, 0.5], [0.0, 0.0, 0.0]])
 def test_two_equal_experts_are_one(logits):
     """s* = s^-, and lambda is lambda_0, even where both are sure of nothing."""
-    choice = choose(jnp.array([logits]), jnp.array([logits]), "variance")
-    np.testing.assert_allclose(np.exp(choice.other), softmax(np.array([logits])), rtol=1e-5)
+    logits = np.float32([logits])
+    choice = jax.device_get(jax.jit(choose, static_argnums=2)(logits, logits, "variance"))
+    np.testing.assert_allclose(np.exp(choice.other), softmax(logits), rtol=1e-5)
     assert choice.ratio == 1 and choice.labels == np.argmax(logits)
 
 
@@ -313,7 +314,7 @@ def test_two_models_travel_apart(data):
 
 def random_like(tree, *axes, seed=0):
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(size=(*axes, *leaf.shape))), tree)
+    return jax.tree.map(lambda leaf: np.float32(rng.normal(size=(*axes, *leaf.shape))), tree)
 
 
 def flat(tree):
@@ -321,17 +322,18 @@ def flat(tree):
 
 
 def rows_of(tree, count):
-    return np.stack([flat(jax.tree.map(lambda leaf, m=m: leaf[m], tree)) for m in range(count)])
+    return np.stack([flat(jax.tree.map(lambda leaf, m=m: np.asarray(leaf)[m], tree)) for m in range(count)])
 
 
 def aggregated(uploads, weights, accepted, local=None, **fields):
     """The new model of three uploads, and the old one."""
     problem, method = build(**fields)
     model = sent_down(problem).model
-    told = {"used": jnp.float32(weights), **({} if local is None else {"supervised": local})}
-    sizes = jnp.array([30, 99, 10])
-    received = Received(Upload(uploads, told), jnp.array(accepted), jnp.arange(3), None, sizes, sizes)
-    after, _ = method.aggregate(State(jnp.int32(0), model), None, received, jax.random.key(0))
+    told = {"used": np.float32(weights), **({} if local is None else {"supervised": local})}
+    sizes = np.array([30, 99, 10])
+    received = Received(Upload(uploads, told), accepted, np.arange(3), None, sizes, sizes)
+    aggregate = jax.jit(lambda state, received, key: method.aggregate(state, None, received, key))
+    after, _ = aggregate(State(jnp.int32(0), model), received, jax.random.key(0))
     return flat(after.model), flat(model)
 
 
@@ -371,15 +373,16 @@ def test_an_image_may_have_one_view_for_the_whole_run(data):
     def noise(key, images):
         return images + jax.random.uniform(key, images.shape)
 
-    rows = jnp.array([4, 2, 4, 9])
+    rows = np.array([4, 2, 4, 9])
     views = {}
     for once in (False, True):
         problem, _ = build(**{"fedlabel.augment_once": once})
-        views[once] = [fedlabel.view(problem, noise, data, rows, jax.random.key(k)) for k in (0, 1)]
+        view = jax.jit(lambda key, problem=problem: fedlabel.view(problem, noise, data, rows, key))
+        views[once] = [np.asarray(view(jax.random.key(k))) for k in (0, 1)]
     assert np.all(views[False][0] != views[False][1]) and np.all(views[False][0][0] != views[False][0][2])
     np.testing.assert_array_equal(views[True][0], views[True][1])
     np.testing.assert_array_equal(views[True][0][0], views[True][0][2])
-    drawn = views[True][0] - itself(None, data.images[rows])
+    drawn = views[True][0] - np.asarray(data.images)[rows]
     assert np.all(drawn[0] != drawn[1]) and np.all((drawn >= 0) & (drawn < 1))
 
 

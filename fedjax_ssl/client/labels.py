@@ -108,6 +108,8 @@ def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples
 def score_by_own_models(problem: Problem, scores: Callable, models: Model, images: jax.Array, rows: jax.Array) -> Any:
     """Scores of every example of a cohort by a model of each job's own, one job after the other.
 
+    On several devices labelling is repeated on each, so that all models come to all of them.
+
     Args:
         problem: the run; `eval_batch_size` images are scored at a time.
         scores: (model, images [B, H, W, C]) -> a pytree with leaves [B, ...], each image independent of the others.
