@@ -108,11 +108,12 @@ def shared_fields() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    # 'cnn', 'resnet8', 'resnet18', 'wrn16_1', 'wrn28_2', 'wrn28_8', or your own, see docs/own_model.md
+    # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8', or your own, see
+    # docs/own_model.md. SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     config.model.name = "resnet18"
     config.model.width = 0  # channels of a ResNet's first stage; 0: 16 of 'resnet8', 64 of the others
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
-    config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
+    config.model.normalisation = "running"  # 'running', 'static', 'group' or 'none'; see docs/architecture.md
     config.model.statistics = "server"  # of 'static', from images of: 'server', 'cohort', 'all' or 'all_mixed'
     config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
 
