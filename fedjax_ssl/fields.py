@@ -18,6 +18,8 @@ CHANGES_NO_RESULT = (
     "snapshot_rounds",
 )
 
+FLIPS = ("dataset", "always", "never")
+
 IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its experiments)
 
 # Words that every config file takes behind its colon, besides methods, their variants, recipes and backbones.
@@ -89,6 +91,7 @@ def shared_fields() -> ConfigDict:
     config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
     config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
+    config.data.standardise = True  # pixels by the channels' means and deviations; or 0 to 1 alone (FedMatch)
     config.data.labels = "server"  # who holds them: 'server', 'clients', 'some_clients'; see docs/data.md
     config.data.labelled_share = 0.1  # of 'clients': the part of each client's images that has labels
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
@@ -118,10 +121,12 @@ def shared_fields() -> ConfigDict:
     config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
 
     config.augment = ConfigDict()
-    config.augment.padding = 4  # pixels of reflection around the image before the random crop; 0: no crop
+    config.augment.flip = "dataset"  # mirrored images: as the data set allows, 'always' (SAGE on SVHN), or 'never'
+    config.augment.padding = 4  # pixels around the image before the random crop; 0: no crop
+    config.augment.border = "reflect"  # what those are, or 'zeros': black (FedLabel)
     config.augment.flavour = "usb"  # of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views are weak
     config.augment.num_ops = 2  # n of RandAugment: operations for each image
-    config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' draws its own
+    config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own
 
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss

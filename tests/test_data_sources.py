@@ -12,8 +12,9 @@ from fedjax_ssl.data.sources import channel_statistics
 from fedjax_ssl.errors import UserError
 
 
-def data_config(source="npz", path="", flip=False):
-    return config_dict.ConfigDict({"source": source, "path": str(path), "tfds_dir": "", "flip": flip})
+def data_config(source="npz", path="", flip=False, standardise=True):
+    fields = {"source": source, "path": str(path), "tfds_dir": "", "flip": flip, "standardise": standardise}
+    return config_dict.ConfigDict(fields)
 
 
 def small_arrays(height=5, width=6, channels=(3,), num_train=9, num_test=4):
@@ -60,6 +61,15 @@ def test_digits_statistics_normalise_the_training_images():
     digits = load_dataset(data_config("digits"))
     normalised = (digits.x_train / 255 - digits.mean) / digits.std
     assert abs(normalised.mean()) < 1e-12 and abs(normalised.std() - 1) < 1e-12
+
+
+def test_pixels_may_stay_between_0_and_1(tmp_path):
+    digits = load_dataset(data_config("digits", standardise=False))
+    assert digits.mean == (0.0,) and digits.std == (1.0,)
+    standardised = load_dataset(data_config("digits"))
+    np.testing.assert_array_equal(digits.x_train, standardised.x_train)
+    coloured = load_dataset(data_config(path=write(tmp_path), flip=True, standardise=False))
+    assert coloured.mean == (0.0,) * 3 and coloured.std == (1.0,) * 3 and coloured.flip and coloured.num_classes == 3
 
 
 def test_statistics_of_a_constant_channel_divide_by_one():
