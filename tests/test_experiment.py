@@ -56,7 +56,7 @@ def test_what_a_run_leaves_behind(finished_run):
 
 
 def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
-    """Images of a set that may be flipped, or the digits, which may not; without flip and crop they stay as they are."""
+    """Images of a set that may be flipped, or the digits, which may not; without flip and crop they stay the same."""
     key, images = jax.random.key(0), jnp.asarray(np.random.default_rng(0).integers(1, 256, (40, 8, 8, 1)), jnp.uint8)
     none = {"augment.flavour": "none", "augment.padding": 0}
     rng, labels = np.random.default_rng(1), np.arange(400) % 10
