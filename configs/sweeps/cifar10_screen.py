@@ -23,12 +23,16 @@ FOUND = {
     "fedanchor.centred": True,
     "fedanchor.threshold_quantile": 0.5,
 }
+CLIPS = {"server.learning_rate": 0.03, "fedanchor.contrastive_learning_rate": 0.03}  # a server that clips can be fast
 ALONE = {**FOUND, "fedanchor.threshold_quantile": 0.0, "data.alpha": 1000.0}  # a partition means nothing to it
 
 
 def get_sweep():
     def found(**changes):
         return {**FOUND, **{name.replace("__", "."): value for name, value in changes.items()}}
+
+    def share(part):
+        return {"threshold.kind": "share", "threshold.share": part, "fedanchor.threshold_quantile": 0.0}
 
     return Sweep(
         config="configs/fedanchor_cifar10.py",
@@ -42,12 +46,13 @@ def get_sweep():
         methods={
             "Server alone": ("plain,no_clients", ALONE),
             "Found": ("plain", FOUND),
+            "Strong recipe": ("strong", {**FOUND, **CLIPS}),
+            "Strong recipe, share 0.3": ("strong", {**FOUND, **CLIPS, **share(0.3)}),
+            "Strong recipe, server alone": ("strong,no_clients", {**ALONE, **CLIPS}),
             "Fixed threshold 0.6": ("plain", AT_SERVER),
             "SemiFL": ("semifl,plain", {name: AT_SERVER[name] for name in AT_SERVER if name.startswith("server")}),
             "Quantile 0.75": ("plain", found(fedanchor__threshold_quantile=0.75)),
             "Quantile 0.25": ("plain", found(fedanchor__threshold_quantile=0.25)),
-            "Strong recipe, server alone": ("strong,no_clients", ALONE),
-            "Strong recipe": ("strong", FOUND),
             "No mixup": ("plain,no_mixup", FOUND),
             "Paper": "plain",
         },
