@@ -5,11 +5,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import check_rand_augment
+from fedjax_ssl.augment import BORDERS, check_rand_augment
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.data import check_labels
 from fedjax_ssl.errors import UserError, nearest
-from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
+from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.optimizers import check_optimizer
 from fedjax_ssl.learning.schedule import SCHEDULES
@@ -65,6 +65,8 @@ def validate(config: ConfigDict) -> None:
         "consistency.labels_from": ("local", "received"),
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
+        "augment.flip": FLIPS,
+        "augment.border": BORDERS,
         "aggregation.weights": WEIGHTS,
         "aggregation.optimizer": OPTIMIZERS,
         "model.statistics": SOURCES,
@@ -219,6 +221,8 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
         text += f"{'its' if one else 'their'} images"
     elif data["partition_file"]:
         text = f"clients have labels for the images that {data['partition_file']} names"
+    elif data["num_labelled"]:
+        text = f"clients have labels for {data['num_labelled']:,} images, divided apart from the others"
     elif data["labels_per_class"]:
         number = data["labels_per_class"]
         text = f"every client has labels for {number:,} image{'s' if number != 1 else ''} of each of its classes"

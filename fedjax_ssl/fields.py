@@ -18,6 +18,8 @@ CHANGES_NO_RESULT = (
     "snapshot_rounds",
 )
 
+FLIPS = ("dataset", "always", "never")
+
 IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its experiments)
 
 # Words that every config file takes behind its colon, besides methods, their variants, recipes and backbones.
@@ -89,15 +91,19 @@ def shared_fields() -> ConfigDict:
     config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
     config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
+    config.data.standardise = True  # pixels by the channels' means and deviations; or 0 to 1 alone (FedMatch)
     config.data.labels = "server"  # who holds them: 'server', 'clients', 'some_clients'; see docs/data.md
     config.data.labelled_share = 0.1  # of 'clients': the part of each client's images that has labels
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
+    config.data.num_labelled = 0  # of 'clients', instead: so many in all, balanced, divided apart from the others
     config.data.labelled_clients = 1  # of 'some_clients': how many have labels for all their images
     config.data.validation = 0  # training images held out, as many of each class; measured each round, not the test set
     config.data.num_anchors = 500  # S, labelled images of the server, taken away from the clients; of 'server' alone
     config.data.anchors = "balanced"  # S / C of each class, or 'random'
     config.data.partition = "lda"  # how the rest is divided; see fedjax_ssl/data/partition_schemes.py
-    config.data.alpha = 0.1  # of the Dirichlet partitions: lower is more heterogeneous
+    # Of the Dirichlet partitions: lower is more heterogeneous. In 'dirichlet_pairs' (SAGE) far less than in the others:
+    # two clients share each of its near-IID parts, so that its 0.1 is not to be compared with theirs.
+    config.data.alpha = 0.1
     config.data.classes_per_client = 2  # of the 'shards' partition
     config.data.examples_per_client = 0  # at most so many for each client; 0: all
     config.data.partition_file = ""  # take this saved partition instead
@@ -105,19 +111,22 @@ def shared_fields() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    # 'cnn', 'resnet8', 'resnet18', 'wrn16_1', 'wrn28_2', 'wrn28_8', or your own, see docs/own_model.md
+    # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8', or your own, see
+    # docs/own_model.md. SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     config.model.name = "resnet18"
     config.model.width = 0  # channels of a ResNet's first stage; 0: 16 of 'resnet8', 64 of the others
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
-    config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
+    config.model.normalisation = "running"  # 'running', 'static', 'group' or 'none'; see docs/architecture.md
     config.model.statistics = "server"  # of 'static', from images of: 'server', 'cohort', 'all' or 'all_mixed'
     config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
 
     config.augment = ConfigDict()
-    config.augment.padding = 4  # pixels of reflection around the image before the random crop; 0: no crop
+    config.augment.flip = "dataset"  # mirrored images: as the data set allows, 'always' (SAGE on SVHN), or 'never'
+    config.augment.padding = 4  # pixels around the image before the random crop; 0: no crop
+    config.augment.border = "reflect"  # what those are, or 'zeros': black (FedLabel)
     config.augment.flavour = "usb"  # of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views are weak
     config.augment.num_ops = 2  # n of RandAugment: operations for each image
-    config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' draws its own
+    config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own
 
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
