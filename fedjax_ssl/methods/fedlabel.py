@@ -68,6 +68,7 @@ VARIANTS = {
         "fedlabel.mean_proximal": 10.0,
         "fedlabel.augment_once": True,
         "fedlabel.unlabelled_from": 50,
+        "augment.border": "zeros",
     },
     "ten_operations": {"augment.num_ops": 10, "augment.magnitude": 1},  # as section 5.2 reads the (1, 10)
     "only_local": {"fedlabel.experts": "local"},  # Table 1
