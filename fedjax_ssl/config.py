@@ -62,6 +62,7 @@ def validate(config: ConfigDict) -> None:
     for field, known in {
         **{f"{section}.{field}": choices for field, choices in method.choices.items()},
         "consistency.batch_norm": ("auto", "apart", "together"),
+        "consistency.epoch_length": ("longer", "unlabelled"),
         "consistency.labels_from": ("local", "received"),
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),

@@ -28,17 +28,19 @@ class Rule(NamedTuple):
         target: (logits of the weak views [B, C], thresholds [C]) -> (targets, a pytree with leaves [B, ...]; and
             weights, bool or float32 [B], of each image in the loss).
         loss: (logits of the strong views [B, C], targets, weights [B], mask [B]) -> float32 [].
+        by_both: whether `target` takes the logits of both models, (local [B, C], received [B, C], thresholds [C]).
     """
 
     target: Callable[..., tuple[Any, jax.Array]]
     loss: Callable[..., jax.Array]
+    by_both: bool = False
 
 
 class Work(NamedTuple):
     """What one client trains on.
 
     Attributes:
-        deck: its unlabelled examples.
+        deck: its unlabelled examples, and the labelled ones too under `consistency.include_labelled`.
         labelled: its labelled ones; None if no client has any.
         thresholds: float32 [C], for each class.
     """
@@ -63,7 +65,7 @@ def consistency_phase(
             one and enter its batch statistics, and a step in which no image counts is skipped.
 
     Raises:
-        UserError: `loss_over='confident'` with one pass for all views.
+        UserError: `loss_over='confident'` with one pass for all views; one model's labels for a rule of both.
     """
     network, config, options = problem.network, problem.config.client, problem.config.consistency
     where = problem.config.data
@@ -74,23 +76,31 @@ def consistency_phase(
     )
     if together and only_confident:
         raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
+    if rule.by_both and by_received:
+        raise UserError("consistency.labels_from='received' is for a method that labels by one model, not by both")
     unlabelled_size = options.unlabelled_ratio * config.batch_size
+    fixed_length = options.epoch_length == "unlabelled"
 
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
         # Labels of the received model, for the thresholds that adapt and for the report.
-        unlabelled = examples._replace(present=examples.unlabelled)
+        included = examples.present if options.include_labelled else examples.unlabelled
+        unlabelled = examples._replace(present=included)
         made = label_cohort(
             problem, lambda images: network.probabilities(received.model, images), data, unlabelled, threshold=threshold
         )
-        deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
+        passes = config.epochs * (options.unlabelled_ratio if fixed_length else 1)
+        deck = Deck.shuffled(examples, included, examples.keys, passes)
         num_steps, labelled = deck.num_steps(unlabelled_size), None
         if clients_have_labels:
             keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
             labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
             # The shorter deck is gone round again.
             num_steps = jnp.maximum(num_steps, labelled.num_steps(config.batch_size))
+        if fixed_length:
+            length = jnp.maximum(deck.size // config.batch_size, 1)  # ours: a client of a few images takes a step
+            num_steps = jnp.where(deck.size > 0, config.epochs * length, num_steps)
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
         return Jobs(num_steps, Work(deck, labelled, made.thresholds), report, made.own)
 
@@ -99,14 +109,16 @@ def consistency_phase(
         weak_key, strong_key, labelled_key = jax.random.split(key, 3)
         images = data.images[batch.rows]
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
-        of_received = network.predict(received.model, weak).logits if by_received else None
+        of_received = None
+        if by_received or rule.by_both:
+            of_received = network.predict(received.model, weak).logits
         given = []  # the labelled images' views, and which of them are present
         if work.labelled is not None:
             known = work.labelled.batch(batch.index, config.batch_size)
             given = [([problem.weak(labelled_key, data.images[known.rows])], known.mask)]
 
         def of(model) -> Loss:
-            of_weak = of_received
+            of_weak = of_received if by_received else None
             if label_mode == "eval" and not by_received:
                 of_weak = network.predict(model, weak).logits
             in_training = [weak] if of_weak is None else []
@@ -115,7 +127,8 @@ def consistency_phase(
             logits, after = train_views(network, model, [*given, (views, batch.mask)], together)
             of_given = logits.pop(0) if given else None
             of_weak = jax.lax.stop_gradient(logits.pop(0) if of_weak is None else of_weak)
-            targets, weights = rule.target(of_weak, work.thresholds)
+            labelling = (of_weak, of_received) if rule.by_both else (of_weak,)
+            targets, weights = rule.target(*labelling, work.thresholds)
             counted = batch.mask
             if only_confident:
                 counted = batch.mask & (weights > 0)

@@ -24,6 +24,7 @@ NAMES = (
     "fedanchor",
     "fedil",
     "fixmatch",
+    "sage",
     "semifl",
     "supervised",
     "uda",
