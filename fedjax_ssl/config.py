@@ -220,6 +220,8 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
         text += f"{'its' if one else 'their'} images"
     elif data["partition_file"]:
         text = f"clients have labels for the images that {data['partition_file']} names"
+    elif data["num_labelled"]:
+        text = f"clients have labels for {data['num_labelled']:,} images, divided apart from the others"
     elif data["labels_per_class"]:
         number = data["labels_per_class"]
         text = f"every client has labels for {number:,} image{'s' if number != 1 else ''} of each of its classes"

@@ -92,12 +92,15 @@ def shared_fields() -> ConfigDict:
     config.data.labels = "server"  # who holds them: 'server', 'clients', 'some_clients'; see docs/data.md
     config.data.labelled_share = 0.1  # of 'clients': the part of each client's images that has labels
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
+    config.data.num_labelled = 0  # of 'clients', instead: so many in all, balanced, divided apart from the others
     config.data.labelled_clients = 1  # of 'some_clients': how many have labels for all their images
     config.data.validation = 0  # training images held out, as many of each class; measured each round, not the test set
     config.data.num_anchors = 500  # S, labelled images of the server, taken away from the clients; of 'server' alone
     config.data.anchors = "balanced"  # S / C of each class, or 'random'
     config.data.partition = "lda"  # how the rest is divided; see fedjax_ssl/data/partition_schemes.py
-    config.data.alpha = 0.1  # of the Dirichlet partitions: lower is more heterogeneous
+    # Of the Dirichlet partitions: lower is more heterogeneous. In 'dirichlet_pairs' (SAGE) far less than in the others:
+    # two clients share each of its near-IID parts, so that its 0.1 is not to be compared with theirs.
+    config.data.alpha = 0.1
     config.data.classes_per_client = 2  # of the 'shards' partition
     config.data.examples_per_client = 0  # at most so many for each client; 0: all
     config.data.partition_file = ""  # take this saved partition instead

@@ -17,6 +17,7 @@ def data_config(**fields):
         "labels": "server",
         "labelled_share": 0.1,
         "labels_per_class": 0,
+        "num_labelled": 0,
         "labelled_clients": 1,
     }
     return config_dict.ConfigDict(config | fields)

@@ -26,6 +26,8 @@ def test_every_scheme_with_any_number_of_classes(name, num_classes):
     left = len(labels) - len(partition.anchor_index)
     if name in ("iid", "lda"):
         assert set(sizes_of(partition)) == {left // 50}
+    elif name == "profiles":  # of classes that have run out clients get fewer
+        assert sizes_of(partition).max() == left // 50 and sizes_of(partition).min() > 0
     else:  # Every example that is no anchor belongs to exactly one client.
         assert sizes_of(partition).sum() == left
     counts = class_counts(partition, labels, num_classes)
@@ -225,6 +227,21 @@ BAD_FIELDS = {
         ["labelled_clients=40000", "of 40000 clients hold any"],
     ),
     "too many clients without anchors": ({"labels": "clients"}, 50_001, ["num_clients=50001", "50000 training"]),
+    "negative labelled": ({"labels": "clients", "num_labelled": -10}, 100, ["num_labelled", "not -10"]),
+    "two numbers": (
+        {"labels": "clients", "num_labelled": 500, "labels_per_class": 5},
+        100,
+        ["num_labelled=500", "labels_per_class=5"],
+    ),
+    "labelled not divisible": ({"labels": "clients", "num_labelled": 255}, 100, ["num_labelled=255", "250 or 260"]),
+    "fewer labelled than clients": ({"labels": "clients", "num_labelled": 90}, 100, ["num_labelled=90", "clients=100"]),
+    "too many labelled": ({"labels": "clients", "num_labelled": 60_000}, 100, ["60000", "has 5000 left"]),
+    "none but labelled": ({"labels": "clients", "num_labelled": 49_990}, 100, ["10 examples", "49990 labelled images"]),
+    "no room for labelled": (
+        {"partition": "profiles", "labels": "clients", "labels_per_class": 51},
+        100,
+        ["labels_per_class=51", "the 500 examples"],
+    ),
     "unknown partition": ({"partition": "noniid"}, 100, ["'noniid'", *PARTITIONS]),
     "unknown anchors": ({"anchors": "best"}, 100, ["'best'", "balanced", "random"]),
     "alpha 0": ({"alpha": 0.0}, 100, ["data.alpha=0"]),

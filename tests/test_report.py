@@ -105,6 +105,9 @@ SETTINGS = {  # fields of data -> who holds labels
     "every client has labels for 2 images of each of its classes: 4 in all": {
         "labels": "clients", "labels_per_class": 2
     },
+    "clients have labels for 1,000 images, divided apart from the others: 4 in all": {
+        "labels": "clients", "num_labelled": 1000
+    },
     "clients have labels for the images that mine.npz names: 4 in all": {
         "labels": "clients", "partition_file": "mine.npz"
     },
@@ -140,7 +143,7 @@ def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
 def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs, tmp_path):
     shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run", ignore=shutil.ignore_patterns("snapshots"))
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    for field in ("labels", "labelled_share", "labels_per_class", "labelled_clients"):
+    for field in ("labels", "labelled_share", "labels_per_class", "num_labelled", "labelled_clients"):
         config["data"].pop(field)
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "anchors", "clients")})

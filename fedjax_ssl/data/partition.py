@@ -58,7 +58,8 @@ def check_labels(config: Any, num_clients: int) -> None:
     """Checks the fields that say who holds labels.
 
     Args:
-        config: the `data` section. Read are `labels`, `labelled_share`, `labels_per_class` and `labelled_clients`.
+        config: the `data` section. Read are `labels`, `labelled_share`, `labels_per_class`, `num_labelled` and
+          `labelled_clients`.
         num_clients: number of clients K.
 
     Raises:
@@ -73,6 +74,15 @@ def check_labels(config: Any, num_clients: int) -> None:
             f"data.labels_per_class must be a whole number from 0 (data.labelled_share counts) on, not "
             f"{config.labels_per_class}"
         )
+    if type(config.num_labelled) is not int or config.num_labelled < 0:
+        raise UserError(f"data.num_labelled must be a whole number from 0 (none apart) on, not {config.num_labelled}")
+    if config.num_labelled and config.labels_per_class:
+        raise UserError(
+            f"data.num_labelled={config.num_labelled} and data.labels_per_class={config.labels_per_class} exclude each "
+            "other; set one to 0"
+        )
+    if config.labels == "clients" and 0 < config.num_labelled < num_clients:
+        raise UserError(f"data.num_labelled={config.num_labelled} is fewer than num_clients={num_clients}; raise it")
     if type(config.labelled_clients) is not int or not 1 <= config.labelled_clients <= num_clients:
         raise UserError(
             f"data.labelled_clients must be a whole number from 1 to num_clients = {num_clients}, not "
@@ -207,16 +217,20 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
 
     Validation images are drawn first and removed, from a stream of random numbers that nothing else uses. With
     `labels` = 'server' the anchors are drawn next and removed. Otherwise there are none, and the clients' labelled
-    examples are drawn last, from their own stream, so that the clients' shares do not depend on them.
+    examples are drawn last, from their own stream, so that the clients' shares do not depend on them. The exception
+    is `num_labelled`: those are drawn before the shares, and both they and the others are divided by the partition,
+    each by draws of its own.
 
     Args:
         labels: int [N], labels of the training set.
         num_classes: number of classes.
         config: the `data` section. Read are `validation`, the number of validation images; `labels` (a name of
-          `LABELS`) with the fields of `draw_labelled_rows`, or of 'server' `num_anchors` and `anchors` ('balanced' or
-          'random'); `partition` (a name of `PARTITIONS`) with its own fields `alpha` or `classes_per_client`;
-          `examples_per_client`, at most so many for a client, taken at random from its share (0 = all); and
-          `partition_file`, a saved partition that is used as it is instead ('' = none).
+          `LABELS`) with the fields of `draw_labelled_rows`, of 'clients' or instead `num_labelled`, as many of each
+          class (0 = none apart), of 'server' `num_anchors` and `anchors` ('balanced' or 'random'); `partition` (a
+          name of `PARTITIONS`) with its own fields `alpha`, `classes_per_client` or `labels_per_class`;
+          `examples_per_client`, at most so many for a client, taken at random from its share, but of labelled
+          examples apart these first (0 = all); and `partition_file`, a saved partition that is used as it is instead
+          ('' = none).
         num_clients: number of clients K.
         seed: seed of the draw. Validation images and anchors depend on no other field than their own, so that
           partitions can be compared.
@@ -252,14 +266,23 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         anchors = rest[draw_anchors(labels[rest], config.num_anchors, num_classes, anchor_rng, balanced)]
         anchors = anchors.astype(np.int32)
         rest = np.setdiff1d(rest, anchors)
+    apart = _NO_ROWS
+    if config.labels == "clients" and config.num_labelled:
+        apart = rest[_draw_balanced(labels[rest], config.num_labelled, num_classes, label_rng, "data.num_labelled")]
+        rest = np.setdiff1d(rest, apart)
     if num_clients > len(rest):
-        taken = {"validation images": len(validation), "anchors": len(anchors)}
+        taken = {"validation images": len(validation), "anchors": len(anchors), "labelled images": len(apart)}
         taken = " and ".join(f"{number} {name}" for name, number in taken.items() if number)
         what = f"examples that {taken} leave of {len(labels)}" if taken else "training examples"
         raise UserError(f"num_clients={num_clients} is more than the {len(rest)} {what}; lower it")
     shares = PARTITIONS[config.partition](labels[rest], num_clients, config, client_rng)
     limit = config.examples_per_client or len(labels)
     client_rows = [rest[client_rng.permutation(share)[:limit]].astype(np.int32) for share in shares]
+    if len(apart):
+        known = PARTITIONS[config.partition](labels[apart], num_clients, config, label_rng)
+        known = [apart[label_rng.permutation(share)[:limit]].astype(np.int32) for share in known]
+        both = [np.concatenate(pair)[:limit] for pair in zip(known, client_rows)]
+        return Partition(anchors, list(map(label_rng.permutation, both)), np.concatenate(known), validation)
     labelled = _NO_ROWS
     if config.labels != "server":
         labelled = draw_labelled_rows(labels, client_rows, config, label_rng)

@@ -124,21 +124,77 @@ def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np
         )
     rows = _rows_by_class(labels, rng)
     for _ in range(MAX_DRAWS):
-        held = np.zeros(num_clients, int)  # [K]
-        counts = []  # per class, how many examples each client gets, [K]
-        for class_rows in rows:
-            is_open = held < len(labels) / num_clients
-            proportions = np.where(is_open, rng.dirichlet(np.full(num_clients, alpha)), 0)
-            if proportions.sum() < 1e-200:  # All mass on clients that are full; see _draw_class_counts.
-                proportions[is_open] = rng.dirichlet(np.full(is_open.sum(), alpha))
-            counts.append(_round_to_counts(proportions, len(class_rows), rng))
-            held += counts[-1]
-        if held.min() >= MIN_EXAMPLES:
+        counts = _draw_with_capacity(rows, num_clients, alpha, rng)
+        if sum(counts).min() >= MIN_EXAMPLES:
             return _deal(rows, counts)
     raise UserError(
         f"data.partition='dirichlet_clients': none of {MAX_DRAWS} draws with data.alpha={alpha:g} gave each "
         f"of the {num_clients} clients {MIN_EXAMPLES} examples; raise data.alpha or lower num_clients"
     )
+
+
+def _draw_with_capacity(rows: Shares, num_clients: int, alpha: float, rng: np.random.Generator) -> Shares:
+    """Divides each class by proportions ~ Dir(alpha) over the clients that hold less than an equal share so far.
+
+    Returns:
+        For each class, how many of its examples each client gets, [K].
+    """
+    capacity = sum(map(len, rows)) / num_clients
+    held = np.zeros(num_clients, int)
+    counts = []
+    for class_rows in rows:
+        is_open = held < capacity
+        proportions = np.where(is_open, rng.dirichlet(np.full(num_clients, alpha)), 0)
+        if proportions.sum() < 1e-200:  # All mass on clients that are full; see _draw_class_counts.
+            proportions[is_open] = rng.dirichlet(np.full(is_open.sum(), alpha))
+        counts.append(_round_to_counts(proportions, len(class_rows), rng))
+        held += counts[-1]
+    return counts
+
+
+def dirichlet_pairs(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
+    """Divides the examples at random over pairs of clients, and each pair's by Dir(alpha) over its two members.
+
+    A pair's examples are 2 / num_clients of all (the last chunk takes the remainder; of an odd number of clients the
+    last stays alone). Within a pair each class is divided as in `dirichlet_clients`: a member that holds half of the
+    pair's examples gets no more, and all is drawn again until the smaller member has half of its equal share. Then
+    the shares are laid one behind the other, class by class within each, and cut anew into num_clients equal parts,
+    the first of which have one example more where they do not divide. Every example goes to exactly one client.
+
+    A pair's examples have the mixture of classes of the whole, so that a client lacks few classes: alpha = 0.1 is far
+    milder than in the other schemes.
+
+    Args:
+        labels: int [n], labels of the examples to be split.
+        num_clients: number of clients K.
+        config: the `data` section: `alpha`.
+        rng: source of randomness.
+
+    Returns:
+        K arrays of positions in `labels`.
+
+    Raises:
+        UserError: alpha is not positive, or no draw gave the smaller member enough examples.
+
+    Source: Liu et al., SAGE, CVPR 2025, its public code.
+    """
+    alpha = _check_alpha(config)
+    chunk = 2 * len(labels) // num_clients
+    members = [2] * (num_clients // 2) + [1] * (num_clients % 2)
+    laid_out = []
+    for size, positions in zip(members, np.split(rng.permutation(len(labels)), chunk * np.arange(1, len(members)))):
+        rows = [positions[places] for places in _rows_by_class(labels[positions], rng)]
+        for _ in range(MAX_DRAWS):
+            counts = _draw_with_capacity(rows, size, alpha, rng)
+            if sum(counts).min() >= len(positions) // (2 * size):
+                break
+        else:
+            raise UserError(
+                f"data.partition='dirichlet_pairs': none of {MAX_DRAWS} draws with data.alpha={alpha:g} gave each of "
+                f"two clients a quarter of their {len(positions)} examples; raise data.alpha"
+            )
+        laid_out += _deal(rows, counts)
+    return np.array_split(np.concatenate(laid_out), num_clients)
 
 
 def dirichlet_classes(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
@@ -218,12 +274,83 @@ def shards(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Gen
     return [np.concatenate([pieces[shard] for shard in hand]) for hand in dealt]
 
 
+# FedMatch's profile of client 0, for ten classes; that of client k is shifted by k classes.
+TEN_CLASSES = (0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15)
+
+
+def profiles(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
+    """Gives each client half of one class, some of its two neighbours, and little of the others.
+
+    Client k draws a class for each of its floor(n / num_clients) examples from profile k mod C: 0.5 for class k mod C,
+    0.15 for each of its neighbours in the cycle of classes, and of ten classes 0.02 for the one opposite and 0.03 for
+    each other one; of another number of classes the others share 0.2 equally. Clients take their examples in their
+    order, without replacement: of a class that has run out they get fewer, in all, too.
+
+    If clients have labels for `labels_per_class` examples of each class, each gets those of each class besides, and
+    draws the rest of its examples from its profile: the labelled ones are balanced, whatever the profile.
+
+    Args:
+        labels: int [n], labels of the examples to be split.
+        num_clients: number of clients K.
+        config: the `data` section: `labels` and `labels_per_class`; `examples_per_client` lowers the size of every
+          share (0 = no bound).
+        rng: source of randomness.
+
+    Returns:
+        K arrays of positions in `labels`.
+
+    Raises:
+        UserError: a share has no room for its labelled examples, or a class has too few of them for all clients.
+
+    Source: Jeong et al., FedMatch, ICLR 2021, "batch-non-IID" of its public code.
+    """
+    rows = _rows_by_class(labels, rng)
+    size = _equal_size(len(labels), num_clients, config)
+    labelled = config.labels_per_class if config.labels == "clients" else 0
+    if labelled * len(rows) > size:
+        raise UserError(
+            f"data.labels_per_class={labelled} of {len(rows)} classes is more than the {size} examples of a client; "
+            "lower it or num_clients"
+        )
+    fewest = min(rows, key=len)
+    if labelled * num_clients > len(fewest):
+        raise UserError(
+            f"data.labels_per_class={labelled} for each of {num_clients} clients, but class {labels[fewest[0]]} has "
+            f"{len(fewest)} examples; lower one"
+        )
+    profile = _profile(len(rows))
+    next_row = np.full(len(rows), labelled * num_clients)  # [C], the first that nobody has taken
+    shares = []
+    for client in range(num_clients):
+        taken = rng.multinomial(size - labelled * len(rows), np.roll(profile, client))
+        shares.append(
+            np.concatenate(
+                [class_rows[labelled * client : labelled * (client + 1)] for class_rows in rows]
+                + [class_rows[first : first + number] for class_rows, first, number in zip(rows, next_row, taken)]
+            )
+        )
+        next_row += taken
+    return shares
+
+
+def _profile(num_classes: int) -> np.ndarray:
+    """The probability of each class for client 0 of `profiles`, [C]."""
+    if num_classes == len(TEN_CLASSES):
+        return np.array(TEN_CLASSES)
+    profile = np.full(num_classes, 0.2 / max(1, num_classes - 3))
+    profile[[1 % num_classes, -1]] = 0.15
+    profile[0] = 0.5
+    return profile / profile.sum()
+
+
 PARTITIONS: dict[str, PartitionFn] = {
     "iid": iid,
     "lda": lda,
     "dirichlet_clients": dirichlet_clients,
+    "dirichlet_pairs": dirichlet_pairs,
     "dirichlet_classes": dirichlet_classes,
     "shards": shards,
+    "profiles": profiles,
 }
 
 
