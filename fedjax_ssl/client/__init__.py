@@ -1,6 +1,6 @@
 """What clients do: labels, thresholds, local training. Knows the engine's language, never the server."""
 
-from fedjax_ssl.client.consistency import Rule, consistency_phase
+from fedjax_ssl.client.consistency import Rule, Step, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.fix_mix import fix_mix_phase
 from fedjax_ssl.client.labels import Labelled, label_cohort, score_cohort
@@ -14,6 +14,7 @@ __all__ = [
     "Labelled",
     "Loss",
     "Rule",
+    "Step",
     "consistency_phase",
     "fix_mix_phase",
     "global_model",

@@ -5,7 +5,8 @@ labelled images, if the client has any, add their cross-entropy. Which examples 
 labels only, with none, or with a few goes through the same step.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +15,11 @@ import jax.numpy as jnp
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import label_cohort
 from fedjax_ssl.client.local_sgd import Loss, local_sgd
-from fedjax_ssl.engine.interface import Jobs, Phase, Problem
+from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import Network
 
 
@@ -29,11 +31,46 @@ class Rule(NamedTuple):
             weights, bool or float32 [B], of each image in the loss).
         loss: (logits of the strong views [B, C], targets, weights [B], mask [B]) -> float32 [].
         by_both: whether `target` takes the logits of both models, (local [B, C], received [B, C], thresholds [C]).
+        also: (received, model, Step) -> Loss, without statistics, a further loss of what the step has passed; None:
+            none. It needs `by_both`.
+        metrics: names of its metrics.
+        sums: shapes of its `sums`, by name, see `local_sgd`.
     """
 
     target: Callable[..., tuple[Any, jax.Array]]
     loss: Callable[..., jax.Array]
     by_both: bool = False
+    also: Callable[..., Loss] | None = None
+    metrics: tuple[str, ...] = ()
+    sums: Mapping[str, tuple[int, ...]] = {}
+
+
+class Step(NamedTuple):
+    """What one step has passed through the model in training, for a further loss.
+
+    Attributes:
+        weak, strong: Outputs of the unlabelled images' views, [B, ...].
+        local, received: float32 [B, C], logits of the weak views by both models, without gradient.
+        mask: bool [B].
+        given: Outputs of the labelled images' weak views, [B', ...]; None if no client has labels.
+        labels: int32 [B'].
+        given_received: float32 [B', C], their logits by the received model.
+        given_mask: bool [B'].
+        thresholds: float32 [C].
+        last_epoch: bool [], whether the step is one of the last local epoch.
+    """
+
+    weak: Outputs
+    strong: Outputs
+    local: jax.Array
+    received: jax.Array
+    mask: jax.Array
+    given: Outputs | None
+    labels: jax.Array | None
+    given_received: jax.Array | None
+    given_mask: jax.Array | None
+    thresholds: jax.Array
+    last_epoch: jax.Array
 
 
 class Work(NamedTuple):
@@ -43,15 +80,22 @@ class Work(NamedTuple):
         deck: its unlabelled examples, and the labelled ones too under `consistency.include_labelled`.
         labelled: its labelled ones; None if no client has any.
         thresholds: float32 [C], for each class.
+        num_steps: int32 [], of all local epochs.
     """
 
     deck: Deck
     labelled: Deck | None
     thresholds: jax.Array
+    num_steps: jax.Array
 
 
 def consistency_phase(
-    problem: Problem, rule: Rule, threshold: float, label_mode: str = "train", loss_over: str = "batch"
+    problem: Problem,
+    rule: Rule,
+    threshold: float,
+    label_mode: str = "train",
+    loss_over: str = "batch",
+    parts: tuple[str, ...] = CLASSIFIER,
 ) -> Phase:
     """L = H(y, f(a(x))) + lambda_u L_u: the phase, with `config.consistency`'s fields.
 
@@ -63,6 +107,7 @@ def consistency_phase(
             own. The received model (`labels_from`) always takes its own.
         loss_over: 'batch', every unlabelled image has a strong view; 'confident', only those of weight above 0 have
             one and enter its batch statistics, and a step in which no image counts is skipped.
+        parts: of the model that are trained and uploaded.
 
     Raises:
         UserError: `loss_over='confident'` with one pass for all views; one model's labels for a rule of both.
@@ -102,7 +147,7 @@ def consistency_phase(
             length = jnp.maximum(deck.size // config.batch_size, 1)  # ours: a client of a few images takes a step
             num_steps = jnp.where(deck.size > 0, config.epochs * length, num_steps)
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
-        return Jobs(num_steps, Work(deck, labelled, made.thresholds), report, made.own)
+        return Jobs(num_steps, Work(deck, labelled, made.thresholds, num_steps), report, made.own)
 
     def loss(received, data, work: Work, batch: Batch, own, key):
         del own
@@ -115,7 +160,8 @@ def consistency_phase(
         given = []  # the labelled images' views, and which of them are present
         if work.labelled is not None:
             known = work.labelled.batch(batch.index, config.batch_size)
-            given = [([problem.weak(labelled_key, data.images[known.rows])], known.mask)]
+            known_weak = problem.weak(labelled_key, data.images[known.rows])
+            given = [([known_weak], known.mask)]
 
         def of(model) -> Loss:
             of_weak = of_received if by_received else None
@@ -124,35 +170,48 @@ def consistency_phase(
             in_training = [weak] if of_weak is None else []
             # The confident images are known only after their weak views have passed.
             views = in_training if only_confident else [*in_training, strong]
-            logits, after = train_views(network, model, [*given, (views, batch.mask)], together)
-            of_given = logits.pop(0) if given else None
-            of_weak = jax.lax.stop_gradient(logits.pop(0) if of_weak is None else of_weak)
+            passed, after = train_views(network, model, [*given, (views, batch.mask)], together)
+            of_given = passed.pop(0) if given else None
+            weak_passed = passed.pop(0) if in_training else None
+            of_weak = jax.lax.stop_gradient(weak_passed.logits if of_weak is None else of_weak)
             labelling = (of_weak, of_received) if rule.by_both else (of_weak,)
             targets, weights = rule.target(*labelling, work.thresholds)
             counted = batch.mask
             if only_confident:
                 counted = batch.mask & (weights > 0)
-                logits, after = train_views(network, after, [([strong], counted)])
-            unlabelled_loss = rule.loss(logits[0], targets, weights, counted)
+                passed, after = train_views(network, after, [([strong], counted)])
+            unlabelled_loss = rule.loss(passed[0].logits, targets, weights, counted)
             value = options.unlabelled_weight * unlabelled_loss
             metrics = {"confident_share": jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)}
             if given:
-                labelled_loss = cross_entropy(of_given, data.visible_labels[known.rows], known.mask)
+                labelled_loss = cross_entropy(of_given.logits, data.visible_labels[known.rows], known.mask)
                 value = labelled_loss + value
                 metrics |= {"labelled_loss": labelled_loss, "unlabelled_loss": unlabelled_loss}
             counts = jnp.any(jnp.concatenate([counted, *(mask for _, mask in given)])) if only_confident else None
-            return Loss(value, after.batch_stats, {"client_loss": value, **metrics}, counts=counts)
+            sums = {}
+            if rule.also is not None:
+                last_epoch = batch.index >= work.num_steps - work.num_steps // config.epochs
+                labelled = (None,) * 4
+                if given:
+                    by_both = network.predict(received.model, known_weak).logits
+                    labelled = of_given, data.visible_labels[known.rows], by_both, known.mask
+                step = Step(weak_passed, passed[0], of_weak, of_received, batch.mask, *labelled, work.thresholds,
+                            last_epoch)  # fmt: skip
+                further = rule.also(received, model, step)
+                value, metrics, sums = value + further.value, {**metrics, **further.metrics}, further.sums
+            return Loss(value, after.batch_stats, {"client_loss": value, **metrics}, counts=counts, sums=sums)
 
         return of
 
     metrics = ("client_loss", "confident_share")
     metrics += ("labelled_loss", "unlabelled_loss") if clients_have_labels else ()
-    return local_sgd(problem, prepare, loss, metrics=metrics, batch_size=unlabelled_size)
+    metrics += rule.metrics
+    return local_sgd(problem, prepare, loss, metrics=metrics, parts=parts, batch_size=unlabelled_size, sums=rule.sums)
 
 
 def train_views(
     network: Network, model: Model, groups: list[tuple[list[jax.Array], jax.Array]], together: bool = False
-) -> tuple[list[jax.Array], Model]:
+) -> tuple[list[Outputs], Model]:
     """Views in training mode, group after group; a group's views share a pass, and each has its own statistics.
 
     Args:
@@ -162,17 +221,18 @@ def train_views(
         together: one pass for all, with the statistics of all views as one batch.
 
     Returns:
-        The logits of each view in their order, and the model with its statistics after the passes.
+        The Outputs of each view in their order, and the model with its statistics after the passes.
     """
     if together:
         views, masks = zip(*((view, mask) for views, mask in groups for view in views))
         (outputs,), batch_stats = network.train(model, (jnp.concatenate(views),), jnp.concatenate(masks))
-        ends = [sum(map(len, views[:number])) for number in range(1, len(views))]
-        return jnp.split(outputs.logits, ends), model._replace(batch_stats=batch_stats)
-    logits = []
+        ends = [0, *itertools.accumulate(map(len, views))]
+        of_views = [jax.tree.map(lambda leaf, a=a, b=b: leaf[a:b], outputs) for a, b in itertools.pairwise(ends)]
+        return of_views, model._replace(batch_stats=batch_stats)
+    passed = []
     for views, mask in groups:
         if views:
             outputs, batch_stats = network.train(model, tuple(views), mask)
-            logits += [of_view.logits for of_view in outputs]
+            passed += outputs
             model = model._replace(batch_stats=batch_stats)
-    return logits, model
+    return passed, model

@@ -24,6 +24,7 @@ NAMES = (
     "fedanchor",
     "fedil",
     "fixmatch",
+    "proxyfl",
     "sage",
     "semifl",
     "supervised",

@@ -1,6 +1,9 @@
 """What the server does: training, aggregation, statistics. Knows the engine's language, never the client."""
 
 from fedjax_ssl.server.aggregation import (
+    Aggregation,
+    Flow,
+    Link,
     chain,
     fedavg,
     mean,
@@ -10,6 +13,7 @@ from fedjax_ssl.server.aggregation import (
     weights,
     with_server_model,
 )
+from fedjax_ssl.server.proxies import tuned_proxies
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,
@@ -29,6 +33,9 @@ from fedjax_ssl.server.training import (
 __all__ = [
     "CLASSIFICATION",
     "SERVER_MODEL",
+    "Aggregation",
+    "Flow",
+    "Link",
     "Training",
     "add_server_model",
     "chain",
@@ -45,6 +52,7 @@ __all__ = [
     "train_in_turn",
     "train_on_anchors",
     "train_server_model",
+    "tuned_proxies",
     "weighted_mean",
     "weights",
     "with_server_model",
