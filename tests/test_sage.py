@@ -1,5 +1,6 @@
 """SAGE: the mixture of two models' labels, which images count, and the local epochs of its protocol; against NumPy."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,6 +33,9 @@ def build(labels="clients", method="sage", **fields):
     return problem, METHODS[method].factory(problem).phases[0]
 
 
+mixed = jax.jit(mixed_labels, static_argnames="half_gap")
+
+
 def by_hand(local, received):
     """The rule, image by image."""
     targets, counted = np.zeros(local.shape), np.zeros(len(local), bool)
@@ -49,7 +53,7 @@ def test_labels_are_mixed_by_the_gap_of_the_two_confidences():
     p, q = softmax(np.float64(local)), softmax(np.float64(received))
     cases = {*zip(p.max(axis=1) >= THRESHOLD, q.max(axis=1) >= THRESHOLD, p.argmax(axis=1) == q.argmax(axis=1))}
     assert len(cases) == 8  # who is confident, and whether they agree
-    targets, counted = mixed_labels(local, received, np.full(CLASSES, THRESHOLD, np.float32), half_gap=HALF_GAP)
+    targets, counted = mixed(local, received, np.full(CLASSES, THRESHOLD, np.float32), half_gap=HALF_GAP)
     expected, expected_counted = by_hand(p, q)
     np.testing.assert_allclose(targets, expected, atol=1e-5)
     np.testing.assert_array_equal(counted, expected_counted)
@@ -68,8 +72,8 @@ def confident(probability, label):
     [(0.99, 0.94, 0.5), (0.95, 1 - 1e-6, 0.5), (0.97, 0.97, 1), (0.96, 0.46, 2.0**-10), (0.94, 0.94, 0)],
 )
 def test_the_local_label_has_half_the_weight_at_the_half_gap_and_all_of_it_without_a_gap(local, received, share):
-    thresholds = np.full(CLASSES, 0.9499, np.float32)
-    targets, counted = mixed_labels(confident(local, 0), confident(received, 1), thresholds, half_gap=0.05)
+    thresholds = np.full(CLASSES, 0.9499, np.float32)  # 0.95 after rounding
+    targets, counted = mixed(confident(local, 0), confident(received, 1), thresholds, half_gap=0.05)
     np.testing.assert_allclose(targets[0], [share, 1 - share, 0], atol=1e-3)
     assert counted[0] == (max(local, received) >= 0.95)
 
@@ -87,7 +91,7 @@ def test_the_local_label_has_half_the_weight_at_the_half_gap_and_all_of_it_witho
 def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
     problem, phase = build(labels, **fields)
     received = sent_down(problem)
-    job, finished = train(phase, received, data, client)
+    job, finished = train(phase, received, data, client, jit=fields is PROTOCOL)
     expected = train_by_hand(problem, data, received, job.work, by_hand, together=together, both=True)
     assert_as_by_hand(finished, expected)
 
