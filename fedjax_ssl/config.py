@@ -6,6 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import check_rand_augment
+from fedjax_ssl.client.labels import DEBIASING
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.data import check_labels
 from fedjax_ssl.errors import UserError, nearest
@@ -69,6 +70,7 @@ def validate(config: ConfigDict) -> None:
         "aggregation.weights": WEIGHTS,
         "aggregation.optimizer": OPTIMIZERS,
         "model.statistics": SOURCES,
+        "threshold.debias": DEBIASING,
         "threshold.kind": KINDS,
     }.items():
         if _get(config, field) not in known:

@@ -144,8 +144,12 @@ def shared_fields() -> ConfigDict:
     config.threshold.kind = "fixed"
     config.threshold.share = 0.5  # of 'share': the part of each client's examples that counts, those of largest score
     config.threshold.momentum = 0.9  # of the averages of 'freematch' at each client
+    # Of labels by a softmax: 'none', or 'app_u', probabilities divided by the client's mean of them (FedDB): see
+    # fedjax_ssl/client/labels.py.
+    config.threshold.debias = "none"
 
-    # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage.
+    # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,
+    # proxyfl.
     config.consistency = ConfigDict()
     config.consistency.unlabelled_ratio = 1  # mu: unlabelled images in a step, as a multiple of client.batch_size
     config.consistency.unlabelled_weight = 1.0  # lambda_u of the unlabelled images' loss

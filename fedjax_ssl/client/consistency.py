@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import label_cohort
+from fedjax_ssl.client.labels import debiased, label_cohort
 from fedjax_ssl.client.local_sgd import Loss, local_sgd
 from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem
 from fedjax_ssl.errors import UserError
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
     Attributes:
         weak, strong: Outputs of the unlabelled images' views, [B, ...].
-        local, received: float32 [B, C], logits of the weak views by both models, without gradient.
+        local, received: float32 [B, C], logits of the weak views by both models, as labels take them; no gradient.
         mask: bool [B].
         given: Outputs of the labelled images' weak views, [B', ...]; None if no client has labels.
         labels: int32 [B'].
@@ -81,12 +81,14 @@ class Work(NamedTuple):
         labelled: its labelled ones; None if no client has any.
         thresholds: float32 [C], for each class.
         num_steps: int32 [], of all local epochs.
+        prior: float32 [C], by which both models' probabilities are divided, see `debiased`; None: by nothing.
     """
 
     deck: Deck
     labelled: Deck | None
     thresholds: jax.Array
     num_steps: jax.Array
+    prior: jax.Array | None = None
 
 
 def consistency_phase(
@@ -133,7 +135,12 @@ def consistency_phase(
         included = examples.present if options.include_labelled else examples.unlabelled
         unlabelled = examples._replace(present=included)
         made = label_cohort(
-            problem, lambda images: network.probabilities(received.model, images), data, unlabelled, threshold=threshold
+            problem,
+            lambda images: network.probabilities(received.model, images),
+            data,
+            unlabelled,
+            threshold=threshold,
+            num_views=int(problem.config.threshold.debias != "none"),  # APP-U is of weak views
         )
         passes = config.epochs * (options.unlabelled_ratio if fixed_length else 1)
         deck = Deck.shuffled(examples, included, examples.keys, passes)
@@ -147,7 +154,7 @@ def consistency_phase(
             length = jnp.maximum(deck.size // config.batch_size, 1)  # ours: a client of a few images takes a step
             num_steps = jnp.where(deck.size > 0, config.epochs * length, num_steps)
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
-        return Jobs(num_steps, Work(deck, labelled, made.thresholds, num_steps), report, made.own)
+        return Jobs(num_steps, Work(deck, labelled, made.thresholds, num_steps, made.prior), report, made.own)
 
     def loss(received, data, work: Work, batch: Batch, own, key):
         del own
@@ -175,6 +182,8 @@ def consistency_phase(
             weak_passed = passed.pop(0) if in_training else None
             of_weak = jax.lax.stop_gradient(weak_passed.logits if of_weak is None else of_weak)
             labelling = (of_weak, of_received) if rule.by_both else (of_weak,)
+            if work.prior is not None:
+                labelling = tuple(debiased(logits, work.prior) for logits in labelling)
             targets, weights = rule.target(*labelling, work.thresholds)
             counted = batch.mask
             if only_confident:
@@ -195,7 +204,7 @@ def consistency_phase(
                 if given:
                     by_both = network.predict(received.model, known_weak).logits
                     labelled = of_given, data.visible_labels[known.rows], by_both, known.mask
-                step = Step(weak_passed, passed[0], of_weak, of_received, batch.mask, *labelled, work.thresholds,
+                step = Step(weak_passed, passed[0], *labelling, batch.mask, *labelled, work.thresholds,
                             last_epoch)  # fmt: skip
                 further = rule.also(received, model, step)
                 value, metrics, sums = value + further.value, {**metrics, **further.metrics}, further.sums

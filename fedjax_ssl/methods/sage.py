@@ -1,4 +1,4 @@
-"""SAGE: Mind the Gap, confidence discrepancy can guide federated semi-supervised learning across pseudo-mismatch.
+"""SAGE: Mind the Gap: Confidence Discrepancy Can Guide Federated Semi-Supervised Learning Across Pseudo-Mismatch.
 
 Liu et al., CVPR 2025 (arXiv 2503.13227). What differs from FedAvg+FixMatch with a few labels at every client:
   1. a weak view is labelled twice, by the model in training and by the global model as it came down;
