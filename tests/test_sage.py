@@ -1,14 +1,17 @@
 """SAGE: the mixture of two models' labels, which images count, and the local epochs of its protocol; against NumPy."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conftest import TINY_BACKBONE
 from consistency_by_hand import assert_as_by_hand, train_by_hand
 from fedjax_ssl import UserError
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.sage import mixed_labels
+from fedjax_ssl.models.network import build_network
 from linear_network import softmax
 from small_problem import CLASSES, federation, prepare, sent_down, small_problem, train
 
@@ -131,8 +134,33 @@ def test_its_protocol_is_that_of_the_paper():
     assert (config.client.momentum, config.client.nesterov, config.client.persistent) == (0.9, False, False)
     assert (config.schedule, config.aggregation.weights, config.aggregation.optimizer) == ("constant", "size", "fedavg")
     assert -np.log(0.5) / config.sage.half_gap == pytest.approx(13.863, abs=1e-3)  # kappa
+    assert (config.data.partition, config.data.num_labelled) == ("dirichlet_pairs", 5000)
+    assert (config.model.name, config.model.width, config.model.normalisation) == ("resnet8", 64, "running")
     # Another method's name keeps the setting, so that all run under the same.
     assert apply_arguments(config, "fixmatch").num_clients == 20 and config.method == "fixmatch"
+
+
+def test_the_code_s_normalisation_is_that_of_the_clients_alone():
+    images = federation([[0, -1, -1]])
+    images = images._replace(images=jnp.repeat(images.images, 3, axis=-1))
+    facts = {"num_classes": CLASSES, "image_shape": (2, 2, 3), "mean": (0.4377, 0.4438, 0.4728), "std": (0.2,) * 3}
+    code = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)}
+    fields = {"model.name": TINY_BACKBONE, "model.normalisation": "group", "data.labels": "clients"}
+
+    def gaps(bug, **other):
+        problem = small_problem("sage", **fields, **{"consistency.code_normalisation": bug})
+        problem = problem._replace(network=build_network(problem.config, {**facts, **other}))
+        phase = METHODS["sage"].factory(problem).phases[0]
+        assert problem.network.std == facts["std"] or other  # the test's stay as they are
+        model = problem.network.init(jax.random.key(0))
+        return prepare(phase, sent_down(build()[0])._replace(model=model), images, 0).report.facts["score_gap"][:3]
+
+    np.testing.assert_array_equal(gaps(True), gaps(False, **code))
+    assert np.all(gaps(True) != gaps(False))
+    grey = small_problem("sage", **fields, **{"consistency.code_normalisation": True})
+    grey = grey._replace(network=build_network(grey.config, {**facts, "image_shape": (2, 2, 1), "mean": (0.0,)}))
+    with pytest.raises(UserError, match=r"code_normalisation is of images with 3 channels; those of cifar10 have 1"):
+        METHODS["sage"].factory(grey)
 
 
 def test_labels_of_one_model_are_refused():

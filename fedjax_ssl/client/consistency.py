@@ -112,9 +112,13 @@ def consistency_phase(
         parts: of the model that are trained and uploaded.
 
     Raises:
-        UserError: `loss_over='confident'` with one pass for all views; one model's labels for a rule of both.
+        UserError: `loss_over='confident'` with one pass for all views; one model's labels for a rule of both;
+            `code_normalisation` of grey images.
     """
-    network, config, options = problem.network, problem.config.client, problem.config.consistency
+    config, options = problem.config.client, problem.config.consistency
+    if options.code_normalisation:
+        problem = _normalised_as_the_code_does(problem)
+    network = problem.network
     where = problem.config.data
     clients_have_labels = where.labels != "server" or where.reveal_labels or where.centralised
     only_confident, by_received = loss_over == "confident", options.labels_from == "received"
@@ -216,6 +220,17 @@ def consistency_phase(
     metrics += ("labelled_loss", "unlabelled_loss") if clients_have_labels else ()
     metrics += rule.metrics
     return local_sgd(problem, prepare, loss, metrics=metrics, parts=parts, batch_size=unlabelled_size, sums=rule.sums)
+
+
+def _normalised_as_the_code_does(problem: Problem) -> Problem:
+    """A problem whose network takes pixels as the clients of SAGE's code do."""
+    network = problem.network
+    if len(network.mean) != 3:
+        raise UserError(
+            f"consistency.code_normalisation is of images with 3 channels; those of {problem.config.data.source} have "
+            f"{len(network.mean)}"
+        )
+    return problem._replace(network=network._replace(mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616)))
 
 
 def train_views(

@@ -12,7 +12,7 @@ Both can be switched off alone; without both it is FixMatch with global labels.
 
 Paper and public code differ; the defaults are the paper's, the code's are the variant `code`. Of the server's tuning
 the code's is the default, for it is what its figures come from: eq. 2 is `proxyfl.tuning_negatives='client'`.
-The code's one optimiser for all clients and its training images' normalisation are SAGE's, see there.
+The experiments' setting is SAGE's, see the variant `paper` there; the code's one optimiser and normalisation, too.
 """
 
 import functools

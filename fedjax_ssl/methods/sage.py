@@ -9,8 +9,9 @@ Liu et al., CVPR 2025 (arXiv 2503.13227). What differs from FedAvg+FixMatch with
 Nothing but the model travels, and the mean is FedAvg's.
 
 The public code has one optimiser for all clients and rounds, so that a client starts with the momentum that the client
-before it ended with; here each one starts afresh. It weights an upload by 2000 times the labelled images and the
-unlabelled ones, which is uniform where clients have equally many; here `aggregation.weights` says it.
+before it ended with; clients that are trained side by side cannot, and here each one starts afresh. It weights an
+upload by 2000 times the labelled images and the unlabelled ones, which is uniform where clients have equally many; here
+`aggregation.weights` says it. Its training images' normalisation is `consistency.code_normalisation`.
 """
 
 import functools
@@ -27,12 +28,13 @@ from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 
 VARIANTS = {
-    "paper": {  # the setting of its experiments on CIFAR-10, without its partition; ProxyFL's, too
+    "paper": {  # the setting of its experiments on CIFAR-10, and of ProxyFL's
         "num_rounds": 300,
         "num_clients": 20,
         "clients_per_round": 8,
         "data.labels": "clients",
-        "data.labelled_share": 0.1,
+        "data.partition": "dirichlet_pairs",
+        "data.num_labelled": 5000,
         "model.name": "resnet8",
         "model.width": 64,
         "augment.flavour": "fixmatch",
