@@ -89,7 +89,7 @@ def time_convolution(batch, shape, implementation, backward):
 
 def time_step(name, image_shape, batch, views, masked):
     """Seconds of one step of stochastic gradient descent on cross-entropy."""
-    config = {"name": name, "normalisation": "static", "anchor_dim": 128, "dtype": "float32"}
+    config = {"name": name, "width": 0, "normalisation": "static", "anchor_dim": 128, "dtype": "float32"}
     model = build_model(ConfigDict(config), num_classes=10)
     images = jax.random.normal(jax.random.key(0), (views * batch, *image_shape))
     labels = jnp.arange(views * batch) % 10

@@ -5,12 +5,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import check_rand_augment
+from fedjax_ssl.augment import BORDERS, check_rand_augment
 from fedjax_ssl.client.labels import DEBIASING
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.data import check_labels
 from fedjax_ssl.errors import UserError, nearest
-from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
+from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.optimizers import check_optimizer
 from fedjax_ssl.learning.schedule import SCHEDULES
@@ -67,6 +67,8 @@ def validate(config: ConfigDict) -> None:
         "consistency.labels_from": ("local", "received"),
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
+        "augment.flip": FLIPS,
+        "augment.border": BORDERS,
         "aggregation.weights": WEIGHTS,
         "aggregation.optimizer": OPTIMIZERS,
         "model.statistics": SOURCES,

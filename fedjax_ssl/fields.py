@@ -18,6 +18,8 @@ CHANGES_NO_RESULT = (
     "snapshot_rounds",
 )
 
+FLIPS = ("dataset", "always", "never")
+
 IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its experiments)
 
 # Words that every config file takes behind its colon, besides methods, their variants, recipes and backbones.
@@ -89,6 +91,7 @@ def shared_fields() -> ConfigDict:
     config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
     config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
+    config.data.standardise = True  # pixels by the channels' means and deviations; or 0 to 1 alone (FedMatch)
     config.data.labels = "server"  # who holds them: 'server', 'clients', 'some_clients'; see docs/data.md
     config.data.labelled_share = 0.1  # of 'clients': the part of each client's images that has labels
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
@@ -108,19 +111,22 @@ def shared_fields() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    # 'cnn', 'resnet8', 'resnet18', 'wrn16_1', 'wrn28_2', 'wrn28_8', or your own, see docs/own_model.md
+    # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8', or your own, see
+    # docs/own_model.md. SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     config.model.name = "resnet18"
     config.model.width = 0  # channels of a ResNet's first stage; 0: 16 of 'resnet8', 64 of the others
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
-    config.model.normalisation = "running"  # 'running', 'static' or 'group'; see docs/architecture.md
+    config.model.normalisation = "running"  # 'running', 'static', 'group' or 'none'; see docs/architecture.md
     config.model.statistics = "server"  # of 'static', from images of: 'server', 'cohort', 'all' or 'all_mixed'
     config.model.dtype = "float32"  # of the computation, or 'bfloat16'; parameters are float32
 
     config.augment = ConfigDict()
-    config.augment.padding = 4  # pixels of reflection around the image before the random crop; 0: no crop
+    config.augment.flip = "dataset"  # mirrored images: as the data set allows, 'always' (SAGE on SVHN), or 'never'
+    config.augment.padding = 4  # pixels around the image before the random crop; 0: no crop
+    config.augment.border = "reflect"  # what those are, or 'zeros': black (FedLabel)
     config.augment.flavour = "usb"  # of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views are weak
     config.augment.num_ops = 2  # n of RandAugment: operations for each image
-    config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' draws its own
+    config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own
 
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
@@ -144,8 +150,8 @@ def shared_fields() -> ConfigDict:
     config.threshold.kind = "fixed"
     config.threshold.share = 0.5  # of 'share': the part of each client's examples that counts, those of largest score
     config.threshold.momentum = 0.9  # of the averages of 'freematch' at each client
-    # Of labels by a softmax: 'none', or 'app_u', probabilities divided by the client's mean of them (FedDB): see
-    # fedjax_ssl/client/labels.py.
+    # Of semifl, fixmatch, uda, sage and proxyfl: 'none', or 'app_u', probabilities divided by the client's mean of them
+    # before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,

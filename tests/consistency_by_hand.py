@@ -87,6 +87,7 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
         if only_confident and not len(strong) and not len(given):
             continue
         gradient = {name: given_gradient[name] + options.unlabelled_weight * gradient[name] for name in model}
+        gradient = {name: leaf + config.proximal * (model[name] - first[name]) for name, leaf in gradient.items()}
         model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
         views = [np.concatenate([given, *in_pass, strong])] if together else [given, *in_pass, strong]
         statistics = running_mean(statistics, *views)

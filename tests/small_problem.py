@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Problem
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Previous, Problem
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
 from linear_network import in_numpy, softmax
@@ -141,24 +141,30 @@ def sent_down(problem, extra=(), seed=4):
     return Broadcast(problem.network.init(jax.random.key(seed)), rate, extra)
 
 
-def prepare(phase, received, data, client, own=None):
-    """The job of one client, without the leading axis."""
+def prepare(phase, received, data, client, own=None, previous=None):
+    """The job of one client, without the leading axis; `previous` has one."""
     cohort = Cohort(jnp.array([client]), jax.tree.map(lambda leaf: leaf[None], own or {}), jax.random.key(4))
-    return jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, data, cohort, None))
+    return jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, data, cohort, previous))
 
 
-def train(phase, received, data, client, own=None, jit=False):
+def train(phase, received, data, client, own=None, previous=None, jit=False):
     """One client's phase, step by step: its job, and what it leaves behind.
 
     With `jit` a step is one program of its own: for a step of many operations that no other test has.
     """
-    job = prepare(phase, received, data, client, own)
+    job = prepare(phase, received, data, client, own, previous)
     carry, step = phase.start(received, job.work, {**(own or {}), **job.own}), phase.step
     if jit:
         step = jax.jit(step)
     for index in range(int(job.num_steps)):
         carry = step(received, data, job.work, carry, jnp.int32(index), jax.random.key(index))
     return job, phase.finish(received, job.work, carry, job.num_steps)
+
+
+def handed_on(job, finished):
+    """What one client's phase leaves to the next."""
+    took_part = jnp.array([bool(job.num_steps > 0 if job.takes_part is None else job.takes_part)])
+    return Previous(jax.tree.map(lambda leaf: leaf[None] * took_part[0], finished.upload), took_part)
 
 
 # The same by NumPy, in float64. A model is {"bias": [C], "kernel": [pixels, C]}, its statistics are apart.

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.server import chain, fedavg, mean, optimizer, screen, weights, with_server_model
+from fedjax_ssl.server import Link, chain, fedavg, mean, optimizer, screen, told_weights, weights, with_server_model
 from fedjax_ssl.server.aggregation import client_weights, weighted_mean
 
 KEY = jax.random.key(0)
@@ -167,6 +167,29 @@ def server_model(problem=None):
 def test_weights_and_mean(kind, shares):
     found = aggregate(weights(kind), mean()).model.params["classifier"]
     np.testing.assert_allclose(found, shares @ SENT[:2], rtol=1e-6)
+
+
+def test_weights_that_are_told():
+    """A number in each upload, of the accepted ones; whatever `aggregation.weights` says."""
+    aggregation = fedavg(problem_with(), weighted_by=told_weights("used"), parts=PARTS)
+    state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
+    received = received_of(SENT, [True, True, False], told={"used": jnp.array([0.9, 0.1, 5.0])})
+    found, _ = aggregation.aggregate(state, None, received, KEY)
+    np.testing.assert_allclose(found.model.params["classifier"], [0.9, 0.1] @ SENT[:2], rtol=1e-6)
+
+
+def test_uploads_may_be_combined_otherwise_than_by_the_mean():
+    """Between the weights and the server's optimiser."""
+
+    def apply(flow, current, state, data, received, key):
+        return flow._replace(model=received_row(received, jnp.argmax(flow.weights)), moved=jnp.bool_(True))
+
+    received_row = lambda received, m: jax.tree.map(lambda leaf: leaf[m], received.uploads.model)  # noqa: E731
+    problem = problem_with(optimizer="fedavgm", learning_rate=0.5)
+    aggregation = fedavg(problem, combine=Link(apply), parts=PARTS)
+    state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
+    found, _ = aggregation.aggregate(state, None, received_of(SENT, [False, True, False]), KEY)
+    np.testing.assert_allclose(found.model.params["classifier"], START + 0.5 * (SENT[1] - START), rtol=1e-6)
 
 
 def test_a_mean_without_weights_is_uniform_over_the_accepted():

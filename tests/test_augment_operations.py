@@ -30,6 +30,7 @@ STRENGTHS = {
     Operation.CONTRAST: [0.05, 0.37, 1.0, 1.9],
     Operation.SHARPNESS: [0.05, 0.37, 1.0, 1.9],
     Operation.CUTOUT: [4.0, 13.33, 16.0, 40.0],
+    Operation.ROTATE_ON_GREY: [0.0, 40.0, 80.0, 120.0, 160.0],
 }
 NUM_IMAGES = 6
 apply_draws_jitted = jax.jit(apply_draws, static_argnames="fill")
@@ -61,6 +62,10 @@ def pillow_operation(image, operation, strength, centre):
             return image
         case Operation.ROTATE:
             return image.rotate(strength)
+        case Operation.ROTATE_ON_GREY:
+            rotated = image.convert("RGBA").rotate(strength)
+            grey = Image.new("RGBA", image.size, (128, 128, 128, 255))
+            return Image.composite(rotated, grey, rotated).convert(image.mode)
         case Operation.SHEAR_X:
             return image.transform(image.size, Image.AFFINE, (1, strength, 0, 0, 1, 0))
         case Operation.SHEAR_Y:

@@ -45,6 +45,7 @@ def test_pool_sizes_and_colour_only_operations():
         "usb": 14,
         "fixmatch": 14,
         "fedlabel": 16,
+        "fedmatch": 13,
         "none": 0,
     }
     assert (draw("fedlabel", 10).operation == Operation.CUTOUT).any()
@@ -96,6 +97,45 @@ def test_fedlabel_takes_its_magnitude_out_of_thirty():
     np.testing.assert_allclose(np.unique(strengths_of("fedlabel", 1, Operation.POSTERIZE)), [1.0])
 
 
+def test_fedmatch_draws_levels_below_a_ceiling_of_each_image():
+    """Against NumPy's tables of ten levels, of which the first five are ever reached."""
+
+    def levels(low, high):
+        return np.linspace(low, high, 10)[:5]
+
+    def both_sides(high):
+        return np.unique(np.concatenate([1 - levels(0, high), 1 + levels(0, high)]))
+
+    for operation, expected in (
+        (Operation.ROTATE_ON_GREY, levels(0, 360)),
+        (Operation.SOLARIZE, np.sort(levels(256, 231))),
+        (Operation.POSTERIZE, np.unique(np.round(levels(8, 4)))),
+        (Operation.COLOR, both_sides(0.9)),
+        (Operation.SHARPNESS, both_sides(0.9)),
+        (Operation.CONTRAST, both_sides(0.5)),
+        (Operation.BRIGHTNESS, both_sides(0.3)),
+        (Operation.SHEAR_Y, both_sides(0.3) - 1),
+        (Operation.TRANSLATE_X, 32 * (both_sides(0.2) - 1)),
+    ):
+        values = np.unique(np.round(strengths_of("fedmatch", 0, operation), 4))
+        np.testing.assert_allclose(values, expected, atol=1e-3, err_msg=operation.name)
+    # Levels 0 and 1 both leave all 8 bits, with a share of (1/2 + 1/3 + 1/4 + 1/5) / 4 each.
+    bits = strengths_of("fedmatch", 0, Operation.POSTERIZE)
+    assert abs(np.mean(bits == 8) - (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 2) < 0.05
+    # Of many operations of one image the largest level is its ceiling less 1: uniform over 1 to 4, one for an image.
+    draws = draw_operations(jax.random.key(0), get_flavour("fedmatch"), (4000, 8, 8, 3), 400, 0)
+    strengths = np.where(np.asarray(draws.operation) == Operation.ROTATE_ON_GREY, np.asarray(draws.strength), -1)
+    shares = np.bincount(np.round(strengths.max(axis=0) / 40).astype(int), minlength=5) / 4000
+    assert shares[0] == 0 and np.abs(shares[1:] - 0.25).max() < 5 * np.sqrt(0.25 * 0.75 / 4000)
+    # Levels below a ceiling M are uniform: 0 has the share (1/2 + 1/3 + 1/4 + 1/5) / 4.
+    none = np.mean(np.round(strengths[strengths >= 0]) == 0)
+    assert abs(none - (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4) < 0.01
+    assert (np.asarray(draws.cutout_size) < 0).all()
+    # Both sides equally often.
+    colours = strengths_of("fedmatch", 0, Operation.COLOR)
+    assert abs(np.mean(colours[np.abs(colours - 1) > 1e-3] > 1) - 0.5) < 0.05
+
+
 @functools.cache
 def compiled(flavour, num_ops=2):
     return jax.jit(lambda key, images: rand_augment(key, images, flavour, num_ops, 10))
@@ -140,6 +180,14 @@ def test_strong_augmentation_is_both_in_the_order_of_the_flavour(flavour, weak_f
     np.testing.assert_array_equal(strong, orders[0 if weak_first else 1])
 
 
+def test_black_borders_reach_the_strong_views():
+    key, images = jax.random.key(4), jnp.asarray(IMAGES)  # which has no black pixel
+    strong = strong_augment(key, images, False, 4, "none", 0, 0, "zeros")
+    np.testing.assert_array_equal(strong, weak_augment(jax.random.split(key)[0], images, False, 4, "zeros"))
+    assert (np.asarray(strong) == 0).any(axis=(1, 2, 3)).sum() >= 5
+    assert not (np.asarray(strong_augment(key, images, False, 4, "none", 0, 0)) == 0).any()
+
+
 def test_without_operations_only_the_final_cutout_is_left():
     augmented = np.asarray(rand_augment(jax.random.key(0), jnp.asarray(IMAGES), "fixmatch", 0, 10))
     changed = (augmented != IMAGES).any(axis=-1)
@@ -177,7 +225,7 @@ def test_the_flavour_none_without_padding_and_flip_compiles_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((IMAGES, "autoaugment", 2, 10), "fedlabel, fixmatch, none, semifl, usb"),
+        ((IMAGES, "autoaugment", 2, 10), "fedlabel, fedmatch, fixmatch, none, semifl, usb"),
         ((IMAGES, "semifl", 2, 11), "from 0 to 10"),
         ((IMAGES, "fedlabel", 1, 31), "from 0 to 30"),
         ((IMAGES, "semifl", -1, 10), "at least 0"),

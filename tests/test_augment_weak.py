@@ -7,23 +7,31 @@ import pytest
 
 from fedjax_ssl.augment import flip_and_crop, weak_augment
 
+NUMPY_MODES = {"reflect": "reflect", "zeros": "constant"}
 
-def reference(images, flipped, offsets, padding):
-    """Flip, pad by reflection, crop, one image after the other."""
+
+def reference(images, flipped, offsets, padding, border="reflect"):
+    """Flip, pad, crop, one image after the other."""
     _, height, width, _ = images.shape
     results = []
     for image, mirror, (top, left) in zip(images, flipped, offsets):
         image = image[:, ::-1] if mirror else image
-        padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)), mode="reflect")
+        padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)), mode=NUMPY_MODES[border])
         results.append(padded[top : top + height, left : left + width])
     return np.stack(results)
 
 
 @pytest.mark.parametrize(
-    ("shape", "padding", "dtype"),
-    [((2, 8, 8, 1), 4, np.uint8), ((2, 32, 32, 3), 4, np.float32), ((2, 5, 7, 3), 4, np.uint8)],
+    ("shape", "padding", "dtype", "border"),
+    [
+        ((2, 8, 8, 1), 4, np.uint8, "reflect"),
+        ((2, 32, 32, 3), 4, np.float32, "reflect"),
+        ((2, 5, 7, 3), 4, np.uint8, "reflect"),
+        ((2, 5, 7, 3), 6, np.uint8, "zeros"),  # more than the image's side
+        ((2, 9, 8, 1), 2, np.float32, "zeros"),
+    ],
 )
-def test_flip_and_crop_equals_numpy(shape, padding, dtype):
+def test_flip_and_crop_equals_numpy(shape, padding, dtype, border):
     """Every offset, with and without a flip."""
     draws = [
         (mirror, top, left)
@@ -33,28 +41,28 @@ def test_flip_and_crop_equals_numpy(shape, padding, dtype):
     ]
     flipped, offsets = np.array([d[0] for d in draws]), np.array([d[1:] for d in draws])
     images = np.random.default_rng(0).integers(0, 256, (len(draws), *shape[1:])).astype(dtype)
-    ours = flip_and_crop(jnp.asarray(images), jnp.asarray(flipped), jnp.asarray(offsets), padding)
+    ours = flip_and_crop(jnp.asarray(images), jnp.asarray(flipped), jnp.asarray(offsets), padding, border)
     assert ours.dtype == dtype
-    np.testing.assert_array_equal(ours, reference(images, flipped, offsets, padding))
+    np.testing.assert_array_equal(ours, reference(images, flipped, offsets, padding, border))
 
 
-def recover_draws(augmented, image, padding, may_flip):
+def recover_draws(augmented, image, padding, may_flip, border="reflect"):
     """Which (flip, top, left) made each augmented image out of one image without symmetries."""
     candidates = {}
     for flipped in (False, True) if may_flip else (False,):
         for top in range(2 * padding + 1):
             for left in range(2 * padding + 1):
-                made = reference(image[None], [flipped], [(top, left)], padding)
+                made = reference(image[None], [flipped], [(top, left)], padding, border)
                 candidates[made.tobytes()] = (flipped, top, left)
     return np.array([candidates[one.tobytes()] for one in augmented])
 
 
-@pytest.mark.parametrize("flip", [True, False])
-def test_flips_and_offsets_are_uniform_and_each_image_has_its_own(flip):
+@pytest.mark.parametrize(("flip", "border"), [(True, "reflect"), (False, "reflect"), (True, "zeros")])
+def test_flips_and_offsets_are_uniform_and_each_image_has_its_own(flip, border):
     image = np.random.default_rng(1).integers(0, 256, (8, 8, 1)).astype(np.uint8)
     batch = jnp.asarray(np.repeat(image[None], 3000, axis=0))
-    augmented = np.asarray(weak_augment(jax.random.key(0), batch, flip, padding=2))
-    draws = recover_draws(augmented, image, 2, may_flip=flip)
+    augmented = np.asarray(weak_augment(jax.random.key(0), batch, flip, padding=2, border=border))
+    draws = recover_draws(augmented, image, 2, may_flip=flip, border=border)
     if flip:
         assert abs(draws[:, 0].mean() - 0.5) < 5 * 0.5 / np.sqrt(3000)
     for axis in (1, 2):

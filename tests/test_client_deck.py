@@ -82,3 +82,30 @@ def test_an_order_is_of_the_clients_key(examples):
     np.testing.assert_array_equal(here.order, there.order)
     other = alone._replace(keys=jax.vmap(lambda key: jax.random.fold_in(key, 1))(alone.keys))
     assert np.any(np.asarray(deck_of(other, other.present, 0)[0].order) != np.asarray(here.order))
+
+
+def test_drawn_batches_are_subsets_without_repetition_each_drawn_anew(examples):
+    """Each step has its own batch of so many; a deck with fewer examples gives all of them in each step."""
+    steps, size = 40, 3
+    decks = Deck.drawn(examples, examples.present, examples.keys, steps, size)
+    np.testing.assert_array_equal(decks.num_steps(size), [steps, steps, 0])
+    for job, client in ((0, 2), (1, 0)):
+        deck = jax.tree.map(lambda leaf, job=job: leaf[job], decks)
+        counts, width = dict.fromkeys(CLIENTS[client], 0), min(size, len(CLIENTS[client]))
+        for index in range(steps):
+            found = deck.batch(jnp.int32(index), size)
+            rows = found.rows[np.asarray(found.mask)].tolist()
+            assert len(set(rows)) == len(rows) == width
+            np.testing.assert_array_equal(np.array(CLIENTS[client])[found.positions[:width]], rows)
+            for row in rows:
+                counts[row] += 1
+        assert sum(counts.values()) == steps * width
+        if width == size:  # 40 draws of each example at 3/5: 24 +- 3.1, so these bounds are four deviations away
+            assert all(11 < count < 37 for count in counts.values())
+
+
+def test_a_drawn_batch_of_nothing_is_padding(examples):
+    decks = Deck.drawn(examples, examples.labelled, examples.keys, 4, B)
+    assert decks.order.shape == (3, 4, B)
+    nothing = jax.tree.map(lambda leaf: leaf[0], decks)
+    assert not np.any(nothing.batch(jnp.int32(1), B).mask) and nothing.num_steps(B) == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config
-from fedjax_ssl.client import Examples, label_cohort, qualify, score_cohort
+from fedjax_ssl.client import Examples, label_cohort, qualify, score_by_own_models, score_cohort
 from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Problem
@@ -105,6 +105,18 @@ def test_scores_of_a_cohort():
         rows = CLIENTS[client]
         np.testing.assert_array_equal(found["a"][job, : len(rows)], TABLE[rows])
         np.testing.assert_array_equal(found["b"][job, : len(rows)], 10 * np.array(rows))
+
+
+def test_scores_by_a_model_of_each_job_s_own():
+    """Each job's row of the models scores each of its examples."""
+    clients, factors = [2, 0, 3, 1], jnp.array([1.0, -2.0, 3.0, 5.0])
+    found = score_by_own_models(
+        problem_with(), lambda model, x: model["factor"] * by_table(x), {"factor": factors}, DATA.images,
+        examples_of(clients).rows,
+    )  # fmt: skip
+    for job, client in enumerate(clients):
+        rows = CLIENTS[client]
+        np.testing.assert_allclose(found[job, : len(rows)], factors[job] * TABLE[rows], rtol=1e-6)
 
 
 def test_labels_of_a_cohort():

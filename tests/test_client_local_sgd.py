@@ -5,13 +5,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_ssl import base_config
-from fedjax_ssl.client import Deck, Examples, Loss, global_model, local_sgd, own_optimizers
+from fedjax_ssl.client import Deck, Examples, Loss, global_model, local_sgd, own_optimizers, trained_models
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Jobs, Problem, State
+from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Jobs, Previous, Problem, State, Upload
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
 from linear_network import LinearNetwork, at_rest, in_numpy, loss_and_gradient, sgd_step
 from toy_federation import federation
@@ -209,3 +211,52 @@ def test_training_may_begin_with_another_model_and_have_an_optimiser_of_its_own(
         for name, leaf in in_numpy(row(result.trained["second"][2].trace, job)).items():
             np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
     assert not np.allclose(in_numpy(received.model.params)["kernel"], in_numpy(other.params)["kernel"], atol=0.1)
+
+
+def test_what_is_sent_may_differ_from_what_was_trained_and_is_clipped_unless_it_is_handed_on():
+    """The upload is what `send` makes of the trained model, with the metrics' sums, and then clipped."""
+    problem = problem_with(**{"aggregation.clip_norm": 0.3, "client.clip_norm": 0.0})
+
+    def twice(received, work, model, totals):
+        factor = 2 + 0 * work.deck.size + 0 * totals["client_loss"]
+        return jax.tree.map(lambda new, old: old + factor * (new - old), model, received.model)
+
+    for handed_on in (False, True):
+        result, received, jobs = run(problem, phase_of(problem, send=twice, handed_on=handed_on))
+        start = in_numpy(received.model.params)
+        for job in (0, 2):
+            model, *_ = steps_by_hand(problem.config.client, start, row(jobs.work.deck, job))
+            change = {leaf: 2 * (model[leaf] - start[leaf]) for leaf in start}
+            length = np.sqrt(sum(np.sum(leaf**2) for leaf in change.values()))
+            assert length > 0.3
+            factor = 1 if handed_on else 0.3 / length
+            expected = {leaf: start[leaf] + factor * change[leaf] for leaf in start}
+            assert_models_equal(row(result.upload.model.params, job), expected)
+
+
+def test_a_phase_may_adapt_its_optimiser():
+    """A half of each step, and a state of its own in the clients' memory."""
+    problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0, "client.momentum": 0.0})
+    adapt = lambda optimizer: optax.chain(optimizer, optax.trace(0.0), optax.scale(0.5))  # noqa: E731
+    model = problem.network.init(jax.random.key(1))
+    own = own_optimizers(problem, model, CLASSIFIER, adapt=adapt)
+    result, _, jobs = run(problem, phase_of(problem, adapt=adapt), own=own)
+    half = problem_with(**{"client.learning_rate": RATE / 2, "client.clip_norm": 0.0, "client.momentum": 0.0})
+    for job in (0, 2):
+        expected, *_ = steps_by_hand(half.config.client, in_numpy(model.params), row(jobs.work.deck, job))
+        assert_models_equal(row(result.upload.model.params, job), expected)
+    assert jax.tree.structure(result.trained["opt_state"]) == jax.tree.structure(own["opt_state"])
+
+
+@pytest.mark.parametrize("sends_statistics", [True, False])
+def test_models_of_the_phase_before(sends_statistics):
+    """Whole models, with the parts and statistics that were handed on; who made no step has the received one."""
+    received = global_model(
+        problem_with(), State(jnp.int32(0), Model({"a": jnp.ones(2), "b": jnp.zeros(1)}, {"m": 5.0}))
+    )
+    statistics = {"m": jnp.array([1.0, 2.0, 3.0])} if sends_statistics else ()
+    uploads = Upload(Model({"a": jnp.arange(6.0).reshape(3, 2)}, statistics))
+    models = trained_models(received, Previous(uploads, jnp.array([True, False, True])))
+    np.testing.assert_array_equal(models.params["a"], [[0, 1], [1, 1], [4, 5]])
+    np.testing.assert_array_equal(models.params["b"], np.zeros((3, 1)))
+    np.testing.assert_array_equal(models.batch_stats["m"], [1, 5, 3] if sends_statistics else [5, 5, 5])

@@ -12,8 +12,9 @@ from fedjax_ssl.data.sources import channel_statistics
 from fedjax_ssl.errors import UserError
 
 
-def data_config(source="npz", path="", flip=False):
-    return config_dict.ConfigDict({"source": source, "path": str(path), "tfds_dir": "", "flip": flip})
+def data_config(source="npz", path="", flip=False, standardise=True):
+    fields = {"source": source, "path": str(path), "tfds_dir": "", "flip": flip, "standardise": standardise}
+    return config_dict.ConfigDict(fields)
 
 
 def small_arrays(height=5, width=6, channels=(3,), num_train=9, num_test=4):
@@ -62,6 +63,15 @@ def test_digits_statistics_normalise_the_training_images():
     assert abs(normalised.mean()) < 1e-12 and abs(normalised.std() - 1) < 1e-12
 
 
+def test_pixels_may_stay_between_0_and_1(tmp_path):
+    digits = load_dataset(data_config("digits", standardise=False))
+    assert digits.mean == (0.0,) and digits.std == (1.0,)
+    standardised = load_dataset(data_config("digits"))
+    np.testing.assert_array_equal(digits.x_train, standardised.x_train)
+    coloured = load_dataset(data_config(path=write(tmp_path), flip=True, standardise=False))
+    assert coloured.mean == (0.0,) * 3 and coloured.std == (1.0,) * 3 and coloured.flip and coloured.num_classes == 3
+
+
 def test_statistics_of_a_constant_channel_divide_by_one():
     images = np.random.default_rng(0).integers(0, 256, (3000, 4, 4, 3), np.uint8)
     images[..., 1] = 77
@@ -94,6 +104,60 @@ def test_npz_classes_may_be_missing_from_one_of_the_splits(tmp_path):
     assert load_dataset(data_config(path=only_in_test)).num_classes == 4
     only_in_train = write(tmp_path, y_test=np.zeros(4, int))
     assert load_dataset(data_config(path=only_in_train)).num_classes == 3
+
+
+def write_medmnist(folder, channels=(), **changes):
+    """The small arrays as MedMNIST lays them out: grey images have no channel axis, labels a second one of one."""
+    small = small_arrays(channels=channels)
+    arrays = {
+        "train_images": small["x_train"],
+        "train_labels": small["y_train"].astype(np.uint8)[:, None],
+        "val_images": 255 - small["x_train"],
+        "val_labels": np.full((9, 1), 7, np.uint8),
+        "test_images": small["x_test"],
+        "test_labels": small["y_test"].astype(np.uint8)[:, None],
+    }
+    arrays = {key: value for key, value in (arrays | changes).items() if value is not None}
+    np.savez_compressed(folder / "organ.npz", **arrays)
+    return folder / "organ.npz", small
+
+
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_a_file_of_medmnist_without_its_validation_images(tmp_path, channels):
+    path, small = write_medmnist(tmp_path, channels)
+    dataset = load_dataset(data_config(path=path))
+    for array, key in ((dataset.x_train, "x_train"), (dataset.x_test, "x_test")):
+        assert array.shape == (len(small[key]), 5, 6, 3 if channels else 1)
+        np.testing.assert_array_equal(array.reshape(small[key].shape), small[key])
+    for array, key in ((dataset.y_train, "y_train"), (dataset.y_test, "y_test")):
+        assert array.dtype == np.int32 and array.tolist() == small[key].tolist()
+    assert dataset.num_classes == 3 and dataset.name == "organ"
+    np.testing.assert_allclose(dataset.mean, (small["x_train"] / 255).reshape(-1, len(dataset.mean)).mean(axis=0))
+    without, _ = write_medmnist(tmp_path, val_images=None, val_labels=None)
+    assert load_dataset(data_config(path=without)).x_train.shape == (9, 5, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"test_labels": None}, ["no test_labels", "must hold train_images, train_labels, test_images, test_labels"]),
+        ({"train_labels": np.zeros((9, 14), np.uint8)}, ["train_labels has shape (9, 14)", "one integer an image"]),
+        ({"train_images": np.zeros((9, 8, 8, 8), np.uint8)}, ["train_images has shape (9, 8, 8, 8)", "8 channels"]),
+        (
+            {"test_images": np.zeros((4, 6, 6), np.uint8)},
+            ["train_images have shape (5, 6, 1)", "test_images (6, 6, 1)"],
+        ),
+        ({"train_labels": np.zeros((8, 1), np.uint8)}, ["train_images has 9 images but train_labels 8 labels"]),
+    ],
+)
+def test_bad_files_of_medmnist(tmp_path, changes, parts):
+    path, _ = write_medmnist(tmp_path, **changes)
+    expect_line(path, parts)
+
+
+def test_of_two_layouts_in_a_file_the_librarys_counts(tmp_path):
+    path = write(tmp_path, **{key: value + 1 for key, value in np.load(write_medmnist(tmp_path)[0]).items()})
+    assert load_dataset(data_config(path=path)).y_train.tolist() == small_arrays()["y_train"].tolist()
 
 
 ZEROS = np.zeros

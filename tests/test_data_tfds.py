@@ -28,7 +28,7 @@ TRAIN, TEST = 40, 10
 
 
 def data_config(source, folder):
-    return config_dict.ConfigDict({"source": source, "path": "", "tfds_dir": str(folder), "flip": False})
+    return config_dict.ConfigDict({"source": source, "path": "", "tfds_dir": str(folder), "standardise": True})
 
 
 def random_images(rng, count, size, channels):

@@ -55,6 +55,28 @@ def test_what_a_run_leaves_behind(finished_run):
     chex.assert_trees_all_equal(newest_state(workdir, make_tiny_config()), jax.device_get(state))
 
 
+def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
+    """Images of a set that may be flipped, or the digits, which may not; without flip and crop they stay the same."""
+    key, images = jax.random.key(0), jnp.asarray(np.random.default_rng(0).integers(1, 256, (40, 8, 8, 1)), jnp.uint8)
+    none = {"augment.flavour": "none", "augment.padding": 0}
+    rng, labels = np.random.default_rng(1), np.arange(400) % 10
+    x = rng.integers(0, 256, (400, 8, 8), np.uint8)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=labels, x_test=x[:10], y_test=labels[:10])
+    mine = {"data.source": "npz", "data.path": str(tmp_path / "mine.npz"), "data.flip": True}
+    never, always = {"augment.flip": "never"}, {"augment.flip": "always"}
+    for fields, mirrored in (({}, False), (always, True), (mine, True), (mine | never, False)):
+        problem = build_experiment(make_tiny_config(**none, **fields)).problem
+        for view in (problem.weak, problem.strong):
+            changed = (np.asarray(view(key, images)) != np.asarray(images)).any(axis=(1, 2, 3))
+            assert changed.any() == mirrored and not changed.all()
+        assert problem.network.mean != (0.0,)
+    bordered = {"augment.flavour": "none", "augment.border": "zeros", "data.standardise": False}
+    problem = build_experiment(make_tiny_config(**bordered)).problem
+    assert (problem.network.mean, problem.network.std) == ((0.0,), (1.0,))
+    for view in (problem.weak, problem.strong):
+        assert (np.asarray(view(key, images)) == 0).any()  # black, which no image is
+
+
 def test_saved_partition_is_the_one_that_trained(finished_run):
     workdir, _ = finished_run
     mine = build_experiment(make_tiny_config())

@@ -13,6 +13,8 @@ from ml_collections import ConfigDict
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.models.resnet import ResNet
+from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 
@@ -71,6 +73,9 @@ def assert_trees_close(actual, expected, atol=2e-5):
         ("wrn16_1", 10, 175_066),
         ("resnet18", 10, 11_173_962),
         ("resnet18", 100, 11_220_132),
+        ("resnet34", 10, 21_282_122),
+        ("resnet50", 10, 23_520_842),
+        ("resnet50", 100, 23_705_252),
         ("wrn28_2", 10, 1_467_610),
         ("wrn28_8", 100, 23_401_012),
     ],
@@ -91,6 +96,127 @@ def test_wide_resnet_count_by_hand(k, num_classes, expected):
             count += convolutions + shortcut + 2 * block_input + 2 * width
         channels = width
     assert count + 2 * width + width * num_classes + num_classes == expected
+
+
+def count_of(built, shape=(32, 32, 3)):
+    variables = jax.eval_shape(built.init, jax.random.key(0), jnp.zeros((1, *shape)))
+    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+
+
+@pytest.mark.parametrize(("bottleneck", "channels", "expected"), [(False, 3, 21_282_122), (True, 1, 23_519_690)])
+def test_resnet34_and_50_count_by_hand(bottleneck, channels, expected):
+    """A convolution has its normalisation's scale and bias behind it; the shortcut one where the channels change."""
+    count, before = 9 * channels * 64 + 2 * 64, 64
+    for blocks, width in zip((3, 4, 6, 3), (64, 128, 256, 512)):
+        after = 4 * width if bottleneck else width
+        for _ in range(blocks):
+            sides = [(1, before, width), (9, width, width), (1, width, after)]
+            sides = sides if bottleneck else [(9, before, width), (9, width, width)]
+            sides += [(1, before, after)] * (before != after)
+            count += sum(area * a * b + 2 * b for area, a, b in sides)
+            before = after
+    assert count + before * 10 + 10 == expected
+    assert count_of(model(name="resnet50" if bottleneck else "resnet34"), (32, 32, channels)) == expected
+
+
+def test_resnet9_count_by_hand():
+    """FedMatch's nine kernels, no bias and no normalisation; with a policy, scales and biases besides."""
+    pairs = [(3, 64), (64, 128), (128, 128), (128, 128), (128, 256), (256, 512), (512, 512), (512, 512)]
+    kernels = sum(9 * a * b for a, b in pairs) + 512 * 10
+    assert kernels == 6_568_640
+    assert count_of(model(name="resnet9", normalisation="none")) == kernels
+    assert count_of(model(name="resnet9", normalisation="none"), (28, 28, 1)) == kernels - 2 * 9 * 64
+    assert count_of(model(name="resnet9")) == kernels + sum(2 * b for _, b in pairs)
+
+
+def test_sages_resnet8_count():
+    assert count_of(model(name="resnet8", width=64)) == 1_227_594  # 1.23 M
+
+
+def convolved(x, kernel, stride=1):
+    """A convolution by loops over the kernel: NumPy, zeros outside."""
+    height, width = kernel.shape[:2]
+    padded = np.pad(x, ((0, 0), (height // 2, height // 2), (width // 2, width // 2), (0, 0)))
+    return sum(
+        padded[:, a : a + x.shape[1] : stride, b : b + x.shape[2] : stride] @ kernel[a, b]
+        for a in range(height)
+        for b in range(width)
+    )
+
+
+def in_numpy(forward, module, shape):
+    """Features of a module in evaluation, and what NumPy makes of them with the same, random, variables."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, *shape)).astype(np.float32)
+    variables = jax.eval_shape(module.init, jax.random.key(0), x)
+    variables = jax.tree.map(lambda leaf: rng.uniform(0.2, 1.0, leaf.shape).astype(np.float32) - 0.4, variables)
+    variables["batch_stats"] = jax.tree.map(lambda leaf: np.abs(leaf) + 0.1, variables["batch_stats"])
+
+    def layer(scope, conv, norm, x, stride=1):
+        """Convolution and normalisation of the block at `scope`, which is () for the module itself."""
+        params, stats = variables["params"], variables["batch_stats"]
+        for name in scope:
+            params, stats = params[name], stats[name]
+        y = convolved(x.astype(np.float64), params[conv]["kernel"], stride)
+        y = (y - stats[norm]["mean"]) / np.sqrt(stats[norm]["var"] + 1e-5)
+        return y * params[norm]["scale"] + params[norm]["bias"]
+
+    return jax.jit(module.apply)(variables, x), forward(layer, x)
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def pooled(x):
+    height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    corners = [x[:, a:height:2, b:width:2] for a in range(2) for b in range(2)]
+    return np.max(corners, axis=0)
+
+
+def test_bottlenecks_against_numpy():
+    def forward(layer, x):
+        x = relu(layer((), "stem_conv", "stem_norm", x))
+        for scope, stride, widens in ((["stage0_block0"], 1, True), (["stage1_block0"], 2, True),
+                                      (["stage1_block1"], 1, False)):  # fmt: skip
+            y = relu(layer(scope, "conv0", "norm0", x))
+            y = relu(layer(scope, "conv1", "norm1", y, stride))
+            y = layer(scope, "conv2", "norm2", y)
+            x = relu(y + (layer(scope, "shortcut_conv", "shortcut_norm", x, stride) if widens else x))
+        return x.mean(axis=(1, 2))
+
+    module = ResNet(blocks=(1, 2), width=3, bottleneck=True, normalisation="running")
+    actual, expected = in_numpy(forward, module, (7, 6, 1))
+    assert actual.shape == (3, 4 * 2 * 3)
+    np.testing.assert_allclose(actual, expected, rtol=2e-4)
+
+
+def test_resnet9_against_numpy():
+    def forward(layer, x):
+        def step(x, number):
+            return relu(layer((), f"conv{number}", f"norm{number}", x))
+
+        x = pooled(step(step(x, 0), 1))
+        x = x + step(step(x, 2), 3)
+        x = pooled(step(pooled(step(x, 4)), 5))
+        x = x + step(step(x, 6), 7)
+        return x.max(axis=(1, 2))
+
+    actual, expected = in_numpy(forward, ResNet9(width=2, normalisation="running"), (19, 16, 1))
+    assert actual.shape == (3, 16)
+    np.testing.assert_allclose(actual, expected, rtol=2e-4)
+
+
+def test_resnet9_starts_as_fedmatchs():
+    """Kernels of variance 1 / fan-in, truncated at two deviations of the normal that is cut."""
+    built = model(name="resnet9", width=16, normalisation="none")
+    params = jax.jit(built.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]
+    for number in (2, 5, 6):
+        kernel = np.asarray(params["backbone"][f"conv{number}"]["kernel"])
+        deviation = kernel.shape[2] * 9
+        assert abs(kernel.std() * np.sqrt(deviation) - 1) < 0.05
+        assert np.abs(kernel).max() * np.sqrt(deviation) <= 2 / 0.87962566 + 1e-3
+    assert list(params["classifier"]) == ["kernel"]
 
 
 def test_resnet8_count_by_hand_at_any_width():
@@ -122,7 +248,7 @@ def test_shapes_and_tree_for_any_image(name, shape):
         built = model(7, {"projector": linear(16), "rotation": linear(4)}, name=name, normalisation=policy)
         variables = jax.eval_shape(built.init, jax.random.key(0), images)
         assert set(variables["params"]) == {"backbone", "classifier", "projector", "rotation"}
-        assert ("batch_stats" in variables) == (policy != "group")
+        assert ("batch_stats" in variables) == (policy in ("static", "running"))
         apply = functools.partial(built.apply, train=True, num_views=2)
         outputs = jax.eval_shape(apply, {"params": variables["params"]}, images)
         assert outputs.logits.shape == (4, 7)

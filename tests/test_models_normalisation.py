@@ -114,10 +114,17 @@ def test_group_normalisation_keeps_nothing_and_sees_one_example():
     np.testing.assert_allclose(y, expected.reshape(x.shape), atol=1e-5)
 
 
+def test_without_normalisation_there_is_nothing(x):
+    layer = Normalisation("none")
+    assert layer.init(jax.random.key(0), x, train=True) == {}
+    y, state = layer.apply({}, x, True, MASK, 2, mutable=["batch_stats"])
+    assert y is x and state == {}
+
+
 def test_number_of_groups():
     assert [number_of_groups(c) for c in (1, 3, 6, 16, 32, 48, 64, 512)] == [1, 1, 3, 8, 16, 24, 32, 32]
 
 
 def test_unknown_policy_names_the_known_ones(x):
-    with pytest.raises(UserError, match="static, running, group"):
+    with pytest.raises(UserError, match="static, running, group, none"):
         Normalisation("layer").init(jax.random.key(0), x)

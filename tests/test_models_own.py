@@ -12,7 +12,7 @@ from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import Dataset, dataset_facts
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models import POLICIES, build_model
+from fedjax_ssl.models import BACKBONES, POLICIES, build_model
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.machine import find_machine
 
@@ -59,7 +59,7 @@ POLICY = "normalisation: str = 'static'"
 
 @pytest.mark.parametrize("normalisation", ["running", "static", "group"])
 def test_the_librarys_own_backbone_by_its_path_is_the_same(normalisation):
-    config = {"normalisation": normalisation, "dtype": "float32"}
+    config = {"normalisation": normalisation, "dtype": "float32", "width": 0}
     named = build_model(ConfigDict({"name": "cnn", **config}), 10)
     assert build_model(ConfigDict({"name": "fedjax_ssl.models.cnn:SmallCNN", **config}), 10) == named
     assert network("fedjax_ssl.models.cnn:SmallCNN", normalisation=normalisation).normalisation == normalisation
@@ -102,7 +102,8 @@ def test_a_plain_module_is_adapted(own_folder):
     images = jax.random.uniform(jax.random.key(0), (5, 8, 8, 1), maxval=255.0)
     mask = jnp.arange(5) < 3
     # There are no statistics to be taken or sent.
-    assert all(network("own_plain:Mine", normalisation=policy).normalisation == "group" for policy in POLICIES)
+    kinds = {policy: network("own_plain:Mine", normalisation=policy).normalisation for policy in POLICIES}
+    assert kinds == {"static": "group", "running": "group", "group": "group", "none": "none"}
     built = network("own_plain:Mine")
     model = jax.jit(built.init)(jax.random.key(1))
     (first, second), after = jax.jit(built.train)(model, (images, images + 1), mask)
@@ -273,5 +274,5 @@ def test_whatever_reads_a_models_name_copes():
     config = apply_arguments(base_config(), f"semifl,{name},anchors=250")
     assert (config.method, config.model.name, config.data.num_anchors) == ("semifl", name, 250)
     assert find_machine(make_tiny_config(**{"model.name": name})).compiler_options == {}
-    with pytest.raises(UserError, match="known: cnn, resnet18, wrn28_2, wrn28_8, or your own"):
+    with pytest.raises(UserError, match=f"known: {', '.join(sorted(BACKBONES))}, or your own"):
         network("nobody")

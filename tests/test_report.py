@@ -24,7 +24,7 @@ from fedjax_ssl.report.run_report import lead_of, profile_of
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 
 PICTURES = {
-    "test_accuracy", "losses", "pseudo_labels", "qualified", "who_holds_what", "latent_space", "confusion",
+    "test_accuracy", "losses", "pseudo_labels", "qualified", "scores", "who_holds_what", "latent_space", "confusion",
     "class_accuracy", "bytes", "accuracy_over_bytes", "time",
 }  # fmt: skip
 

@@ -4,9 +4,10 @@ from fedjax_ssl.augment.flavours import FLAVOURS, Flavour, PoolEntry, get_flavou
 from fedjax_ssl.augment.mixup import mix, sample_lambda
 from fedjax_ssl.augment.operations import Operation
 from fedjax_ssl.augment.randaugment import check_rand_augment, rand_augment, strong_augment
-from fedjax_ssl.augment.weak import flip_and_crop, weak_augment
+from fedjax_ssl.augment.weak import BORDERS, flip_and_crop, weak_augment
 
 __all__ = [
+    "BORDERS",
     "FLAVOURS",
     "Flavour",
     "Operation",

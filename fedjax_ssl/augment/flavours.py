@@ -7,13 +7,19 @@ An entry's strength is low + (high - low) * fraction; the flavours differ in how
   fixmatch   14          {1, ..., m} / 10      1/2           1/2 of the side       after the weak geometry
   usb        14          uniform in [0, 1)     1             0 to 1/2 of the side  before the weak geometry
   fedlabel   16          m / 30                1             none (in the pool)    before the weak geometry
+  fedmatch   13          {0, ..., M - 1} / 9   1             none                  after the weak geometry
   none       0           -                     -             none                  (the weak geometry alone)
+
+The number of operations and m are the user's; usb and fedmatch read no m. FedMatch draws M from {2, ..., 5} for each
+image. What papers use: SemiFL 2 and m = 10; SAGE and ProxyFL fixmatch with 2 and m = 9 (their "10" is never drawn);
+(FL)^2 usb with 3; FedLabel's paper 10 operations of m = 1, its code one of m = 10, after which it crops from black
+borders (`augment.border`); FedMatch 6, with neither flip nor crop.
 
 The ranges stand in the tables below. Two things to know before comparing results:
 
 * SemiFL's magnitude of 10 is always the maximum. A translation by 100 pixels then blanks a 32x32 image,
   solarize is a full inversion and a cutout of 40 pixels covers most of the image.
-* All geometric operations sample the nearest neighbour. SemiFL's code shears bilinearly.
+* All geometric operations sample the nearest neighbour. SemiFL's code shears bilinearly, FedMatch's bicubically.
 """
 
 import math
@@ -30,6 +36,7 @@ class PoolEntry(NamedTuple):
     low: float = 0.0  # strength at magnitude zero, in the unit of the operation
     high: float = 0.0  # strength at the maximal magnitude
     signed: bool = False  # the strength is negated with probability 1/2
+    around: float = 0.0  # is then added to the strength
     of_side: bool = False  # the range is a share of the width (translate y: of the height), not pixels
     whole: bool = False  # the strength is rounded towards zero
     least: float = -math.inf  # a weaker strength is raised to this one
@@ -40,12 +47,14 @@ class Flavour(NamedTuple):
     """A published variant of RandAugment."""
 
     pool: tuple[PoolEntry, ...]  # empty: images stay as they are, whatever the number of operations and magnitude
-    magnitude: Literal["fixed", "up_to", "uniform"]  # fraction: m / max, {1, ..., m} / max, U(0, 1)
+    # Fraction: m / max, {1, ..., m} / max, U(0, 1), {0, ..., ceiling - 1} / (max - 1).
+    magnitude: Literal["fixed", "up_to", "uniform", "below_ceiling"]
     max_magnitude: int
     probability: float  # with which a drawn operation is applied
     cutout: tuple[float, float] | None  # smallest and largest final cutout, as a share of the side
     fill: tuple[int, int, int]  # red, green and blue level of a cutout
     geometry_first: bool  # whether the weak flip and crop come before the operations
+    ceilings: tuple[int, int] = (1, 1)  # of 'below_ceiling': the smallest and the largest that an image may have
 
 
 # UDA's pool (Xie et al., 2020) as SemiFL (Diao et al., 2022) uses it. SemiFL applies an operation with a
@@ -158,6 +167,32 @@ _FEDLABEL = Flavour(
     geometry_first=False,
 )
 
+# FedMatch's public code (Jeong et al., ICLR 2021). Its "equalize" leaves the image as it is.
+_FEDMATCH = Flavour(
+    pool=(
+        PoolEntry(Operation.AUTO_CONTRAST),
+        PoolEntry(Operation.IDENTITY),
+        PoolEntry(Operation.ROTATE_ON_GREY, 0, 360),
+        PoolEntry(Operation.SOLARIZE, 256, 231),
+        PoolEntry(Operation.COLOR, 0, 0.9, signed=True, around=1),
+        PoolEntry(Operation.POSTERIZE, 8.5, 4.5, whole=True),  # 8 to 4 bits, rounded to the nearest
+        PoolEntry(Operation.CONTRAST, 0, 0.5, signed=True, around=1),
+        PoolEntry(Operation.BRIGHTNESS, 0, 0.3, signed=True, around=1),
+        PoolEntry(Operation.SHARPNESS, 0, 0.9, signed=True, around=1),
+        PoolEntry(Operation.SHEAR_X, 0, 0.3, signed=True),
+        PoolEntry(Operation.SHEAR_Y, 0, 0.3, signed=True),
+        PoolEntry(Operation.TRANSLATE_X, 0, 0.2, signed=True, of_side=True),
+        PoolEntry(Operation.TRANSLATE_Y, 0, 0.2, signed=True, of_side=True),
+    ),
+    magnitude="below_ceiling",
+    max_magnitude=10,
+    probability=1.0,
+    cutout=None,
+    fill=(0, 0, 0),
+    geometry_first=True,
+    ceilings=(2, 5),
+)
+
 # No RandAugment: strong augmentation is the weak one with a draw of its own.
 _NONE = Flavour(
     pool=(),
@@ -169,7 +204,14 @@ _NONE = Flavour(
     geometry_first=True,
 )
 
-FLAVOURS = {"semifl": _SEMIFL, "usb": _USB, "fixmatch": _FIXMATCH, "fedlabel": _FEDLABEL, "none": _NONE}
+FLAVOURS = {
+    "semifl": _SEMIFL,
+    "usb": _USB,
+    "fixmatch": _FIXMATCH,
+    "fedlabel": _FEDLABEL,
+    "fedmatch": _FEDMATCH,
+    "none": _NONE,
+}
 
 
 def get_flavour(name: str) -> Flavour:

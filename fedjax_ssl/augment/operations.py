@@ -30,6 +30,7 @@ import numpy as np
 _LEVELS = 256
 # Image.transform computes source coordinates in fixed point with 16 fractional bits.
 _FRACTION_BITS = 16
+_GREY = 128  # behind ROTATE_ON_GREY
 
 
 class Operation(enum.IntEnum):
@@ -52,6 +53,7 @@ class Operation(enum.IntEnum):
     CONTRAST = 14  # factor, 1 is the identity
     SHARPNESS = 15  # factor, 1 is the identity
     CUTOUT = 16  # side of the square in pixels
+    ROTATE_ON_GREY = 17  # degrees, as ROTATE, but what was outside the image is grey
 
 
 def to_planes(images: jax.Array) -> jax.Array:
@@ -145,7 +147,7 @@ def _covered(centre: jax.Array, size: jax.Array, length: int) -> jax.Array:
 
 
 def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> jax.Array:
-    """Samples each image at affinely transformed positions, nearest neighbour, black outside."""
+    """Samples each image at affinely transformed positions, nearest neighbour, black outside (or grey)."""
     batch, channels, height, width = planes.shape
     pixels = height * width
     matrix = _affine_matrix(operation, strength, height, width)
@@ -159,15 +161,18 @@ def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> j
     source = jnp.floor(jnp.matmul(matrix, positions, precision=jax.lax.Precision.HIGHEST))
     x, y = source[:, 0].astype(jnp.int32), source[:, 1].astype(jnp.int32)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    # The pixels outside read a black pixel behind the last one.
+    # The pixels outside read a black or grey pixel behind the last one.
     source = jnp.where(inside, y * width + x, pixels)[:, None, :]
-    flat = jnp.pad(planes.reshape(batch, channels, pixels), ((0, 0), (0, 0), (0, 1)))
+    behind = jnp.where(operation == Operation.ROTATE_ON_GREY, _GREY, 0)[:, None, None]
+    behind = jnp.broadcast_to(behind, (batch, channels, 1)).astype(planes.dtype)
+    flat = jnp.concatenate([planes.reshape(batch, channels, pixels), behind], axis=2)
     return jnp.take_along_axis(flat, source, axis=2, mode="promise_in_bounds").reshape(planes.shape)
 
 
 def _affine_matrix(operation: jax.Array, strength: jax.Array, height: int, width: int) -> jax.Array:
     """The coefficients of Image.transform, x' = a x + b y + c and y' = d x + e y + f: [B, 2, 3]."""
-    angle = jnp.where(operation == Operation.ROTATE, jnp.deg2rad(strength), 0)
+    is_rotation = (operation == Operation.ROTATE) | (operation == Operation.ROTATE_ON_GREY)
+    angle = jnp.where(is_rotation, jnp.deg2rad(strength), 0)
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
     x_row = jnp.where(operation == Operation.SHEAR_X, strength, -sine)
     y_step = jnp.where(operation == Operation.SHEAR_Y, strength, sine)

@@ -29,10 +29,10 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
     Args:
         key: a JAX random key.
         images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
-        flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel' or 'none', see `flavours`.
+        flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel', 'fedmatch' or 'none', see `flavours`.
         num_ops: operations drawn for each image, with replacement; each is applied with the flavour's
           probability. Ignored by none.
-        magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb and none ignore it.
+        magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb, fedmatch and none ignore it.
 
     Returns:
         uint8 [B, H, W, C], grey levels.
@@ -72,7 +72,14 @@ def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
 
 
 def strong_augment(
-    key: jax.Array, images: jax.Array, flip: bool, padding: int, flavour: str, num_ops: int, magnitude: int
+    key: jax.Array,
+    images: jax.Array,
+    flip: bool,
+    padding: int,
+    flavour: str,
+    num_ops: int,
+    magnitude: int,
+    border: str = "reflect",
 ) -> jax.Array:
     """Strong augmentation: a weak augmentation with its own draw, and RandAugment.
 
@@ -82,10 +89,11 @@ def strong_augment(
         key: a JAX random key.
         images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
         flip: whether images may be mirrored, see `weak.weak_augment`.
-        padding: pixels of reflect padding, see `weak.weak_augment`.
-        flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel' or 'none', see `flavours`.
+        padding: pixels of padding, see `weak.weak_augment`.
+        flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel', 'fedmatch' or 'none', see `flavours`.
         num_ops: operations drawn for each image, with replacement.
         magnitude: see `rand_augment`.
+        border: what the padding is, 'reflect' or 'zeros', see `weak.weak_augment`.
 
     Returns:
         uint8 [B, H, W, C], grey levels.
@@ -95,10 +103,10 @@ def strong_augment(
     """
     weak_key, rand_key = jax.random.split(key)
     if get_flavour(flavour).geometry_first:
-        images = weak_augment(weak_key, images, flip, padding)
+        images = weak_augment(weak_key, images, flip, padding, border)
         return rand_augment(rand_key, images, flavour, num_ops, magnitude)
     images = rand_augment(rand_key, images, flavour, num_ops, magnitude)
-    return weak_augment(weak_key, images, flip, padding)
+    return weak_augment(weak_key, images, flip, padding, border)
 
 
 def draw_operations(
@@ -125,13 +133,14 @@ def draw_operations(
     index = jnp.minimum((which * len(pool)).astype(jnp.int32), len(pool) - 1)
     table = np.array([_strength_range(entry, height, width) for entry in pool], np.float32)
     low, high = jnp.asarray(table[:, 0])[index], jnp.asarray(table[:, 1])[index]
-    strength = low + (high - low) * _fraction(flavour, magnitude, level)
+    strength = low + (high - low) * _fraction(flavour, magnitude, level, key)
     # The margin keeps products such as 0.3 * 10 / 10 * 40, which are whole in theory, from being rounded down.
     whole = jnp.asarray([entry.whole for entry in pool])[index]
     strength = jnp.where(whole, jnp.floor(strength + 1e-4), strength)
     strength = jnp.maximum(strength, jnp.asarray([entry.least for entry in pool])[index])
     signed = jnp.asarray([entry.signed for entry in pool])[index]
     strength = jnp.where(signed & (sign < 0.5), -strength, strength)
+    strength = strength + jnp.asarray([entry.around for entry in pool], jnp.float32)[index]
     operation = jnp.asarray([int(entry.operation) for entry in pool], jnp.int32)[index]
     operation = jnp.where(applied < flavour.probability, operation, int(Operation.IDENTITY))
 
@@ -171,10 +180,14 @@ def _strength_range(entry: PoolEntry, height: int, width: int) -> tuple[float, f
     return entry.low * side, entry.high * side
 
 
-def _fraction(flavour: Flavour, magnitude: int, level: jax.Array) -> jax.Array:
-    """Where in its range a strength lies, from a uniform draw `level`: in [0, 1]."""
+def _fraction(flavour: Flavour, magnitude: int, level: jax.Array, key: jax.Array) -> jax.Array:
+    """Where in its range a strength lies, from a uniform draw `level` [S, B]: in [0, 1]."""
     if flavour.magnitude == "uniform":
         return level
+    if flavour.magnitude == "below_ceiling":
+        smallest, largest = flavour.ceilings
+        ceiling = jax.random.randint(jax.random.fold_in(key, 0), level.shape[1:], smallest, largest + 1)
+        return jnp.minimum(jnp.floor(level * ceiling), ceiling - 1) / (flavour.max_magnitude - 1)
     if flavour.magnitude == "up_to":
         return jnp.minimum(jnp.floor(level * magnitude) + 1, magnitude) / flavour.max_magnitude
     return jnp.full_like(level, magnitude / flavour.max_magnitude)

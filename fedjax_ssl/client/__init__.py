@@ -3,8 +3,9 @@
 from fedjax_ssl.client.consistency import Rule, Step, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.fix_mix import fix_mix_phase
-from fedjax_ssl.client.labels import Labelled, label_cohort, score_cohort
-from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd, own_optimizers
+from fedjax_ssl.client.labels import Labelled, label_cohort, score_by_own_models, score_cohort
+from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd, own_optimizers, trained_models
+from fedjax_ssl.client.on_labels import OnLabels, loss_on_labels
 from fedjax_ssl.client.thresholds import own_thresholds, qualify
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Examples",
     "Labelled",
     "Loss",
+    "OnLabels",
     "Rule",
     "Step",
     "consistency_phase",
@@ -20,8 +22,11 @@ __all__ = [
     "global_model",
     "label_cohort",
     "local_sgd",
+    "loss_on_labels",
     "own_optimizers",
     "own_thresholds",
     "qualify",
+    "score_by_own_models",
     "score_cohort",
+    "trained_models",
 ]

@@ -71,7 +71,8 @@ class Deck(NamedTuple):
 
     Attributes:
         rows: int32 [n_max], all of the client's rows of the image table.
-        order: int32 [E, n_max], positions of the examples in the deck in random order; the others follow.
+        order: int32 [E, n_max], positions of the examples in the deck in random order; the others follow. [E, B] if
+            an epoch is one batch, see `drawn`.
         size: int32 [], how many are in the deck.
     """
 
@@ -85,6 +86,16 @@ class Deck(NamedTuple):
         order = jax.vmap(lambda key, chosen: epoch_orders(key, chosen, epochs))(keys, included)
         return cls(examples.rows, order, jnp.sum(included, axis=1))
 
+    @classmethod
+    def drawn(cls, examples: Examples, included: jax.Array, keys: jax.Array, steps: int, batch_size: int) -> "Deck":
+        """The decks of so many steps, each on a batch drawn uniformly and without replacement from all included.
+
+        An epoch of such a deck is one batch. If fewer examples are included than a batch has, it has all of them.
+        """
+        deck = cls.shuffled(examples, included, keys, steps)
+        width = min(batch_size, included.shape[-1])
+        return cls(deck.rows, deck.order[..., :width], jnp.minimum(deck.size, width))
+
     def num_steps(self, batch_size: int) -> jax.Array:
         """Local steps of all epochs, a short last batch included: int32 of `size`'s shape."""
         return self.order.shape[-2] * num_batches(self.size, batch_size)
@@ -93,6 +104,6 @@ class Deck(NamedTuple):
         """The batch of local step `index`; after the last epoch the deck starts again with the first."""
         epoch, number = jnp.divmod(index, jnp.maximum(num_batches(self.size, batch_size), 1))
         places, mask = batch_positions(number, batch_size, self.size)
-        places = jnp.minimum(places, len(self.rows) - 1)
+        places = jnp.minimum(places, self.order.shape[-1] - 1)
         positions = self.order[epoch % len(self.order), places]
         return Batch(self.rows[positions], positions, places, mask, epoch, index)

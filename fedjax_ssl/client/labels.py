@@ -12,6 +12,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem, Report
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import map_batches
+from fedjax_ssl.learning.sgd import Model
 
 DEBIASING = ("none", "app_u")  # of `config.threshold.debias`
 LEAST_PRIOR = 1e-6  # of a class; a smaller one would make any probability the largest
@@ -147,3 +148,26 @@ def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples
 
     scored = map_batches(score_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
     return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), scored)
+
+
+def score_by_own_models(problem: Problem, scores: Callable, models: Model, images: jax.Array, rows: jax.Array) -> Any:
+    """Scores of every example of a cohort by a model of each job's own, one job after the other.
+
+    On several devices labelling is repeated on each, so that all models come to all of them.
+
+    Args:
+        problem: the run; `eval_batch_size` images are scored at a time.
+        scores: (model, images [B, H, W, C]) -> a pytree with leaves [B, ...], each image independent of the others.
+        models: leaves [M, ...].
+        images: uint8 [N, H, W, C], the flat table.
+        rows: int32 [M, n_max], of the image table.
+
+    Returns:
+        The scores, leaves [M, n_max, ...].
+    """
+
+    def score_job(job):
+        model, of_job = job
+        return map_batches(lambda batch: scores(model, images[batch]), of_job, problem.config.eval_batch_size)
+
+    return jax.lax.map(score_job, (models, rows))

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,
@@ -12,9 +13,11 @@ from fedjax_ssl.engine.interface import (
     Finished,
     Metrics,
     Phase,
+    Previous,
     Problem,
     State,
     Upload,
+    completed,
     trained_parts,
 )
 from fedjax_ssl.learning import sgd
@@ -22,7 +25,7 @@ from fedjax_ssl.learning.losses import proximal_term
 from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
-from fedjax_ssl.learning.trees import clip_update, select, where
+from fedjax_ssl.learning.trees import clip_update, select, where, where_rows
 
 OPT_STATE = "opt_state"  # the entry of a persistent optimiser in a client's memory
 
@@ -75,6 +78,9 @@ def local_sgd(
     told: Callable | None = None,
     batch_size: int | None = None,
     begin: Callable[..., Model] | None = None,
+    send: Callable[..., Model] | None = None,
+    handed_on: bool = False,
+    adapt: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None,
     memory: str = OPT_STATE,
     sums: Mapping[str, tuple[int, ...]] = {},
 ) -> Phase:
@@ -96,6 +102,9 @@ def local_sgd(
             nothing is told.
         batch_size: of `batch`; None: `client.batch_size`.
         begin: (received, work, own) -> the model that training begins with; None: the received one.
+        send: (received, work, model, totals) -> the model that is uploaded; None: the trained one.
+        handed_on: whether the model goes to the next phase and not to the server, so that nothing is clipped.
+        adapt: makes the optimiser of the phase out of the configuration's; None: it is that one.
         memory: the entry of the client's own memory that a persistent optimiser has; phases with an optimiser each
             have an entry each, see `own_optimizers`.
         sums: shapes of the loss's `sums`, which join what is told.
@@ -104,11 +113,16 @@ def local_sgd(
         The Phase.
     """
     network, config = problem.network, problem.config.client
-    clip_norm, batch_size = problem.config.aggregation.clip_norm, batch_size or config.batch_size
+    clip_norm = 0.0 if handed_on else problem.config.aggregation.clip_norm
+    batch_size = batch_size or config.batch_size
+
+    def optimizer_at(learning_rate: jax.Array) -> optax.GradientTransformation:
+        optimizer = make_optimizer(config, learning_rate)
+        return optimizer if adapt is None else adapt(optimizer)
 
     def start(received: Broadcast, work, own) -> Training:
         model = received.model if begin is None else begin(received, work, own)
-        learner = sgd.start(make_optimizer(config, received.learning_rate), model, parts)
+        learner = sgd.start(optimizer_at(received.learning_rate), model, parts)
         if config.persistent:
             learner = learner._replace(opt_state=own[memory])
         others = {name: value for name, value in own.items() if name != memory}
@@ -126,8 +140,7 @@ def local_sgd(
                 value = value + config.proximal * term
             return value, (result.batch_stats, result)
 
-        optimizer = make_optimizer(config, received.learning_rate)
-        learner, result = sgd.step(whole_loss, optimizer, carry.learner, parts)
+        learner, result = sgd.step(whole_loss, optimizer_at(received.learning_rate), carry.learner, parts)
         if result.counts is not None:
             learner = where(result.counts, learner, carry.learner)
         own = carry.own
@@ -142,7 +155,8 @@ def local_sgd(
         own = {} if remember is None else carry.own
         if config.persistent:
             own = {**own, memory: carry.learner.opt_state}
-        model = trained_parts(network, carry.learner.model, parts)
+        model = carry.learner.model if send is None else send(received, work, carry.learner.model, carry.totals)
+        model = trained_parts(network, model, parts)
         if clip_norm:
             model = model._replace(params=clip_update(model.params, select(received.model.params, parts), clip_norm))
         words = {} if told is None else told(work, carry.learner.model, carry.totals)
@@ -159,7 +173,20 @@ def global_model(problem: Problem, state: State, extra: Any = ()) -> Broadcast:
     return Broadcast(state.model, rate, extra)
 
 
-def own_optimizers(problem: Problem, model: Model, parts: tuple[str, ...], memory: str = OPT_STATE) -> dict[str, Any]:
+def trained_models(received: Broadcast, previous: Previous) -> Model:
+    """The whole model of each job after the phase before, leaves [M, ...]; of a job without one the received model."""
+    num_jobs = len(previous.took_part)
+    whole = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_jobs, *jnp.shape(leaf))), received.model)
+    return where_rows(previous.took_part, completed(whole, previous.upload.model), whole)
+
+
+def own_optimizers(
+    problem: Problem,
+    model: Model,
+    parts: tuple[str, ...],
+    memory: str = OPT_STATE,
+    adapt: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None,
+) -> dict[str, Any]:
     """The entry of `State.clients` for persistent optimisers, every leaf [K, ...]; {} if they start afresh.
 
     With momentum this is one more model for each of the K clients, on the device and in every checkpoint.
@@ -167,5 +194,6 @@ def own_optimizers(problem: Problem, model: Model, parts: tuple[str, ...], memor
     config = problem.config
     if not config.client.persistent:
         return {}
-    opt_state = make_optimizer(config.client, 0.0).init(select(model.params, parts))
+    optimizer = make_optimizer(config.client, 0.0)
+    opt_state = (optimizer if adapt is None else adapt(optimizer)).init(select(model.params, parts))
     return {memory: jax.tree.map(lambda leaf: jnp.repeat(leaf[None], config.num_clients, axis=0), opt_state)}

@@ -9,6 +9,7 @@ from fedjax_ssl.data.arrays import Arrays, existing_path
 from fedjax_ssl.errors import UserError, first_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+MEDMNIST_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the order of KEYS
 
 
 def load_npz(path: str) -> Arrays:
@@ -16,24 +17,34 @@ def load_npz(path: str) -> Arrays:
 
     Args:
         path: the file. It holds x_train and x_test, uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, and
-          y_train and y_test, integers [N] of 0 .. num_classes - 1 in which every class occurs at least once.
+          y_train and y_test, integers [N] of 0 .. num_classes - 1 in which every class occurs at least once. Or it is
+          a file of MedMNIST, with train_images, train_labels, test_images and test_labels, labels [N, 1], whose
+          val_images and val_labels are left out.
 
     Returns:
         The arrays, the images with their channel axis, and the classes, named by their numbers.
 
     Raises:
         UserError: the file is missing or no npz, a key is missing, or an array is not as described above.
+
+    Source of the second layout: Yang et al., "MedMNIST v2", Scientific Data, 2023.
     """
-    raw = read_arrays(path, KEYS, field="data.path")
-    x_train = _check_images(path, "x_train", raw["x_train"])
-    x_test = _check_images(path, "x_test", raw["x_test"])
+    with open_archive(path, "data.path", f"an npz file with the arrays {', '.join(KEYS)}") as archive:
+        keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(archive.files)))
+    raw = read_arrays(path, keys, field="data.path")
+    train, train_labels, test, test_labels = keys
+    if keys == MEDMNIST_KEYS:  # Labels have a column for each task; several are no classification into one of C.
+        for key in (train_labels, test_labels):
+            raw[key] = raw[key][:, 0] if raw[key].ndim == 2 and raw[key].shape[1] == 1 else raw[key]
+    x_train = _check_images(path, train, raw[train])
+    x_test = _check_images(path, test, raw[test])
     if x_train.shape[1:] != x_test.shape[1:]:
         raise UserError(
-            f"{path}: images of x_train have shape {x_train.shape[1:]}, those of x_test {x_test.shape[1:]}; "
+            f"{path}: images of {train} have shape {x_train.shape[1:]}, those of {test} {x_test.shape[1:]}; "
             "bring both to one height, width and number of channels"
         )
-    y_train = _check_labels(path, "y_train", raw["y_train"], "x_train", len(x_train))
-    y_test = _check_labels(path, "y_test", raw["y_test"], "x_test", len(x_test))
+    y_train = _check_labels(path, train_labels, raw[train_labels], train, len(x_train))
+    y_test = _check_labels(path, test_labels, raw[test_labels], test, len(x_test))
     classes = np.union1d(y_train, y_test)
     expected = np.arange(len(classes))
     if not np.array_equal(classes, expected):

@@ -74,15 +74,23 @@ def load_dataset(config: Any) -> Dataset:
     Args:
         config: the `data` section. Read are `source` (one of `SOURCES`); for an npz and a folder `path` and `flip`,
           for a folder `image_size`, too; for a published data set `tfds_dir`, the folder of TensorFlow Datasets
-          ('' = its default).
+          ('' = its default); and `standardise`.
 
     Returns:
-        The data set.
+        The data set; unless `standardise`, with means of 0 and deviations of 1, which leave pixels from 0 to 1.
 
     Raises:
         UserError: the source is unknown, the file or folder is missing or malformed, or a published data set is neither
           on the disk nor within reach of the network.
     """
+    dataset = _load(config)
+    if config.standardise:
+        return dataset
+    channels = dataset.x_train.shape[-1]
+    return dataset._replace(mean=(0.0,) * channels, std=(1.0,) * channels)
+
+
+def _load(config: Any) -> Dataset:
     if config.source == "digits":
         return _load_digits()
     if config.source in ("npz", "folder"):

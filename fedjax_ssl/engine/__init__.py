@@ -2,6 +2,7 @@
 
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,
+    Augmentation,
     Broadcast,
     Cohort,
     Draw,
@@ -23,6 +24,7 @@ from fedjax_ssl.engine.interface import (
 
 __all__ = [
     "CLASSIFIER",
+    "Augmentation",
     "Broadcast",
     "Cohort",
     "Draw",

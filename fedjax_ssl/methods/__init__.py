@@ -23,6 +23,8 @@ NAMES = (
     "anchors_only",
     "fedanchor",
     "fedil",
+    "fedlabel",
+    "fedtrinet",
     "fixmatch",
     "proxyfl",
     "sage",

@@ -24,7 +24,8 @@ from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_serv
 VARIANTS = {
     "parallel": {"fixmatch.server": "parallel"},  # SemiFL's Table 4
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+FixMatch; no paper gives mu
-    "gpl": {"consistency.labels_from": "received"},  # SAGE's FixMatch-GPL, global labels; without it, FixMatch-LPL
+    "lpl": {"consistency.labels_from": "local"},  # SAGE's FixMatch-LPL, labels of the client's current model
+    "gpl": {"consistency.labels_from": "received"},  # its FixMatch-GPL, labels of the global model as it came down
 }
 
 

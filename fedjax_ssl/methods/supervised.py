@@ -12,11 +12,8 @@ anchors and alternate with the server's training (its longer version) or do not 
 `server.pretrain_epochs` and `server.epochs`. There is no strong augmentation.
 """
 
-from typing import NamedTuple
-
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, local_sgd
+from fedjax_ssl.client import Deck, Examples, OnLabels, local_sgd, loss_on_labels
 from fedjax_ssl.engine import Jobs, Method, Problem
-from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
 
@@ -29,12 +26,6 @@ VARIANTS = {
 }
 
 
-class Work(NamedTuple):
-    """What one client trains on: its labelled examples."""
-
-    deck: Deck
-
-
 def supervised(problem: Problem) -> Method:
     """FedAvg (or FedProx) on the visible labels, as a Method."""
     config = problem.config.client
@@ -43,20 +34,10 @@ def supervised(problem: Problem) -> Method:
         del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
-        return Jobs(deck.num_steps(config.batch_size), Work(deck))
+        return Jobs(deck.num_steps(config.batch_size), OnLabels(deck))
 
-    def loss(received, data, work: Work, batch: Batch, own, key):
-        del received, work, own
-        images = problem.weak(key, data.images[batch.rows])
-
-        def of(model) -> Loss:
-            (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)
-            value = cross_entropy(outputs.logits, data.visible_labels[batch.rows], batch.mask)
-            return Loss(value, batch_stats, {"client_loss": value})
-
-        return of
-
-    return alternating(problem, (local_sgd(problem, prepare, loss, metrics=("client_loss",)),))
+    phase = local_sgd(problem, prepare, loss_on_labels(problem), metrics=("client_loss",))
+    return alternating(problem, (phase,))
 
 
 ENTRY = Entry(

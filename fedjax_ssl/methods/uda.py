@@ -17,7 +17,11 @@ from fedjax_ssl.learning.losses import soft_label_loss
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
 
-VARIANTS = {"fedprox": {"client.proximal": 0.01}}  # FedLabel's FedProx+UDA; no paper gives mu
+VARIANTS = {
+    "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+UDA; no paper gives mu
+    "lpl": {"consistency.labels_from": "local"},
+    "gpl": {"consistency.labels_from": "received"},
+}
 
 
 def defaults() -> ConfigDict:

@@ -16,6 +16,7 @@ from fedjax_ssl.models.heads import Heads, Linear, Outputs
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
 from fedjax_ssl.models.own import build_backbone, check_backbone
 from fedjax_ssl.models.resnet import ResNet
+from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -33,7 +34,10 @@ __all__ = [
 BACKBONES = {
     "cnn": SmallCNN,
     "resnet8": functools.partial(ResNet, blocks=(1, 1, 1), width=16),
+    "resnet9": ResNet9,
     "resnet18": ResNet,
+    "resnet34": functools.partial(ResNet, blocks=(3, 4, 6, 3)),  # FedLabel's on CIFAR-10
+    "resnet50": functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True),  # and on CIFAR-100
     "wrn16_1": functools.partial(WideResNet, depth=16, width=1),
     "wrn28_2": functools.partial(WideResNet, depth=28, width=2),
     "wrn28_8": functools.partial(WideResNet, depth=28, width=8),  # SemiFL's on CIFAR-100
@@ -83,7 +87,7 @@ def _of_width(backbone, config):
     """The same backbone with `config.width` channels in its first stage."""
     if type(config.width) is not int or config.width < 1:
         raise UserError(f"model.width is {config.width!r}; it must be 0 (the backbone's own) or a number of channels")
-    if not isinstance(backbone, ResNet):
+    if not isinstance(backbone, ResNet | ResNet9):
         raise UserError(
             f"model.width is of ResNets alone; model.name={config.name} has its own, so leave model.width 0"
         )

@@ -36,7 +36,8 @@ class Heads(nn.Module):
     The parameters' top level is 'backbone', 'classifier', and the heads' names.
 
     Attributes:
-        backbone: module from (images, train, mask, num_views) to features [B, F].
+        backbone: module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its
+          attribute `classifier_bias` is False.
         num_classes: C.
         heads: name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword
           `name`, as a class of modules does.
@@ -59,6 +60,7 @@ class Heads(nn.Module):
               they had been passed one after the other.
         """
         features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
-        logits = Linear(self.num_classes, name="classifier")(features)
+        bias = getattr(self.backbone, "classifier_bias", True)
+        logits = Linear(self.num_classes, use_bias=bias, name="classifier")(features)
         heads = {name: head(name=name)(features, train, mask, num_views) for name, head in self.heads.items()}
         return Outputs(logits, heads, features)

@@ -314,17 +314,19 @@ class Conv(nn.Module):
         kernel_size: (height, width), odd.
         strides: 1 or 2.
         dtype: dtype of the computation and of the output.
+        init: initialiser of the kernel.
     """
 
     features: int
     kernel_size: tuple[int, int] = (3, 3)
     strides: int = 1
     dtype: jnp.dtype = jnp.float32
+    init: nn.initializers.Initializer = convolution_init
 
     @nn.compact
     def __call__(self, x):
         shape = (*self.kernel_size, x.shape[-1], self.features)
-        kernel = self.param("kernel", convolution_init, shape, jnp.float32)
+        kernel = self.param("kernel", self.init, shape, jnp.float32)
         return conv2d(x.astype(self.dtype), kernel.astype(self.dtype), self.strides)
 
 

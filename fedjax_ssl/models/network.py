@@ -19,8 +19,8 @@ class Network(NamedTuple):
         module: the Flax module, a `Heads`.
         mean, std: per channel, in units of [0, 1] pixel values; they belong to the data set.
         image_shape: (height, width, channels).
-        normalisation: the batch normalisation policy, 'static', 'running' or 'group'; always 'group' for a user's
-          backbone that has no statistics.
+        normalisation: the batch normalisation policy, one of `POLICIES`; of a user's backbone that has no statistics
+          'group', or 'none'.
         embedding: name of the head that represents an image; '': the backbone's features do.
     """
 
@@ -114,6 +114,6 @@ def build_network(
         std=tuple(facts["std"]),
         image_shape=image_shape,
         # A backbone without statistics has none to recompute, send or average.
-        normalisation=section.normalisation if keeps else "group",
+        normalisation=section.normalisation if keeps or section.normalisation == "none" else "group",
         embedding=embedding,
     )

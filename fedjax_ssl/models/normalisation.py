@@ -8,6 +8,7 @@ Federated results move by tens of points with the treatment of batch normalisati
 * 'running': running averages, updated in training and used in evaluation (Ioffe and Szegedy, ICML 2015;
   conventions of PyTorch).
 * 'group': group normalisation (Wu and He, ECCV 2018): statistics of each example alone, nothing stored.
+* 'none': no normalisation, and no scale and shift either (FedMatch's networks, Jeong et al., ICLR 2021).
 """
 
 import flax.linen as nn
@@ -17,7 +18,7 @@ from jax import lax
 
 from fedjax_ssl.errors import UserError
 
-POLICIES = ("static", "running", "group")
+POLICIES = ("static", "running", "group", "none")
 EPSILON = 1e-5
 MOMENTUM = 0.1  # new average = 0.9 * old + 0.1 * batch
 
@@ -25,9 +26,10 @@ MOMENTUM = 0.1  # new average = 0.9 * old + 0.1 * batch
 class Normalisation(nn.Module):
     """Normalises the last axis under one policy, then scales and shifts.
 
-    Parameters `scale` (1) and `bias` (0), each [C]. Under 'static' and 'running' the collection
-    'batch_stats' holds `mean` (0) and `var` (1), each [C]. A training pass needs that collection only where
-    it is mutable; an evaluation pass always reads it. What a training pass with a mutable collection writes:
+    Parameters `scale` (1) and `bias` (0), each [C]; under 'none' there are none, and the layer does nothing. Under
+    'static' and 'running' the collection 'batch_stats' holds `mean` (0) and `var` (1), each [C]. A training pass needs
+    that collection only where it is mutable; an evaluation pass always reads it. What a training pass with a mutable
+    collection writes:
 
     * 'static': the mean and the unbiased variance of this batch, which replace the previous ones, so that a
       statistics pass may average them over batches. Several views count as several batches: their plain mean.
@@ -36,7 +38,7 @@ class Normalisation(nn.Module):
     A view without a single valid example changes neither.
 
     Attributes:
-        policy: 'static', 'running' or 'group'.
+        policy: 'static', 'running', 'group' or 'none'.
     """
 
     policy: str = "static"
@@ -60,6 +62,8 @@ class Normalisation(nn.Module):
         """
         if self.policy not in POLICIES:
             raise UserError(f"unknown normalisation {self.policy!r}; known: {', '.join(POLICIES)}")
+        if self.policy == "none":
+            return x
         channels = x.shape[-1]
         scale = self.param("scale", nn.initializers.ones, (channels,), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (channels,), jnp.float32)

@@ -118,7 +118,7 @@ def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, 
     _check_features(name, features, batch.shape[0])
     for number, (path, policy, arguments) in enumerate(layers):
         where = f"model.name={name}: its Normalisation {_shown(path)}"
-        if policy == "group":  # of each example by itself: its arguments do not matter
+        if policy in ("group", "none"):  # of each example by itself: its arguments do not matter
             continue
         if policy != normalisation:
             raise UserError(

@@ -35,26 +35,58 @@ class BasicBlock(nn.Module):
         return nn.relu(x + y)
 
 
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolution, the last to four times the channels, each followed by normalisation; a shortcut.
+
+    The 3x3 convolution has the stride. ReLU between them and after the addition; the shortcut is `BasicBlock`'s.
+    """
+
+    features: int
+    strides: int = 1
+    normalisation: str = "static"
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, train, mask, num_views):
+        def normalise(y, name):
+            return Normalisation(self.normalisation, name=name)(y, train, mask, num_views)
+
+        y = Conv(self.features, (1, 1), dtype=self.dtype, name="conv0")(x)
+        y = nn.relu(normalise(y, "norm0"))
+        y = Conv(self.features, strides=self.strides, dtype=self.dtype, name="conv1")(y)
+        y = nn.relu(normalise(y, "norm1"))
+        y = Conv(4 * self.features, (1, 1), dtype=self.dtype, name="conv2")(y)
+        y = normalise(y, "norm2")
+        if x.shape != y.shape:
+            x = Conv(4 * self.features, (1, 1), self.strides, dtype=self.dtype, name="shortcut_conv")(x)
+            x = normalise(x, "shortcut_norm")
+        return nn.relu(x + y)
+
+
 class ResNet(nn.Module):
     """A post-activation residual network for images of about 32x32.
 
     The stem is one 3x3 convolution of stride 1 to `width` channels with normalisation and ReLU, without
     max-pooling; then stages of basic blocks, each with twice the channels of the one before, all but the first
-    starting with stride 2; global average pooling to the last stage's channels. With a classifier for 10 classes
-    ResNet-18 (2, 2, 2, 2 blocks, width 64) has 11,173,962 parameters, ResNet-8 (1, 1, 1 blocks, width 16) 78,042.
+    starting with stride 2; global average pooling to the last stage's channels (four times as many of bottlenecks).
+    With a classifier for 10 classes ResNet-18 (2, 2, 2, 2 blocks, width 64) has 11,173,962 parameters, ResNet-34
+    (3, 4, 6, 3) 21,282,122, ResNet-50 (the same of bottlenecks) 23,520,842, ResNet-8 (1, 1, 1 blocks, width 16)
+    78,042, and at SAGE's width of 64 1,227,594.
 
     Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; three stages from 16 channels on are
     its networks for CIFAR-10 (section 4.2), here with a 1x1 convolution where the shape changes.
 
     Attributes:
         blocks: in each stage.
-        width: channels of the first stage.
+        width: channels of the first stage (of its 3x3 convolutions).
+        bottleneck: blocks of three convolutions instead of two.
         normalisation: policy of `Normalisation`.
         dtype: dtype of the computation.
     """
 
     blocks: Sequence[int] = (2, 2, 2, 2)
     width: int = 64
+    bottleneck: bool = False
     normalisation: str = "static"
     dtype: jnp.dtype = jnp.float32
 
@@ -63,10 +95,11 @@ class ResNet(nn.Module):
         """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `Heads`."""
         x = Conv(self.width, dtype=self.dtype, name="stem_conv")(images)
         x = nn.relu(Normalisation(self.normalisation, name="stem_norm")(x, train, mask, num_views))
+        block_type = Bottleneck if self.bottleneck else BasicBlock
         for stage, blocks in enumerate(self.blocks):
             for block in range(blocks):
                 strides = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage}_block{block}"
-                layer = BasicBlock(self.width * 2**stage, strides, self.normalisation, self.dtype, name=name)
+                layer = block_type(self.width * 2**stage, strides, self.normalisation, self.dtype, name=name)
                 x = layer(x, train, mask, num_views)
         return global_average_pool(x)

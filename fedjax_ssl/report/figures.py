@@ -61,6 +61,19 @@ def qualified(groups: list[Group]) -> Figure | None:
     return figure
 
 
+def scores(run: RunRecords) -> Figure | None:
+    """What the scores of labelling look like, means over the cohort's images; for methods that tell."""
+    names = {"score_gap": "best minus second class", "common_direction": "along the common direction"}
+    names = {name: label for name, label in names.items() if run.has(name)}
+    if not names:
+        return None
+    figure, axes = subplots(figsize=SMALL)
+    for number, (name, label) in enumerate(names.items()):
+        draw_band(axes, rounds_of(run), run.values(name)[None], label, number)
+    finish_curves(figure, axes, "score", top=1, legend=True)
+    return figure
+
+
 def bytes_over_rounds(run: RunRecords) -> Figure:
     """Bytes that travel, in each round and in total."""
     figure, (each, total) = subplots(1, 2, figsize=WIDE)

@@ -84,6 +84,13 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         figures.qualified(alone),
         "Examples that a client of the round's cohort trains on: those whose label passes the threshold.",
     )
+    pictures.add(
+        "scores",
+        figures.scores(run),
+        "The scores that labels are made by: how far the best class is ahead of the second, and, with an anchor head, "
+        "the cosine of an image's embedding with the direction that all anchors share. The nearer that is to 1, the "
+        "less a cosine says about the class.",
+    )
     names = class_names(run)
     at_server = run.config["data"]["labels"] == "server"
     also = "and each class before and after the server took its anchors"
@@ -171,7 +178,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         *notes,
         page.tiles(figures_of_run),
         page.section("Accuracy", pictures.of(f"{run.measured}_accuracy", "losses", "confusion", "class_accuracy")),
-        page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified")),
+        page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified", "scores")),
         page.section("Latent space", pictures.of("latent_space")),
         page.section("Data", pictures.of("who_holds_what")),
         page.section("Communication", pictures.of("bytes", "accuracy_over_bytes")),

@@ -72,11 +72,12 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         for c, file in zip(configs, partition_files)
     ]
     width = max(len(rows) for partition in partitions for rows in partition.client_rows)
-    weak = functools.partial(weak_augment, flip=dataset.flip, padding=config.augment.padding)
+    flip = dataset.flip if config.augment.flip == "dataset" else config.augment.flip == "always"
+    geometry = {"flip": flip, "padding": config.augment.padding, "border": config.augment.border}
+    weak = functools.partial(weak_augment, **geometry)
     strong = functools.partial(
         strong_augment,
-        flip=dataset.flip,
-        padding=config.augment.padding,
+        **geometry,
         flavour=config.augment.flavour,
         num_ops=config.augment.num_ops,
         magnitude=config.augment.magnitude,

@@ -19,9 +19,9 @@ from fedjax_ssl.errors import UserError
 # slower. Elsewhere the whole cohort side by side.
 MOST_LANES = {"cpu": 1}
 
-# The first two were measured; the third is the second with wider layers. A user's backbone has not been measured and
-# gets XLA's choice.
-LARGE_BACKBONES = ("resnet18", "wrn28_2", "wrn28_8")
+# The first two were measured; the others have their layers, wider or more of them. A user's backbone has not been
+# measured and gets XLA's choice.
+LARGE_BACKBONES = ("resnet18", "wrn28_2", "wrn28_8", "resnet9", "resnet34", "resnet50")
 OF_LARGE_BACKBONES = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 

@@ -30,6 +30,8 @@ TAGS = {
     "validation_loss": "validation/loss",
     "pseudo_label_accuracy": "pseudo_labels/in_use",
     "qualified_accuracy": "pseudo_labels/qualified",
+    "score_gap": "pseudo_labels/score_gap",
+    "common_direction": "pseudo_labels/common_direction",
     "qualified_per_client": "clients/qualified",
     "qualified_share": "clients/qualified_share",
     "client_loss": "clients/loss",

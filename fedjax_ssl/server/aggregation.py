@@ -94,7 +94,9 @@ def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -
 def fedavg(
     problem: Problem,
     *,
+    weighted_by: Link | None = None,
     screened_by: Callable[[State, Received], jax.Array] | None = None,
+    combine: Link | None = None,
     server_model: Callable[[State], Model] | None = None,
     after_mean: tuple[Link, ...] = (),
     parts: tuple[str, ...] = CLASSIFIER,
@@ -106,16 +108,18 @@ def fedavg(
 
     Args:
         problem: the run.
+        weighted_by: the method's own weights, such as `told_weights`; None: `aggregation.weights`.
         screened_by: see `screen`.
+        combine: makes one model of the uploads and their weights; None: `mean`.
         server_model: see `with_server_model`.
         after_mean: a method's links, between the mean and the server's model.
         parts: of the model that the uploads hold.
     """
     options = problem.config.aggregation
     rule = OPTIMIZERS[options.optimizer](options)
-    links = [weights(options.weights)]
+    links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
-    links += [mean(), *after_mean]
+    links += [combine or mean(), *after_mean]
     links += [] if server_model is None else [with_server_model(problem, server_model, parts)]
     links += [] if rule is None else [optimizer(rule)]
     return chain(problem, *links, parts=parts)
@@ -126,6 +130,15 @@ def weights(kind: str) -> Link:
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
         return flow._replace(weights=client_weights(kind, received.sizes, received.num_qualified, received.accepted))
+
+    return Link(apply)
+
+
+def told_weights(name: str) -> Link:
+    """How much each upload counts, by a number that the client sends, float32 [] in `Upload.told`."""
+
+    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+        return flow._replace(weights=jnp.where(received.accepted, received.uploads.told[name], 0.0))
 
     return Link(apply)
 

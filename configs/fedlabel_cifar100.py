@@ -1,0 +1,28 @@
+"""FedLabel on CIFAR-100, its Table 3 (ICCV 2023, arXiv 2307.08809).
+
+    python launch.py --config=configs/fedlabel_cifar100.py
+    python launch.py --config=configs/fedlabel_cifar100.py:code
+
+ResNet-50, 100 clients, 10 a round, Dir 0.1, labels for 20 % of each client's images. The only configuration that its
+code has: 30 labelled and 10 unlabelled steps of 64 images, plain SGD at 0.003, threshold 0.3, lambda_0 = 0.05, 2,000
+rounds, unlabelled images from round 50 on (`code`; it takes the means of CIFAR-10 for the pixels, which is left out).
+With the gradients of that code, which are never cleared, its ten unlabelled steps go as far as 55:
+--config.fedlabel.accumulate_gradients=true. The paper's test accuracy:
+    FedAvg, all labels  24.67      FedProx + UDA       10.57
+    FedProx, all labels 24.87      FedProx + FixMatch  10.02
+    FedAvg              11.33      FedTriNet           10.53
+    FedProx             11.37      FedMatch            10.86
+    FedAvg + UDA        10.80      FedLabel            18.42
+    FedAvg + FixMatch   10.16
+Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel.py, other methods.
+"""
+
+from fedjax_ssl.config import apply_arguments, base_config
+
+
+def get_config(arguments=""):
+    config = base_config()
+    apply_arguments(config, "fedlabel,paper")
+    config.data.source = "cifar100"
+    config.model.name = "resnet50"
+    return apply_arguments(config, arguments)

@@ -1,0 +1,301 @@
+"""FedLabel: Local or Global, Selective Knowledge Assimilation for Federated Learning with Limited Labels.
+
+Cho, Joshi and Dimitriadis, ICCV 2023 (arXiv 2307.08809). Every client has a few labels. What differs from FedAvg:
+  1. a client trains twice from the received model w: tau steps on its labelled images give w_L (eq. 1), then tau' steps
+     on its unlabelled ones give w_U (eq. 10);
+  2. the label of an unlabelled image is that of the surer of two experts, w and w_L (eq. 3 and 4);
+  3. where the other expert has the same label, a divergence keeps w_U near its prediction (eq. 6 and 7);
+  4. both changes travel in one upload, with the number r_k of images that were used, which is its weight.
+
+Steps are numbers of SGD steps, on minibatches drawn uniformly. The experts do not change in the second phase and see
+raw images in evaluation mode, so their labels are made once a round, which is the same as anew in each step. The paper
+does not say what becomes of batch normalisation's statistics: a sum of two changes could make a variance negative, so
+here they are the mean of those of the phases that took a step. The variant `code` is what the public code does.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import (
+    Batch,
+    Deck,
+    Examples,
+    Loss,
+    OnLabels,
+    global_model,
+    local_sgd,
+    loss_on_labels,
+    own_optimizers,
+    score_by_own_models,
+    score_cohort,
+    trained_models,
+)
+from fedjax_ssl.client.experts import CONFIDENCES, EXPERTS, Choice, choose
+from fedjax_ssl.engine import CLASSIFIER, Augmentation, Broadcast, Jobs, Method, Phase, Problem, Report, trained_parts
+from fedjax_ssl.learning.losses import fixmatch_loss
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import select
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.server import Link, fedavg, told_weights, weighted_mean
+
+FIELDS = {"data.labels": "clients"}
+VARIANTS = {
+    "paper": {  # the setting of its experiments; the learning rate and the steps are those of its code for CIFAR-100
+        "num_rounds": 2000,
+        "data.labelled_share": 0.2,
+        "data.partition": "dirichlet_classes",
+        "augment.flavour": "fedlabel",
+        "augment.num_ops": 1,  # (1, 10) behind eq. 5, as in the code
+        "augment.magnitude": 10,
+        "client.batch_size": 64,
+        "client.learning_rate": 0.003,
+        "client.momentum": 0.0,
+        "client.weight_decay": 0.0,
+        "client.clip_norm": 0.0,
+    },
+    "code": {
+        "fedlabel.upload": "two_models",
+        "fedlabel.weights": "pseudo_labels",
+        "fedlabel.kl_partner": "supervised",
+        "fedlabel.kl_order": "trained_last",
+        "fedlabel.loss_over": "kept",
+        "fedlabel.mean_proximal": 10.0,
+        "fedlabel.augment_once": True,
+        "fedlabel.unlabelled_from": 50,
+        "augment.border": "zeros",
+    },
+    "ten_operations": {"augment.num_ops": 10, "augment.magnitude": 1},  # as section 5.2 reads the (1, 10)
+    "only_local": {"fedlabel.experts": "local"},  # Table 1
+    "only_global": {"fedlabel.experts": "global"},
+    "no_consistency": {"fedlabel.consistency_weight": 0.0},  # Figure 5
+    "five_steps": {"fedlabel.labelled_steps": 5},  # Figure 6
+    "threshold_0_1": {"fedlabel.threshold": 0.1},  # Figure 8
+    "threshold_0_5": {"fedlabel.threshold": 0.5},
+    "threshold_0_7": {"fedlabel.threshold": 0.7},
+    "threshold_0_9": {"fedlabel.threshold": 0.9},
+    "entropy": {"fedlabel.confidence": "entropy"},  # Figure 9
+}
+UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimiser
+SUPERVISED, USED = "supervised", "used"  # w_L and r_k in what a client tells
+
+
+def defaults() -> ConfigDict:
+    """The section `config.fedlabel`."""
+    section = ConfigDict()
+    section.labelled_steps = 30  # tau, SGD steps on labelled images
+    section.unlabelled_steps = 10  # tau', SGD steps on unlabelled images
+    section.threshold = 0.3  # beta; a label counts above it (eq. 4)
+    section.confidence = "variance"  # h of the two experts' probabilities (eq. 3); or 'entropy', 1 / (H + 1e-5)
+    section.experts = "both"  # or 'local', 'global': one labels alone, and there is no consistency (Table 1)
+    section.consistency_weight = 0.05  # lambda_0 of eq. 7
+    section.unlabelled_from = 0  # the round from which on clients use unlabelled images; the code's is 50
+    # Where the code differs from the paper.
+    # What is sent and averaged: 'sum', w and both changes, weighted by r_k (Algorithm 1); 'two_models', w_L and w_U,
+    # half the plain mean of the one and half the weighted mean of the other: half the step, twice the bytes.
+    section.upload = "sum"
+    # r_k of an upload: 'used', labelled and kept images of all steps; 'pseudo_labels', kept ones alone, at least 1;
+    # 'shared', as aggregation.weights says.
+    section.weights = "used"
+    section.kl_partner = "discarded"  # the expert that was not chosen (eq. 6); 'supervised': always w_L
+    section.kl_order = "trained_first"  # KL(p_U, s^-) as printed; 'trained_last': KL(s^-, p_U)
+    # Means over the whole 'batch' (eq. 8); 'kept': cross-entropy over images with a label, the divergence over those
+    # with the same one, and batch statistics of the former.
+    section.loss_over = "batch"
+    section.mean_proximal = 0.0  # times the sum over tensors of mean((w_U - w)^2) in the second phase; the code's is 10
+    section.augment_once = False  # one view of each image for the whole run, as the code writes them to disk
+    # A BUG of the code, for replication alone: gradients are never cleared, so step i takes the sum of those of steps 1
+    # to i, as with a momentum of 1: ten steps go as far as 55.
+    section.accumulate_gradients = False
+    return section
+
+
+class Work(NamedTuple):
+    """What a client trains on in the second phase.
+
+    Attributes:
+        deck: its unlabelled images.
+        choice: of the experts, for each of its images, leaves [n_max, ...].
+        supervised: w_L.
+        labelled: float32 [], labelled images in all steps of the first phase.
+    """
+
+    deck: Deck
+    choice: Choice
+    supervised: Model
+    labelled: jax.Array
+
+
+def fedlabel(problem: Problem) -> Method:
+    """Algorithm 1 as a Method."""
+    options = problem.config.fedlabel
+    own = lambda data, model: own_optimizers(problem, model, CLASSIFIER, UNLABELLED, adapt_of(options))  # noqa: E731
+    method = alternating(problem, (supervised_phase(problem), unlabelled_phase(problem)), own=own)
+    aggregation = fedavg(
+        problem,
+        weighted_by=None if options.weights == "shared" else told_weights(USED),
+        combine=half_of_each() if options.upload == "two_models" else None,
+    )
+    method = method._replace(aggregate=aggregation.aggregate)
+    if options.unlabelled_from:  # clients must then know the round
+        method = method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.round))
+    return method
+
+
+def supervised_phase(problem: Problem) -> Phase:
+    """tau steps of cross-entropy on labelled images (eq. 1)."""
+    options, size = problem.config.fedlabel, problem.config.client.batch_size
+
+    def prepare(received, data, cohort, previous) -> Jobs:
+        del received, previous
+        examples = Examples.of(data, cohort)
+        deck = Deck.drawn(examples, examples.labelled, examples.keys, options.labelled_steps, size)
+        return Jobs(deck.num_steps(size), OnLabels(deck))
+
+    loss = loss_on_labels(problem, view=lambda *rows: view(problem, problem.weak, *rows))
+    return local_sgd(problem, prepare, loss, metrics=("client_loss",), handed_on=True)
+
+
+def unlabelled_phase(problem: Problem) -> Phase:
+    """tau' steps of eq. 8 on unlabelled images, and the upload of both phases."""
+    options, size, network = problem.config.fedlabel, problem.config.client.batch_size, problem.network
+    over_kept = options.loss_over == "kept"
+
+    def logits(model, images):
+        return network.predict(model, images).logits
+
+    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+        examples, local = Examples.of(data, cohort), trained_models(received, previous)
+        of_global = score_cohort(problem, lambda images: logits(received.model, images), data.images, examples)
+        of_local = score_by_own_models(problem, logits, local, data.images, examples.rows)
+        choice = choose(of_global, of_local, options.confidence, options.experts)  # eq. 3
+        if options.kl_partner == "supervised":
+            choice = choice._replace(other=jax.nn.log_softmax(of_local))
+        deck = Deck.drawn(examples, examples.unlabelled, examples.keys, options.unlabelled_steps, size)
+        num_steps = deck.num_steps(size)
+        if options.unlabelled_from:
+            num_steps = jnp.where(received.extra >= options.unlabelled_from, num_steps, 0)
+        labelled = options.labelled_steps * jnp.minimum(jnp.sum(examples.labelled, axis=1), size)
+        kept = examples.present & (choice.sureness > options.threshold)
+        experts = {"global": jnp.argmax(of_global, -1), "local": jnp.argmax(of_local, -1)}
+        report = Report(choice.labels, kept | examples.labelled, jax.tree.map(jnp.int32, experts))
+        work = Work(deck, choice, local, labelled.astype(jnp.float32))
+        return Jobs(num_steps, work, report, takes_part=previous.took_part | (num_steps > 0))
+
+    def loss(received: Broadcast, data, work: Work, batch: Batch, own, key):
+        del own
+        images, strong = data.images[batch.rows], view(problem, problem.strong, data, batch.rows, key)
+        labels, sureness, other, ratio = jax.tree.map(lambda leaf: leaf[batch.positions], work.choice)
+        kept = batch.mask & (sureness > options.threshold)  # eq. 4
+        agrees = kept & (jnp.argmax(other, axis=-1) == labels) & (options.experts == "both")
+        mask = kept if over_kept else batch.mask
+
+        def of(model) -> Loss:
+            (of_images, of_strong), batch_stats = network.train(model, (images, strong), mask)
+            pair = jax.nn.log_softmax(of_images.logits), other
+            first, second = pair if options.kl_order == "trained_first" else pair[::-1]
+            divergences = jnp.sum(jnp.exp(first) * (first - second), axis=-1)
+            weights = jnp.where(agrees, options.consistency_weight * ratio, 0.0)  # eq. 7
+            consistency = jnp.sum(weights * divergences) / jnp.maximum(jnp.sum(agrees if over_kept else mask), 1)
+            value = fixmatch_loss(of_strong.logits, labels, kept, mask) + consistency  # eq. 8
+            if options.mean_proximal:
+                value += options.mean_proximal * mean_distance(model, received.model)
+            metrics = {"unlabelled_loss": value, "consistency_loss": consistency, "kept": jnp.sum(kept)}
+            # Where nothing is kept, weight decay and momentum would still move the model.
+            return Loss(value, batch_stats, metrics, counts=jnp.any(kept))
+
+        return of
+
+    def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model:
+        """w + (w_L - w) + (w_U - w); statistics are the mean of those of the phases that took a step."""
+        params = jax.tree.map(
+            lambda u, local, w: u + (local - w), model.params, work.supervised.params, received.model.params
+        )
+        share = jnp.where(totals["kept"] > 0, jnp.where(work.labelled > 0, 0.5, 1.0), 0.0)
+        mean = lambda local, u: (1 - share) * local + share * u  # noqa: E731
+        return Model(params, jax.tree.map(mean, work.supervised.batch_stats, model.batch_stats))
+
+    def told(work: Work, model: Model, totals) -> dict:
+        """r_k; and w_L if it is averaged apart."""
+        del model
+        kept_alone = options.weights == "pseudo_labels"
+        used = jnp.maximum(totals["kept"], 1.0) if kept_alone else work.labelled + totals["kept"]
+        apart = {SUPERVISED: trained_parts(network, work.supervised, CLASSIFIER)}
+        return {USED: used, **(apart if options.upload == "two_models" else {})}
+
+    return local_sgd(
+        problem,
+        prepare,
+        loss,
+        metrics=("unlabelled_loss", "consistency_loss", "kept"),
+        send=both_changes if options.upload == "sum" else None,
+        told=told,
+        adapt=adapt_of(options),
+        memory=UNLABELLED,
+    )
+
+
+def view(problem: Problem, augment: Augmentation, data, rows: jax.Array, key: jax.Array) -> jax.Array:
+    """A view of some rows, drawn by the step's key; or the only one that each image has, by its row."""
+    if not problem.config.fedlabel.augment_once:
+        return augment(key, data.images[rows])
+    of_row = lambda row: augment(jax.random.fold_in(jax.random.key(data.seed), row), data.images[row][None])[0]  # noqa: E731
+    return jax.vmap(of_row)(rows)
+
+
+def mean_distance(model: Model, received: Model) -> jax.Array:
+    """The sum over the trained tensors of mean((w_U - w)^2)."""
+    of_tensor = jax.tree.map(lambda u, w: jnp.mean(jnp.square(u - w)), model.params, received.params)
+    return sum(jax.tree.leaves(select(of_tensor, CLASSIFIER)))
+
+
+def adapt_of(options: ConfigDict) -> Callable | None:
+    """The change to the second phase's optimiser: gradients that are never cleared, or none."""
+    return (lambda optimizer: optax.chain(optax.trace(1.0), optimizer)) if options.accumulate_gradients else None
+
+
+def half_of_each() -> Link:
+    """The code's step: 1/2 mean_k w_L,k + 1/2 sum_k r_k w_U,k / sum_k r_k."""
+
+    def apply(flow, current, state, data, received, key):
+        accepted = received.accepted.astype(jnp.float32)
+        of_local = weighted_mean(received.uploads.told[SUPERVISED], accepted, otherwise=flow.model)
+        of_unlabelled = weighted_mean(received.uploads.model, flow.weights, otherwise=flow.model)
+        model = jax.tree.map(lambda one, other: 0.5 * one + 0.5 * other, of_local, of_unlabelled)
+        return flow._replace(model=model, moved=flow.moved | jnp.any(received.accepted))
+
+    return Link(apply)
+
+
+ENTRY = Entry(
+    fedlabel,
+    title="FedLabel",
+    paper="https://arxiv.org/abs/2307.08809",
+    settings=("clients", "some_clients"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    choices={
+        "confidence": tuple(CONFIDENCES),
+        "experts": EXPERTS,
+        "upload": ("sum", "two_models"),
+        "weights": ("used", "pseudo_labels", "shared"),
+        "kl_partner": ("discarded", "supervised"),
+        "kl_order": ("trained_first", "trained_last"),
+        "loss_over": ("batch", "kept"),
+    },
+    at_least={
+        "labelled_steps": 1,
+        "unlabelled_steps": 1,
+        "threshold": 0,
+        "consistency_weight": 0,
+        "unlabelled_from": 0,
+        "mean_proximal": 0,
+    },
+    tiny={"fedlabel.labelled_steps": 3, "fedlabel.unlabelled_steps": 2, "fedlabel.threshold": 0.1},
+)

@@ -1,0 +1,319 @@
+"""FedTriNet: A Pseudo Labeling Method with Three Players for Federated Semi-Supervised Learning.
+
+Che et al., IEEE Big Data 2021 (arXiv 2109.05612), as its public code has it, with the dynamic threshold; the paper's
+equations could not be read. Every client has a few labels. What differs from FedAvg:
+  1. for some rounds clients train on their labels alone; then m is measured, the mean of the global model's largest
+     probability over a reference set, from which the threshold of round r follows;
+  2. from then on a client splices a network: the averaged head part, and the rest of its own last model; it is tuned
+     on the labels with the head part frozen;
+  3. three players vote, the client's last model, the spliced one and the global one: where the sum of their
+     probabilities reaches the threshold an image gets its label, once and for ever;
+  4. training goes on from the spliced network, on labels and accepted images; once a client has had a round with ten
+     acceptances, a batch of accepted images joins each step with a growing weight.
+
+The head part of any backbone is its first block: in the order in which the backbone makes its parameters, the first
+entry with a kernel, and what follows until the next one, such as its normalisation. The code averages head parts
+apart, by the same plain mean as whole models, so here they are the global model's and nothing more travels. A client
+that no round of labels alone has drawn has the initial model for its last one (the code first trains everybody once
+from it). Players are in evaluation mode, where the code leaves batch statistics of single images on.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import (
+    Batch,
+    Deck,
+    Examples,
+    Loss,
+    OnLabels,
+    global_model,
+    local_sgd,
+    loss_on_labels,
+    own_optimizers,
+    score_by_own_models,
+    score_cohort,
+    trained_models,
+)
+from fedjax_ssl.client.consistency import train_views
+from fedjax_ssl.client.splicing import freezing, head_part, splice
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Report, State
+from fedjax_ssl.learning.batches import map_batches
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import where_rows
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import alternating
+
+FIELDS = {"data.labels": "clients", "aggregation.weights": "uniform"}
+VARIANTS = {
+    "paper": {  # the setting of its code
+        "num_rounds": 100,
+        "num_clients": 10,
+        "clients_per_round": 5,
+        "data.labelled_share": 0.01,
+        "data.partition": "iid",
+        "client.batch_size": 50,
+        "client.learning_rate": 0.01,
+        "client.momentum": 0.5,
+        "client.weight_decay": 0.0,
+        "client.clip_norm": 0.0,
+    },
+    "one_player": {"fedtrinet.players": "one", "fedtrinet.factor": 1.1},  # the code's FedAvg with pseudo-labels
+    "unprotected": {"fedtrinet.protection": False},
+    "code_head": {"fedtrinet.freeze_head": False},  # what the code's freezing comes to, which has no effect on CIFAR-10
+}
+PLAYERS = {"one": 1, "two": 2, "three": 3}
+CONFIDENCE = "confidence"  # the server's entry of m
+LOCAL, ACCEPTED = "local_model", "accepted"  # entries of a client's memory
+TUNING = "tuning_opt_state"  # and of the optimiser that tunes the spliced network
+
+
+def defaults() -> ConfigDict:
+    """The section `config.fedtrinet`."""
+    section = ConfigDict()
+    section.warm_up_rounds = 40  # on labels alone, before round r = 0
+    section.reference = "unlabelled"  # m is measured on the clients' unlabelled images; 'test': the code's, on those
+    section.factor = 2.8  # the threshold of round 0 is factor m, for the SUM of the players' probabilities
+    section.full_rounds = 10  # so many rounds it stays there
+    section.decay_rounds = 50  # then it is (1 - r / decay_rounds) factor m
+    section.protection = True  # in the end it is factor m / 2; False: it falls on, to 0
+    section.protected_from = 35  # from this round on
+    # Who votes: 'three', the last local, the spliced and the global model; 'one', the global one. 'two', without the
+    # local one, is an ERROR of the code with a factor for three: nothing is accepted where 2.8 m > 2.
+    section.players = "three"
+    section.head_blocks = 1  # of the backbone, in the head part; 2 in the code's demo
+    section.freeze_head = True  # while the spliced network is tuned
+    section.many = 10  # new labels in a round, after which a client trains on accepted images apart as well
+    section.accepted_weight = 0.15  # of that loss in the end
+    section.ramp_from = 50  # the local epoch, counted from r = 0, up to which the weight is 0
+    section.ramp_epochs = 100  # so many later it is all there
+    return section
+
+
+class Extra(NamedTuple):
+    """What travels besides the global model.
+
+    Attributes:
+        round: int32 [], r, below 0 while clients train on labels alone.
+        threshold: float32 [], of the sum of the players' probabilities.
+    """
+
+    round: jax.Array
+    threshold: jax.Array
+
+
+class Accepted(NamedTuple):
+    """A client's memory of its pseudo-labels.
+
+    Attributes:
+        labels: int32 [n_max], -1 for an image that has none.
+        rounds: int32 [], how many rounds brought `many` new ones.
+    """
+
+    labels: jax.Array
+    rounds: jax.Array
+
+
+class Work(NamedTuple):
+    """What one client trains on after labelling.
+
+    Attributes:
+        deck: its labelled and accepted images.
+        accepted: the accepted ones alone.
+        labels: int32 [n_max], visible and accepted ones.
+        apart: bool [], whether a batch of accepted images joins each step.
+        start: the model to begin with.
+    """
+
+    deck: Deck
+    accepted: Deck
+    labels: jax.Array
+    apart: jax.Array
+    start: Model
+
+
+def fedtrinet(problem: Problem) -> Method:
+    """The code's rounds as a Method."""
+    options, num_clients = problem.config.fedtrinet, problem.config.num_clients
+    head = head_part(problem.network, options.head_blocks)
+    adapt = freezing(head) if options.freeze_head else None
+
+    def own(data, model) -> dict:
+        nobody = jnp.full(data.client_index.shape, -1, jnp.int32)
+        return {
+            **own_optimizers(problem, model, CLASSIFIER, TUNING, adapt),
+            LOCAL: jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), model),
+            ACCEPTED: Accepted(nobody, jnp.zeros(num_clients, jnp.int32)),
+        }
+
+    frame = alternating(problem, (tuning(problem, head, adapt), training(problem, head)), own=own)
+
+    def init(data, key) -> State:
+        state = frame.init(data, key)
+        return state._replace(server={**state.server, CONFIDENCE: jnp.float32(0.0)})
+
+    def server_before(state: State, data, key):
+        """Measures m when the rounds on labels alone are over."""
+        del key
+        measure, known = lambda: mean_confidence(problem, state.model, data), lambda: state.server[CONFIDENCE]
+        now = jax.lax.cond(state.round == options.warm_up_rounds, measure, known)
+        return state._replace(server={**state.server, CONFIDENCE: now}), {"mean_confidence": now}
+
+    def broadcast(state: State, data, key) -> Broadcast:
+        number = state.round - options.warm_up_rounds
+        return global_model(problem, state, Extra(number, threshold_at(options, number, state.server[CONFIDENCE])))
+
+    return frame._replace(init=init, server_before=server_before, broadcast=broadcast)
+
+
+def mean_confidence(problem: Problem, model: Model, data) -> jax.Array:
+    """m, the mean of the largest probability over the reference set: float32 []."""
+    images, counted = data.test_images, jnp.ones(len(data.test_images), bool)
+    if problem.config.fedtrinet.reference == "unlabelled":
+        present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
+        images, counted = data.images, jnp.zeros(len(data.images), bool).at[data.client_index].max(present)
+        counted &= data.visible_labels < 0
+    largest = map_batches(
+        lambda rows: jnp.max(problem.network.probabilities(model, images[rows]), axis=-1),
+        jnp.arange(len(images)),
+        problem.config.eval_batch_size,
+    )
+    return jnp.sum(jnp.where(counted, largest, 0.0)) / jnp.maximum(jnp.sum(counted), 1)
+
+
+def threshold_at(options: ConfigDict, number: jax.Array, confidence: jax.Array) -> jax.Array:
+    """The threshold of round r; before the first one none that a sum of probabilities reaches.
+
+    Args:
+        options: `config.fedtrinet`.
+        number: int32 [], r.
+        confidence: float32 [], m.
+    """
+    full = options.factor * confidence
+    threshold = jnp.where(
+        number < options.full_rounds, full, jnp.maximum(1 - number / options.decay_rounds, 0.0) * full
+    )
+    if options.protection:
+        threshold = jnp.where(number < options.protected_from, threshold, full / 2)
+    return jnp.where(number < 0, PLAYERS[options.players] + 1.0, threshold)
+
+
+def tuning(problem: Problem, head: tuple[str, ...], adapt: Callable | None) -> Phase:
+    """Local epochs of the spliced network on the labels."""
+    config = problem.config.client
+
+    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+        del previous
+        examples = Examples.of(data, cohort)
+        deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
+        return Jobs(jnp.where(received.extra.round >= 0, deck.num_steps(config.batch_size), 0), OnLabels(deck))
+
+    return local_sgd(
+        problem,
+        prepare,
+        loss_on_labels(problem, "tuning_loss"),
+        metrics=("tuning_loss",),
+        begin=lambda received, work, own: splice(head, received.model, own[LOCAL]),
+        handed_on=True,
+        adapt=adapt,
+        memory=TUNING,
+    )
+
+
+def training(problem: Problem, head: tuple[str, ...]) -> Phase:
+    """The vote of the three players, and local epochs on labels and accepted images."""
+    options, config, network = problem.config.fedtrinet, problem.config.client, problem.network
+
+    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+        examples, old, local = Examples.of(data, cohort), cohort.own[ACCEPTED], cohort.own[LOCAL]
+        voting = received.extra.round >= 0
+        # Without a label to be tuned on, the spliced network is taken as it is.
+        spliced = jax.vmap(lambda model: splice(head, received.model, model))(local)
+        start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
+
+        def vote():
+            """The sum of the players' probabilities, [M, n_max, C]."""
+            votes = score_cohort(
+                problem, lambda images: network.probabilities(received.model, images), data.images, examples
+            )
+            for models in (start, local)[: PLAYERS[options.players] - 1]:
+                votes += score_by_own_models(problem, network.probabilities, models, data.images, examples.rows)
+            return votes
+
+        shape = (*examples.rows.shape, problem.num_classes)
+        votes = jax.lax.cond(voting, vote, lambda: jnp.zeros(shape))
+        chosen = jnp.argmax(votes, axis=-1).astype(jnp.int32)
+        new = examples.unlabelled & (old.labels < 0) & (jnp.max(votes, axis=-1) >= received.extra.threshold)
+        accepted = Accepted(
+            jnp.where(new, chosen, old.labels), old.rounds + (jnp.sum(new, axis=1) >= options.many).astype(jnp.int32)
+        )
+        has_one = accepted.labels >= 0
+        keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
+        work = Work(
+            deck=Deck.shuffled(examples, examples.labelled | has_one, examples.keys, config.epochs),
+            accepted=Deck.shuffled(examples, has_one, keys, config.epochs),
+            labels=jnp.where(examples.labelled, examples.labels, accepted.labels),
+            apart=accepted.rounds > 0,
+            start=start,
+        )
+        labels = jnp.where(has_one, accepted.labels, jnp.where(voting, chosen, -1))
+        report = Report(labels, examples.labelled | has_one)
+        return Jobs(work.deck.num_steps(config.batch_size), work, report, {ACCEPTED: accepted})
+
+    def loss(received: Broadcast, data, work: Work, batch: Batch, own, key):
+        del own
+        key, accepted_key = jax.random.split(key)
+        more = work.accepted.batch(batch.index, config.batch_size)
+        mask = more.mask & work.apart
+        views = (
+            ([problem.weak(key, data.images[batch.rows])], batch.mask),
+            ([problem.weak(accepted_key, data.images[more.rows])], mask),
+        )
+        epoch = batch.epoch + config.epochs * received.extra.round  # s
+        weight = options.accepted_weight * jnp.clip((epoch - options.ramp_from) / options.ramp_epochs, 0.0, 1.0)
+
+        def of(model) -> Loss:
+            (of_batch, of_accepted), after = train_views(network, model, list(views))
+            both_loss = cross_entropy(of_batch.logits, work.labels[batch.positions], batch.mask)
+            accepted_loss = cross_entropy(of_accepted.logits, work.labels[more.positions], mask)
+            value = jnp.where(work.apart, 0.5 * (both_loss + weight * accepted_loss), both_loss)
+            metrics = {"client_loss": value, "accepted_loss": accepted_loss, "accepted": work.accepted.size}
+            return Loss(value, after.batch_stats, metrics)
+
+        return of
+
+    return local_sgd(
+        problem,
+        prepare,
+        loss,
+        metrics=("client_loss", "accepted_loss", "accepted"),
+        begin=lambda received, work, own: work.start,
+        remember=lambda own, model, aux, index: {LOCAL: model},
+    )
+
+
+ENTRY = Entry(
+    fedtrinet,
+    title="FedTriNet",
+    paper="https://arxiv.org/abs/2109.05612",
+    settings=("clients", "some_clients"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    choices={"reference": ("unlabelled", "test"), "players": tuple(PLAYERS)},
+    at_least={
+        "warm_up_rounds": 0,
+        "full_rounds": 0,
+        "protected_from": 0,
+        "head_blocks": 1,
+        "many": 1,
+        "accepted_weight": 0,
+    },
+    above={"factor": 0.0, "decay_rounds": 0, "ramp_epochs": 0},
+    tiny={"fedtrinet.warm_up_rounds": 0, "fedtrinet.factor": 1.5, "fedtrinet.many": 1, "fedtrinet.ramp_from": 0},
+)
