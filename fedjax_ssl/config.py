@@ -6,6 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import BORDERS, check_rand_augment
+from fedjax_ssl.client.labels import DEBIASING
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.data import check_labels
 from fedjax_ssl.errors import UserError, nearest
@@ -62,6 +63,7 @@ def validate(config: ConfigDict) -> None:
     for field, known in {
         **{f"{section}.{field}": choices for field, choices in method.choices.items()},
         "consistency.batch_norm": ("auto", "apart", "together"),
+        "consistency.epoch_length": ("longer", "unlabelled"),
         "consistency.labels_from": ("local", "received"),
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
@@ -70,6 +72,7 @@ def validate(config: ConfigDict) -> None:
         "aggregation.weights": WEIGHTS,
         "aggregation.optimizer": OPTIMIZERS,
         "model.statistics": SOURCES,
+        "threshold.debias": DEBIASING,
         "threshold.kind": KINDS,
     }.items():
         if _get(config, field) not in known:

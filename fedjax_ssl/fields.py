@@ -150,8 +150,12 @@ def shared_fields() -> ConfigDict:
     config.threshold.kind = "fixed"
     config.threshold.share = 0.5  # of 'share': the part of each client's examples that counts, those of largest score
     config.threshold.momentum = 0.9  # of the averages of 'freematch' at each client
+    # Of semifl, fixmatch, uda, sage and proxyfl: 'none', or 'app_u', probabilities divided by the client's mean of them
+    # before they label (FedDB): see fedjax_ssl/client/labels.py.
+    config.threshold.debias = "none"
 
-    # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda.
+    # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,
+    # proxyfl.
     config.consistency = ConfigDict()
     config.consistency.unlabelled_ratio = 1  # mu: unlabelled images in a step, as a multiple of client.batch_size
     config.consistency.unlabelled_weight = 1.0  # lambda_u of the unlabelled images' loss
@@ -159,6 +163,14 @@ def shared_fields() -> ConfigDict:
     # Batch statistics of labelled, weak and strong images: of each 'apart', or of all 'together', as the reference
     # codes of labels at the clients interleave them; 'auto': together where clients have labels.
     config.consistency.batch_norm = "auto"
+    config.consistency.include_labelled = False  # labelled images are unlabelled ones, too, without their labels (SAGE)
+    # Steps of a local epoch: 'longer', as many as the longer of the two, labelled or unlabelled images, needs to be
+    # gone through once; 'unlabelled', the unlabelled images / client.batch_size rounded down, whatever mu is (SAGE:
+    # with mu 2 it goes through them twice).
+    config.consistency.epoch_length = "longer"
+    # A BUG of SAGE's and ProxyFL's code, to replicate it and for nothing else: clients train on images normalised by
+    # CIFAR-10's mean and a deviation of 0.247, 0.244 and 0.262, whatever the data set; tests take the data set's own.
+    config.consistency.code_normalisation = False
 
     config.log = ConfigDict()
     config.log.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over

@@ -28,7 +28,8 @@ def batches(order, size, batch_size):
     return [epoch[first : min(first + batch_size, size)] for epoch in order for first in range(0, size, batch_size)]
 
 
-def train_by_hand(problem, data, received, work, rule, label_mode="train", only_confident=False, together=False):
+def train_by_hand(problem, data, received, work, rule, label_mode="train", only_confident=False, together=False,
+                  both=False):  # fmt: skip
     """What `consistency_phase` is to do with the views `mirrored` and `negative`.
 
     Args:
@@ -36,6 +37,7 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
         work: the client's; only its orders are read.
         rule: p [n, C] -> targets [n, C], and which of the images count, bool [n].
         label_mode, only_confident, together: as the phase's; together is what 'auto' comes to.
+        both: whether the rule takes p of the model in training and p of the received one.
 
     Returns:
         The parameters and the statistics; each metric's mean over the steps; and how many images counted in each step.
@@ -49,6 +51,8 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
     if work.labelled is not None:
         labelled = batches(np.asarray(work.labelled.order), int(work.labelled.size), config.batch_size)
     steps = max(len(unlabelled), len(labelled))
+    if options.epoch_length == "unlabelled" and unlabelled:
+        steps = config.epochs * max(int(work.deck.size) // config.batch_size, 1)
     pairs = itertools.islice(zip(itertools.cycle(unlabelled or [[]]), itertools.cycle(labelled or [[]])), steps)
     rows, history, counts = np.asarray(work.deck.rows), [], []
     for of_unlabelled, of_labelled in pairs:
@@ -66,7 +70,8 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
             p = probabilities(first, weak, start)
         else:
             p = probabilities(model, weak, centre(weak) if in_pass else statistics)
-        targets, counted = rule(p)
+        of_received = [probabilities(first, weak, start)] if both else []
+        targets, counted = rule(p, *of_received)
         share = np.sum(counted) / max(len(weak), 1)
         counts.append(int(np.sum(counted)))
         if only_confident:

@@ -147,12 +147,17 @@ def prepare(phase, received, data, client, own=None, previous=None):
     return jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, data, cohort, previous))
 
 
-def train(phase, received, data, client, own=None, previous=None):
-    """One client's phase, step by step: its job, and what it leaves behind."""
+def train(phase, received, data, client, own=None, previous=None, jit=False):
+    """One client's phase, step by step: its job, and what it leaves behind.
+
+    With `jit` a step is one program of its own: for a step of many operations that no other test has.
+    """
     job = prepare(phase, received, data, client, own, previous)
-    carry = phase.start(received, job.work, {**(own or {}), **job.own})
+    carry, step = phase.start(received, job.work, {**(own or {}), **job.own}), phase.step
+    if jit:
+        step = jax.jit(step)
     for index in range(int(job.num_steps)):
-        carry = phase.step(received, data, job.work, carry, jnp.int32(index), jax.random.key(index))
+        carry = step(received, data, job.work, carry, jnp.int32(index), jax.random.key(index))
     return job, phase.finish(received, job.work, carry, job.num_steps)
 
 

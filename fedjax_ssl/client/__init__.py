@@ -1,6 +1,6 @@
 """What clients do: labels, thresholds, local training. Knows the engine's language, never the server."""
 
-from fedjax_ssl.client.consistency import Rule, consistency_phase
+from fedjax_ssl.client.consistency import Rule, Step, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.fix_mix import fix_mix_phase
 from fedjax_ssl.client.labels import Labelled, label_cohort, score_by_own_models, score_cohort
@@ -16,6 +16,7 @@ __all__ = [
     "Loss",
     "OnLabels",
     "Rule",
+    "Step",
     "consistency_phase",
     "fix_mix_phase",
     "global_model",

@@ -10,8 +10,12 @@ from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.client.thresholds import class_thresholds, qualify
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem, Report
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import Model
+
+DEBIASING = ("none", "app_u")  # of `config.threshold.debias`
+LEAST_PRIOR = 1e-6  # of a class; a smaller one would make any probability the largest
 
 
 class Labelled(NamedTuple):
@@ -22,12 +26,14 @@ class Labelled(NamedTuple):
         own: entries of the clients' memory that the rule updated, leaves [M, ...].
         weights: float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0.
         thresholds: float32 [M, C], the score from which a label of each class counts; None for other rules.
+        prior: float32 [M, C], by which the client's probabilities are divided, see `debiased`; None: by nothing.
     """
 
     report: Report
     own: Mapping[str, Any] = {}
     weights: jax.Array | None = None
     thresholds: jax.Array | None = None
+    prior: jax.Array | None = None
 
 
 def label_cohort(
@@ -55,11 +61,22 @@ def label_cohort(
         num_views: see `score_cohort`.
         used: name of the rule in use; all rules are reported.
         facts: names in the dict that are no rules but numbers of each image, float32 [B], to be reported.
+
+    Raises:
+        UserError: `threshold.debias` for scores of several rules, which need be no probabilities.
     """
+    debias = problem.config.threshold.debias != "none"
+    if debias and used is not None:
+        raise UserError(
+            f"threshold.debias={problem.config.threshold.debias!r} is for labels by a softmax, not {used!r}"
+        )
     scored = score_cohort(problem, scores, data.images, examples, num_views)
     known = {name: scored.pop(name) for name in facts}
     rules = {} if used is None else scored
-    scores_used = scored if used is None else scored[used]
+    scores_used, prior = scored if used is None else scored[used], None
+    if debias:
+        prior = mean_prediction(scores_used, examples.present)
+        scores_used = jax.nn.softmax(debiased(jnp.log(scores_used), prior[:, None, :]))
     thresholds, own = jax.vmap(lambda s, p, o: class_thresholds(problem.config.threshold, threshold, s, p, o))(
         scores_used, examples.present, examples.own
     )
@@ -67,7 +84,35 @@ def label_cohort(
     others = {name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in rules.items()}
     best, second = jnp.moveaxis(jax.lax.top_k(scores_used, 2)[0], -1, 0)
     report = Report(labels, qualified & examples.present, others, {"score_gap": best - second, **known})
-    return Labelled(report, own, thresholds=thresholds)
+    return Labelled(report, own, thresholds=thresholds, prior=prior)
+
+
+def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
+    """P_k(c), the mean of p(c | x) over a client's images (FedDB's APP-U).
+
+    Args:
+        probabilities: float32 [..., n, C].
+        present: bool [..., n].
+
+    Returns:
+        float32 [..., C]; 0 for a client without images.
+    """
+    total = jnp.sum(jnp.where(present[..., None], probabilities, 0.0), axis=-2)
+    return total / jnp.maximum(jnp.sum(present, axis=-1, keepdims=True), 1)
+
+
+def debiased(logits: jax.Array, prior: jax.Array) -> jax.Array:
+    """Logits of p'(c | x) = (p(c | x) / P_k(c)) / sum_j p(j | x) / P_k(j).
+
+    A client's model prefers the classes that the client has most of, right or wrong; the division takes that from its
+    labels. Zhu et al., "Estimating Before Debiasing: A Bayesian Approach to Detaching Prior Bias in Federated
+    Semi-Supervised Learning" (FedDB), IJCAI 2024 (arXiv 2405.19789).
+
+    Args:
+        logits: float32 [..., C], of p.
+        prior: float32 [..., C], P_k; not below `LEAST_PRIOR`.
+    """
+    return logits - jnp.log(jnp.maximum(prior, LEAST_PRIOR))
 
 
 def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples: Examples, num_views: int = 0) -> Any:

@@ -1,6 +1,6 @@
 """A client's local SGD, the same for all methods: a method lays out the data and gives the loss of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +40,7 @@ class Loss(NamedTuple):
         aux: for `remember`, any pytree.
         counts: bool [], whether the step is taken; without a gradient, weight decay and the momentum of earlier steps
             would still change the model. None: it is.
+        sums: by name, what the client tells the server: added up over its steps.
     """
 
     value: jax.Array
@@ -47,6 +48,7 @@ class Loss(NamedTuple):
     metrics: Metrics
     aux: Any = ()
     counts: jax.Array | None = None
+    sums: Mapping[str, jax.Array] = {}
 
 
 class Training(NamedTuple):
@@ -56,11 +58,13 @@ class Training(NamedTuple):
         learner: model and optimiser.
         own: the client's memory, without the optimiser's.
         totals: float32 [] by name, the metrics' sums over the steps so far.
+        sums: of the losses' `sums`, likewise.
     """
 
     learner: Learner
     own: dict[str, Any]
     totals: Metrics
+    sums: Mapping[str, jax.Array] = {}
 
 
 def local_sgd(
@@ -78,6 +82,7 @@ def local_sgd(
     handed_on: bool = False,
     adapt: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None,
     memory: str = OPT_STATE,
+    sums: Mapping[str, tuple[int, ...]] = {},
 ) -> Phase:
     """A phase that trains the received model, with `config.client`'s optimiser, and uploads the trained parts.
 
@@ -102,6 +107,7 @@ def local_sgd(
         adapt: makes the optimiser of the phase out of the configuration's; None: it is that one.
         memory: the entry of the client's own memory that a persistent optimiser has; phases with an optimiser each
             have an entry each, see `own_optimizers`.
+        sums: shapes of the loss's `sums`, which join what is told.
 
     Returns:
         The Phase.
@@ -120,7 +126,8 @@ def local_sgd(
         if config.persistent:
             learner = learner._replace(opt_state=own[memory])
         others = {name: value for name, value in own.items() if name != memory}
-        return Training(learner, others, dict.fromkeys(metrics, jnp.zeros(())))
+        zeros = {name: jnp.zeros(shape) for name, shape in sums.items()}
+        return Training(learner, others, dict.fromkeys(metrics, jnp.zeros(())), zeros)
 
     def step(received: Broadcast, data, work, carry: Training, index, key) -> Training:
         of_batch = loss(received, data, work, work.deck.batch(index, batch_size), carry.own, key)
@@ -139,7 +146,10 @@ def local_sgd(
         own = carry.own
         if remember is not None:
             own = {**own, **remember(own, learner.model, result.aux, index)}
-        return Training(learner, own, jax.tree.map(jnp.add, carry.totals, dict(result.metrics)))
+        totals, summed = jax.tree.map(
+            jnp.add, (carry.totals, dict(carry.sums)), (dict(result.metrics), dict(result.sums))
+        )
+        return Training(learner, own, totals, summed)
 
     def finish(received: Broadcast, work, carry: Training, num_steps) -> Finished:
         own = {} if remember is None else carry.own
@@ -149,7 +159,8 @@ def local_sgd(
         model = trained_parts(network, model, parts)
         if clip_norm:
             model = model._replace(params=clip_update(model.params, select(received.model.params, parts), clip_norm))
-        upload = Upload(model, {} if told is None else told(work, carry.learner.model, carry.totals))
+        words = {} if told is None else told(work, carry.learner.model, carry.totals)
+        upload = Upload(model, {**words, **carry.sums})
         means = jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals)
         return Finished(upload, own, means)
 

@@ -168,3 +168,28 @@ def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Arra
     """
     total = jnp.sum(jnp.where(mask[:, None], unit_vectors(embeddings), 0.0), axis=0)
     return jnp.sum(jnp.square(total / jnp.maximum(jnp.sum(mask), 1)))
+
+
+def disjoint_sets_losses(
+    vectors: jax.Array, positives: jax.Array, sets: jax.Array, present: jax.Array, least: float = -1.0
+) -> jax.Array:
+    """Each example's contrastive loss against the examples that share no candidate class with it (ProxyFL's ICPL).
+
+        l_i = -log( exp(s_i) / (exp(s_i) + sum_{j in R_i} exp(z_i . z_j)) ),    R_i = {j : xi_j and xi_i disjoint}
+
+    Args:
+        vectors: float32 [B, D], unit vectors z.
+        positives: float32 [B], s_i, the similarity to what the example is drawn to.
+        sets: bool [B, C], xi, the classes that each example may have; one with an empty set is nobody's negative.
+        present: bool [B], False for padding.
+        least: pairs of a lower similarity are no negatives.
+
+    Returns:
+        float32 [B]; those of absent examples and of empty sets mean nothing.
+    """
+    similarities = jnp.matmul(vectors, vectors.T, precision="highest")
+    shared = jnp.matmul(sets.astype(jnp.float32), sets.T.astype(jnp.float32)) > 0
+    usable = present & jnp.any(sets, axis=1)
+    negative = ~shared & usable[None, :] & (similarities >= least)
+    logits = jnp.concatenate([positives[:, None], jnp.where(negative, similarities, -jnp.inf)], axis=1)
+    return jax.nn.logsumexp(logits, axis=1) - positives

@@ -26,6 +26,8 @@ NAMES = (
     "fedlabel",
     "fedtrinet",
     "fixmatch",
+    "proxyfl",
+    "sage",
     "semifl",
     "supervised",
     "uda",

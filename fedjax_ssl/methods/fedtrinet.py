@@ -278,9 +278,9 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
         weight = options.accepted_weight * jnp.clip((epoch - options.ramp_from) / options.ramp_epochs, 0.0, 1.0)
 
         def of(model) -> Loss:
-            (logits, of_accepted), after = train_views(network, model, list(views))
-            both_loss = cross_entropy(logits, work.labels[batch.positions], batch.mask)
-            accepted_loss = cross_entropy(of_accepted, work.labels[more.positions], mask)
+            (of_batch, of_accepted), after = train_views(network, model, list(views))
+            both_loss = cross_entropy(of_batch.logits, work.labels[batch.positions], batch.mask)
+            accepted_loss = cross_entropy(of_accepted.logits, work.labels[more.positions], mask)
             value = jnp.where(work.apart, 0.5 * (both_loss + weight * accepted_loss), both_loss)
             metrics = {"client_loss": value, "accepted_loss": accepted_loss, "accepted": work.accepted.size}
             return Loss(value, after.batch_stats, metrics)

@@ -10,6 +10,7 @@ from fedjax_ssl.client import global_model, own_optimizers
 from fedjax_ssl.engine import CLASSIFIER, Method, Phase, Problem
 from fedjax_ssl.server import (
     CLASSIFICATION,
+    Aggregation,
     fedavg,
     make_statistics,
     own_optimizer,
@@ -18,7 +19,14 @@ from fedjax_ssl.server import (
 )
 
 
-def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | None = None) -> Method:
+def alternating(
+    problem: Problem,
+    phases: tuple[Phase, ...],
+    own: Callable | None = None,
+    *,
+    parts: tuple[str, ...] = CLASSIFIER,
+    aggregation: Aggregation | None = None,
+) -> Method:
     """Alternate training (SemiFL, section 3.1): the clients' models are averaged, then the server trains on anchors.
 
     Where the server has no anchors (`data.labels`) it neither pre-trains nor trains, and this is FedAvg.
@@ -28,16 +36,18 @@ def alternating(problem: Problem, phases: tuple[Phase, ...], own: Callable | Non
             pre-training.
         phases: what a client does with the global model (`Broadcast`); () if no client takes part.
         own: (data, model) -> the method's entries of the clients' memory, leaves [K, ...].
+        parts: of the model that clients train and upload.
+        aggregation: of these parts; None: `config.aggregation`'s chain.
 
     Returns:
         The Method.
     """
-    config, aggregation = problem.config, fedavg(problem)
+    config, aggregation = problem.config, aggregation or fedavg(problem, parts=parts)
 
     def init(data, key):
         state = pretrained_classifier(problem, data, key)
         model = state.model
-        optimizers = own_optimizers(problem, model, CLASSIFIER) if phases else {}
+        optimizers = own_optimizers(problem, model, parts) if phases else {}
         return state._replace(
             server={
                 **aggregation.init(model.params),

@@ -1,6 +1,8 @@
 """What the server does: training, aggregation, statistics. Knows the engine's language, never the client."""
 
 from fedjax_ssl.server.aggregation import (
+    Aggregation,
+    Flow,
     Link,
     chain,
     fedavg,
@@ -12,6 +14,7 @@ from fedjax_ssl.server.aggregation import (
     weights,
     with_server_model,
 )
+from fedjax_ssl.server.proxies import tuned_proxies
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,
@@ -31,6 +34,8 @@ from fedjax_ssl.server.training import (
 __all__ = [
     "CLASSIFICATION",
     "SERVER_MODEL",
+    "Aggregation",
+    "Flow",
     "Link",
     "Training",
     "add_server_model",
@@ -49,6 +54,7 @@ __all__ = [
     "train_in_turn",
     "train_on_anchors",
     "train_server_model",
+    "tuned_proxies",
     "weighted_mean",
     "weights",
     "with_server_model",

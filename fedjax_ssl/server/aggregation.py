@@ -98,6 +98,7 @@ def fedavg(
     screened_by: Callable[[State, Received], jax.Array] | None = None,
     combine: Link | None = None,
     server_model: Callable[[State], Model] | None = None,
+    after_mean: tuple[Link, ...] = (),
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> Aggregation:
     """The chain that `config.aggregation` names: its weights, the mean, its server optimiser.
@@ -111,13 +112,14 @@ def fedavg(
         screened_by: see `screen`.
         combine: makes one model of the uploads and their weights; None: `mean`.
         server_model: see `with_server_model`.
+        after_mean: a method's links, between the mean and the server's model.
         parts: of the model that the uploads hold.
     """
     options = problem.config.aggregation
     rule = OPTIMIZERS[options.optimizer](options)
     links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
-    links += [combine or mean()]
+    links += [combine or mean(), *after_mean]
     links += [] if server_model is None else [with_server_model(problem, server_model, parts)]
     links += [] if rule is None else [optimizer(rule)]
     return chain(problem, *links, parts=parts)

@@ -1,0 +1,230 @@
+"""ProxyFL: A Proxy-Guided Framework for Federated Semi-Supervised Learning.
+
+Chen and Wang, CVPR 2026 (arXiv 2602.21078). A class's proxy is its row of the classifier's weight. What differs from
+FedAvg+FixMatch with a few labels at every client:
+  1. pseudo-labels are the global model's, as it came down;
+  2. GPT: the server tunes the averaged proxies so that each lies nearer to the clients' proxies of its class than to
+     those of others (`proxyfl.tuning`);
+  3. ICPL: images without a confident label are trained on as well. Each image is drawn to the proxies of the classes
+     that it may have, and away from images that it shares none of them with (`proxyfl.contrastive`). For that, clients
+     tell the counts of their labels, and the prior of the classes comes down.
+Both can be switched off alone; without both it is FixMatch with global labels.
+
+Paper and public code differ; the defaults are the paper's, the code's are the variant `code`. Of the server's tuning
+the code's is the default, for it is what its figures come from: eq. 2 is `proxyfl.tuning_negatives='client'`.
+The experiments' setting is SAGE's, see the variant `paper` there; the code's one optimiser and normalisation, too.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, global_model, own_thresholds, qualify
+from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received
+from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, fixmatch_loss, unit_vectors
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.server import Flow, Link, fedavg, tuned_proxies
+
+FEATURES, PROXIES = "feature_projection", "proxy_projection"  # the heads P_f and P_w
+PRIOR, COUNTS = "prior", "class_counts"  # entries of the server's memory, and of what clients tell
+
+VARIANTS = {
+    "code": {
+        "proxyfl.confident": "either",
+        "proxyfl.loss_over": "batch",
+        "proxyfl.labelled_sets": "received",
+        "proxyfl.weights_from": "received",
+        "proxyfl.contrastive_over": "all",
+        "proxyfl.least_similarity": 1e-6,
+        "proxyfl.prior": "pooled",
+    },
+    # The rows of its ablation.
+    "no_tuning": {"proxyfl.tuning": False},
+    "no_contrastive": {"proxyfl.contrastive": False},
+    "plain_proxyfl": {"proxyfl.tuning": False, "proxyfl.contrastive": False},
+}
+
+
+def defaults() -> ConfigDict:
+    """The section `config.proxyfl`."""
+    section = ConfigDict()
+    section.threshold = 0.95  # a label counts from it on
+    section.confident = "received"  # whose confidence must reach it (eq. 9), or that of 'either' model (code)
+    section.loss_over = "confident"  # L_u is a mean over confident images (eq. 9), or the whole 'batch' (code)
+    section.contrastive = True  # ICPL, the clients' loss
+    section.contrastive_weight = 1.0  # beta
+    section.labelled_sets = "truth"  # a labelled image may have its label alone, or what 'received' says of it (code)
+    section.weights_from = "local"  # an unconfident image's proxies are weighted by this model, or 'received' (code)
+    section.contrastive_over = "each"  # means over confident and over others, added, or one over 'all' (code)
+    section.least_similarity = -1.0  # images less similar than this are no negatives; 1e-6 (code)
+    section.prior = "mean"  # of the clients' shares in this round; or 'pooled' counts, averaged over rounds (code)
+    section.prior_momentum = 0.99  # of the average of 'pooled'
+    section.tuning = True  # GPT, the server's step
+    section.tuning_epochs = 100  # Q; 10 on CIFAR-100, where more of them overfit
+    section.tuning_batch_size = 4  # proxies in a step
+    section.tuning_learning_rate = 0.005  # of plain SGD
+    section.tuning_negatives = "global"  # against the other global proxies (code), or a 'client's own others (eq. 2)
+    section.tuning_margin = 100.0  # of the true class, at most (code); 0: none, as printed
+    return section
+
+
+class Projection(nn.Module):
+    """A linear map of features [B, F] to as many numbers; for a head."""
+
+    use_bias: bool
+
+    @nn.compact
+    def __call__(self, features, train=False, mask=None, num_views=1):
+        """The arguments are those of every head."""
+        width = features.shape[-1]
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (width, width))
+        bias = self.param("bias", nn.initializers.zeros_init(), (width,)) if self.use_bias else 0.0
+        return features @ kernel + bias
+
+
+def proxyfl(problem: Problem) -> Method:
+    """Algorithm 1 as a Method."""
+    options = problem.config.proxyfl
+    parts = (*CLASSIFIER, FEATURES, PROXIES) if options.contrastive else CLASSIFIER
+
+    def confident(local, received, thresholds):
+        """Labels of the received model, and which of them count: int32 and bool [B]."""
+        labels, counts = qualify(jax.nn.softmax(received), thresholds, strictly=False)
+        if options.confident == "either":
+            counts |= qualify(jax.nn.softmax(local), thresholds, strictly=False)[1]
+        return labels, counts
+
+    def mean_over_confident(logits, labels, counts, mask):  # eq. 9
+        return cross_entropy(logits, labels, counts & mask)
+
+    rule = Rule(confident, mean_over_confident if options.loss_over == "confident" else fixmatch_loss, by_both=True)
+    links = []
+    if options.tuning:
+        links.append(Link(functools.partial(tune_proxies, options)))
+    if options.contrastive:
+        rule = rule._replace(
+            also=functools.partial(contrastive_loss, options, confident),
+            metrics=("contrastive_loss",),
+            sums={COUNTS: (problem.num_classes,)},
+        )
+        uniform = jnp.full(problem.num_classes, 1 / problem.num_classes)
+        links.append(Link(functools.partial(update_prior, options), lambda params: {PRIOR: uniform}))
+    phase = consistency_phase(problem, rule, options.threshold, parts=parts)
+    method = alternating(
+        problem,
+        (phase,),
+        own=lambda data, model: own_thresholds(problem),
+        parts=parts,
+        aggregation=fedavg(problem, after_mean=tuple(links), parts=parts),
+    )
+    if not options.contrastive:
+        return method
+    return method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR]))
+
+
+def contrastive_loss(options, confident, received, model, step: Step) -> Loss:
+    """ICPL: every image towards the proxies of its candidate classes, away from images with none of them.
+
+    A confident image's one candidate is its label; the others' are the classes more likely than in the prior.
+    """
+    p, prior, num_classes = jax.nn.softmax(step.received), received.extra, step.received.shape[-1]
+
+    def candidates(p, labels, counts):  # xi_i
+        return jnp.where(counts[:, None], jax.nn.one_hot(labels, num_classes) > 0, p > prior)
+
+    labels, counts = confident(step.local, step.received, step.thresholds)
+    xi = candidates(p, labels, counts)
+    weights = p if options.weights_from == "received" else jax.nn.softmax(step.local)
+    weights = jnp.where(counts[:, None], 1.0, weights) * xi
+    # Both views of an image have its candidates; labelled images are negatives alone.
+    views, sets, masks = [step.weak, step.strong], [xi, xi], [step.mask, step.mask]
+    pulls, number = [weights, weights], len(step.mask)
+    told = jax.nn.one_hot(labels, num_classes) * (counts & step.mask)[:, None]
+    if step.given is not None:
+        of_given = jax.nn.one_hot(step.labels, num_classes)
+        truth = of_given > 0
+        if options.labelled_sets == "received":
+            q = jax.nn.softmax(step.given_received)
+            truth = candidates(q, *qualify(q, step.thresholds, strictly=False))
+        views, sets, masks = [*views, step.given], [*sets, truth], [*masks, step.given_mask]
+        pulls.append(jnp.zeros_like(of_given))
+        told = jnp.concatenate([told, of_given * step.given_mask[:, None]])
+
+    sets, mask = jnp.concatenate(sets), jnp.concatenate(masks)
+    z = unit_vectors(jnp.concatenate([view.heads[FEATURES] for view in views]))
+    omega = model.params["classifier"]["kernel"].T
+    v = unit_vectors(jnp.matmul(omega, model.params[PROXIES]["kernel"], precision="highest"))
+    positives = jnp.sum(z * jnp.matmul(jnp.concatenate(pulls), v, precision="highest"), axis=-1)
+    losses = disjoint_sets_losses(z, positives, sets, mask, options.least_similarity)[: 2 * number]
+    usable = (mask & jnp.any(sets, axis=1))[: 2 * number]
+    sure = jnp.tile(counts, 2)
+    groups = [usable] if options.contrastive_over == "all" else [usable & sure, usable & ~sure]
+    value = sum(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
+    sums = {COUNTS: jnp.where(step.last_epoch, jnp.sum(told, axis=0), 0.0)}
+    return Loss(options.contrastive_weight * value, (), {"contrastive_loss": value}, sums=sums)
+
+
+def tune_proxies(options, flow: Flow, current, state, data, received: Received, key) -> Flow:
+    """GPT: trains the averaged proxies on those of the clients; the classifier's bias stays the mean."""
+    params = flow.model.params
+    classifier, uploaded = params["classifier"], received.uploads.model.params["classifier"]["kernel"]
+    tuned = tuned_proxies(
+        classifier["kernel"].T,
+        jnp.swapaxes(uploaded, 1, 2),
+        flow.weights > 0,
+        key,
+        epochs=options.tuning_epochs,
+        batch_size=options.tuning_batch_size,
+        learning_rate=options.tuning_learning_rate,
+        negatives=options.tuning_negatives,
+        largest_margin=options.tuning_margin,
+    ).T
+    return flow._replace(model=flow.model._replace(params={**params, "classifier": {**classifier, "kernel": tuned}}))
+
+
+def update_prior(options, flow: Flow, current, state, data, received: Received, key) -> Flow:
+    """The share of each class, from the counts of the clients of this round; without any it stays."""
+    counts = jnp.where(flow.weights[:, None] > 0, received.uploads.told[COUNTS], 0.0)
+    totals, old = jnp.sum(counts, axis=1, keepdims=True), flow.memory[PRIOR]
+    if options.prior == "mean":
+        new = jnp.sum(counts / jnp.maximum(totals, 1), axis=0) / jnp.maximum(jnp.sum(totals > 0), 1)
+    else:
+        pooled = jnp.sum(counts, axis=0) / jnp.maximum(jnp.sum(counts), 1)
+        new = options.prior_momentum * old + (1 - options.prior_momentum) * pooled
+    return flow._replace(memory={**flow.memory, PRIOR: jnp.where(jnp.sum(counts) > 0, new, old)})
+
+
+ENTRY = Entry(
+    proxyfl,
+    title="ProxyFL",
+    paper="https://arxiv.org/abs/2602.21078",
+    settings=("clients", "some_clients", "server"),
+    defaults=defaults,
+    variants=VARIANTS,
+    choices={
+        "confident": ("received", "either"),
+        "loss_over": ("confident", "batch"),
+        "labelled_sets": ("truth", "received"),
+        "weights_from": ("local", "received"),
+        "contrastive_over": ("each", "all"),
+        "prior": ("mean", "pooled"),
+        "tuning_negatives": ("global", "client"),
+    },
+    at_least={
+        "contrastive_weight": 0.0,
+        "prior_momentum": 0.0,
+        "tuning_batch_size": 1,
+        "tuning_epochs": 0,
+        "tuning_margin": 0.0,
+    },
+    above={"tuning_learning_rate": 0.0},
+    heads={
+        FEATURES: lambda config: functools.partial(Projection, True),
+        PROXIES: lambda config: functools.partial(Projection, False),
+    },
+    tiny={"proxyfl.threshold": 0.2, "proxyfl.tuning_epochs": 2},
+)

@@ -1,0 +1,98 @@
+"""SAGE: Mind the Gap: Confidence Discrepancy Can Guide Federated Semi-Supervised Learning Across Pseudo-Mismatch.
+
+Liu et al., CVPR 2025 (arXiv 2503.13227). What differs from FedAvg+FixMatch with a few labels at every client:
+  1. a weak view is labelled twice, by the model in training and by the global model as it came down;
+  2. where the local label is confident the target is a mixture of both labels, with the more of the global one the
+     further the two confidences are apart: a local model of a client with other classes is confident and wrong;
+  3. where the local label is not confident the global one is the target, and an image counts if one of the two models
+     is confident.
+Nothing but the model travels, and the mean is FedAvg's.
+
+The public code has one optimiser for all clients and rounds, so that a client starts with the momentum that the client
+before it ended with; clients that are trained side by side cannot, and here each one starts afresh. It weights an
+upload by 2000 times the labelled images and the unlabelled ones, which is uniform where clients have equally many; here
+`aggregation.weights` says it. Its training images' normalisation is `consistency.code_normalisation`.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import Rule, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.learning.losses import soft_label_loss
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import alternating
+
+VARIANTS = {
+    "paper": {  # the setting of its experiments on CIFAR-10, and of ProxyFL's
+        "num_rounds": 300,
+        "num_clients": 20,
+        "clients_per_round": 8,
+        "data.labels": "clients",
+        "data.partition": "dirichlet_pairs",
+        "data.num_labelled": 5000,
+        "model.name": "resnet8",
+        "model.width": 64,
+        "augment.flavour": "fixmatch",
+        "client.learning_rate": 0.1,
+        "client.weight_decay": 1e-4,
+        "client.clip_norm": 0.0,
+        "client.batch_size": 128,
+        "consistency.unlabelled_ratio": 2,
+        "consistency.include_labelled": True,
+        "consistency.epoch_length": "unlabelled",
+    },
+}
+
+
+def defaults() -> ConfigDict:
+    """The section `config.sage`."""
+    section = ConfigDict()
+    section.threshold = 0.95  # of both models; a label counts from it on
+    section.half_gap = 0.05  # the gap of confidence at which the two labels weigh the same: kappa = ln 2 / half_gap
+    return section
+
+
+def sage(problem: Problem) -> Method:
+    """Its Algorithm 1 as a Method."""
+    options = problem.config.sage
+    rule = Rule(functools.partial(mixed_labels, half_gap=options.half_gap), soft_label_loss, by_both=True)
+    phase = consistency_phase(problem, rule, options.threshold)
+    return alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
+
+
+def mixed_labels(local, received, thresholds, *, half_gap: float):
+    """The mixture of both models' labels: lambda y_l + (1 - lambda) y_g, lambda = exp(-kappa |c_l - c_g|).
+
+    Args:
+        local, received: float32 [B, C], both models' logits of the weak views; c is the largest probability, y its
+            class.
+        thresholds: float32 [C], from which a model's label is confident; where the local one is not, lambda is 0.
+        half_gap: |c_l - c_g| at which lambda is 1/2; kappa = ln 2 / half_gap.
+
+    Returns:
+        Targets float32 [B, C], and whether one of the models is confident, float32 [B].
+    """
+    local, received = jax.nn.softmax(local), jax.nn.softmax(received)
+    local_labels, local_confident = qualify(local, thresholds, strictly=False)
+    global_labels, global_confident = qualify(received, thresholds, strictly=False)
+    gap = jnp.clip(jnp.abs(jnp.max(local, axis=-1) - jnp.max(received, axis=-1)), 1e-6, 1.0)
+    share = jnp.where(local_confident, jnp.exp(-math.log(2) / half_gap * gap), 0.0)[:, None]
+    local_labels, global_labels = (jax.nn.one_hot(y, local.shape[-1]) for y in (local_labels, global_labels))
+    return share * local_labels + (1 - share) * global_labels, (local_confident | global_confident).astype(jnp.float32)
+
+
+ENTRY = Entry(
+    sage,
+    title="SAGE",
+    paper="https://arxiv.org/abs/2503.13227",
+    settings=("clients", "some_clients", "server"),
+    defaults=defaults,
+    variants=VARIANTS,
+    above={"half_gap": 0.0},
+    tiny={"sage.threshold": 0.2, "consistency.include_labelled": True, "consistency.epoch_length": "unlabelled"},
+)

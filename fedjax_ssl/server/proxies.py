@@ -1,0 +1,80 @@
+"""The server trains on its clients' classifier weights: each class's proxy towards the proxies of all clients."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.learning.batches import batch_positions, epoch_orders, num_batches
+
+
+def tuned_proxies(
+    average: jax.Array,
+    proxies: jax.Array,
+    active: jax.Array,
+    key: jax.Array,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    negatives: str = "global",
+    largest_margin: float = 0.0,
+) -> jax.Array:
+    """Global proxy tuning (ProxyFL): plain SGD on the points (omega_m^c, c) of all clients m and classes c.
+
+        l(m, c) = -log( exp(-d_c) / sum_j exp(-d_j) )
+        d_j = |omega_m^c - Omega^j|                    negatives = 'global': against the other global proxies
+        d_j = |Omega^c - omega_m^j|                    negatives = 'client': against the client's other proxies (eq. 2)
+
+    The true distance d_c has a margin, as large as the distance of the most isolated averaged proxy to its nearest
+    neighbour, and at most `largest_margin`.
+
+    Args:
+        average: float32 [C, F], the averaged proxies, from which the global ones Omega start.
+        proxies: float32 [R, C, F], the clients'.
+        active: bool [R], which rows are there; others may hold anything.
+        key: of the order, drawn anew in each epoch.
+        epochs: Q; 0 returns the average.
+        batch_size: points in a step; a short last one is trained on.
+        learning_rate: of the steps.
+        negatives: 'global' or 'client'.
+        largest_margin: 0: no margin.
+
+    Returns:
+        float32 [C, F].
+    """
+    rows, num_classes = proxies.shape[:2]
+    if epochs == 0:
+        return average
+    proxies = jnp.where(active[:, None, None], proxies, 0.0)
+    clients, classes = jnp.divmod(jnp.arange(rows * num_classes), num_classes)
+    present = active[clients]
+    orders = epoch_orders(key, present, epochs)
+    gaps = jnp.where(jnp.eye(num_classes, dtype=bool), jnp.inf, distances(average[:, None], average))
+    margin = jnp.minimum(jnp.max(jnp.min(gaps, axis=1)), largest_margin)
+
+    def step(current, index):
+        epoch, batch = jnp.divmod(index, steps)
+        places, mask = batch_positions(batch, batch_size, jnp.sum(present))
+        points = orders[epoch, jnp.minimum(places, len(classes) - 1)]
+        of_client, labels = proxies[clients[points]], classes[points]
+
+        def loss(tuned):
+            if negatives == "global":
+                d = distances(of_client[jnp.arange(len(points)), labels][:, None], tuned)
+            else:
+                d = distances(tuned[labels][:, None], of_client)
+            logits = -(d + margin * jax.nn.one_hot(labels, num_classes))
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+        return current - learning_rate * jax.grad(loss)(current), None
+
+    steps = num_batches(len(classes), batch_size)
+    return jax.lax.scan(step, average, jnp.arange(epochs * steps))[0]
+
+
+def distances(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Euclidean distances along the last axis; that of equal vectors is 0, with a zero gradient."""
+    squared = jnp.sum(jnp.square(a - b), axis=-1)
+    positive = squared > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
