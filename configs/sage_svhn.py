@@ -20,7 +20,7 @@ alpha = 0.1 is far milder here than in the other configs. Test accuracy as Proxy
     ProxyFL                    95.09  95.18  95.26
     SAGE, 9,200 labels         94.31  94.56  94.68
     ProxyFL, 9,200 labels      95.03  95.40  95.34
-The code flips digits in weak views; here images of SVHN are never flipped.
+Digits are flipped, as in the code (`augment.flip`), unlike in the other configs of SVHN.
 Arguments: alpha=, iid, a backbone, other methods (supervised; fixmatch is FixMatch-LPL, with gpl FixMatch-GPL; proxyfl
 and its variants), recipes.
 """
@@ -34,4 +34,5 @@ def get_config(arguments=""):
     config.data.source = "svhn_cropped"
     config.data.num_labelled = 4600
     config.num_rounds = 150
+    config.augment.flip = "always"
     return apply_arguments(config, arguments)

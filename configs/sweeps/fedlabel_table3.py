@@ -1,0 +1,42 @@
+"""FedLabel's Tables 3 and 4: all methods with few labels at every client (ICCV 2023, arXiv 2307.08809).
+
+    python launch.py sweep configs/sweeps/fedlabel_table3.py --workdir=runs/fedlabel_table3
+    python launch.py sweep configs/sweeps/fedlabel_table3.py:emnist --workdir=runs/fedlabel_table3_emnist
+
+Data sets: cifar10 and organmnist at Dir 0.1 and, for Table 4, Dir 1; cifar100, emnist and bloodmnist at Dir 0.1. The
+paper's accuracies are in configs/fedlabel_DATASET.py. It does not give the baselines' hyper-parameters: all have
+FedLabel's learning rate, batch size and augmentation, and five local epochs where FedLabel counts steps.
+"""
+
+from fedjax_ssl.sweep import Sweep, of_dataset
+
+# Degrees of heterogeneity, and the accuracy to which rounds are counted.
+DATASETS = {
+    "cifar10": ((0.1, 1.0), 0.3),
+    "organmnist": ((0.1, 1.0), 0.5),
+    "cifar100": ((0.1,), 0.1),
+    "emnist": ((0.1,), 0.6),
+    "bloodmnist": ((0.1,), 0.5),
+}
+
+
+def get_sweep(dataset="cifar10"):
+    alphas, target_accuracy = of_dataset(DATASETS, dataset)
+    return Sweep(
+        config=f"configs/fedlabel_{dataset}.py",
+        methods={
+            "FedAvg (100 %)": "supervised,all_labels",
+            "FedProx (100 %)": "supervised,all_labels,fedprox",
+            "FedAvg": "supervised",
+            "FedProx": "supervised,fedprox",
+            "FedAvg+UDA": "uda",
+            "FedAvg+FixMatch": "fixmatch",
+            "FedProx+UDA": "uda,fedprox",
+            "FedProx+FixMatch": "fixmatch,fedprox",
+            "FedTriNet": "fedtrinet",
+            "FedMatch": "fedmatch",
+            "FedLabel": "fedlabel",
+        },
+        fields={"data.alpha": alphas},
+        target_accuracy=target_accuracy,
+    )
