@@ -23,6 +23,7 @@ NAMES = (
     "anchors_only",
     "fedanchor",
     "fedil",
+    "fedmatch",
     "fixmatch",
     "semifl",
     "supervised",
