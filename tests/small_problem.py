@@ -141,15 +141,16 @@ def sent_down(problem, extra=(), seed=4):
     return Broadcast(problem.network.init(jax.random.key(seed)), rate, extra)
 
 
-def prepare(phase, received, data, client, own=None):
+def prepare(phase, received, data, client, own=None, personal=()):
     """The job of one client, without the leading axis."""
-    cohort = Cohort(jnp.array([client]), jax.tree.map(lambda leaf: leaf[None], own or {}), jax.random.key(4))
+    own, personal = jax.tree.map(lambda leaf: leaf[None], (own or {}, personal))
+    cohort = Cohort(jnp.array([client]), own, jax.random.key(4), personal=personal)
     return jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, data, cohort, None))
 
 
-def train(phase, received, data, client, own=None):
+def train(phase, received, data, client, own=None, personal=()):
     """One client's phase, step by step: its job, and what it leaves behind."""
-    job = prepare(phase, received, data, client, own)
+    job = prepare(phase, received, data, client, own, personal)
     carry = phase.start(received, job.work, {**(own or {}), **job.own})
     for index in range(int(job.num_steps)):
         carry = phase.step(received, data, job.work, carry, jnp.int32(index), jax.random.key(index))

@@ -82,3 +82,25 @@ def test_an_order_is_of_the_clients_key(examples):
     np.testing.assert_array_equal(here.order, there.order)
     other = alone._replace(keys=jax.vmap(lambda key: jax.random.fold_in(key, 1))(alone.keys))
     assert np.any(np.asarray(deck_of(other, other.present, 0)[0].order) != np.asarray(here.order))
+
+
+@pytest.mark.parametrize(
+    ("batches", "size", "room", "lengths"),
+    [
+        (2, 3, 4, [3, 2]),  # batches smaller than their room
+        (2, 2, 2, [2, 2]),  # one example has no step
+        (4, 2, 3, [2, 2, 1, 0]),  # more batches than examples
+    ],
+)
+def test_a_deck_may_be_cut_otherwise(examples, batches, size, room, lengths):
+    deck, _ = deck_of(examples, examples.present, 1)
+    cut = jax.jit(lambda index: deck.cut(index, jnp.int32(batches), jnp.int32(size), room))
+    for epoch in range(EPOCHS):
+        order = np.asarray(deck.order[epoch][: deck.size])
+        for number, length in enumerate(lengths):
+            found = cut(epoch * batches + number)
+            assert found.rows.shape == (room,) and found.epoch == epoch
+            assert found.mask.sum() == length and np.all(found.mask[:length])
+            expected = order[number * size : number * size + length]
+            np.testing.assert_array_equal(found.positions[:length], expected)
+            np.testing.assert_array_equal(found.rows[:length], np.array(CLIENTS[0])[expected])

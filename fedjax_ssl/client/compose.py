@@ -1,5 +1,7 @@
 """Phases of local training made of others: losses in turn, a learning rate that falls, sparse uploads."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 
@@ -90,14 +92,13 @@ def with_plateau(phase: Phase, watched: str, patience: int) -> Phase:
     return Phase(prepare, start, step, finish)
 
 
-def sparse_upload(phase: Phase, parts: tuple[str, ...], smallest: float, least_change: float) -> Phase:
+def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, float]) -> Phase:
     """A phase whose upload has the received model's entries wherever training has changed them too little to travel.
 
     Args:
         phase: of `local_sgd`, or made of such.
-        parts: that it uploads.
-        smallest: entries of this magnitude or less become 0 first.
-        least_change: an entry travels if it then differs from the received one by more than this.
+        least_change: an entry travels if it differs from the received one by more than this.
+        smallest: by part, entries of this magnitude or less first become 0.
 
     Returns:
         The Phase; it tells how many `entries` travel, float32 [].
@@ -105,10 +106,11 @@ def sparse_upload(phase: Phase, parts: tuple[str, ...], smallest: float, least_c
 
     def finish(received, work, carry, num_steps) -> Finished:
         finished = phase.finish(received, work, carry, num_steps)
-        old, new = select(received.model.params, parts), sparse.cut(finished.upload.model.params, smallest)
+        new, told = finished.upload.model.params, finished.upload.told
+        new = {name: sparse.cut(part, smallest[name]) if name in smallest else part for name, part in new.items()}
+        old = select(received.model.params, tuple(new))
         travels = sparse.differs(new, old, least_change)
         model = finished.upload.model._replace(params=jax.tree.map(jnp.where, travels, new, old))
-        told = {**finished.upload.told, "entries": sparse.count(travels)}
-        return finished._replace(upload=Upload(model, told))
+        return finished._replace(upload=Upload(model, {**told, "entries": sparse.count(travels)}))
 
     return phase._replace(finish=finish)

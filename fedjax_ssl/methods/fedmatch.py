@@ -19,13 +19,25 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, global_model, label_cohort, local_sgd
-from fedjax_ssl.client import own_optimizers, own_thresholds, qualify
+from fedjax_ssl.client import (
+    Batch,
+    Deck,
+    Examples,
+    Loss,
+    global_model,
+    label_cohort,
+    local_sgd,
+    own_optimizers,
+    own_thresholds,
+    qualify,
+)
+from fedjax_ssl.client.agreement import agreed_labels, inter_client_consistency
 from fedjax_ssl.client.compose import PLATEAU, in_turn, sparse_upload, with_plateau
 from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received, State, WireBytes, no_op
 from fedjax_ssl.engine.interface import completed
 from fedjax_ssl.learning import sparse
-from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
+from fedjax_ssl.learning.batches import num_batches
+from fedjax_ssl.learning.losses import cross_entropy, proximal_term
 from fedjax_ssl.learning.plateau import after_epoch, fresh_plateau
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import Model
@@ -33,12 +45,12 @@ from fedjax_ssl.learning.trees import row, tree_bytes
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import CLASSIFICATION, fedavg, own_optimizer, supervised_loss, train_on_anchors
-from fedjax_ssl.server.similar_clients import embed_models, nearest_clients
+from fedjax_ssl.server.similar_clients import embed_models, nearest_clients, no_uploads, remember_uploads
 
-SIGMA, PSI = "sigma", "psi"  # the parts of the parameters, each a whole model's
-SIGMA_OPTIMIZER = "sigma_optimizer"  # the entry in a client's memory of the optimiser of sigma; psi has the usual one
-# Entries of the server's memory: sigma and psi; what each client uploaded last, its vector, and whether it ever did.
-PARTS, UPLOADED, VECTORS, SEEN = "parts", "uploaded", "vectors", "seen"
+SIGMA, PSI = "sigma", "psi"  # the parts of the parameters, each as large as the model
+# Entries of the server's memory: the two parts of the global model, and what clients uploaded; of a client's: the
+# optimiser of sigma, where that of psi has the usual entry.
+PARTS, UPLOADS, SIGMA_OPTIMIZER = "parts", "uploads", "sigma_optimizer"
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0, "server.augmentation": "weak"}
 _PAPER = {  # the setting of its experiments, besides the learning rates' rule
@@ -139,133 +151,114 @@ class Work(NamedTuple):
     personal: dict[str, Any]
 
 
-def whole(model: Model) -> Model:
-    """theta = sigma + psi, from a model of the two parts."""
-    return Model(jax.tree.map(jnp.add, model.params[SIGMA], model.params[PSI]), model.batch_stats)
-
-
-def nearest_number(count: jax.Array, size: int) -> jax.Array:
-    """Batches of an epoch: count / size to the nearest whole number, at least one; the last one may be short."""
-    return jnp.maximum(jnp.round(count / size).astype(jnp.int32), 1)
-
-
-def clients_have_labels(problem: Problem) -> bool:
-    """Whether clients train sigma."""
-    return problem.config.data.labels != "server" or problem.config.data.reveal_labels
-
-
 def fedmatch(problem: Problem) -> Method:
-    """Algorithms 1 (labels at the clients) and 2 (labels at the server) as a Method."""
+    """Both algorithms, labels at the clients and labels at the server, as a Method."""
     config, network, options = problem.config, problem.network, problem.config.fedmatch
-    parts = (SIGMA, PSI) if clients_have_labels(problem) else (PSI,)
-    num_helpers = min(options.helpers, config.num_clients - 1)
-    aggregation = fedavg(problem, parts=parts)
-    frame = alternating(problem, (local_training(problem, parts),))
+    clients_train = (SIGMA, PSI) if config.data.labels == "clients" or config.data.reveal_labels else (PSI,)
+    num_helpers, num_clients = min(options.helpers, config.num_clients - 1), config.num_clients
+    aggregation = fedavg(problem, parts=clients_train)
+
+    def init(data, key) -> State:
+        """Fresh weights sigma, and psi a fifth of them."""
+        init_key, train_key = jax.random.split(key)
+        model = network.init(init_key)
+        parts = {SIGMA: model.params, PSI: jax.tree.map(lambda leaf: 0.2 * leaf, model.params)}
+        model = model._replace(params=parts)
+        remembered = parts if options.sparse_down else {PSI: parts[PSI]}
+        server = {
+            UPLOADS: no_uploads(remembered, num_clients, problem.num_classes),
+            PLATEAU: fresh_plateau(),
+            **aggregation.init(parts),
+            **own_optimizer(config.server, model, (SIGMA,), CLASSIFICATION),
+        }
+        clients = {
+            PLATEAU: fresh_plateau((num_clients,)),
+            **own_thresholds(problem),
+            **own_optimizers(problem, model, (PSI,)),
+            **(own_optimizers(problem, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in clients_train else {}),
+        }
+        state, rate = State(jnp.int32(0), model, server, clients), jnp.float32(config.server.pretrain_learning_rate)
+        return together(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs)[0])
+
+    # --- The model in two parts, and what is tested. -----------------------------------------------------------------
 
     def apart(state: State) -> State:
         """The state with sigma and psi for its model."""
         return state._replace(model=Model(state.server[PARTS], state.model.batch_stats))
 
     def together(state: State) -> State:
-        """What is tested: theta = sigma + psi without the small entries of psi."""
-        sigma, psi = state.model.params[SIGMA], state.model.params[PSI]
-        theta = whole(state.model._replace(params={SIGMA: sigma, PSI: sparse.cut(psi, options.smallest)}))
-        return state._replace(model=theta, server={**state.server, PARTS: state.model.params})
+        """The state whose model is theta = sigma + psi without the smallest entries of psi."""
+        parts = state.model.params
+        tested = {**parts, PSI: sparse.cut(parts[PSI], options.smallest)}
+        return state._replace(model=whole(state.model._replace(params=tested)), server={**state.server, PARTS: parts})
 
-    def init(data, key) -> State:
-        init_key, train_key = jax.random.split(key)
-        model = network.init(init_key)
-        model = model._replace(params={SIGMA: model.params, PSI: jax.tree.map(lambda leaf: 0.2 * leaf, model.params)})
-        nobody = jnp.zeros(config.num_clients, bool)
-        remembered = {SIGMA, PSI} if options.sparse_down else {PSI}
-        tables = {name: jax.tree.map(lambda leaf: jnp.zeros((len(nobody), *leaf.shape)), model.params[name])
-                  for name in remembered}  # fmt: skip
-        server = {
-            UPLOADED: tables,
-            VECTORS: jnp.zeros((len(nobody), problem.num_classes)),
-            SEEN: nobody,
-            PLATEAU: fresh_plateau(),
-            **aggregation.init(model.params),
-            **own_optimizer(config.server, model, (SIGMA,), CLASSIFICATION),
-        }
-        clients = {
-            PLATEAU: fresh_plateau((config.num_clients,)),
-            **own_thresholds(problem),
-            **own_optimizers(problem, model, (PSI,)),
-            **(own_optimizers(problem, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in parts else {}),
-        }
-        state = State(jnp.int32(0), model, server, clients)
-        rate = jnp.float32(config.server.pretrain_learning_rate)
-        return together(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs)[0])
+    # --- Server: with the labels, it trains sigma. -------------------------------------------------------------------
 
-    def train_sigma(state: State, data, key, rate, epochs, memory=None):
-        """L_s on the server's images, of sigma; psi stays."""
-        loss = supervised_loss(problem, data, config.server.augmentation)
+    def train_sigma(state: State, data, key, rate, epochs: int, memory: str | None = None):
+        """Epochs of lambda_s CE(y, f(x; sigma + psi)) on the server's images; psi stays."""
+        cross_entropy_of = supervised_loss(problem, data, config.server.augmentation)
 
-        def weighted(model, *batch):
-            value, aux = loss(whole(model), *batch)
+        def loss(model, *batch):
+            value, aux = cross_entropy_of(whole(model), *batch)
             return options.labelled_weight * value, aux
 
-        order = key if options.shuffle else jax.random.key(0)
-        size, sizes = config.server.batch_size, {"parts": (SIGMA,), "epochs": epochs, "memory": memory}
-        return train_on_anchors(state, data, weighted, config.server, rate, order, batch_size=size, **sizes)
+        key, size = key if options.shuffle else jax.random.key(0), config.server.batch_size
+        how = {"parts": (SIGMA,), "epochs": epochs, "batch_size": size, "memory": memory}
+        return train_on_anchors(state, data, loss, config.server, rate, key, **how)
 
     def server_before(state: State, data, key):
-        """Labels at the server: it trains sigma, at a learning rate of its own."""
-        plateau = state.server[PLATEAU]
-        rate = learning_rate_at(config, config.server.learning_rate, state.round) * plateau.factor
-        state, metrics = train_sigma(apart(state), data, key, rate, config.server.epochs, CLASSIFICATION)
+        plateau, rate = state.server[PLATEAU], learning_rate_at(config, config.server.learning_rate, state.round)
+        state, metrics = train_sigma(
+            apart(state), data, key, rate * plateau.factor, config.server.epochs, CLASSIFICATION
+        )
         if metrics and options.patience:
             plateau = after_epoch(plateau, metrics["server_loss"], options.patience)
         return together(state._replace(server={**state.server, PLATEAU: plateau})), metrics
 
+    # --- What goes down: sigma and psi to all; in every tenth round the psi of those most like it to each client. ----
+
     def helpers_travel(state: State) -> jax.Array:
         return (state.round + 1) % options.helper_interval == 0
 
-    def personal(state: State, data, clients, key):
-        """The psi of the nearest clients; and how many entries of sigma and psi are new to a client, all at first."""
-        current, uploaded = state.server[PARTS], state.server[UPLOADED]
-        sent = jnp.full(len(clients), float(sum(leaf.size for leaf in jax.tree.leaves(current))))
+    def personal(state: State, data, clients, key) -> dict[str, Any]:
+        """The helpers' psi, which of them there are, and how many entries of all parameters travel to a client."""
+        parts, uploads = state.server[PARTS], state.server[UPLOADS]
+        message = {"entries": jnp.full(len(clients), num_entries(parts))}
+        held = row(uploads.params, clients)  # what a client has had since its last upload
         if options.sparse_down:
-            new = lambda held: sparse.count(sparse.differs(current, held, options.least_change))  # noqa: E731
-            sent = jnp.where(state.server[SEEN][clients], jax.vmap(new)(row(uploaded, clients)), sent)
-        if not num_helpers:
-            return {"entries": sent}
-        near, known = nearest_clients(state.server[VECTORS], state.server[SEEN], clients, num_helpers)
-        return {"entries": sent, "helpers": row(uploaded[PSI], near), "present": known & helpers_travel(state)}
+            entries = jax.vmap(lambda held: entries_down(parts, held, options))(held)
+            message["entries"] = jnp.where(uploads.seen[clients], entries, message["entries"])
+        if num_helpers:
+            near, known = nearest_clients(uploads, clients, num_helpers)
+            helpers, present = row(uploads.params[PSI], near), known & helpers_travel(state)
+            each = jax.vmap(jax.vmap(lambda psi, own: helper_entries(psi, own, options), (0, None)))(helpers, held[PSI])
+            message |= {"helpers": helpers, "present": present}
+            message["entries"] += jnp.sum(jnp.where(present, each, 0.0), axis=1)
+        return message
+
+    # --- What comes up: the uniform mean of the parts that clients train; each one's psi and vector are remembered. --
 
     def aggregate(state: State, data, received: Received, key):
-        """The uniform mean of what was uploaded; each client's psi, and the vector of its model, are remembered."""
         state = apart(state)
         after, metrics = aggregation.aggregate(state, data, received, key)
         models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
-        vectors = embed_models(network, whole, models, data.images.shape[1:])
-        place = jnp.where(received.accepted, received.clients, config.num_clients)  # beyond the end: dropped
-        put = lambda table, rows: table.at[place].set(rows, mode="drop")  # noqa: E731
-        tables = {name: jax.tree.map(put, table, models.params[name]) for name, table in state.server[UPLOADED].items()}
-        memory = {UPLOADED: tables, VECTORS: put(state.server[VECTORS], vectors), SEEN: put(state.server[SEEN], True)}
-        return together(after._replace(server={**after.server, **memory})), metrics
+        vectors = embed_models(network, whole(models), data.images.shape[1:])
+        uploads = remember_uploads(state.server[UPLOADS], received, models.params, vectors)
+        return together(after._replace(server={**after.server, UPLOADS: uploads})), metrics
 
     entry_bytes = 4 + options.index_bytes
-
-    def bytes_down(broadcast, own) -> jax.Array:
-        """The entries that are new to the client, and those of its helpers' psi that are not 0."""
-        entries = own["entries"]
-        if num_helpers:
-            entries += jnp.sum(jnp.where(own["present"], jax.vmap(sparse.count)(own["helpers"]), 0.0))
-        return entry_bytes * entries + tree_bytes((broadcast.model.batch_stats, broadcast.learning_rate))
-
-    def bytes_up(upload) -> jax.Array:
-        return entry_bytes * upload.told["entries"] + tree_bytes(upload.model.batch_stats)
-
-    return frame._replace(
+    wire_bytes = WireBytes(
+        down=lambda sent, own: entry_bytes * own["entries"] + tree_bytes((sent.model.batch_stats, sent.learning_rate)),
+        up=lambda upload: entry_bytes * upload.told["entries"] + tree_bytes(upload.model.batch_stats),
+    )
+    return alternating(problem, (local_training(problem, clients_train),))._replace(
         init=init,
         server_before=server_before,
         broadcast=lambda state, data, key: global_model(problem, apart(state), extra=helpers_travel(state)),
         personal=personal,
         aggregate=aggregate,
         server_after=no_op,
-        wire_bytes=WireBytes(bytes_down, bytes_up),
+        wire_bytes=wire_bytes,
     )
 
 
@@ -277,28 +270,28 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
-        unlabelled = examples._replace(present=examples.unlabelled)
         # For the report, and for thresholds that adapt: training makes its labels step by step.
         scores = lambda images: network.probabilities(whole(received.model), images)  # noqa: E731
+        unlabelled = examples._replace(present=examples.unlabelled)
         made = label_cohort(problem, scores, data, unlabelled, threshold=options.threshold)
+        report = made.report._replace(qualified=made.report.qualified | examples.labelled)
         keys = examples.keys
         if not options.shuffle:
             keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)
         deck, labelled = Deck.shuffled(examples, examples.unlabelled, keys, config.epochs), None
-        batches, size = nearest_number(deck.size, room), jnp.full_like(deck.size, room)
+        batches, size = whole_batches(deck.size, room), jnp.full_like(deck.size, room)
         if SIGMA in parts:
-            labelled_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-            labelled = Deck.shuffled(examples, examples.labelled, labelled_keys, config.epochs)
-            batches = jnp.maximum(nearest_number(labelled.size, config.batch_size), -(-deck.size // room))
+            keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+            labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
+            batches = jnp.maximum(whole_batches(labelled.size, config.batch_size), num_batches(deck.size, room))
             size = -(-deck.size // batches)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * batches, 0)
-        report = made.report._replace(qualified=made.report.qualified | examples.labelled)
         work = Work(deck, batches, size, labelled, made.thresholds, cohort.personal)
         return Jobs(num_steps, work, report, made.own)
 
     def supervised(received, data, work: Work, batch: Batch, own, key):
-        """L_s = lambda_s CE(y, f(x)), which moves sigma."""
-        batches = nearest_number(work.labelled.size, config.batch_size)
+        """L_s = lambda_s CE(y, f(x; sigma + psi)), which moves sigma."""
+        batches = whole_batches(work.labelled.size, config.batch_size)
         known = work.labelled.cut(batch.index, batches, config.batch_size, config.batch_size)
         images = problem.weak(key, data.images[known.rows])
 
@@ -310,44 +303,32 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
         return of
 
     def unsupervised(received, data, work: Work, batch: Batch, own, key):
-        """L_u, which moves psi: inter-client consistency, the vote's label for a strong view, L1 and L2 terms."""
-        weak_key, strong_key = jax.random.split(key)
+        """L_u, which moves psi: consistency with helpers, the vote's label for a strong view, the L1 and L2 terms."""
         batch = work.deck.cut(batch.index, work.batches, work.size, room)
-        images = data.images[batch.rows]
+        images, (weak_key, strong_key) = data.images[batch.rows], jax.random.split(key)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
         present = work.personal.get("present", jnp.zeros(0, bool))  # [H]
-
-        def of_helpers(sigma, batch_stats) -> jax.Array:
-            """The logits of sigma + psi_j for each helper j, [H, B, C]; 0 in rounds without helpers."""
-            shape = (len(present), len(weak), problem.num_classes)
-            if not len(present):
-                return jnp.zeros(shape)
-            predict = lambda psi: network.predict(whole(Model({SIGMA: sigma, PSI: psi}, batch_stats)), weak).logits  # noqa: E731
-            by_all = lambda: jax.lax.map(predict, work.personal["helpers"])  # noqa: E731
-            return jax.lax.cond(received.extra, by_all, lambda: jnp.zeros(shape))
+        helpers = jnp.zeros((len(present), room, problem.num_classes))  # logits, in a round without helpers
+        if len(present):
+            sigma, batch_stats = received.model.params[SIGMA], received.model.batch_stats
+            models = lambda psi: whole(Model({SIGMA: sigma, PSI: psi}, batch_stats))  # noqa: E731
+            by_helpers = lambda: jax.lax.map(  # noqa: E731
+                lambda psi: network.predict(models(psi), weak).logits, work.personal["helpers"]
+            )
+            helpers = jax.lax.cond(received.extra, by_helpers, lambda: helpers)
 
         def of(model) -> Loss:
-            helpers = of_helpers(model.params[SIGMA], model.batch_stats)
             (of_weak, of_strong), batch_stats = network.train(whole(model), (weak, strong), batch.mask)
             guess, confident = qualify(jax.nn.softmax(of_weak.logits), work.thresholds, strictly=False)
-            counted = confident & batch.mask  # Q
-            votes = jax.nn.one_hot(jnp.argmax(helpers, axis=-1), problem.num_classes) * present[:, None, None]
-            votes = jax.nn.one_hot(guess, problem.num_classes) + jnp.sum(votes, axis=0)
-            divergences = [kl_divergence(logits, of_weak.logits, counted) for logits in helpers]
-            helper_loss = sum(jnp.where(present, jnp.stack(divergences), 0.0)) / jnp.maximum(jnp.sum(present), 1) \
-                if divergences else jnp.float32(0.0)  # fmt: skip
-            pseudo_loss = cross_entropy(of_strong.logits, jnp.argmax(votes, axis=-1), counted)
-            leaves = zip(*(jax.tree.leaves(model.params[name]) for name in (SIGMA, PSI)))
-            l1, l2 = (sum(terms) for terms in zip(*((jnp.sum(abs(psi)), jnp.sum((sigma - psi) ** 2)) for sigma, psi in leaves)))
+            confident &= batch.mask  # Q
+            helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)
+            pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, helpers, present), confident)
+            l1, l2 = distances(model.params)
             value = options.helper_weight * helper_loss + options.pseudo_weight * pseudo_loss
             value += options.l1_weight * l1 + options.l2_weight * l2
-            metrics = {
-                "client_loss": value,
-                "helper_loss": helper_loss,
-                "pseudo_loss": pseudo_loss,
-                "confident_share": jnp.sum(counted) / jnp.maximum(jnp.sum(batch.mask), 1),
-            }
-            return Loss(value, batch_stats, metrics)
+            share = jnp.sum(confident) / jnp.maximum(jnp.sum(batch.mask), 1)
+            metrics = {"client_loss": value, "helper_loss": helper_loss, "pseudo_loss": pseudo_loss}
+            return Loss(value, batch_stats, {**metrics, "confident_share": share})
 
         return of
 
@@ -359,7 +340,44 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
     phase = in_turn(*turns)
     if options.patience:
         phase = with_plateau(phase, "labelled_loss" if SIGMA in parts else "client_loss", options.patience)
-    return sparse_upload(phase, parts, options.smallest, options.least_change)
+    return sparse_upload(phase, options.least_change, smallest={PSI: options.smallest})
+
+
+# --- The equations. --------------------------------------------------------------------------------------------------
+
+
+def whole(model: Model) -> Model:
+    """theta = sigma + psi, from a model of the two parts; leaves may have further axes in front."""
+    return Model(jax.tree.map(jnp.add, model.params[SIGMA], model.params[PSI]), model.batch_stats)
+
+
+def distances(params) -> tuple[jax.Array, jax.Array]:
+    """|psi|_1 and |sigma - psi|_2^2, sums over all entries: float32 [] each."""
+    l1 = sum(jnp.sum(jnp.abs(psi)) for psi in jax.tree.leaves(params[PSI]))
+    return l1, 2 * proximal_term(params[SIGMA], params[PSI])
+
+
+def whole_batches(count: jax.Array, size: int) -> jax.Array:
+    """Batches of an epoch: count / size to the nearest whole number (of two the even one), at least one."""
+    return jnp.maximum(jnp.round(count / size).astype(jnp.int32), 1)
+
+
+def num_entries(params) -> float:
+    """Of both parts."""
+    return float(sum(leaf.size for leaf in jax.tree.leaves(params)))
+
+
+def entries_down(parts, held, options) -> jax.Array:
+    """How many entries of sigma, and of psi without its smallest ones, have changed for a client: float32 []."""
+    new, old = ({**params, PSI: sparse.cut(params[PSI], options.smallest)} for params in (parts, held))
+    return sparse.count(sparse.differs(new, old, options.least_change))
+
+
+def helper_entries(helper, own, options) -> jax.Array:
+    """How many entries of a helper's psi travel: those that are not among its smallest, nor what the client has."""
+    helper, own = (sparse.cut(psi, options.smallest) for psi in (helper, own))
+    own = jax.tree.map(lambda theirs, mine: jnp.where(theirs != 0, mine, 0.0), helper, own)
+    return sparse.count(sparse.differs(helper, own, options.least_change))
 
 
 ENTRY = Entry(
@@ -370,7 +388,14 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    at_least={"helpers": 0, "helper_interval": 1, "patience": 0, "unlabelled_batch": 1, "smallest": 0.0,
-              "least_change": 0.0, "index_bytes": 0},  # fmt: skip
+    at_least={
+        "helpers": 0,
+        "helper_interval": 1,
+        "patience": 0,
+        "unlabelled_batch": 1,
+        "smallest": 0.0,
+        "least_change": 0.0,
+        "index_bytes": 0,
+    },
     tiny={"fedmatch.threshold": 0.15, "fedmatch.helper_interval": 1, "fedmatch.unlabelled_batch": 32},
 )
