@@ -141,18 +141,19 @@ def sent_down(problem, extra=(), seed=4):
     return Broadcast(problem.network.init(jax.random.key(seed)), rate, extra)
 
 
-def prepare(phase, received, data, client, own=None, previous=None):
+def prepare(phase, received, data, client, own=None, previous=None, personal=()):
     """The job of one client, without the leading axis; `previous` has one."""
-    cohort = Cohort(jnp.array([client]), jax.tree.map(lambda leaf: leaf[None], own or {}), jax.random.key(4))
+    own, personal = jax.tree.map(lambda leaf: leaf[None], (own or {}, personal))
+    cohort = Cohort(jnp.array([client]), own, jax.random.key(4), personal=personal)
     return jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, data, cohort, previous))
 
 
-def train(phase, received, data, client, own=None, previous=None, jit=False):
+def train(phase, received, data, client, own=None, previous=None, personal=(), jit=False):
     """One client's phase, step by step: its job, and what it leaves behind.
 
     With `jit` a step is one program of its own: for a step of many operations that no other test has.
     """
-    job = prepare(phase, received, data, client, own, previous)
+    job = prepare(phase, received, data, client, own, previous, personal)
     carry, step = phase.start(received, job.work, {**(own or {}), **job.own}), phase.step
     if jit:
         step = jax.jit(step)

@@ -109,3 +109,25 @@ def test_a_drawn_batch_of_nothing_is_padding(examples):
     assert decks.order.shape == (3, 4, B)
     nothing = jax.tree.map(lambda leaf: leaf[0], decks)
     assert not np.any(nothing.batch(jnp.int32(1), B).mask) and nothing.num_steps(B) == 0
+
+
+@pytest.mark.parametrize(
+    ("batches", "size", "room", "lengths"),
+    [
+        (2, 3, 4, [3, 2]),  # batches smaller than their room
+        (2, 2, 2, [2, 2]),  # one example has no step
+        (4, 2, 3, [2, 2, 1, 0]),  # more batches than examples
+    ],
+)
+def test_a_deck_may_be_cut_otherwise(examples, batches, size, room, lengths):
+    deck, _ = deck_of(examples, examples.present, 1)
+    cut = jax.jit(lambda index: deck.cut(index, jnp.int32(batches), jnp.int32(size), room))
+    for epoch in range(EPOCHS):
+        order = np.asarray(deck.order[epoch][: deck.size])
+        for number, length in enumerate(lengths):
+            found = cut(epoch * batches + number)
+            assert found.rows.shape == (room,) and found.epoch == epoch
+            assert found.mask.sum() == length and np.all(found.mask[:length])
+            expected = order[number * size : number * size + length]
+            np.testing.assert_array_equal(found.positions[:length], expected)
+            np.testing.assert_array_equal(found.rows[:length], np.array(CLIENTS[0])[expected])

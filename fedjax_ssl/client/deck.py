@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Cohort
-from fedjax_ssl.learning.batches import batch_positions, epoch_orders, num_batches
+from fedjax_ssl.learning.batches import epoch_orders, num_batches
 
 
 class Examples(NamedTuple):
@@ -102,8 +102,20 @@ class Deck(NamedTuple):
 
     def batch(self, index: jax.Array, batch_size: int) -> Batch:
         """The batch of local step `index`; after the last epoch the deck starts again with the first."""
-        epoch, number = jnp.divmod(index, jnp.maximum(num_batches(self.size, batch_size), 1))
-        places, mask = batch_positions(number, batch_size, self.size)
+        return self.cut(index, num_batches(self.size, batch_size), batch_size, batch_size)
+
+    def cut(self, index: jax.Array, batches: jax.Array, size: jax.Array | int, room: int) -> Batch:
+        """The batch of local step `index` where each client has its number of batches in an epoch, and their size.
+
+        Args:
+            index: int32 [], local step, from 0.
+            batches: int32 [], batches of an epoch; examples beyond them have no step.
+            size: int32 [], examples of a batch, at most `room`.
+            room: B, the length of the batch's arrays.
+        """
+        epoch, number = jnp.divmod(index, jnp.maximum(batches, 1))
+        places = number * size + jnp.arange(room)
+        mask = (places < self.size) & (jnp.arange(room) < size)
         places = jnp.minimum(places, self.order.shape[-1] - 1)
         positions = self.order[epoch % len(self.order), places]
         return Batch(self.rows[positions], positions, places, mask, epoch, index)

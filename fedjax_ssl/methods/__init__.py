@@ -24,6 +24,7 @@ NAMES = (
     "fedanchor",
     "fedil",
     "fedlabel",
+    "fedmatch",
     "fedtrinet",
     "fixmatch",
     "proxyfl",

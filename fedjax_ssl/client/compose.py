@@ -1,0 +1,116 @@
+"""Phases of local training made of others: losses in turn, a learning rate that falls, sparse uploads."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.engine.interface import Finished, Phase, Upload
+from fedjax_ssl.learning import sparse
+from fedjax_ssl.learning.plateau import after_epoch
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import select
+
+PLATEAU = "plateau"  # the entry of a client's learning rate in its memory
+
+
+def in_turn(*phases: Phase) -> Phase:
+    """A phase in whose steps several phases take a step each, one after the other, on one model.
+
+    Args:
+        phases: of `local_sgd`, with one `prepare`, which the first one's is; each trains other `parts` and has a
+            `memory` of its own. Their metrics, and what they remember and tell, have different names.
+    """
+
+    def without_model(training):
+        return training._replace(learner=training.learner._replace(model=()))
+
+    def with_model(training, model):
+        return training._replace(learner=training.learner._replace(model=model))
+
+    def start(received, work, own):
+        carries = [phase.start(received, work, own) for phase in phases]
+        return carries[0].learner.model, tuple(map(without_model, carries))
+
+    def step(received, data, work, carry, index, key):
+        model, carries = carry
+        after = []
+        for number, (phase, training) in enumerate(zip(phases, carries)):
+            own_key = jax.random.fold_in(key, number)
+            training = phase.step(received, data, work, with_model(training, model), index, own_key)
+            model = training.learner.model
+            after.append(without_model(training))
+        return model, tuple(after)
+
+    def finish(received, work, carry, num_steps) -> Finished:
+        model, carries = carry
+        each = [
+            phase.finish(received, work, with_model(training, model), num_steps)
+            for phase, training in zip(phases, carries)
+        ]
+        params, told, own, metrics = {}, {}, {}, {}
+        for finished in each:
+            params |= finished.upload.model.params
+            told |= finished.upload.told
+            own |= finished.own
+            metrics |= finished.metrics
+        return Finished(Upload(Model(params, each[-1].upload.model.batch_stats), told), own, metrics)
+
+    return Phase(phases[0].prepare, start, step, finish)
+
+
+def with_plateau(phase: Phase, watched: str, patience: int) -> Phase:
+    """A phase at each client's own learning rate: a third of it after `patience` visits without a new lowest loss.
+
+    Args:
+        phase: reads its learning rate from the broadcast, as `local_sgd` does.
+        watched: name of the metric that is the loss.
+        patience: in visits of the client.
+
+    Returns:
+        The Phase; the clients' memory has an entry `PLATEAU`, see `learning.plateau`.
+    """
+
+    def at_own_rate(received, plateau):
+        return received._replace(learning_rate=received.learning_rate * plateau.factor)
+
+    def prepare(received, data, cohort, previous):
+        jobs = phase.prepare(received, data, cohort, previous)
+        return jobs._replace(work=(jobs.work, cohort.own[PLATEAU]))
+
+    def start(received, work, own):
+        return phase.start(at_own_rate(received, work[1]), work[0], own)
+
+    def step(received, data, work, carry, index, key):
+        return phase.step(at_own_rate(received, work[1]), data, work[0], carry, index, key)
+
+    def finish(received, work, carry, num_steps) -> Finished:
+        finished = phase.finish(at_own_rate(received, work[1]), work[0], carry, num_steps)
+        plateau = after_epoch(work[1], finished.metrics[watched], patience)
+        return finished._replace(own={**finished.own, PLATEAU: plateau})
+
+    return Phase(prepare, start, step, finish)
+
+
+def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, float]) -> Phase:
+    """A phase whose upload has the received model's entries wherever training has changed them too little to travel.
+
+    Args:
+        phase: of `local_sgd`, or made of such.
+        least_change: an entry travels if it differs from the received one by more than this.
+        smallest: by part, entries of this magnitude or less first become 0.
+
+    Returns:
+        The Phase; it tells how many `entries` travel, float32 [].
+    """
+
+    def finish(received, work, carry, num_steps) -> Finished:
+        finished = phase.finish(received, work, carry, num_steps)
+        new, told = finished.upload.model.params, finished.upload.told
+        new = {name: sparse.cut(part, smallest[name]) if name in smallest else part for name, part in new.items()}
+        old = select(received.model.params, tuple(new))
+        travels = sparse.differs(new, old, least_change)
+        model = finished.upload.model._replace(params=jax.tree.map(jnp.where, travels, new, old))
+        return finished._replace(upload=Upload(model, {**told, "entries": sparse.count(travels)}))
+
+    return phase._replace(finish=finish)

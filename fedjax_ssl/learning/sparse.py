@@ -1,0 +1,21 @@
+"""Sparse messages: of two versions of some parameters only the entries that differ by more than a bound travel."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def cut(tree: Any, smallest: float) -> Any:
+    """Every entry of magnitude `smallest` or less becomes 0."""
+    return jax.tree.map(lambda leaf: jnp.where(jnp.abs(leaf) <= smallest, 0, leaf), tree)
+
+
+def differs(new: Any, old: Any, least_change: float) -> Any:
+    """Which entries travel, leaves bool: those that differ by more than `least_change`."""
+    return jax.tree.map(lambda a, b: jnp.abs(a - b) > least_change, new, old)
+
+
+def count(tree: Any) -> jax.Array:
+    """How many entries of a tree of bool are True: float32 [], exact up to 16 million."""
+    return sum(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree))

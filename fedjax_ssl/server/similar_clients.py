@@ -1,0 +1,72 @@
+"""What each client uploaded last, and which clients are alike by what their models say about one image of noise."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.engine.interface import Received
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models.network import Network
+
+MEAN, DEVIATION = 125.0, 125.0  # of the noise, in the unit of pixels, 0 to 255
+
+
+class Uploads(NamedTuple):
+    """The server's memory of the clients' uploads.
+
+    Attributes:
+        params: parameters by part, leaves [K, ...].
+        vectors: float32 [K, D], of each client's model.
+        seen: bool [K], whether a client has uploaded.
+    """
+
+    params: dict[str, Any]
+    vectors: jax.Array
+    seen: jax.Array
+
+
+def no_uploads(params: Mapping[str, Any], num_clients: int, size: int) -> Uploads:
+    """Before the first round: room for these parameters, and vectors of D = `size` numbers, of each of K clients."""
+    params = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), dict(params))
+    return Uploads(params, jnp.zeros((num_clients, size)), jnp.zeros(num_clients, bool))
+
+
+def remember_uploads(uploads: Uploads, received: Received, params: Mapping[str, Any], vectors: jax.Array) -> Uploads:
+    """After a round: the accepted rows of `params`, leaves [R, ...], and of `vectors`, [R, D], replace the clients'."""
+    place = jnp.where(received.accepted, received.clients, len(uploads.seen))  # beyond the end: dropped
+    put = lambda table, rows: table.at[place].set(rows, mode="drop")  # noqa: E731
+    new = {name: jax.tree.map(put, table, params[name]) for name, table in uploads.params.items()}
+    return Uploads(new, put(uploads.vectors, vectors), put(uploads.seen, True))
+
+
+def embed_models(network: Network, models: Model, image_shape: tuple[int, ...]) -> jax.Array:
+    """The class probabilities that each of R models, leaves [R, ...], gives the noise image: float32 [R, C]."""
+    noise = noise_image(image_shape)
+    return jax.lax.map(lambda model: network.probabilities(model, noise)[0], models)
+
+
+def noise_image(shape: tuple[int, ...]) -> jax.Array:
+    """The same image in every run: normal noise, truncated to 0..255; float32 [1, ...]."""
+    bounds = -MEAN / DEVIATION, (255.0 - MEAN) / DEVIATION
+    return MEAN + DEVIATION * jax.random.truncated_normal(jax.random.key(0), *bounds, (1, *shape))
+
+
+def nearest_clients(uploads: Uploads, clients: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+    """The clients whose vectors are nearest by Euclidean distance, oneself apart; of equal ones the first.
+
+    Args:
+        uploads: who has a vector.
+        clients: int32 [M], who asks.
+        number: H, less than K.
+
+    Returns:
+        int32 [M, H], the nearest first; and bool [M, H], False where there is none: for one without a vector, or where
+        fewer others have one.
+    """
+    distances = jnp.linalg.norm(uploads.vectors[clients][:, None] - uploads.vectors[None], axis=-1)
+    others = uploads.seen[None] & (jnp.arange(len(uploads.seen))[None] != clients[:, None])
+    others &= uploads.seen[clients][:, None]
+    nearness, near = jax.lax.top_k(-jnp.where(others, distances, jnp.inf), number)
+    return near, jnp.isfinite(nearness)
