@@ -138,7 +138,7 @@ def train_by_hand(problem, data, received, work, rate, helpers):
 )
 def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present, sizes):
     """Two epochs, SGD with all that it has, at the client's own learning rate."""
-    problem, method = build(labels, threshold=threshold, smallest=0.1, least_change=0.05, patience=1)
+    problem, method = build(labels, threshold=threshold, smallest=0.5, least_change=0.05, patience=1)
     of_client = [0, -1, -1, 2, -1, -1, 1, -1, -1, -1] if labels == "clients" else [-1] * 10
     data = federation([[-1], of_client], anchors=[0, 1] if labels == "server" else ())
     params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
@@ -159,7 +159,8 @@ def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present
 
     model, told = finished.upload
     np.testing.assert_allclose(statistics_of(model), after, atol=1e-6)
-    trained = {PSI: cut(psi, 0.1), **({SIGMA: sigma} if labels == "clients" else {})}
+    assert any(np.any(np.abs(leaf) <= 0.5) for leaf in sigma.values())  # which is not cut
+    trained = {PSI: cut(psi, 0.5), **({SIGMA: sigma} if labels == "clients" else {})}
     assert set(model.params) == set(trained)
     entries = 0
     for name, new in trained.items():
@@ -293,6 +294,16 @@ def test_a_server_with_labels_trains_sigma_alone():
         np.testing.assert_array_equal(in_numpy(after.server[PARTS][PSI])[name], psi[name])
         np.testing.assert_allclose(in_numpy(after.model.params)[name], expected[name] + psi[name], atol=1e-4)
     np.testing.assert_allclose(after.server[PLATEAU], [0.5 / 3, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_server_s_batches_may_be_the_same_in_every_round(shuffle):
+    problem, method = build("server", shuffle=shuffle)
+    problem.config.server.update({"epochs": 1, "batch_size": 2})
+    data = federation([[-1] * 3], anchors=[0, 1, 2, 2])
+    state = method.init(data, KEY)
+    first, second = (method.server_before(state, data, key)[0].server[PARTS] for key in jax.random.split(KEY, 2))
+    assert np.array_equal(numbers(first[SIGMA]), numbers(second[SIGMA])) == (not shuffle)
 
 
 def test_a_server_without_labels_does_not_train():

@@ -52,7 +52,16 @@ SIGMA, PSI = "sigma", "psi"  # the parts of the parameters, each as large as the
 # optimiser of sigma, where that of psi has the usual entry.
 PARTS, UPLOADS, SIGMA_OPTIMIZER = "parts", "uploads", "sigma_optimizer"
 
-FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0, "server.augmentation": "weak"}
+FIELDS = {
+    "aggregation.weights": "uniform",
+    "server.pretrain_epochs": 0,
+    "server.augmentation": "weak",
+    # lambda_s = 10 multiplies the rates, and the L2 term's gradient would take up the whole norm of a clipped one.
+    "client.learning_rate": 0.003,
+    "server.learning_rate": 0.003,
+    "client.clip_norm": 0.0,
+    "server.clip_norm": 0.0,
+}
 _PAPER = {  # the setting of its experiments, besides the learning rates' rule
     "num_rounds": 200,
     "clients_per_round": 5,
