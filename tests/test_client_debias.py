@@ -97,14 +97,14 @@ def test_a_client_labels_by_what_its_model_does_not_prefer_anyway(data, include_
 def test_local_training_is_that_of_the_divided_probabilities(data):
     problem, phase = build()
     received = sent_down(problem)
-    job, finished = train(phase, received, data, 0)
+    job, finished = train(phase, received, data, 0, jit=True)
     prior = prior_of(data, received, [place for place in range(SIZE) if place not in KNOWN])
     rule = hard_labels(THRESHOLD)
     by_hand = train_by_hand(
         problem, data, received, job.work, lambda p: rule(divided(p, prior)), together=True
     )  # fmt: skip
     assert_as_by_hand(finished, by_hand)
-    _, plain = train(build(**{"threshold.debias": "none"})[1], received, data, 0)
+    _, plain = train(build(**{"threshold.debias": "none"})[1], received, data, 0, jit=True)
     assert abs(plain.metrics["unlabelled_loss"] - finished.metrics["unlabelled_loss"]) > 1e-2
 
 
