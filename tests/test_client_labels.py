@@ -95,12 +95,18 @@ def by_table(images):
     return jnp.array(TABLE)[images[:, 0, 0, 0].astype(jnp.int32) // 10]
 
 
+def labelled(examples, scores=by_table, **options):
+    """The labels of a cohort, in one program."""
+    return jax.jit(lambda examples: label_cohort(problem_with(), scores, DATA, examples, **options))(examples)
+
+
 def test_scores_of_a_cohort():
     """Each example's own row, in its place; a pytree of scores is taken leaf by leaf."""
     clients = [2, 0, 3, 1]
-    found = score_cohort(
-        problem_with(), lambda x: {"a": by_table(x), "b": x[:, 0, 0, 0]}, DATA.images, examples_of(clients)
-    )
+    score = jax.jit(lambda examples: score_cohort(
+        problem_with(), lambda x: {"a": by_table(x), "b": x[:, 0, 0, 0]}, DATA.images, examples
+    ))  # fmt: skip
+    found = score(examples_of(clients))
     for job, client in enumerate(clients):
         rows = CLIENTS[client]
         np.testing.assert_array_equal(found["a"][job, : len(rows)], TABLE[rows])
@@ -123,9 +129,7 @@ def test_labels_of_a_cohort():
     """The largest score's class, and whether it counts: at the threshold where that is asked for, padding never."""
     threshold = float(TABLE[9].max())
     for strictly in (False, True):
-        made = label_cohort(
-            problem_with(), by_table, DATA, examples_of([2, 3, 0]), threshold=threshold, strictly=strictly
-        )
+        made = labelled(examples_of([2, 3, 0]), threshold=threshold, strictly=strictly)
         for job, client in enumerate((2, 3, 0)):
             rows = CLIENTS[client]
             best = TABLE[rows].max(axis=1)
@@ -141,7 +145,7 @@ def test_labels_of_a_cohort():
 def test_the_rule_in_use_labels_and_all_are_reported():
     """'z' is in use, though 'a' comes first in the alphabet."""
     rules = lambda images: {"a": -by_table(images), "z": by_table(images), "row": images[:, 0, 0, 0] // 10}  # noqa: E731
-    made = label_cohort(problem_with(), rules, DATA, examples_of([2]), threshold=0.5, used="z", facts=("row",))
+    made = labelled(examples_of([2]), rules, threshold=0.5, used="z", facts=("row",))
     assert set(made.report.others) == {"a", "z"}
     np.testing.assert_array_equal(made.report.facts["row"][0], CLIENTS[2])
     np.testing.assert_array_equal(made.report.labels[0], TABLE[CLIENTS[2]].argmax(axis=1))
@@ -194,8 +198,7 @@ def test_semifl_labels_with_the_received_model():
 def test_a_probability_at_semifl_s_threshold_counts():
     """Two classes with probabilities of exactly 1/2, whatever the image."""
     logits = jnp.float32([0, 0, -1e9, -1e9, -1e9])
-    made = label_cohort(
-        problem_with(), lambda x: jax.nn.softmax(jnp.broadcast_to(logits, (len(x), CLASSES))), DATA,
-        examples_of([2]), threshold=0.5,
-    )  # fmt: skip
+    made = labelled(
+        examples_of([2]), lambda x: jax.nn.softmax(jnp.broadcast_to(logits, (len(x), CLASSES))), threshold=0.5
+    )
     assert np.all(made.report.qualified)

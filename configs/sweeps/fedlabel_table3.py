@@ -1,9 +1,12 @@
 """FedLabel's Tables 3 and 4: all methods with few labels at every client (ICCV 2023, arXiv 2307.08809).
 
     python launch.py sweep configs/sweeps/fedlabel_table3.py --workdir=runs/fedlabel_table3
+    python launch.py sweep configs/sweeps/fedlabel_table3.py:organmnist --workdir=runs/fedlabel_table3_organmnist
+    python launch.py sweep configs/sweeps/fedlabel_table3.py:cifar100 --workdir=runs/fedlabel_table3_cifar100
     python launch.py sweep configs/sweeps/fedlabel_table3.py:emnist --workdir=runs/fedlabel_table3_emnist
+    python launch.py sweep configs/sweeps/fedlabel_table3.py:bloodmnist --workdir=runs/fedlabel_table3_bloodmnist
 
-Data sets: cifar10 and organmnist at Dir 0.1 and, for Table 4, Dir 1; cifar100, emnist and bloodmnist at Dir 0.1. The
+CIFAR-10 and OrganAMNIST at Dir 0.1 and, for Table 4, Dir 1; the others at Dir 0.1. The
 paper's accuracies are in configs/fedlabel_DATASET.py. It does not give the baselines' hyper-parameters: all have
 FedLabel's learning rate, batch size and augmentation, and five local epochs where FedLabel counts steps.
 """
