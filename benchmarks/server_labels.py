@@ -96,7 +96,11 @@ def main() -> None:
             rows = jnp.concatenate([data.anchor_index, data.validation_index])
             return map_batches(outputs, data.images[rows], config.eval_batch_size)
 
-        train = machine.jit(lambda state, key: method.server_after(state, data, key)[0])
+        def one_round(state, key):
+            state, _ = method.server_after(state, data, key)
+            return method.statistics(state, data, jnp.zeros((0,), jnp.int32), key)
+
+        train = machine.jit(one_round)
         state = machine.jit(lambda data: initialise(experiment, data))(data)
         print(f"# {' '.join(sys.argv[1:])}\n# {describe()}\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
         truth = np.asarray(experiment.hidden_labels)
