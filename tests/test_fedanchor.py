@@ -146,11 +146,10 @@ def test_centred_scores_in_both_forms(centred):
     by_hand = leave_one_out_by_hand(anchors[:8], np.array([0, 1, 2, 0, 1, 0, 0, 0]))
     np.testing.assert_allclose(found, by_hand, atol=1e-5)
     assert np.isnan(found[2]) and np.isfinite(np.delete(found, 2)).all()
-    mean = anchors.mean(axis=0) if centred else (anchors / np.linalg.norm(anchors, axis=1, keepdims=True)).mean(axis=0)
-    cosines = z @ mean / np.linalg.norm(z, axis=1) / np.linalg.norm(mean)
-    np.testing.assert_allclose(along_common_direction(z, by_class), cosines, rtol=1e-5)
-    cosines = z @ anchors.mean(axis=0) / np.linalg.norm(z, axis=1) / np.linalg.norm(anchors.mean(axis=0))
-    np.testing.assert_allclose(along_common_direction(z, sent), cosines, rtol=1e-5)
+    of_units = (anchors / np.linalg.norm(anchors, axis=1, keepdims=True)).mean(axis=0)
+    for found, mean in ((by_class, anchors.mean(axis=0) if centred else of_units), (sent, of_units)):
+        cosines = z @ mean / np.linalg.norm(z, axis=1) / np.linalg.norm(mean)
+        np.testing.assert_allclose(along_common_direction(z, found), cosines, rtol=1e-5)
 
 
 @pytest.mark.parametrize("travels", ["class_means", "all_pairs"])

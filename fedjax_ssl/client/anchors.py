@@ -107,7 +107,10 @@ def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: b
 
 
 def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors | AnchorEmbeddings) -> jax.Array:
-    """Cosine of each embedding with the direction that the anchors have in common, that of their mean.
+    """Cosine of each embedding with the direction that the anchors have in common.
+
+    It is that of the mean of their unit vectors, whatever travels; under centred class means that of the centre, which
+    is all that a client has of it.
 
     0 on average where embeddings point everywhere; towards 1 the nearer all of them lie to one line, where cosine
     similarities are all large whatever the class.
@@ -120,7 +123,7 @@ def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors | Anchor
         float32 [B].
     """
     if isinstance(anchors, AnchorEmbeddings):
-        mean = jnp.mean(anchors.embeddings, axis=0)
+        mean = jnp.mean(unit_vectors(anchors.embeddings), axis=0)
     elif anchors.centre is None:
         mean = jnp.sum(anchors.means * anchors.counts[:, None], axis=0)
     else:
