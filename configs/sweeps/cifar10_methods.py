@@ -1,13 +1,15 @@
 """Does FedAnchor learn from its clients on CIFAR-10? Against its own server alone, SemiFL, and the paper's own rules.
 
     python launch.py sweep configs/sweeps/cifar10_methods.py --workdir=runs/cifar10_methods
+    python launch.py sweep configs/sweeps/cifar10_methods.py:one_seed --workdir=runs/cifar10_one_seed
 
 ResNet-8, 100 clients of 100 images, 10 a round, 500 anchors, 100 rounds, 3 seeds, LDA 0.1 and IID, recipe `strong`. The
 settings were chosen on another seed's validation images (cifar10_screen.py); the test set is opened once, after the
 last round. Through every server go as many images in a round, 1,000: FedAnchor's in one epoch of each loss, the others'
-in two of cross-entropy, which are 100 steps instead of 70.
+in two of cross-entropy, which are 100 steps instead of 70. The second command's rows are for comparison, of seed 0.
 """
 
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.sweep import Sweep
 
 SERVER = {"server.augmentation": "weak", "server.pretrain_epochs": 40}
@@ -19,10 +21,28 @@ FOUND = {
     "threshold.share": 0.3,
 }
 WITHOUT_CLIENTS = {"data.alpha": 1000.0}
+ITS_SERVER = {**FOUND, "threshold.kind": "fixed", **WITHOUT_CLIENTS}
 TWO_EPOCHS = {**SERVER, "server.epochs": 2, "server.pretrain_epochs": 80}
+FEWER = {"data.num_anchors": 250}
+METHODS = {
+    "FedAnchor": ("strong", FOUND),
+    "FedAnchor, its server alone": ("strong,no_clients", ITS_SERVER),
+    "SemiFL": ("semifl,strong", TWO_EPOCHS),
+    "FedAnchor, threshold 0.6": ("strong", SERVER),
+    "Anchors only": ("anchors_only,strong", {**TWO_EPOCHS, **WITHOUT_CLIENTS}),
+}
+ONE_SEED = {
+    "All labels": ("supervised,all_labels,strong", TWO_EPOCHS),
+    "FixMatch": ("fixmatch,strong", TWO_EPOCHS),
+    "FedAnchor, 250 anchors": ("strong", {**FOUND, **FEWER}),
+    "Its server alone, 250 anchors": ("strong,no_clients", {**ITS_SERVER, **FEWER}),
+    "FedAnchor, the paper's own": "plain",
+}
 
 
-def get_sweep():
+def get_sweep(which="methods"):
+    if which not in ("methods", "one_seed"):
+        raise UserError(f"the sweep has no part {which!r}; known: methods, one_seed")
     return Sweep(
         config="configs/fedanchor_cifar10.py",
         common={
@@ -32,17 +52,8 @@ def get_sweep():
             "num_rounds": 100,
             "snapshot_rounds": (1, 50),
         },
-        methods={
-            "FedAnchor": ("strong", FOUND),
-            "FedAnchor, its server alone": (
-                "strong,no_clients",
-                {**FOUND, "threshold.kind": "fixed", **WITHOUT_CLIENTS},
-            ),
-            "SemiFL": ("semifl,strong", TWO_EPOCHS),
-            "FedAnchor, threshold 0.6": ("strong", SERVER),
-            "Anchors only": ("anchors_only,strong", {**TWO_EPOCHS, **WITHOUT_CLIENTS}),
-        },
+        methods=METHODS if which == "methods" else ONE_SEED,
         fields={"data.alpha": (0.1, 1000.0)},
-        seeds=(0, 1, 2),
+        seeds=(0, 1, 2) if which == "methods" else (0,),
         target_accuracy=0.5,
     )
