@@ -66,7 +66,7 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     from fedjax_ssl.report import report
 
-    print(report(words, own.out, own.target))
+    print(report(words, own.out, own.target, own.against))
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -91,7 +91,11 @@ COMMANDS = {
     ),
     "report": Command(
         run_report,
-        {"out": (None, "NAME.html, for several runs"), "target": ("0.9", "accuracy to which rounds are counted")},
+        {
+            "out": (None, "NAME.html, for several runs"),
+            "target": ("0.9", "accuracy to which rounds are counted"),
+            "against": (None, "runs of one configuration, to take paired differences from"),
+        },
         "RUN...",
     ),
     "predict": Command(

@@ -246,6 +246,27 @@ def test_a_comparison_tells_seeds_from_configurations(three_runs, tmp_path):
     assert r"90.00 & 75.00" not in text and r"\toprule" in out.with_suffix(".tex").read_text()
 
 
+def test_differences_are_paired_by_seed(three_runs, tmp_path):
+    runs, out = tmp_path / "runs", tmp_path / "compare.html"
+    shutil.copytree(three_runs, runs)
+    shutil.copytree(runs / "b" / "seed_0", runs / "b" / "seed_1")
+    config = json.loads((runs / "b" / "seed_1" / "config.json").read_text())
+    (runs / "b" / "seed_1" / "config.json").write_text(json.dumps({**config, "seed": 1}))
+    assert launch.main(["report", str(runs), f"--out={out}", f"--against={runs / 'a'}"]) == 0
+    (row,) = csv.DictReader((tmp_path / "compare_differences.csv").open())
+    of = {name: [read_run(runs / name / f"seed_{seed}") for seed in (0, 1)] for name in "ab"}
+    for column, figure in {
+        "test accuracy": lambda run: run.metrics[-1]["test_accuracy"],
+        "last 5 rounds (test)": lambda run: np.mean([line["test_accuracy"] for line in run.metrics[-5:]]),
+    }.items():
+        apart = np.array([100 * (figure(b) - figure(a)) for a, b in zip(of["a"], of["b"])])
+        assert apart[0] != apart[1]
+        assert row[column] == f"{apart.mean():+.2f} ± {apart.std(ddof=1) / np.sqrt(2):.2f}"
+    assert (row["method"], row["minus"], row["seeds"]) == ("b", "a", "2")
+    text = out.read_text()
+    assert row["test accuracy"] in text and "Differences, paired by seed" in text
+
+
 def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
     """Before and after a change, say: two curves, and no spread."""
     for name in ("before", "after"):
@@ -318,7 +339,7 @@ def test_the_plane_keeps_neighbours_together():
     assert to_plane(np.ones((2, 5))).shape == (2, 2) and np.isfinite(to_plane(np.zeros((1, 1)))).all()
 
 
-def test_bad_input_is_one_line_and_loses_nothing(reported_run, tmp_path, capfd, monkeypatch):
+def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_path, capfd, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun").mkdir()
     shutil.copy(reported_run / "config.json", tmp_path / "begun")
@@ -335,6 +356,9 @@ def test_bad_input_is_one_line_and_loses_nothing(reported_run, tmp_path, capfd, 
         ([str(reported_run), f"--out={tmp_path / 'c.txt'}"], "NAME.html"),
         ([str(reported_run), f"--out={tmp_path / 'c.html'}", "--target=90"], "above 0 and at most 1"),
         ([str(reported_run), f"--out={reported_run / 'config.json' / 'c.html'}"], "cannot write"),
+        ([str(reported_run), f"--against={reported_run}"], "--out=NAME.html"),
+        ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={three_runs}"], "from one configuration"),
+        ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={reported_run}"], "no other run has a seed"),
     ]:
         assert launch.main(["report", *words]) == 2, words
         error = capfd.readouterr().err.strip()

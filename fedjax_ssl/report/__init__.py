@@ -10,13 +10,14 @@ from fedjax_ssl.report.run_report import write_report
 __all__ = ["report", "write_comparison", "write_report"]
 
 
-def report(folders: list[str], out: str | None = None, target: str = "0.9") -> pathlib.Path:
+def report(folders: list[str], out: str | None = None, target: str = "0.9", against: str | None = None) -> pathlib.Path:
     """What `python launch.py report` does: one run's own report, or a comparison of several.
 
     Args:
         folders: runs, or folders of runs.
         out: the comparison's page; None for the report of a single run.
         target: accuracy on the set that is measured each round, a share, to which rounds and bytes are counted.
+        against: runs of one configuration, from which the others' differences are taken; None: no differences.
 
     Returns:
         The page's path.
@@ -29,7 +30,7 @@ def report(folders: list[str], out: str | None = None, target: str = "0.9") -> p
     except ValueError:
         raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target!r}") from None
     if out is not None:
-        return write_comparison(folders, out, share)
-    if len(folders) > 1 or list(pathlib.Path(folders[0]).glob(f"*/**/{CONFIG}")):
+        return write_comparison(folders, out, share, against)
+    if against is not None or len(folders) > 1 or list(pathlib.Path(folders[0]).glob(f"*/**/{CONFIG}")):
         raise UserError("several runs go into one page: --out=NAME.html")
     return write_report(folders[0])

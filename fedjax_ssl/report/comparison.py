@@ -9,12 +9,18 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import Group, read_groups
 from fedjax_ssl.report import figures, page, style
+from fedjax_ssl.report.differences import paired_differences
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 
 MANY = 12  # curves that one picture can hold
 
 
-def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLike, target: float = 0.9) -> pathlib.Path:
+def write_comparison(
+    folders: Iterable[str | os.PathLike],
+    out: str | os.PathLike,
+    target: float = 0.9,
+    against: str | os.PathLike | None = None,
+) -> pathlib.Path:
     """Writes a page that compares runs, with the same table in OUT.csv, OUT.md and OUT.tex.
 
     Args:
@@ -22,12 +28,15 @@ def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLik
             one row and one curve.
         out: the page's path, NAME.html.
         target: accuracy on the set that runs measure each round, a share, to which rounds and bytes are counted.
+        against: the runs of one configuration; a further table has the others' differences from it, paired by seed,
+            also in NAME_differences.csv, .md and .tex. None: no such table.
 
     Returns:
         The page's path.
 
     Raises:
-        UserError: a folder holds no run, none has finished a round, or the page cannot be written.
+        UserError: a folder holds no run, none has finished a round, `against` has several configurations or no seed of
+            another one, or the page cannot be written.
     """
     path = pathlib.Path(out)
     if path.suffix != ".html":
@@ -37,10 +46,10 @@ def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLik
     groups, skipped = read_groups(map(pathlib.Path, folders))
     rows = [Row(g.name, {}, g.runs, len(g.runs), g.runs[0].labels_revealed) for g in groups]
     table = make_table(rows, target)
+    apart = [] if against is None else _differences(groups, pathlib.Path(against))
     unfinished = [f"{run.folder} ({run.standing()})" for group in groups for run in group.runs if not run.is_finished]
     with style.styled():
         drawn = _draw(groups)
-    columns = list(table[0])
     page.write_page(
         path,
         f"{len(groups)} configurations, {sum(len(group.runs) for group in groups)} runs",
@@ -48,14 +57,44 @@ def write_comparison(folders: Iterable[str | os.PathLike], out: str | os.PathLik
         "mean ± standard deviation over seeds.",
         *(page.note(line) for line in skipped),
         page.note(f"Not finished, and shown as far as they are: {', '.join(unfinished)}") if unfinished else "",
-        page.section("Table", page.table(columns, [list(row.values()) for row in table])),
+        page.section("Table", _as_html(table)),
+        page.section("Differences, paired by seed", _paired(apart)) if apart else "",
         page.section("Labels", _labels_held(groups)),
         *(page.section(title, page.pictures(drawings)) for title, drawings in drawn.items()),
         page.section("As LaTeX", page.code(to_latex(table))),
     )
     for suffix, write in {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.items():
         replace_file(path.with_suffix(suffix), write(table))
+        if apart:
+            replace_file(path.with_name(f"{path.stem}_differences{suffix}"), write(apart))
     return path
+
+
+def _as_html(table: list[dict[str, str]]) -> str:
+    return page.table(list(table[0]), [list(row.values()) for row in table])
+
+
+def _paired(apart: list[dict[str, str]]) -> str:
+    return page.paragraph("Percent, mean ± standard error over seeds.") + _as_html(apart)
+
+
+def _differences(groups: list[Group], against: pathlib.Path) -> list[dict[str, str]]:
+    """The table of the other groups' differences from the runs in a folder."""
+    found, _ = read_groups([against])
+    if len(found) > 1:
+        raise UserError(f"differences are from one configuration; {against} has {len(found)}")
+    (reference,) = found
+    its_runs = {run.folder.resolve() for run in reference.runs}
+    others = []
+    for group in groups:
+        if its_runs & {run.folder.resolve() for run in group.runs}:
+            reference = reference._replace(name=group.name)
+        else:
+            others.append(group)
+    rows = paired_differences(others, reference)
+    if not rows:
+        raise UserError(f"no other run has a seed of those in {against}")
+    return rows
 
 
 def _labels_held(groups: list[Group]) -> str:

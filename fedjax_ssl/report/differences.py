@@ -1,0 +1,64 @@
+"""How far rows lie from one of them, seed by seed: two runs of one seed share partition, initialisation and cohorts."""
+
+import math
+import statistics
+from typing import Any
+
+from fedjax_ssl.records.runs import Group, RunRecords
+from fedjax_ssl.report.table import LAST
+
+
+def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, Any]]:
+    """The mean over seeds of a run's figure minus that of the reference's run of the same seed, ± its standard error.
+
+    Args:
+        groups: to be compared; a seed that the reference does not have is left out.
+        reference: the row that the others are seen from.
+
+    Returns:
+        A row for each group that shares a seed with the reference, column -> text; accuracies are percent. What was
+        not measured in both runs of a pair, or on the same set, is '-'.
+    """
+    by_seed, rows = {run.config["seed"]: run for run in reference.runs}, []
+    for group in groups:
+        pairs = [(run, by_seed[run.config["seed"]]) for run in group.runs if run.config["seed"] in by_seed]
+        if pairs:
+            last = f"last {LAST} rounds ({reference.measured})"
+            rows.append(
+                {
+                    "method": group.name,
+                    "minus": reference.name,
+                    "seeds": len(pairs),
+                    "test accuracy": _mean_and_error([_difference(tested, *pair) for pair in pairs]),
+                    last: _mean_and_error([_difference(last_rounds, *pair) for pair in pairs]),
+                }
+            )
+    return rows
+
+
+def tested(run: RunRecords) -> float | None:
+    """The last model's test accuracy; None if it was not measured."""
+    return run.tested("test_accuracy")
+
+
+def last_rounds(run: RunRecords) -> float:
+    """The mean accuracy of the last rounds, on the set that is measured each round."""
+    return run.accuracy()[-LAST:].mean()
+
+
+def _difference(figure, run: RunRecords, other: RunRecords) -> float | None:
+    """In percent; None where the two runs cannot be compared."""
+    if figure is last_rounds and run.measured != other.measured:
+        return None
+    values = figure(run), figure(other)
+    return None if None in values else 100 * (values[0] - values[1])
+
+
+def _mean_and_error(values: list[float | None]) -> str:
+    """Mean ± standard error, with its sign; a single value has no error."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return "-"
+    error = f" ± {statistics.stdev(present) / math.sqrt(len(present)):.2f}" if len(present) > 1 else ""
+    share = f" ({len(present)} of {len(values)})" if len(present) < len(values) else ""
+    return f"{statistics.mean(present):+.2f}{error}{share}"
