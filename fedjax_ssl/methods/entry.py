@@ -28,6 +28,8 @@ class Entry:
         at_least, above: field of its section -> the least value that it may have, and what it must be above.
         heads: name -> function of `config.model` that gives the head's factory: the heads that its model has besides
             the classifier, see `fedjax_ssl.models.heads`.
+        companions: name -> function of the configuration that gives the heads of a second network, whose model travels
+            with the first one's: see `fedjax_ssl.models.network`.
         embedding: the head whose outputs represent an image in pictures and predictions; '': the backbone's features.
         tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
     """
@@ -43,6 +45,7 @@ class Entry:
     at_least: Mapping[str, float] = dataclasses.field(default_factory=dict)
     above: Mapping[str, float] = dataclasses.field(default_factory=dict)
     heads: Mapping[str, Callable[[ConfigDict], Callable]] = dataclasses.field(default_factory=dict)
+    companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)
     embedding: str = ""
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
