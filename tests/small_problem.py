@@ -28,6 +28,8 @@ class SmallNetwork:
     evaluation: a running mean, view after view.
     """
 
+    given = None  # every model is a fresh one
+
     def __init__(self, head="", pixels=PIXELS, classes=CLASSES, normalisation="running"):
         self.head, self.pixels, self.classes, self.normalisation = head, pixels, classes, normalisation
         self.passes = []  # sizes of the views of each training pass
