@@ -30,6 +30,7 @@ NAMES = (
     "fixmatch",
     "proxyfl",
     "sage",
+    "semianagg",
     "semifl",
     "supervised",
     "uda",
