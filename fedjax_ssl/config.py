@@ -6,7 +6,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import BORDERS, check_rand_augment
+from fedjax_ssl.client.acr import HISTOGRAMS
 from fedjax_ssl.client.labels import DEBIASING
+from fedjax_ssl.client.on_labels import VIEWS
+from fedjax_ssl.client.self_training import TRAINERS
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.data import check_labels
 from fedjax_ssl.errors import UserError, nearest
@@ -65,6 +68,12 @@ def validate(config: ConfigDict) -> None:
         "consistency.batch_norm": ("auto", "apart", "together"),
         "consistency.epoch_length": ("longer", "unlabelled"),
         "consistency.labels_from": ("local", "received"),
+        "client.labelled_views": VIEWS,
+        "trainer.name": TRAINERS,
+        "trainer.counters": ("per_round", "persistent"),
+        "trainer.labels_from": ("received", "local"),
+        "trainer.accepted": ("trained_on", "confident"),
+        "trainer.histogram": HISTOGRAMS,
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
         "augment.flip": FLIPS,
@@ -99,6 +108,11 @@ def validate(config: ConfigDict) -> None:
         "client.epochs": 1,
         "client.batch_size": 1,
         "client.proximal": 0,
+        "client.logit_adjustment": 0,
+        "client.unlabelled_clip_norm": 0,
+        "trainer.fairness_weight": 0,
+        "trainer.strength": 0,
+        "trainer.estimate_from": 0,
         "server.epochs": 0,
         "server.batch_size": 1,
         "server.pretrain_epochs": 0,
@@ -117,20 +131,27 @@ def validate(config: ConfigDict) -> None:
     snapshots = config.snapshot_rounds
     if any(type(number) is not int or number < 0 for number in snapshots):
         raise UserError(f"snapshot_rounds must be whole numbers from 0 on, as in (1, 50), not {tuple(snapshots)}")
+    for field, most in method.at_most.items():
+        if config[section][field] > most:
+            raise UserError(f"{section}.{field} must be at most {most:g}, not {config[section][field]}")
     for field, bound in method.above.items():
         if not config[section][field] > bound:
             raise UserError(f"{section}.{field} must be above {bound:g}, not {config[section][field]}")
     for field in (
         "client.learning_rate",
+        "client.unlabelled_learning_rate",
+        "client.absent_class",
+        "trainer.n_sigma",
         "server.learning_rate",
         "server.pretrain_learning_rate",
         "aggregation.learning_rate",
         "aggregation.adaptivity",
         "data.alpha",
     ):
-        if not _get(config, field) > 0:
-            raise UserError(f"{field} must be above 0, not {_get(config, field)}")
-    for field in ("threshold.momentum", "aggregation.momentum"):
+        value = _get(config, field)
+        if value is not None and not value > 0:
+            raise UserError(f"{field} must be above 0, not {value}")
+    for field in ("threshold.momentum", "aggregation.momentum", "trainer.momentum", "trainer.estimate_momentum"):
         if not 0 <= _get(config, field) < 1:
             raise UserError(f"{field} must be at least 0 and below 1, not {_get(config, field)}")
     if not 0 < config.threshold.share <= 1:

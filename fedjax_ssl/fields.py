@@ -133,6 +133,13 @@ def shared_fields() -> ConfigDict:
 
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
+    # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi.
+    config.client.logit_adjustment = 0.0  # tau: tau log(share of the class there) joins the logits in the loss
+    config.client.absent_class = 0.5  # the count of a class that the client lacks, in that share
+    config.client.labelled_views = "weak"  # 'both': half the loss of the weak view, half that of the strong one
+    # Of the phase on unlabelled images, where methods have one apart (fedavg_semi); None: as above.
+    config.client.unlabelled_learning_rate = config_dict.placeholder(float)
+    config.client.unlabelled_clip_norm = config_dict.placeholder(float)  # 0: no clipping
 
     config.server = _sgd_section(learning_rate=0.03, epochs=1, batch_size=10)
     config.server.augmentation = "strong"  # of the labelled images in cross-entropy: 'strong' or 'weak'
@@ -156,6 +163,28 @@ def shared_fields() -> ConfigDict:
     # Of semifl, fixmatch, uda, sage and proxyfl: 'none', or 'app_u', probabilities divided by the client's mean of them
     # before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
+
+    # Of clients without labels in fedavg_semi and semianagg: how much each pseudo-label counts, batch by batch. See
+    # fedjax_ssl/client/trainers.py and acr.py.
+    config.trainer = ConfigDict()
+    config.trainer.name = "flexmatch"  # or 'fixmatch', 'freematch', 'softmatch', 'acr'
+    config.trainer.threshold = 0.95  # tau of 'fixmatch', 'flexmatch', 'acr'; of all, what is reported as confident
+    # What thresholds learn from batches lasts for the 'per_round' pass, as in SemiAnAgg's code, or is 'persistent'.
+    config.trainer.counters = "per_round"
+    config.trainer.labels_from = "received"  # the global model as it came down, once a round; or 'local', in training
+    # What a client tells of its pseudo-labels: 'trained_on', the sum of their weights in the loss; or 'confident', how
+    # many reach the threshold.
+    config.trainer.accepted = "trained_on"
+    config.trainer.warm_up = True  # of 'flexmatch': images without a stored label hold the thresholds down
+    config.trainer.momentum = 0.999  # of the averages of 'freematch' and 'softmatch' over batches
+    config.trainer.fairness_weight = 0.01  # of 'freematch': of its fairness term; the reference code also has 0.001
+    config.trainer.uniform_alignment = True  # of 'softmatch': probabilities aligned to equally frequent classes
+    config.trainer.n_sigma = 2.0  # n of 'softmatch': the larger, the faster a weight falls below the mean
+    # Of 'acr', which compares a client's images with the labelled ones; its estimate always survives rounds.
+    config.trainer.strength = 2.0  # tau, the largest adjustment of logits by log pi, and the balanced head's
+    config.trainer.estimate_from = 5  # the rounds that a client has had before it estimates its shares of classes
+    config.trainer.estimate_momentum = 0.99  # of the estimate, over batches
+    config.trainer.histogram = "counts"  # of confident labels; 'presence': 1 for each class that a batch has (its code)
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,
     # proxyfl.

@@ -22,6 +22,7 @@ __all__ = ["METHODS", "NAMES", "Entry", "alternating", "find_method", "register"
 NAMES = (
     "anchors_only",
     "fedanchor",
+    "fedavg_semi",
     "fedil",
     "fedlabel",
     "fedmatch",
@@ -29,6 +30,7 @@ NAMES = (
     "fixmatch",
     "proxyfl",
     "sage",
+    "semianagg",
     "semifl",
     "supervised",
     "uda",

@@ -1,5 +1,6 @@
 """A backbone with a linear classifier, and the heads that a method adds."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -40,12 +41,12 @@ class Heads(nn.Module):
           attribute `classifier_bias` is False.
         num_classes: C; 0: there is no classifier.
         heads: name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword
-          `name`, as a class of modules does.
+          `name`, as a class of modules does. None: another linear classifier.
     """
 
     backbone: nn.Module
     num_classes: int
-    heads: Mapping[str, Callable[..., nn.Module]]
+    heads: Mapping[str, Callable[..., nn.Module] | None]
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1) -> Outputs:
@@ -60,9 +61,10 @@ class Heads(nn.Module):
               they had been passed one after the other.
         """
         features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
-        logits = features[:, :0]
-        if self.num_classes:
-            bias = getattr(self.backbone, "classifier_bias", True)
-            logits = Linear(self.num_classes, use_bias=bias, name="classifier")(features)
-        heads = {name: head(name=name)(features, train, mask, num_views) for name, head in self.heads.items()}
+        bias = getattr(self.backbone, "classifier_bias", True)
+        classifier = functools.partial(Linear, self.num_classes, use_bias=bias)
+        logits = classifier(name="classifier")(features) if self.num_classes else features[:, :0]
+        heads = {
+            name: (head or classifier)(name=name)(features, train, mask, num_views) for name, head in self.heads.items()
+        }
         return Outputs(logits, heads, features)
