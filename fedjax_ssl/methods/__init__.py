@@ -28,6 +28,7 @@ NAMES = (
     "fedmatch",
     "fedtrinet",
     "fixmatch",
+    "isofed",
     "proxyfl",
     "sage",
     "semianagg",
