@@ -51,8 +51,9 @@ VARIANTS = {
         "augment.num_ops": 3,
         "trainer.threshold": 0.9,
     },
-    # Labels of both views of each labelled image, by the balanced softmax; absent classes have a share of 1e-12.
+    # Both views of each labelled image, by the balanced softmax with next to no share for absent classes.
     "code": {
+        "client.spare_classifier": True,
         "client.labelled_views": "both",
         "client.logit_adjustment": 1.0,
         "client.absent_class": 1e-8,
