@@ -88,7 +88,8 @@ def shared_fields() -> ConfigDict:
     config.data = ConfigDict()
     config.data.source = "cifar10"  # 'digits', 'npz', 'folder', or a TensorFlow Datasets name
     config.data.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/own_data.md
-    config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
+    config.data.image_size = 0  # for a folder: resize all to N x N pixels; 0: they have one size
+    config.data.fit = "crop"  # before that: cut out the square in the middle, or 'stretch': resize the whole image
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
     config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
     config.data.standardise = True  # pixels by the channels' means and deviations; or 0 to 1 alone (FedMatch)
@@ -97,6 +98,15 @@ def shared_fields() -> ConfigDict:
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
     config.data.num_labelled = 0  # of 'clients', instead: so many in all, balanced, divided apart from the others
     config.data.labelled_clients = 1  # of 'some_clients': how many have labels for all their images
+    config.data.labelled_rule = "random"  # which those are, or 'most_classes': as RSCFed's, see docs/data.md
+    # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed.
+    config.data.imbalance = 1.0  # IF, the largest class over the smallest; negative: reversed; 1: as in the source
+    config.data.largest_class = 0  # n_max, images of the largest class; 0: as many as the smallest of the source has
+    # The same of labelled images alone (anchors; of 'clients' those of num_labelled; of 'some_clients' those of the
+    # labelled clients), which are then drawn first, as ACR's; 0: they are of the tail above.
+    config.data.labelled_largest_class = 0
+    config.data.labelled_imbalance = 1.0
+    config.data.balanced_test = False  # cut the test set to as many images of each class as the smallest has
     config.data.validation = 0  # training images held out, as many of each class; measured each round, not the test set
     config.data.num_anchors = 500  # S, labelled images of the server, taken away from the clients; of 'server' alone
     config.data.anchors = "balanced"  # S / C of each class, or 'random'

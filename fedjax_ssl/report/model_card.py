@@ -114,4 +114,7 @@ def _division(data: dict[str, Any]) -> str:
         return f"as saved in {data['partition_file']}"
     scheme = data["partition"]
     field = _FIELD_OF_SCHEME.get(scheme)
-    return scheme if field is None else f"{scheme} ({field} {data[field]:g})"
+    text = scheme if field is None else f"{scheme} ({field} {data[field]:g})"
+    if abs(data["imbalance"]) == 1 and not data["largest_class"]:
+        return text
+    return f"{text}, of a long tail (imbalance {data['imbalance']:g})"
