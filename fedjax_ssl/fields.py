@@ -77,6 +77,9 @@ def shared_fields() -> ConfigDict:
     config.clients_per_round = 10  # M, the cohort: drawn anew in each round, without replacement
     config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
+    # After each round besides accuracy and loss: of 'balanced_accuracy', 'precision', 'auc' and 'shots', in brackets.
+    config.eval_measures = ()
+    config.eval_shots = (20, 100)  # of 'shots': classes of fewer training images have few, of more than the last many
     config.checkpoint_every = 10  # rounds between two checkpoints
     config.checkpoint_every_persistent = 50  # instead, where clients keep optimisers: a model for each in a checkpoint
     config.snapshot_rounds = ()  # after which the report shows the latent space, and the last; 0: before the first

@@ -114,7 +114,10 @@ def test_labelled_images_with_a_tail_of_their_own(labels, own, imbalance):
         ({"imbalance": float("nan")}, ["data.imbalance", "nan"]),
         ({"labelled_imbalance": 0.0}, ["data.labelled_imbalance", "not 0.0"]),
         ({"largest_class": -1}, ["data.largest_class", "not -1"]),
-        ({"largest_class": 5001}, ["data.largest_class=5001 takes 5001 examples of class 0", "5000 left"]),
+        (
+            {"largest_class": 5001},
+            ["data.largest_class=5001 takes 5001 examples of each class", "class 0 has 5000 left"],
+        ),
         ({"imbalance": -2.0, "largest_class": 5001}, ["of class 9", "lower data.largest_class"]),
         ({"imbalance": 1000.0, "largest_class": 900}, ["imbalance=1000 leaves no image of class 9", "has 900"]),
         ({"labelled_largest_class": 50}, ["data.num_labelled"]),

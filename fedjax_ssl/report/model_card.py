@@ -42,6 +42,7 @@ def model_card(run: RunRecords) -> str:
         measured = f"\n| validation accuracy | {100 * run.accuracy()[-1]:.2f} % {best} |"
         best = "of the last model"
         chosen = "The test set decided nothing in this run: rounds were measured on validation images."
+    measures = "".join(f"\n| test {words} | {share} |" for words, share in run.tested_measures().items())
     notes = []
     if not run.is_finished:
         notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
@@ -71,7 +72,7 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | | |
 |---|---|
 | rounds | {last["round"]}, {config["clients_per_round"]} clients each |
-| test accuracy | {accuracy} {best} |
+| test accuracy | {accuracy} {best} |{measures}
 | test loss | {"-" if loss is None else format(loss, ".3f")} |{measured}
 | communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
 | made with | {made_with} |
