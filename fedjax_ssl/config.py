@@ -98,6 +98,7 @@ def validate(config: ConfigDict) -> None:
         "data.image_size": 0,
         "model.anchor_dim": 0,
         "augment.padding": 0,
+        "augment.resized": 0,
         "client.epochs": 1,
         "client.batch_size": 1,
         "client.proximal": 0,

@@ -137,6 +137,9 @@ def shared_fields() -> ConfigDict:
     config.augment.flip = "dataset"  # mirrored images: as the data set allows, 'always' (SAGE on SVHN), or 'never'
     config.augment.padding = 4  # pixels around the image before the random crop; 0: no crop
     config.augment.border = "reflect"  # what those are, or 'zeros': black (FedLabel)
+    # Instead of padding, which must be 0 then: the side in pixels to which images are enlarged before the crop, 40 for
+    # images of 32 and 250 for those of 224 (RSCFed, SemiAnAgg). RandAugment sees the enlarged ones if it comes first.
+    config.augment.resized = 0
     config.augment.flavour = "usb"  # of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views are weak
     config.augment.num_ops = 2  # n of RandAugment: operations for each image
     config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own
