@@ -75,6 +75,9 @@ def shared_fields() -> ConfigDict:
     config.num_rounds = 500  # T, the rounds of the run
     config.num_clients = 100  # K, of the whole federation
     config.clients_per_round = 10  # M, the cohort: drawn anew in each round, without replacement
+    # The run, RUN or RUN/checkpoints/ROUND, whose model this one begins with in all parts that both have, in place of
+    # fresh weights; in a folder of several seeds, the run of this seed. server.pretrain_epochs train it further.
+    config.init_from = ""
     config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
     # After each round besides accuracy and loss: of 'balanced_accuracy', 'precision', 'auc' and 'shots', in brackets.

@@ -28,6 +28,8 @@ class SmallNetwork:
     evaluation: a running mean, view after view.
     """
 
+    given = None  # every model is a fresh one
+
     def __init__(self, head="", pixels=PIXELS, classes=CLASSES, normalisation="running", head_dim=HEAD_DIM):
         self.head, self.pixels, self.classes, self.normalisation = head, pixels, classes, normalisation
         self.head_dim = head_dim

@@ -33,6 +33,7 @@ NAMES = (
     "semianagg",
     "semifl",
     "supervised",
+    "twin_sight",
     "uda",
 )
 

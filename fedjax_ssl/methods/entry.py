@@ -30,6 +30,8 @@ class Entry:
         heads: name -> function of `config.model` that gives the head's factory: the heads that its model has besides
             the classifier, see `fedjax_ssl.models.heads`; None for a second classifier.
         heads_if: head -> whether a run has it, by its configuration; a head that is not named is always there.
+        companions: name -> function of the configuration that gives the heads of a second network, whose model travels
+            with the first one's: see `fedjax_ssl.models.network`.
         embedding: the head whose outputs represent an image in pictures and predictions; '': the backbone's features.
         tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
     """
@@ -47,6 +49,7 @@ class Entry:
     above: Mapping[str, float] = dataclasses.field(default_factory=dict)
     heads: Mapping[str, Callable[[ConfigDict], Callable | None]] = dataclasses.field(default_factory=dict)
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
+    companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)
     embedding: str = ""
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

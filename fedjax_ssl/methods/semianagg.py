@@ -102,9 +102,10 @@ def semianagg(problem: Problem) -> Method:
 def anchor_model(network: Network, key: jax.Array) -> Model:
     """An untrained network whose convolutions are normal with variance 2 / fan-out (He et al., 2015).
 
-    Other parameters and the statistics of its normalisation are as they begin.
+    Other parameters and the statistics of its normalisation are as they begin; a run that begins with a trained model
+    (`init_from`) has an untrained anchor all the same.
     """
-    model = network.init(key)
+    model = (network if network.given is None else network._replace(given=None)).init(key)
     leaves, treedef = jax.tree.flatten(model.params["backbone"])
 
     def drawn(key: jax.Array, leaf: jax.Array) -> Any:

@@ -1,6 +1,7 @@
 """The records of a run: a line for each round, and the summary."""
 
 import importlib.metadata
+import json
 import math
 import platform
 from typing import Any
@@ -13,7 +14,7 @@ from fedjax_ssl.config import labels_revealed, measured_each_round, measures_of
 from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.snapshots import load_snapshots
-from fedjax_ssl.records.workdir import CLASS_COUNTS, METRICS, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.wire import Traffic
 
 # What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
@@ -60,6 +61,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         "seed": config.seed,
         "labels_revealed": labels_revealed(config),
         "rounds": last["round"],
+        **_began_with(folder),
         **({} if measured == "test" else _tested(config, folder, last["round"])),
         accuracy: last[accuracy],
         **{f"{measured}_{name}": last[f"{measured}_{name}"] for name in measures_of(config)},
@@ -77,6 +79,12 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
             **{name: importlib.metadata.version(name) for name in ("fedjax_ssl", "jax", "flax", "optax")},
         },
     }
+
+
+def _began_with(folder: Workdir) -> dict[str, Any]:
+    """The run whose model this one began with, if any."""
+    path = folder.path / INIT_FROM
+    return {"init_from": json.loads(path.read_text())} if path.exists() else {}
 
 
 def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, float | None]:
