@@ -7,7 +7,9 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import BORDERS, check_rand_augment
 from fedjax_ssl.client.labels import DEBIASING
+from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.client.thresholds import KINDS
+from fedjax_ssl.client.trainers import TRAINERS
 from fedjax_ssl.data import check_labels
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fields
@@ -65,6 +67,11 @@ def validate(config: ConfigDict) -> None:
         "consistency.batch_norm": ("auto", "apart", "together"),
         "consistency.epoch_length": ("longer", "unlabelled"),
         "consistency.labels_from": ("local", "received"),
+        "client.labelled_views": VIEWS,
+        "trainer.name": TRAINERS,
+        "trainer.counters": ("per_round", "persistent"),
+        "trainer.labels_from": ("received", "local"),
+        "trainer.accepted": ("trained_on", "confident"),
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
         "augment.flip": FLIPS,
@@ -99,6 +106,8 @@ def validate(config: ConfigDict) -> None:
         "client.epochs": 1,
         "client.batch_size": 1,
         "client.proximal": 0,
+        "client.logit_adjustment": 0,
+        "client.unlabelled_clip_norm": 0,
         "server.epochs": 0,
         "server.batch_size": 1,
         "server.pretrain_epochs": 0,
@@ -122,14 +131,17 @@ def validate(config: ConfigDict) -> None:
             raise UserError(f"{section}.{field} must be above {bound:g}, not {config[section][field]}")
     for field in (
         "client.learning_rate",
+        "client.unlabelled_learning_rate",
+        "client.absent_class",
         "server.learning_rate",
         "server.pretrain_learning_rate",
         "aggregation.learning_rate",
         "aggregation.adaptivity",
         "data.alpha",
     ):
-        if not _get(config, field) > 0:
-            raise UserError(f"{field} must be above 0, not {_get(config, field)}")
+        value = _get(config, field)
+        if value is not None and not value > 0:
+            raise UserError(f"{field} must be above 0, not {value}")
     for field in ("threshold.momentum", "aggregation.momentum"):
         if not 0 <= _get(config, field) < 1:
             raise UserError(f"{field} must be at least 0 and below 1, not {_get(config, field)}")

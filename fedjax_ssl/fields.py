@@ -130,6 +130,13 @@ def shared_fields() -> ConfigDict:
 
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
+    # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi.
+    config.client.logit_adjustment = 0.0  # tau: tau log(share of the class there) joins the logits in the loss
+    config.client.absent_class = 0.5  # the count of a class that the client lacks, in that share
+    config.client.labelled_views = "weak"  # 'both': half the loss of the weak view, half that of the strong one
+    # Of the phase on unlabelled images, where methods have one apart (fedavg_semi); None: as above.
+    config.client.unlabelled_learning_rate = config_dict.placeholder(float)
+    config.client.unlabelled_clip_norm = config_dict.placeholder(float)  # 0: no clipping
 
     config.server = _sgd_section(learning_rate=0.03, epochs=1, batch_size=10)
     config.server.augmentation = "strong"  # of the labelled images in cross-entropy: 'strong' or 'weak'
@@ -153,6 +160,18 @@ def shared_fields() -> ConfigDict:
     # Of semifl, fixmatch, uda, sage and proxyfl: 'none', or 'app_u', probabilities divided by the client's mean of them
     # before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
+
+    # Of clients without labels in fedavg_semi: how much each pseudo-label counts, batch by batch. See
+    # fedjax_ssl/client/trainers.py.
+    config.trainer = ConfigDict()
+    config.trainer.name = "fixmatch"
+    config.trainer.threshold = 0.95  # tau of 'fixmatch' and 'flexmatch'; what the report counts as confident, of all
+    # What thresholds learn from batches lasts for the 'per_round' pass, as in SemiAnAgg's code, or is 'persistent'.
+    config.trainer.counters = "per_round"
+    config.trainer.labels_from = "received"  # the global model as it came down, once a round; or 'local', in training
+    # What a client tells of its pseudo-labels: 'trained_on', the sum of their weights in the loss; or 'confident', how
+    # many reach the threshold.
+    config.trainer.accepted = "trained_on"
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,
     # proxyfl.

@@ -1,5 +1,6 @@
 """What clients do: labels, thresholds, local training. Knows the engine's language, never the server."""
 
+from fedjax_ssl.client.by_role import LABELLED, labelled_phase, unlabelled_phase
 from fedjax_ssl.client.consistency import Rule, Step, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.fix_mix import fix_mix_phase
@@ -7,8 +8,11 @@ from fedjax_ssl.client.labels import Labelled, label_cohort, score_by_own_models
 from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd, own_optimizers, trained_models
 from fedjax_ssl.client.on_labels import OnLabels, loss_on_labels
 from fedjax_ssl.client.thresholds import own_thresholds, qualify
+from fedjax_ssl.client.trainers import ACCEPTED, own_trainer, trainer_phase
 
 __all__ = [
+    "ACCEPTED",
+    "LABELLED",
     "Batch",
     "Deck",
     "Examples",
@@ -21,12 +25,16 @@ __all__ = [
     "fix_mix_phase",
     "global_model",
     "label_cohort",
+    "labelled_phase",
     "local_sgd",
     "loss_on_labels",
     "own_optimizers",
     "own_thresholds",
+    "own_trainer",
     "qualify",
     "score_by_own_models",
     "score_cohort",
     "trained_models",
+    "trainer_phase",
+    "unlabelled_phase",
 ]

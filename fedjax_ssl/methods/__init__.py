@@ -22,6 +22,7 @@ __all__ = ["METHODS", "NAMES", "Entry", "alternating", "find_method", "register"
 NAMES = (
     "anchors_only",
     "fedanchor",
+    "fedavg_semi",
     "fedil",
     "fedlabel",
     "fedmatch",

@@ -34,7 +34,7 @@ def supervised(problem: Problem) -> Method:
         del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
-        return Jobs(deck.num_steps(config.batch_size), OnLabels(deck))
+        return Jobs(deck.num_steps(config.batch_size), OnLabels.of(problem, examples, deck))
 
     phase = local_sgd(problem, prepare, loss_on_labels(problem), metrics=("client_loss",))
     return alternating(problem, (phase,))

@@ -15,6 +15,7 @@ from fedjax_ssl.server.aggregation import (
     with_server_model,
 )
 from fedjax_ssl.server.proxies import tuned_proxies
+from fedjax_ssl.server.roles import by_role
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,
@@ -39,6 +40,7 @@ __all__ = [
     "Link",
     "Training",
     "add_server_model",
+    "by_role",
     "chain",
     "fedavg",
     "make_statistics",
