@@ -14,6 +14,7 @@ from fedjax_ssl.server.aggregation import (
     weights,
     with_server_model,
 )
+from fedjax_ssl.server.consensus import distance_reweighted
 from fedjax_ssl.server.proxies import tuned_proxies
 from fedjax_ssl.server.roles import by_role
 from fedjax_ssl.server.statistics import make_statistics
@@ -42,6 +43,7 @@ __all__ = [
     "add_server_model",
     "by_role",
     "chain",
+    "distance_reweighted",
     "fedavg",
     "make_statistics",
     "mean",
