@@ -98,7 +98,7 @@ def acr(options, num_classes: int) -> Trainer:
             distances=old.distances + jnp.where(counted, distance(shares, anchors), 0.0),
             steps=old.steps + counted,
         )
-        return (Target(labels[2], weights[0]), Target(labels[0], weights[1], STANDARD)), state
+        return (Target(labels[2], weights[0]), Target(labels[0], weights[1])), state
 
     def next_round(old: Estimate) -> Estimate:
         share = jax.nn.softmax(old.distances / jnp.maximum(old.steps, 1.0))[0]

@@ -141,9 +141,9 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
             targets, state = trainer.targets(own[MEMORY], seen)
             strong = outputs[-trainer.strong_views :]
             losses = [
-                cross_entropy(view.heads[head] if head else view.logits, labels, batch.mask, weights)
-                for labels, weights, head in targets
+                cross_entropy(logits, labels, batch.mask, weights)
                 for view in strong
+                for logits, (labels, weights) in zip([view.logits, *(view.heads[h] for h in trainer.heads)], targets)
             ]
             value = sum(losses) / len(strong)
             if trainer.further is not None:

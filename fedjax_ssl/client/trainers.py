@@ -45,12 +45,10 @@ class Target(NamedTuple):
     Attributes:
         labels: int32 [B].
         weights: float32 [B], from 0 to 1; 0 for padding.
-        head: the output's; '' is the classifier.
     """
 
     labels: jax.Array
     weights: jax.Array
-    head: str = ""
 
 
 class Trainer(NamedTuple):
@@ -58,7 +56,7 @@ class Trainer(NamedTuple):
 
     Attributes:
         start: n_max -> the state of a client that has seen nothing.
-        targets: (state, `Seen`) -> (a `Target` for each output, the classifier's first; the state after the batch).
+        targets: (state, `Seen`) -> (a `Target` for the classifier and for each of `heads`; the state after the batch).
         further: (state after the batch, the classifier's logits of the strong views [B, C], its `Target`) -> float32
             [], a loss besides cross-entropy; None: there is none.
         next_round: state -> state at the beginning of a client's next round; None: as `trainer.counters` says.

@@ -21,6 +21,7 @@ __all__ = ["METHODS", "NAMES", "Entry", "alternating", "find_method", "register"
 # A file has the method's name.
 NAMES = (
     "anchors_only",
+    "cbafed",
     "fedanchor",
     "fedavg_semi",
     "fedil",
@@ -30,6 +31,7 @@ NAMES = (
     "fixmatch",
     "isofed",
     "proxyfl",
+    "rscfed",
     "sage",
     "semianagg",
     "semifl",

@@ -51,8 +51,9 @@ VARIANTS = {
         "augment.num_ops": 3,
         "trainer.threshold": 0.9,
     },
-    # Labels of both views of each labelled image, by the balanced softmax; absent classes have a share of 1e-12.
+    # Both views of each labelled image, by the balanced softmax with next to no share for absent classes.
     "code": {
+        "client.spare_classifier": True,
         "client.labelled_views": "both",
         "client.logit_adjustment": 1.0,
         "client.absent_class": 1e-8,
@@ -101,9 +102,10 @@ def semianagg(problem: Problem) -> Method:
 def anchor_model(network: Network, key: jax.Array) -> Model:
     """An untrained network whose convolutions are normal with variance 2 / fan-out (He et al., 2015).
 
-    Other parameters and the statistics of its normalisation are as they begin.
+    Other parameters and the statistics of its normalisation are as they begin; a run that begins with a trained model
+    (`init_from`) has an untrained anchor all the same.
     """
-    model = network.init(key)
+    model = (network if network.given is None else network._replace(given=None)).init(key)
     leaves, treedef = jax.tree.flatten(model.params["backbone"])
 
     def drawn(key: jax.Array, leaf: jax.Array) -> Any:

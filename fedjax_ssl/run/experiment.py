@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import strong_augment, weak_augment
+from fedjax_ssl.augment import check_resized, strong_augment, weak_augment
 from fedjax_ssl.data import (
     Dataset,
     FederatedData,
@@ -74,7 +74,8 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     ]
     width = max(len(rows) for partition in partitions for rows in partition.client_rows)
     flip = dataset.flip if config.augment.flip == "dataset" else config.augment.flip == "always"
-    geometry = {"flip": flip, "padding": config.augment.padding, "border": config.augment.border}
+    geometry = {"flip": flip, **{name: config.augment[name] for name in ("padding", "border", "resized")}}
+    check_resized(config.augment.resized, config.augment.padding, dataset.x_train.shape[1:])
     weak = functools.partial(weak_augment, **geometry)
     strong = functools.partial(
         strong_augment,

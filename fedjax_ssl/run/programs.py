@@ -56,7 +56,9 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
 def _lower_snapshots(machine: Machine, experiment: Experiment) -> dict[str, jax.stages.Lowered]:
     """Of the test set; and of the validation images, if there are any and a snapshot is due before the last round."""
     config, data, model = experiment.problem.config, experiment.data, experiment.state_shape.model
-    snapshot = machine.jit(make_snapshot(experiment.problem.network, config.eval_batch_size))
+    snapshot = machine.jit(
+        make_snapshot(experiment.problem.network, config.eval_batch_size, "auc" in config.eval_measures)
+    )
     lowered = {"test": snapshot.lower(model, data.test_images, data.test_labels)}
     rows = data.validation_index
     if len(rows) and any(number < config.num_rounds for number in config.snapshot_rounds):

@@ -14,6 +14,7 @@ from fedjax_ssl.server.aggregation import (
     weights,
     with_server_model,
 )
+from fedjax_ssl.server.consensus import distance_reweighted
 from fedjax_ssl.server.eligible import labelled_clients, only_eligible
 from fedjax_ssl.server.proxies import tuned_proxies
 from fedjax_ssl.server.roles import by_role
@@ -43,6 +44,7 @@ __all__ = [
     "add_server_model",
     "by_role",
     "chain",
+    "distance_reweighted",
     "fedavg",
     "labelled_clients",
     "make_statistics",
