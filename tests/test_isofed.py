@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from consistency_by_hand import batches
+from fedjax_ssl.client import own_teachers
 from fedjax_ssl.client.compose import continued
 from fedjax_ssl.engine.interface import Cohort, Jobs, Phase, Report, State
 from fedjax_ssl.methods import METHODS
@@ -166,6 +167,35 @@ def test_an_unlabelled_client_goes_on_from_the_adapted_model(data):
     model, statistics, _ = adapted_by_hand(problem, data, UNLABELLED, received, first[0].work.deck)
     assert_model(job.work.begin, model, statistics)
     assert int(job.num_steps) == 2
+
+
+def test_a_mean_teacher_in_the_place_of_pseudo_labels(data):
+    """The student begins with the adapted model; the first target is the received model's, as in RSCFed."""
+    problem, method = method_of(",mean_teacher", **{"isofed.consistency_weight": 3.0})
+    received, turn = sent_down(problem), jnp.bool_(True)
+    own = jax.tree.map(lambda leaf: leaf[0], own_teachers(problem, received.model))
+    first = train(method.phases[0], received, data, UNLABELLED, own, personal=turn)
+    between = train(method.phases[1], received, data, UNLABELLED, own, handed_on(*first), personal=turn)
+    job, last = train(method.phases[2], received, data, UNLABELLED, own, handed_on(*between), personal=turn)
+    model, _, _ = adapted_by_hand(problem, data, UNLABELLED, received, first[0].work.deck)
+    teacher, centre, losses = in_numpy(received.model.params), statistics_of(received.model), []
+    config, velocity, statistics = problem.config.client, at_rest(model), statistics_of(between[1].upload.model)
+    for step, batch in enumerate(batches(np.asarray(job.work.rest.deck.order), 4, 3)):
+        x = pixels_of(data, np.asarray(data.client_index[UNLABELLED])[batch], mirrored)
+        q = probabilities(teacher, x, centre) ** 2
+        q, p = q / q.sum(axis=1, keepdims=True), probabilities(model, x, x.mean(axis=0))
+        losses.append(3 * np.sum((p - q) ** 2) / len(x))
+        of_p = 6 * (p - q) / len(x)
+        of_logits = p * (of_p - np.sum(p * of_p, axis=1, keepdims=True))
+        gradient = {"bias": of_logits.sum(axis=0), "kernel": (x - x.mean(axis=0)).T @ of_logits}
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, x)
+        share = min(1 - 1 / (step + 1), 0.999)
+        teacher = {name: share * teacher[name] + (1 - share) * model[name] for name in model}
+        centre = share * centre + (1 - share) * statistics
+    assert_model(last.upload.model, model, statistics)
+    np.testing.assert_allclose(last.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
+    assert set(last.own) >= {"teacher", "teacher_steps"} and int(last.own["teacher_steps"]) == 2
 
 
 def test_a_phase_that_goes_on_begins_with_a_fresh_optimiser(data):

@@ -11,8 +11,8 @@ others for none. What differs from FedAvg, by the abstract:
 alternate, one of the labelled clients from the model that the unlabelled ones left, then one of these, so that one
 model goes from hand to hand (SemiAnAgg, TMLR 2024, describes it as such an alternation, which may forget). The
 adaptation maximises information: predictions that are sure, and of all classes equally often. Clients with labels
-minimise cross-entropy; the others train as `config.trainer` says, FixMatch by default. Each of these choices is a
-field. A round in which only one role trains has no metrics of the other.
+minimise cross-entropy; the others train as `config.trainer` says, FixMatch by default, or by a mean teacher. Each of
+these choices is a field. A round in which only one role trains has no metrics of the other.
 
 Accuracies in SemiAnAgg's tables: SVHN 82.48, CIFAR-100 32.49, CIFAR-100-LT 16.98, ISIC 2018 68.49.
 """
@@ -20,18 +20,30 @@ Accuracies in SemiAnAgg's tables: SVHN 82.48, CIFAR-100 32.49, CIFAR-100-LT 16.9
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import STANDARD, Deck, Examples, Loss, OnLabels, local_sgd, trained_parts_of
+from fedjax_ssl.client import (
+    STANDARD,
+    Deck,
+    Examples,
+    Loss,
+    OnLabels,
+    labelled_phase,
+    local_sgd,
+    mean_teacher_phase,
+    own_teachers,
+    trained_parts_of,
+)
 from fedjax_ssl.client.compose import continued
-from fedjax_ssl.engine import Jobs, Method, Phase, Problem
+from fedjax_ssl.engine import CLASSIFIER, Jobs, Method, Phase, Problem
 from fedjax_ssl.learning.losses import information_loss
 from fedjax_ssl.methods.entry import Entry
-from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
+from fedjax_ssl.methods.frames import alternating, trained_by_role, unlabelled_images
 from fedjax_ssl.server import labelled_clients, only_eligible
 
 FIELDS = {"data.labels": "some_clients", "trainer.name": "fixmatch"}
 VARIANTS = {
     "no_adaptation": {"isofed.adaptation": "none"},
     "unlabelled_first": {"isofed.order": "unlabelled_first"},
+    "mean_teacher": {"isofed.unlabelled_loss": "mean_teacher"},
 }
 
 
@@ -45,14 +57,25 @@ def defaults() -> ConfigDict:
     # their mean; 'entropy', the first of the two alone; 'none'.
     section.adaptation = "information"
     section.adaptation_epochs = 1  # passes over all of a client's images, at the learning rate of training
+    # Of clients without labels: 'trainer', config.trainer's; or 'mean_teacher', the square error to the sharpened
+    # predictions of a teacher that each client keeps, as in RSCFed.
+    section.unlabelled_loss = "trainer"
+    section.consistency_weight = 0.02  # of that square error
+    section.ema_decay = 0.999  # of the teacher, at the most
     return section
 
 
 def isofed(problem: Problem) -> Method:
     """The alternation as a Method."""
     options = problem.config.isofed
-    # With one role in a round each share of the mean is the whole.
-    method = trained_by_role(problem, unlabelled_images, share=0.5)
+    if options.unlabelled_loss == "trainer":
+        # With one role in a round each share of the mean is the whole.
+        method = trained_by_role(problem, unlabelled_images, share=0.5)
+    else:
+        how = {"temperature": 0.5, "decay": options.ema_decay, "statistics": "averaged"}
+        with_teacher = mean_teacher_phase(problem, lambda received: options.consistency_weight, **how)
+        phases, own = (labelled_phase(problem), with_teacher), lambda data, model: own_teachers(problem, model)
+        method = alternating(problem, phases, own)
     if options.adaptation != "none":
         labelled, unlabelled = method.phases
         method = method._replace(phases=(adaptation(problem), continued(labelled), unlabelled))
@@ -93,7 +116,7 @@ def adaptation(problem: Problem) -> Phase:
 
         return of
 
-    parts = trained_parts_of(problem)
+    parts = trained_parts_of(problem) if options.unlabelled_loss == "trainer" else CLASSIFIER
     return local_sgd(problem, prepare, loss, metrics=("adaptation_loss",), parts=parts, handed_on=True)
 
 
@@ -106,11 +129,19 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
-    heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
+    heads_if={STANDARD: lambda config: config.trainer.name == "acr" and config.isofed.unlabelled_loss == "trainer"},
     choices={
         "order": ("labelled_first", "unlabelled_first"),
         "adaptation": ("information", "entropy", "none"),
+        "unlabelled_loss": ("trainer", "mean_teacher"),
     },
-    at_least={"labelled_rounds": 1, "unlabelled_rounds": 1, "adaptation_epochs": 1},
+    at_least={
+        "labelled_rounds": 1,
+        "unlabelled_rounds": 1,
+        "adaptation_epochs": 1,
+        "consistency_weight": 0,
+        "ema_decay": 0,
+    },
+    at_most={"ema_decay": 1},
     tiny={"trainer.threshold": 0.2, "clients_per_round": 8, "data.labelled_clients": 2},
 )
