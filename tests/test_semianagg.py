@@ -7,7 +7,7 @@ import pytest
 from test_by_role import memory_of
 
 from fedjax_ssl import base_config
-from fedjax_ssl.config import validate
+from fedjax_ssl.config import flatten, validate
 from fedjax_ssl.data import dataset_facts, load_dataset
 from fedjax_ssl.engine.interface import Previous, Received, State, Upload
 from fedjax_ssl.learning.sgd import Model
@@ -15,6 +15,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.semianagg import ANCHOR, COSINES, anchor_model, class_cosines, diversity
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.server.roles import role_weights
+from fedjax_ssl.sweep import load_sweep, plan
 from linear_network import in_numpy
 from small_problem import (
     CLASSES,
@@ -211,6 +212,13 @@ def test_fedavg_semi_s_mean(variant, scores):
     assert_mean(model, stacked, in_halves(LABELS, scores))
 
 
+def test_one_mean_of_all_is_fedavg_s():
+    model, stacked = aggregated(
+        "fedavg_semi", np.ones(5, bool), {"accepted": jnp.float32(ACCEPTED)}, **{"fedavg_semi.apart": False}
+    )
+    assert_mean(model, stacked, SIZES / SIZES.sum())
+
+
 def test_semianagg_s_mean_and_a_dropped_upload():
     """Statistics take the weights as well; client 2 has images of both kinds, and is in both halves."""
     told = {"accepted": jnp.float32(ACCEPTED), COSINES: jnp.asarray(W)}
@@ -251,3 +259,21 @@ def test_another_round_has_the_same_anchor_and_it_is_no_part_of_a_lane(data):
     job = prepare(method.phases[1], received, data, UNLABELLED, own=own, previous=nothing_before(received))
     carry = method.phases[1].start(received, job.work, {**own, **job.own})
     assert ANCHOR not in carry.own and ANCHOR not in job.own and "trainer" in carry.own
+
+
+# --- Its tables. -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "clients", "labelled", "alphas"),
+    [("5", 5, {1}, {0.8}), ("50", 50, {1}, {0.8}), ("labelled", 10, {1, 2}, {0.8}), ("alpha", 10, {1}, {0.1, 0.8})],
+)
+def test_every_row_begins_with_the_warm_up_of_its_own_federation(root, tmp_path, setting, clients, labelled, alphas):
+    cells = plan(load_sweep(f"{root}/configs/sweeps/semianagg_clients.py:{setting}"), tmp_path)
+    for cell in cells:
+        assert {cell.config.num_clients, cell.config.clients_per_round} == {clients}
+        ours, theirs = (flatten(each.config.data.to_dict()) for each in (cell, cell.warm_up))
+        assert ours == theirs and cell.warm_up.config.method == "supervised"
+    assert {cell.config.data.labelled_clients for cell in cells} == labelled
+    assert {cell.config.data.alpha for cell in cells} == alphas
+    assert {cell.config.client.logit_adjustment for cell in cells} == {1.0}
