@@ -38,6 +38,7 @@ def get_sweep(dataset="svhn"):
             "FedAvg, all labels": ("supervised,all_labels", fresh),
             "the labelled client": ("supervised", fresh),
             "RSCFed": ("rscfed", RSCFED),
+            "IsoFed": "isofed",
             "CBAFed": (f"cbafed{of_cbafed}", CBAFED),
             "FedAvg-Semi": "fedavg_semi",
             "FedAvg-Semi, uniform": "fedavg_semi,uniform",

@@ -94,7 +94,7 @@ def defaults() -> ConfigDict:
     section.pseudo_weight = 0.5  # of their loss
     section.labels_from = "weak"  # the view that labels, and the other one is trained; 'strong': the code's
     section.projector_hidden = 4096  # of the twin's projector, linear, normalised, ReLU, linear
-    section.projector_dim = 2048
+    section.projector_dim = 2048  # of the projections that InfoNCE compares
     return section
 
 
@@ -150,8 +150,6 @@ def twin_sight(problem: Problem) -> Method:
         raise UserError(
             f"trainer.name={problem.config.trainer.name!r} trains heads that twin_sight's models do not have"
         )
-    if problem.config.client.labelled_views != "weak":
-        raise UserError("twin_sight trains the weak view on labels; leave client.labelled_views 'weak'")
     own = (lambda data, model: own_trainer(problem, data)) if options.pseudo_labels else None
     return alternating(problem, (on_labels(problem), without_labels(problem)), own, parts=PARTS)
 
@@ -179,13 +177,15 @@ def on_labels(problem: Problem) -> Phase:
 
     def loss(received, data, work, batch: Batch, own, key):
         del received, own
-        first, second, _ = views_of(key, data.images[batch.rows])
+        first, second, strong = views_of(key, data.images[batch.rows])
+        more = (strong,) if problem.config.client.labelled_views == "both" else ()
         adjustment = 0.0 if work.adjustment is None else work.adjustment
 
         def of(model) -> Loss:
-            seen = see(problem, model, first, second, (), batch.mask)
+            seen = see(problem, model, first, second, more, batch.mask)
             labels = data.visible_labels[batch.rows]
-            labelled_loss = cross_entropy(seen.outputs[0].logits + adjustment, labels, batch.mask)
+            losses = [cross_entropy(each.logits + adjustment, labels, batch.mask) for each in seen.outputs]
+            labelled_loss = sum(losses) / len(losses)
             return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
 
         return of
