@@ -16,6 +16,8 @@ from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.warm_start import find_warm_start
 
@@ -56,6 +58,7 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
     facts = {"run": str(other.resolve()), "method": "supervised", "round": 4, "parts": ["backbone", "classifier"]}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["init_from"] == facts
+    assert f"the model of another run, `{other}`" in model_card(read_run(run))
 
     shutil.rmtree(run / "checkpoints" / "2")  # as if it had been killed in its first rounds
     (run / "summary.json").unlink()

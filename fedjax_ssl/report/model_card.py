@@ -48,6 +48,8 @@ def model_card(run: RunRecords) -> str:
         notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
     if run.labels_revealed:
         notes.append("**An upper bound:** the labels of the clients' images were revealed to the method.\n")
+    if config["init_from"]:
+        notes.append(f"It began with the model of another run, `{config['init_from']}` (init_from.json).\n")
     versions = (run.summary or {}).get("versions", {})
     made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
     return f"""# {config["model"]["name"]} trained with {method} on {name}
