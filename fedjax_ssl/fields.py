@@ -125,8 +125,8 @@ def shared_fields() -> ConfigDict:
 
     config.model = ConfigDict()
     # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8';
-    # 'resnet18_imagenet', whose stem is for images of about 224 x 224 pixels; or your own, see docs/own_model.md. SAGE's
-    # is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
+    # 'resnet18_imagenet', whose stem is for images of about 224 x 224 pixels; or your own, see docs/own_model.md.
+    # SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     config.model.name = "resnet18"
     config.model.width = 0  # channels of a ResNet's first stage; 0: 16 of 'resnet8', 64 of the others
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
