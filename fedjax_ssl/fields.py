@@ -108,7 +108,7 @@ def shared_fields() -> ConfigDict:
     # The same of labelled images alone (anchors; of 'clients' those of num_labelled; of 'some_clients' those of the
     # labelled clients), which are then drawn first, as ACR's; 0: they are of the tail above.
     config.data.labelled_largest_class = 0
-    config.data.labelled_imbalance = 1.0
+    config.data.labelled_imbalance = 1.0  # of that tail
     config.data.balanced_test = False  # cut the test set to as many images of each class as the smallest has
     config.data.validation = 0  # training images held out, as many of each class; measured each round, not the test set
     config.data.num_anchors = 500  # S, labelled images of the server, taken away from the clients; of 'server' alone
