@@ -1,4 +1,4 @@
-"""Phases of local training made of others: losses in turn, a learning rate that falls, sparse uploads."""
+"""Phases of local training made of others: losses in turn, less memory, a rate that falls, sparse uploads."""
 
 from collections.abc import Mapping
 
@@ -12,6 +12,15 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
 
 PLATEAU = "plateau"  # the entry of a client's learning rate in its memory
+
+
+def without_memory(phase: Phase, name: str) -> Phase:
+    """A phase whose steps neither read nor carry an entry of the clients' memory, which its `prepare` reads."""
+
+    def start(received, work, own):
+        return phase.start(received, work, {entry: value for entry, value in own.items() if entry != name})
+
+    return phase._replace(start=start)
 
 
 def in_turn(*phases: Phase) -> Phase:

@@ -1,162 +1,246 @@
-"""Local training on unlabelled images by pseudo-labels: FixMatch, FlexMatch, FreeMatch and SoftMatch, batch by batch.
+"""How much a pseudo-label counts, batch by batch: FixMatch, FlexMatch, FreeMatch and SoftMatch, each a pure rule.
 
-The strong view of an image is trained towards the class that a model gives its weak view. The trainers differ in how
-much each image counts, by a state at the client that moves with every batch: it lasts for a round or for the whole run
-(`trainer.counters`). Nothing of it travels. (`config.threshold` has rules that look at all of a client's images at
-once.)
+A rule has a state at the client that moves with every batch and lasts for a round or for the whole run
+(`trainer.counters`); nothing of it travels. `self_training.py` is the phase. (`config.threshold` has rules that look at
+all of a client's images at once.)
+
+As published: tau 0.95; momentum 0.999 of the averages; batches of 64 labelled and 448 unlabelled images, SGD 0.03 with
+Nesterov's momentum 0.9, weight decay 5e-4, 2^20 steps, one counter for all of training.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.by_role import unlabelled_phase
-from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import score_cohort
-from fedjax_ssl.client.local_sgd import Loss
-from fedjax_ssl.engine.interface import Jobs, Phase, Problem, Report
-from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.client.deck import Batch
+from fedjax_ssl.models import Outputs
 
-MEMORY = "trainer"  # the entry of the state in a client's memory
-ACCEPTED = "accepted"  # what every upload tells: how many pseudo-labels it comes from, see `trainer.accepted`
+
+class Seen(NamedTuple):
+    """What a rule sees of a batch.
+
+    Attributes:
+        outputs: Outputs of the labelling model for the weak views, [B, ...]; no gradient.
+        batch: the step's.
+        size: int32 [], the client's unlabelled images.
+        prior: float32 [C], the shares of classes among all labelled images; None unless `Trainer.needs_prior`.
+    """
+
+    outputs: Outputs
+    batch: Batch
+    size: jax.Array
+    prior: jax.Array | None = None
+
+    @property
+    def probabilities(self) -> jax.Array:
+        """float32 [B, C], the classifier's softmax."""
+        return jax.nn.softmax(self.outputs.logits)
+
+
+class Target(NamedTuple):
+    """What one output of the strong views is trained towards.
+
+    Attributes:
+        labels: int32 [B].
+        weights: float32 [B], from 0 to 1; 0 for padding.
+    """
+
+    labels: jax.Array
+    weights: jax.Array
 
 
 class Trainer(NamedTuple):
-    """A rule of how much each image of a batch counts.
+    """A rule.
 
     Attributes:
         start: n_max -> the state of a client that has seen nothing.
-        weigh: (state, probabilities [B, C] of the weak views, batch, size) -> (weights float32 [B] from 0 to 1, the
-            state after the batch); `size` is the number of the client's unlabelled images.
-        further: (state, logits of the strong views [B, C], weights, mask) -> float32 [], a loss besides cross-entropy,
-            by the state after the batch; None: there is none.
+        targets: (state, `Seen`) -> (a `Target` for the classifier and for each of `heads`; the state after the batch).
+        further: (state after the batch, the classifier's logits of the strong views [B, C], its `Target`) -> float32
+            [], a loss besides cross-entropy; None: there is none.
+        next_round: state -> state at the beginning of a client's next round; None: as `trainer.counters` says.
+        heads: of the model, trained besides the classifier.
+        strong_views: of each image, over which the loss is a mean.
+        needs_prior: whether clients must be sent the shares of classes among the labelled images.
     """
 
     start: Callable[[int], Any]
-    weigh: Callable[..., tuple[jax.Array, Any]]
+    targets: Callable[..., tuple[tuple[Target, ...], Any]]
     further: Callable[..., jax.Array] | None = None
+    next_round: Callable[[Any], Any] | None = None
+    heads: tuple[str, ...] = ()
+    strong_views: int = 1
+    needs_prior: bool = False
 
 
-class Work(NamedTuple):
-    """What one client trains on.
+def hard_target(seen: Seen, weights: jax.Array) -> tuple[Target, ...]:
+    """The classifier's largest class, with these weights."""
+    labels = jnp.argmax(seen.outputs.logits, axis=-1).astype(jnp.int32)
+    return (Target(labels, jnp.where(seen.batch.mask, weights.astype(jnp.float32), 0.0)),)
 
-    Attributes:
-        deck: its unlabelled examples.
-        probabilities: float32 [n_max, C], of the received model for a weak view of each; None: the model in training
-            labels (`trainer.labels_from`).
-        told: what the client tells besides, by name.
-    """
 
-    deck: Deck
-    probabilities: jax.Array | None
-    told: Mapping[str, jax.Array]
+def mean_present(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean over the examples of a batch that are present: [B, ...] to [...]; 0 without one."""
+    mask = mask.reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.sum(jnp.where(mask, values, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def fixmatch(options, num_classes: int) -> Trainer:
-    """1[max p >= tau] (Sohn et al., NeurIPS 2020)."""
+    """1[max p >= tau] (Sohn et al., NeurIPS 2020, arXiv 2001.07685)."""
     del num_classes
 
-    def weigh(state, probabilities, batch: Batch, size):
-        del batch, size
-        return (jnp.max(probabilities, axis=-1) >= options.threshold).astype(jnp.float32), state
+    def targets(state, seen: Seen):
+        return hard_target(seen, jnp.max(seen.probabilities, axis=-1) >= options.threshold), state
 
-    return Trainer(lambda n_max: (), weigh)
-
-
-TRAINERS = {"fixmatch": fixmatch}
+    return Trainer(lambda n_max: (), targets)
 
 
-def own_trainer(problem: Problem, data) -> dict[str, Any]:
-    """The trainer's entry of `State.clients`, every leaf [K, ...]."""
-    num_clients, n_max = data.client_index.shape
-    return {MEMORY: _fresh(problem, num_clients, n_max)}
+def flexmatch(options, num_classes: int) -> Trainer:
+    """1[max p >= tau beta_c / (2 - beta_c)], c the largest class (Zhang et al., NeurIPS 2021, arXiv 2110.08263).
+
+        beta_c = n_c / max(max_c n_c, n_none)
+
+    n_c counts the client's images whose stored label is c, n_none those without one; an image stores its label, over an
+    older one, whenever max p >= tau, the fixed threshold. A batch is weighed by the counts before it. Without
+    `trainer.warm_up` n_none is left out. A threshold begins at 0: with counters of one round nearly every image counts
+    in the first half of a pass.
+
+    The state: int32 [n_max], the stored labels, -1 for none.
+    """
+
+    def targets(stored, seen: Seen):
+        counts = jnp.sum(jax.nn.one_hot(stored, num_classes), axis=0)
+        largest = jnp.max(counts)
+        if options.warm_up:
+            largest = jnp.maximum(largest, seen.size - jnp.sum(counts))
+        beta = counts / jnp.maximum(largest, 1)
+        p = seen.probabilities
+        labels, sureness = jnp.argmax(p, axis=-1), jnp.max(p, axis=-1)
+        weights = sureness >= (options.threshold * beta / (2 - beta))[labels]
+        stores = seen.batch.mask & (sureness >= options.threshold)
+        places = jnp.where(stores, seen.batch.positions, len(stored))  # out of bounds: dropped
+        return hard_target(seen, weights), stored.at[places].set(labels.astype(stored.dtype), mode="drop")
+
+    return Trainer(lambda n_max: jnp.full(n_max, -1, jnp.int32), targets)
 
 
-def _fresh(problem: Problem, num_clients: int, n_max: int) -> Any:
-    state = make_trainer(problem).start(n_max)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), state)
+class Averages(NamedTuple):
+    """FreeMatch's state.
+
+    Attributes:
+        level: float32 [], tau_t, of the largest probabilities.
+        by_class: float32 [C], p_t, of the probabilities.
+        histogram: float32 [C], h_t, of the labels.
+    """
+
+    level: jax.Array
+    by_class: jax.Array
+    histogram: jax.Array
 
 
-def make_trainer(problem: Problem) -> Trainer:
-    """The trainer that `trainer.name` names."""
-    options = problem.config.trainer
-    return TRAINERS[options.name](options, problem.num_classes)
+def freematch(options, num_classes: int) -> Trainer:
+    """1[max p >= tau_t p_t(c) / max p_t] (Wang et al., ICLR 2023, arXiv 2205.07246, eq. 5 to 8), and its fairness term.
+
+    All three averages start at 1/C and move before the batch is weighed. The term is `fairness`, times
+    `trainer.fairness_weight`.
+    """
+
+    def targets(old: Averages, seen: Seen):
+        p, mask = seen.probabilities, seen.batch.mask
+        labels = jnp.argmax(p, axis=-1)
+        found = Averages(
+            mean_present(jnp.max(p, axis=-1), mask),
+            mean_present(p, mask),
+            mean_present(jax.nn.one_hot(labels, num_classes), mask),
+        )
+        new = moved(old, found, options.momentum, jnp.any(mask))
+        needed = new.level * new.by_class / jnp.max(new.by_class)
+        return hard_target(seen, jnp.max(p, axis=-1) >= needed[labels]), new
+
+    def further(state: Averages, logits, target: Target):
+        return options.fairness_weight * fairness(state, logits, target.weights)
+
+    share = 1.0 / num_classes
+    start = Averages(jnp.float32(share), jnp.full(num_classes, share), jnp.full(num_classes, share))
+    return Trainer(lambda n_max: start, targets, further if options.fairness_weight else None)
 
 
-def trainer_phase(problem: Problem, tell: Callable | None = None) -> Phase:
-    """A client's passes over its unlabelled images with `config.trainer`, behind `labelled_phase`.
+def moved(old: Any, found: Any, momentum: float, counts: jax.Array) -> Any:
+    """m old + (1 - m) found, leaf by leaf; the old where the batch is empty (`counts`, bool [])."""
+    return jax.tree.map(lambda a, b: jnp.where(counts, momentum * a + (1 - momentum) * b, a), old, found)
+
+
+def fairness(state: Averages, logits: jax.Array, weights: jax.Array) -> jax.Array:
+    """sum_c a_c log b_c, FreeMatch's self-adaptive fairness as it is minimised (eq. 9 to 11).
+
+    a is p_t / h_t and b the mean softmax of the accepted strong views over the histogram of their largest classes, both
+    made to sum to 1; a class with a histogram of 0 has 0. Its minimum drives predictions away from few classes.
 
     Args:
-        problem: the run.
-        tell: (Outputs of the received model for weak views of the cohort's images, leaves [M, n_max, ...]; examples;
-            those that are confident, bool [M, n_max]) -> what each client tells besides `ACCEPTED`, by name, leaves
-            [M, ...]. None: nothing.
+        state: after the batch; no gradient.
+        logits: float32 [B, C], of the strong views.
+        weights: float32 [B], above 0 for accepted images.
 
     Returns:
-        The Phase.
+        float32 []; 0 if no image is accepted.
     """
-    options, config, network = problem.config.trainer, problem.config.client, problem.network
-    trainer = make_trainer(problem)
-    by_received = options.labels_from == "received"
-    # A pass of the weak view labels it, or moves running averages; else it would change nothing.
-    with_weak = not by_received or network.normalisation == "running"
+    accepted, p = weights > 0, jax.nn.softmax(logits)
+    histogram = mean_present(jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1]), accepted)
 
-    def prepare(received, data, cohort, previous) -> Jobs:
-        del previous
-        examples = Examples.of(data, cohort)
-        scored = score_cohort(
-            problem, lambda images: network.predict(received.model, images), data.images, examples, num_views=1
+    def over(values, histogram):
+        ratio = jnp.where(histogram > 0, values / jnp.where(histogram > 0, histogram, 1.0), 0.0)
+        return ratio / jnp.maximum(jnp.sum(ratio), jnp.finfo(jnp.float32).tiny)
+
+    a = jax.lax.stop_gradient(over(state.by_class, state.histogram))
+    b = over(mean_present(p, accepted), histogram)
+    return jnp.where(jnp.any(accepted), jnp.sum(a * jnp.log(b + 1e-12)), 0.0)
+
+
+class Gaussian(NamedTuple):
+    """SoftMatch's state.
+
+    Attributes:
+        mean, variance: float32 [], of the largest probabilities.
+        by_class: float32 [C], of the probabilities, for the alignment.
+        seen: bool [], whether a batch has come by.
+    """
+
+    mean: jax.Array
+    variance: jax.Array
+    by_class: jax.Array
+    seen: jax.Array
+
+
+def softmatch(options, num_classes: int) -> Trainer:
+    """exp(-min(max p' - mu, 0)^2 / (2 sigma^2 / n^2)), a weight in place of a threshold (Chen et al., ICLR 2023).
+
+    arXiv 2301.10921, eq. 6 to 9. mu and sigma^2 are averages of the mean and of the unbiased variance of max p' over
+    batches, from 1/C and 1 on, that move before the batch is weighed; n is `trainer.n_sigma`. p' is p (1/C) / E[p],
+    made to sum to 1, where E[p] is an average that starts with the first batch (`trainer.uniform_alignment`; without it
+    p' = p). Labels are those of p.
+    """
+
+    def targets(old: Gaussian, seen: Seen):
+        p, mask = seen.probabilities, seen.batch.mask
+        count = jnp.sum(mask)
+        of_batch = mean_present(p, mask)
+        by_class = moved(old.by_class, of_batch, jnp.where(old.seen, options.momentum, 0.0), count > 0)
+        if options.uniform_alignment:
+            p = p / num_classes / jnp.maximum(by_class, 1e-6)
+            p = p / jnp.sum(p, axis=-1, keepdims=True)
+        best = jnp.max(p, axis=-1)
+        mean = mean_present(best, mask)
+        variance = mean_present(jnp.square(best - mean), mask) * count / jnp.maximum(count - 1, 1)
+        mu, sigma2 = (
+            moved(old.mean, mean, options.momentum, count > 0),
+            # One image has no variance.
+            moved(old.variance, variance, options.momentum, count > 1),
         )
-        probabilities = jax.nn.softmax(scored.logits)
-        confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
-        deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
-        told = {} if tell is None else tell(scored, examples, confident)
-        labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
-        own = {}
-        if options.counters == "per_round":
-            own = {MEMORY: _fresh(problem, *examples.rows.shape)}
-        return Jobs(
-            deck.num_steps(config.batch_size),
-            Work(deck, probabilities if by_received else None, told),
-            Report(labels, confident | examples.labelled),
-            own,
-        )
+        below = jnp.minimum(best - mu, 0.0)
+        weights = jnp.exp(-jnp.square(below) * options.n_sigma**2 / (2 * sigma2))
+        return hard_target(seen, weights), Gaussian(mu, sigma2, by_class, old.seen | (count > 0))
 
-    def loss(received, data, work: Work, batch: Batch, own, key):
-        del received
-        weak_key, strong_key = jax.random.split(key)
-        images = data.images[batch.rows]
-        views = (problem.weak(weak_key, images),) if with_weak else ()
-        views += (problem.strong(strong_key, images),)
-
-        def of(model) -> Loss:
-            outputs, batch_stats = network.train(model, views, batch.mask)
-            if by_received:
-                probabilities = work.probabilities[batch.positions]
-            else:
-                probabilities = jax.nn.softmax(jax.lax.stop_gradient(outputs[0].logits))
-            weights, state = trainer.weigh(own[MEMORY], probabilities, batch, work.deck.size)
-            weights = jnp.where(batch.mask, weights, 0.0)
-            logits = outputs[-1].logits
-            value = cross_entropy(logits, jnp.argmax(probabilities, axis=-1), batch.mask, weights)
-            if trainer.further is not None:
-                value += trainer.further(state, logits, weights, batch.mask)
-            confident = batch.mask & (jnp.max(probabilities, axis=-1) >= options.threshold)
-            accepted = jnp.sum(weights if options.accepted == "trained_on" else confident)
-            share = jnp.sum(weights) / jnp.maximum(jnp.sum(batch.mask), 1)
-            metrics = {"unlabelled_loss": value, "mean_weight": share}
-            return Loss(value, batch_stats, metrics, aux=state, sums={ACCEPTED: accepted})
-
-        return of
-
-    return unlabelled_phase(
-        problem,
-        prepare,
-        loss,
-        metrics=("unlabelled_loss", "mean_weight"),
-        told=lambda work, model, totals: work.told,
-        sums={ACCEPTED: ()},
-        remember=lambda own, model, state, index: {MEMORY: state},
-    )
+    share = 1.0 / num_classes
+    start = Gaussian(jnp.float32(share), jnp.float32(1.0), jnp.full(num_classes, share), jnp.bool_(False))
+    return Trainer(lambda n_max: start, targets)

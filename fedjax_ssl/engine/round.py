@@ -11,6 +11,7 @@ from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import evaluate, measured_images, score_pseudo_labels
 from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Phase, Problem, Received, State, WireBytes
 from fedjax_ssl.engine.lanes import num_devices
+from fedjax_ssl.engine.measures import count_training_images, measure
 from fedjax_ssl.learning.trees import all_finite, row
 
 
@@ -76,7 +77,8 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
         with jax.named_scope("evaluate"):
             name, images, labels = measured_images(data, hidden_labels)
-            measured = evaluate(problem.network, state.model, name, images, labels, config.eval_batch_size)
+            more = _measures(problem, data, hidden_labels)
+            measured = evaluate(problem.network, state.model, name, images, labels, config.eval_batch_size, more)
             scored = {}
             if method.phases and result.report is not None:
                 rows, sizes = data.client_index[result.clients], _sizes(data, result)
@@ -86,6 +88,13 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn
+
+
+def _measures(problem: Problem, data, hidden_labels) -> Callable:
+    """What `config.eval_measures` adds to accuracy and loss, for `evaluate`."""
+    names, shots = problem.config.eval_measures, problem.config.eval_shots
+    counts = count_training_images(data, hidden_labels, problem.num_classes) if "shots" in names else None
+    return lambda logits, labels: measure(names, logits, labels, counts, shots)
 
 
 class RoundKeys(NamedTuple):

@@ -32,8 +32,10 @@ NAMES = (
     "proxyfl",
     "rscfed",
     "sage",
+    "semianagg",
     "semifl",
     "supervised",
+    "twin_sight",
     "uda",
 )
 

@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import ACCEPTED, LABELLED, labelled_phase, own_trainer, trainer_phase
-from fedjax_ssl.engine import Method, Problem, Received, State
+from fedjax_ssl.client import ACCEPTED, STANDARD
+from fedjax_ssl.engine import Method, Problem, Received
 from fedjax_ssl.methods.entry import Entry
-from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server import by_role, fedavg
+from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 
 FIELDS = {"data.labels": "some_clients"}
 VARIANTS = {
@@ -45,36 +44,17 @@ def fedavg_semi(problem: Problem) -> Method:
     """Eq. 2 as a Method."""
     options = problem.config.fedavg_semi
     weights = {"accepted": accepted_labels, "uniform": any_images, "size": unlabelled_images}
-    score = weights[options.unlabelled_weights]
-    aggregation = fedavg(problem, weighted_by=by_role(labelled_images, score, options.labelled_share))
-    return alternating(
-        problem,
-        (labelled_phase(problem), trainer_phase(problem)),
-        own=lambda data, model: own_trainer(problem, data),
-        aggregation=aggregation,
-    )
+    return trained_by_role(problem, weights[options.unlabelled_weights], options.labelled_share)
 
 
-def labelled_images(received: Received) -> jax.Array:
-    """N_k^L of each upload, float32 [R]."""
-    return received.uploads.told[LABELLED]
-
-
-def accepted_labels(state: State, received: Received) -> jax.Array:
+def accepted_labels(received: Received) -> jax.Array:
     """N_k^U, the pseudo-labels that the client trained on, float32 [R]."""
-    del state
     return received.uploads.told[ACCEPTED]
 
 
-def unlabelled_images(state: State, received: Received) -> jax.Array:
-    """The client's images without a label, float32 [R]."""
-    del state
-    return jnp.maximum(received.sizes - labelled_images(received), 0.0)
-
-
-def any_images(state: State, received: Received) -> jax.Array:
+def any_images(received: Received) -> jax.Array:
     """1 for a client with images without a label, else 0, float32 [R]."""
-    return (unlabelled_images(state, received) > 0).astype(jnp.float32)
+    return (unlabelled_images(received) > 0).astype(jnp.float32)
 
 
 ENTRY = Entry(
@@ -85,7 +65,10 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
+    heads={STANDARD: lambda model: None},
+    heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
     choices={"unlabelled_weights": ("accepted", "uniform", "size")},
     at_least={"labelled_share": 0},
+    at_most={"labelled_share": 1},
     tiny={"trainer.threshold": 0.2, "clients_per_round": 8},
 )

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Received, State
+from fedjax_ssl.engine.interface import Received
 from fedjax_ssl.server.aggregation import Flow, Link
 
 
 def by_role(
     labelled: Callable[[Received], jax.Array],
-    unlabelled: Callable[[State, Received], jax.Array],
+    unlabelled: Callable[[Received], jax.Array],
     share: float,
 ) -> Link:
     """w_k = l1 n_k / sum_L n + l2 u_k / sum_U u, l2 = 1 - l1: FedAvg-Semi's mean (SemiAnAgg, eq. 2).
@@ -21,13 +21,13 @@ def by_role(
 
     Args:
         labelled: received -> n_k, float32 [R], 0 for a client without labels.
-        unlabelled: (state, received) -> u_k, float32 [R], not negative.
+        unlabelled: received -> u_k, float32 [R], not negative.
         share: l1.
     """
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
         counts = jnp.where(received.accepted, labelled(received), 0.0)
-        scores = jnp.where(received.accepted, unlabelled(state, received), 0.0)
+        scores = jnp.where(received.accepted, unlabelled(received), 0.0)
         return flow._replace(weights=role_weights(counts, scores, share))
 
     return Link(apply)
