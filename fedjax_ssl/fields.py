@@ -151,11 +151,13 @@ def shared_fields() -> ConfigDict:
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
     config.client.spare_classifier = False  # weight decay and clipping are of the other parts alone (SemiAnAgg's code)
-    # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi, rscfed, cbafed.
+    # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
+    # cbafed, isofed; the views of all but fedlabel and fedtrinet.
     config.client.logit_adjustment = 0.0  # tau: tau log(share of the class there) joins the logits in the loss
     config.client.absent_class = 0.5  # the count of a class that the client lacks, in that share
     config.client.labelled_views = "weak"  # 'both': half the loss of the weak view, half that of the strong one
-    # Of the phase on unlabelled images, where methods have one apart (fedavg_semi, rscfed, cbafed); None: as above.
+    # Of the phase on unlabelled images behind that of fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight;
+    # None: as above.
     config.client.unlabelled_learning_rate = config_dict.placeholder(float)
     config.client.unlabelled_clip_norm = config_dict.placeholder(float)  # 0: no clipping
 
@@ -182,8 +184,8 @@ def shared_fields() -> ConfigDict:
     # before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
 
-    # Of clients without labels in fedavg_semi and semianagg: how much each pseudo-label counts, batch by batch. See
-    # fedjax_ssl/client/trainers.py and acr.py.
+    # Of clients without labels in fedavg_semi, semianagg, isofed and twin_sight: how much each pseudo-label counts,
+    # batch by batch. See fedjax_ssl/client/trainers.py and acr.py.
     config.trainer = ConfigDict()
     config.trainer.name = "flexmatch"  # or 'fixmatch', 'freematch', 'softmatch', 'acr'
     config.trainer.threshold = 0.95  # tau of 'fixmatch', 'flexmatch', 'acr'; of all, what is reported as confident
