@@ -111,7 +111,7 @@ def shared_fields() -> ConfigDict:
     # The same of labelled images alone (anchors; of 'clients' those of num_labelled; of 'some_clients' those of the
     # labelled clients), which are then drawn first, as ACR's; 0: they are of the tail above.
     config.data.labelled_largest_class = 0
-    config.data.labelled_imbalance = 1.0
+    config.data.labelled_imbalance = 1.0  # of that tail
     config.data.balanced_test = False  # cut the test set to as many images of each class as the smallest has
     config.data.validation = 0  # training images held out, as many of each class; measured each round, not the test set
     config.data.num_anchors = 500  # S, labelled images of the server, taken away from the clients; of 'server' alone
@@ -127,8 +127,9 @@ def shared_fields() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8', or your own, see
-    # docs/own_model.md. SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
+    # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8';
+    # 'resnet18_imagenet', whose stem is for images of about 224 x 224 pixels; or your own, see docs/own_model.md.
+    # SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     config.model.name = "resnet18"
     config.model.width = 0  # channels of a ResNet's first stage; 0: 16 of 'resnet8', 64 of the others
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
@@ -150,11 +151,13 @@ def shared_fields() -> ConfigDict:
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
     config.client.spare_classifier = False  # weight decay and clipping are of the other parts alone (SemiAnAgg's code)
-    # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi.
+    # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
+    # cbafed, isofed; the views of all but fedlabel and fedtrinet.
     config.client.logit_adjustment = 0.0  # tau: tau log(share of the class there) joins the logits in the loss
     config.client.absent_class = 0.5  # the count of a class that the client lacks, in that share
     config.client.labelled_views = "weak"  # 'both': half the loss of the weak view, half that of the strong one
-    # Of the phase on unlabelled images, where methods have one apart (fedavg_semi); None: as above.
+    # Of the phase on unlabelled images behind that of fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight;
+    # None: as above.
     config.client.unlabelled_learning_rate = config_dict.placeholder(float)
     config.client.unlabelled_clip_norm = config_dict.placeholder(float)  # 0: no clipping
 
@@ -181,8 +184,8 @@ def shared_fields() -> ConfigDict:
     # before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
 
-    # Of clients without labels in fedavg_semi and semianagg: how much each pseudo-label counts, batch by batch. See
-    # fedjax_ssl/client/trainers.py and acr.py.
+    # Of clients without labels in fedavg_semi, semianagg, isofed and twin_sight: how much each pseudo-label counts,
+    # batch by batch. See fedjax_ssl/client/trainers.py and acr.py.
     config.trainer = ConfigDict()
     config.trainer.name = "flexmatch"  # or 'fixmatch', 'freematch', 'softmatch', 'acr'
     config.trainer.threshold = 0.95  # tau of 'fixmatch', 'flexmatch', 'acr'; of all, what is reported as confident
