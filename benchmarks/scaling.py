@@ -117,7 +117,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
         magnitude=config.augment.magnitude,
     )
     entry = METHODS[config.method]
-    model = build_model(config.model, CLASSES, entry.heads)
+    model = build_model(config.model, CLASSES, entry.heads_of(config))
     network = Network(model, (0.5,), (0.25,), IMAGE_SHAPE, config.model.normalisation)
     problem = Problem(config, network, weak, strong, CLASSES)
     method = entry.factory(problem)

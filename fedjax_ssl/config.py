@@ -6,9 +6,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import BORDERS, check_rand_augment
+from fedjax_ssl.client.acr import HISTOGRAMS
 from fedjax_ssl.client.labels import DEBIASING
+from fedjax_ssl.client.on_labels import VIEWS
+from fedjax_ssl.client.self_training import TRAINERS
 from fedjax_ssl.client.thresholds import KINDS
-from fedjax_ssl.data import check_labels
+from fedjax_ssl.data import FITS, check_labels
+from fedjax_ssl.engine.measures import MEASURES, words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
@@ -65,10 +69,17 @@ def validate(config: ConfigDict) -> None:
         "consistency.batch_norm": ("auto", "apart", "together"),
         "consistency.epoch_length": ("longer", "unlabelled"),
         "consistency.labels_from": ("local", "received"),
+        "client.labelled_views": VIEWS,
+        "trainer.name": TRAINERS,
+        "trainer.counters": ("per_round", "persistent"),
+        "trainer.labels_from": ("received", "local"),
+        "trainer.accepted": ("trained_on", "confident"),
+        "trainer.histogram": HISTOGRAMS,
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
         "augment.flip": FLIPS,
         "augment.border": BORDERS,
+        "data.fit": FITS,
         "aggregation.weights": WEIGHTS,
         "aggregation.optimizer": OPTIMIZERS,
         "model.statistics": SOURCES,
@@ -96,9 +107,15 @@ def validate(config: ConfigDict) -> None:
         "data.image_size": 0,
         "model.anchor_dim": 0,
         "augment.padding": 0,
+        "augment.resized": 0,
         "client.epochs": 1,
         "client.batch_size": 1,
         "client.proximal": 0,
+        "client.logit_adjustment": 0,
+        "client.unlabelled_clip_norm": 0,
+        "trainer.fairness_weight": 0,
+        "trainer.strength": 0,
+        "trainer.estimate_from": 0,
         "server.epochs": 0,
         "server.batch_size": 1,
         "server.pretrain_epochs": 0,
@@ -117,20 +134,28 @@ def validate(config: ConfigDict) -> None:
     snapshots = config.snapshot_rounds
     if any(type(number) is not int or number < 0 for number in snapshots):
         raise UserError(f"snapshot_rounds must be whole numbers from 0 on, as in (1, 50), not {tuple(snapshots)}")
+    for field, most in method.at_most.items():
+        if config[section][field] > most:
+            raise UserError(f"{section}.{field} must be at most {most:g}, not {config[section][field]}")
+    _check_measures(config)
     for field, bound in method.above.items():
         if not config[section][field] > bound:
             raise UserError(f"{section}.{field} must be above {bound:g}, not {config[section][field]}")
     for field in (
         "client.learning_rate",
+        "client.unlabelled_learning_rate",
+        "client.absent_class",
+        "trainer.n_sigma",
         "server.learning_rate",
         "server.pretrain_learning_rate",
         "aggregation.learning_rate",
         "aggregation.adaptivity",
         "data.alpha",
     ):
-        if not _get(config, field) > 0:
-            raise UserError(f"{field} must be above 0, not {_get(config, field)}")
-    for field in ("threshold.momentum", "aggregation.momentum"):
+        value = _get(config, field)
+        if value is not None and not value > 0:
+            raise UserError(f"{field} must be above 0, not {value}")
+    for field in ("threshold.momentum", "aggregation.momentum", "trainer.momentum", "trainer.estimate_momentum"):
         if not 0 <= _get(config, field) < 1:
             raise UserError(f"{field} must be at least 0 and below 1, not {_get(config, field)}")
     if not 0 < config.threshold.share <= 1:
@@ -142,6 +167,17 @@ def validate(config: ConfigDict) -> None:
         )
     if config.log.wandb_project:
         _check_wandb()
+
+
+def _check_measures(config: ConfigDict) -> None:
+    names, shots = config.eval_measures, config.eval_shots
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown or len(set(names)) < len(names):
+        raise UserError(f"eval_measures is {tuple(names)}; known, each at most once: {', '.join(MEASURES)}")
+    if len(shots) != 2 or any(type(number) is not int or number < 0 for number in shots) or shots[0] > shots[1]:
+        raise UserError(
+            f"eval_shots must be two ascending whole numbers from 0 on, as in (20, 100), not {tuple(shots)}"
+        )
 
 
 def _check_wandb() -> None:
@@ -187,6 +223,11 @@ def measured_each_round(config: Any) -> str:
         'validation' if images are held out for it, else 'test'. Metrics, summaries and curves have it in their names.
     """
     return "validation" if config["data"]["validation"] else "test"
+
+
+def measures_of(config: Any) -> dict[str, str]:
+    """What `eval_measures` adds to the records, behind the set's name -> in words; config as above."""
+    return words_of(config["eval_measures"])
 
 
 def describe_method(name: str) -> tuple[str, str]:

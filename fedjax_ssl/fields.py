@@ -75,8 +75,14 @@ def shared_fields() -> ConfigDict:
     config.num_rounds = 500  # T, the rounds of the run
     config.num_clients = 100  # K, of the whole federation
     config.clients_per_round = 10  # M, the cohort: drawn anew in each round, without replacement
+    # The run, RUN or RUN/checkpoints/ROUND, whose model this one begins with in all parts that both have, in place of
+    # fresh weights; in a folder of several seeds, the run of this seed. server.pretrain_epochs train it further.
+    config.init_from = ""
     config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
+    # After each round besides accuracy and loss: of 'balanced_accuracy', 'precision', 'auc' and 'shots', in brackets.
+    config.eval_measures = ()
+    config.eval_shots = (20, 100)  # of 'shots': classes of fewer training images have few, of more than the last many
     config.checkpoint_every = 10  # rounds between two checkpoints
     config.checkpoint_every_persistent = 50  # instead, where clients keep optimisers: a model for each in a checkpoint
     config.snapshot_rounds = ()  # after which the report shows the latent space, and the last; 0: before the first
@@ -88,7 +94,8 @@ def shared_fields() -> ConfigDict:
     config.data = ConfigDict()
     config.data.source = "cifar10"  # 'digits', 'npz', 'folder', or a TensorFlow Datasets name
     config.data.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/own_data.md
-    config.data.image_size = 0  # for a folder: cut and resize all to N x N pixels; 0: they have one size
+    config.data.image_size = 0  # for a folder: resize all to N x N pixels; 0: they have one size
+    config.data.fit = "crop"  # before that: cut out the square in the middle, or 'stretch': resize the whole image
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
     config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
     config.data.standardise = True  # pixels by the channels' means and deviations; or 0 to 1 alone (FedMatch)
@@ -97,6 +104,15 @@ def shared_fields() -> ConfigDict:
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
     config.data.num_labelled = 0  # of 'clients', instead: so many in all, balanced, divided apart from the others
     config.data.labelled_clients = 1  # of 'some_clients': how many have labels for all their images
+    config.data.labelled_rule = "random"  # which those are, or 'most_classes': as RSCFed's, see docs/data.md
+    # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed.
+    config.data.imbalance = 1.0  # IF, the largest class over the smallest; negative: reversed; 1: as in the source
+    config.data.largest_class = 0  # n_max, images of the largest class; 0: as many as the smallest of the source has
+    # The same of labelled images alone (anchors; of 'clients' those of num_labelled; of 'some_clients' those of the
+    # labelled clients), which are then drawn first, as ACR's; 0: they are of the tail above.
+    config.data.labelled_largest_class = 0
+    config.data.labelled_imbalance = 1.0  # of that tail
+    config.data.balanced_test = False  # cut the test set to as many images of each class as the smallest has
     config.data.validation = 0  # training images held out, as many of each class; measured each round, not the test set
     config.data.num_anchors = 500  # S, labelled images of the server, taken away from the clients; of 'server' alone
     config.data.anchors = "balanced"  # S / C of each class, or 'random'
@@ -111,8 +127,9 @@ def shared_fields() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8', or your own, see
-    # docs/own_model.md. SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
+    # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8';
+    # 'resnet18_imagenet', whose stem is for images of about 224 x 224 pixels; or your own, see docs/own_model.md.
+    # SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     config.model.name = "resnet18"
     config.model.width = 0  # channels of a ResNet's first stage; 0: 16 of 'resnet8', 64 of the others
     config.model.anchor_dim = 128  # width of the anchor head, of the methods that have one
@@ -124,12 +141,25 @@ def shared_fields() -> ConfigDict:
     config.augment.flip = "dataset"  # mirrored images: as the data set allows, 'always' (SAGE on SVHN), or 'never'
     config.augment.padding = 4  # pixels around the image before the random crop; 0: no crop
     config.augment.border = "reflect"  # what those are, or 'zeros': black (FedLabel)
+    # Instead of padding, which must be 0 then: the side in pixels to which images are enlarged before the crop, 40 for
+    # images of 32 and 250 for those of 224 (RSCFed, SemiAnAgg). RandAugment sees the enlarged ones if it comes first.
+    config.augment.resized = 0
     config.augment.flavour = "usb"  # of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views are weak
     config.augment.num_ops = 2  # n of RandAugment: operations for each image
     config.augment.magnitude = 10  # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own
 
     config.client = _sgd_section(learning_rate=0.03, epochs=5, batch_size=10)
     config.client.proximal = 0.0  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
+    config.client.spare_classifier = False  # weight decay and clipping are of the other parts alone (SemiAnAgg's code)
+    # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
+    # cbafed, isofed; the views of all but fedlabel and fedtrinet.
+    config.client.logit_adjustment = 0.0  # tau: tau log(share of the class there) joins the logits in the loss
+    config.client.absent_class = 0.5  # the count of a class that the client lacks, in that share
+    config.client.labelled_views = "weak"  # 'both': half the loss of the weak view, half that of the strong one
+    # Of the phase on unlabelled images behind that of fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight;
+    # None: as above.
+    config.client.unlabelled_learning_rate = config_dict.placeholder(float)
+    config.client.unlabelled_clip_norm = config_dict.placeholder(float)  # 0: no clipping
 
     config.server = _sgd_section(learning_rate=0.03, epochs=1, batch_size=10)
     config.server.augmentation = "strong"  # of the labelled images in cross-entropy: 'strong' or 'weak'
@@ -153,6 +183,28 @@ def shared_fields() -> ConfigDict:
     # Of semifl, fixmatch, uda, sage and proxyfl: 'none', or 'app_u', probabilities divided by the client's mean of them
     # before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
+
+    # Of clients without labels in fedavg_semi, semianagg, isofed and twin_sight: how much each pseudo-label counts,
+    # batch by batch. See fedjax_ssl/client/trainers.py and acr.py.
+    config.trainer = ConfigDict()
+    config.trainer.name = "flexmatch"  # or 'fixmatch', 'freematch', 'softmatch', 'acr'
+    config.trainer.threshold = 0.95  # tau of 'fixmatch', 'flexmatch', 'acr'; of all, what is reported as confident
+    # What thresholds learn from batches lasts for the 'per_round' pass, as in SemiAnAgg's code, or is 'persistent'.
+    config.trainer.counters = "per_round"
+    config.trainer.labels_from = "received"  # the global model as it came down, once a round; or 'local', in training
+    # What a client tells of its pseudo-labels: 'trained_on', the sum of their weights in the loss; or 'confident', how
+    # many reach the threshold.
+    config.trainer.accepted = "trained_on"
+    config.trainer.warm_up = True  # of 'flexmatch': images without a stored label hold the thresholds down
+    config.trainer.momentum = 0.999  # of the averages of 'freematch' and 'softmatch' over batches
+    config.trainer.fairness_weight = 0.01  # of 'freematch': of its fairness term; the reference code also has 0.001
+    config.trainer.uniform_alignment = True  # of 'softmatch': probabilities aligned to equally frequent classes
+    config.trainer.n_sigma = 2.0  # n of 'softmatch': the larger, the faster a weight falls below the mean
+    # Of 'acr', which compares a client's images with the labelled ones; its estimate always survives rounds.
+    config.trainer.strength = 2.0  # tau, the largest adjustment of logits by log pi, and the balanced head's
+    config.trainer.estimate_from = 5  # the rounds that a client has had before it estimates its shares of classes
+    config.trainer.estimate_momentum = 0.99  # of the estimate, over batches
+    config.trainer.histogram = "counts"  # of confident labels; 'presence': 1 for each class that a batch has (its code)
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,
     # proxyfl.

@@ -4,6 +4,9 @@ A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sw
 `get_sweep(dataset="cifar10")` does, gets the text behind the file's colon: FILE:cifar100. A run's folder is
 WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips finished runs and resumes the others. The same
 command may run several times at once, on several cores or machines: each takes runs that no other is working on.
+
+Methods that all begin with the same trained model share its training: with `Sweep.warm_up` a run for each combination
+of values and each seed comes first, in WORKDIR/warm_up/VALUES/seed_N, and every row begins with its model.
 """
 
 import functools
@@ -13,6 +16,7 @@ import os
 import pathlib
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,6 +34,8 @@ from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdo
 from fedjax_ssl.run.train import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+WARM_UP = "warm up"  # the name of the cells that are in no row of the table
+WAIT_SECONDS = 5.0  # between two looks at a warm-up that another process is at
 
 
 class Sweep(NamedTuple):
@@ -43,6 +49,8 @@ class Sweep(NamedTuple):
         fields: a field's name -> its values, a grid over all of them.
         common: fields that are set in all runs.
         target_accuracy: the table counts the rounds to this accuracy, a share, on the set that is measured each round.
+        warm_up: the run whose model all rows begin with, given as one of `methods` is; None: rows begin with fresh
+            weights. It has the sweep's common fields too. A row with an `init_from` of its own, '' say, is left alone.
     """
 
     config: str
@@ -51,6 +59,7 @@ class Sweep(NamedTuple):
     fields: Mapping[str, tuple] = {}
     common: Mapping[str, Any] = {}
     target_accuracy: float = 0.9
+    warm_up: str | tuple[str, Mapping[str, Any]] | None = None
 
 
 class Cell(NamedTuple):
@@ -62,6 +71,7 @@ class Cell(NamedTuple):
         config: the configuration without its seed.
         folder: holds seed_N.
         seeds: of its runs.
+        warm_up: the cell, outside of the table, with whose models its runs begin.
     """
 
     name: str
@@ -69,6 +79,7 @@ class Cell(NamedTuple):
     config: ConfigDict
     folder: pathlib.Path
     seeds: tuple[int, ...]
+    warm_up: "Cell | None" = None
 
     def title(self) -> str:
         """Name and values."""
@@ -102,19 +113,23 @@ def run_sweep(
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
     sweep = load_sweep(sweep_file)
     cells = plan(sweep, pathlib.Path(workdir), overrides)
+    warm_ups = warm_ups_of(cells)
     if dry_run:
-        for cell in cells:
+        for cell in warm_ups + cells:
             for seed in sweep.seeds:
                 print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
         return cells
-    failures, update_table = {}, functools.partial(write_table, pathlib.Path(workdir), sweep, cells)
+    root = pathlib.Path(workdir)
+    failures, update_table = {}, functools.partial(write_table, root, sweep, cells)
+    for cell in warm_ups:
+        failures.update(_work_on(cell, cell.seeds, root, update_table, "warm-up"))
+    for cell in warm_ups:  # those that another process was at
+        failures.update(_wait_for(cell, root, update_table, failures))
     for number, cell in enumerate(cells, start=1):
-        todo = tuple(seed for seed in sweep.seeds if not is_finished(cell, seed))
-        if todo:
-            place = f"{number} of {len(cells)}"
-            print(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
-            failures.update(_run_cell(cell, todo, update_table))
-            jax.clear_caches()  # the next cell has other programs
+        ready = tuple(seed for seed in cell.seeds if cell.warm_up is None or is_finished(cell.warm_up, seed))
+        for seed in set(cell.seeds) - set(ready):
+            failures[_name(cell, seed)] = "its warm-up failed"
+        failures.update(_work_on(cell, ready, root, update_table, f"{number} of {len(cells)}"))
     print(update_table(), end="")
     if any(cell.row().runs for cell in cells):
         from fedjax_ssl.report.comparison import write_comparison
@@ -124,7 +139,7 @@ def run_sweep(
     if failures:
         for name, why in failures.items():
             print(f"failed: {name}: {why}", file=sys.stderr)
-        raise TrainingError(f"{len(failures)} of {len(cells) * len(sweep.seeds)} runs of the sweep")
+        raise TrainingError(f"{len(failures)} of {len(warm_ups + cells) * len(sweep.seeds)} runs of the sweep")
     return cells
 
 
@@ -158,24 +173,60 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list
     """
     cells = []
     for name, method in sweep.methods.items():
-        arguments, own_fields = (method, {}) if isinstance(method, str) else method
+        own_fields = _own_fields(method)
         axes = [(own_fields[field],) if field in own_fields else values for field, values in sweep.fields.items()]
-        for values in itertools.product(*axes):
-            grid = dict(zip(sweep.fields, values))
-            config = load_config_file(f"{ROOT / sweep.config}:{arguments}")
-            fields = {**sweep.common, **own_fields, **grid}
-            for field in sorted(fields, key=lambda field: field != "method"):  # whose section the others may be of
-                _set(config, field, fields[field])
-            config.log.report = False  # the sweep's report has all runs; an override brings each run's back
-            folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
-            cells.append(Cell(name, grid, config, folder, sweep.seeds))
-    if len({cell.folder for cell in cells}) < len(cells):
-        raise UserError("two rows of the sweep would share a folder: their names are too much alike")
+        cells += [
+            _cell(sweep, workdir, name, method, dict(zip(sweep.fields, each))) for each in itertools.product(*axes)
+        ]
     _check_overrides(sweep, cells, overrides)
-    cells = [cell._replace(config=override(cell.config, list(overrides))) for cell in cells]
-    for cell in cells:
-        validate(cell.config)
-    return cells
+    if sweep.warm_up is not None:
+        cells = [_warmed_up(sweep, workdir, cell) for cell in cells]
+    folders = [cell.folder for cell in warm_ups_of(cells) + cells]
+    if len(set(folders)) < len(folders):
+        raise UserError("two rows of the sweep would share a folder: their names are too much alike")
+
+    def overridden(cell: Cell) -> Cell:
+        config = override(cell.config, list(overrides))
+        validate(config)
+        return cell._replace(config=config, warm_up=cell.warm_up and overridden(cell.warm_up))
+
+    return [overridden(cell) for cell in cells]
+
+
+def warm_ups_of(cells: list[Cell]) -> list[Cell]:
+    """The warm-ups of the rows, each once."""
+    return list({cell.warm_up.folder: cell.warm_up for cell in cells if cell.warm_up}.values())
+
+
+def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple, grid: dict[str, Any]) -> Cell:
+    """A method with one combination of values."""
+    arguments = method if isinstance(method, str) else method[0]
+    config = load_config_file(f"{ROOT / sweep.config}:{arguments}")
+    fields = {**sweep.common, **_own_fields(method), **grid}
+    for field in sorted(fields, key=lambda field: field != "method"):  # whose section the others may be of
+        _set(config, field, fields[field])
+    config.log.report = False  # the sweep's report has all runs; an override brings each run's back
+    folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
+    return Cell(name, grid, config, folder, sweep.seeds)
+
+
+def _own_fields(method: str | tuple) -> Mapping[str, Any]:
+    return {} if isinstance(method, str) else method[1]
+
+
+def _warmed_up(sweep: Sweep, workdir: pathlib.Path, cell: Cell) -> Cell:
+    """A row that begins with the model of the warm-up of its values, unless it has an `init_from` of its own."""
+    if "init_from" in {**sweep.common, **_own_fields(sweep.methods[cell.name])}:
+        return cell
+    warm_up = _cell(sweep, workdir, WARM_UP, sweep.warm_up, {**cell.grid, **_of_grid(sweep, sweep.warm_up)})
+    # Relative to the sweep's folder, so that the rows' configurations do not say where that lies.
+    cell.config.init_from = warm_up.folder.relative_to(workdir).as_posix()
+    return cell._replace(warm_up=warm_up)
+
+
+def _of_grid(sweep: Sweep, method: str | tuple) -> dict[str, Any]:
+    """The fields of the grid that a method sets itself."""
+    return {field: value for field, value in _own_fields(method).items() if field in sweep.fields}
 
 
 def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
@@ -208,12 +259,46 @@ def progress_of(cell: Cell, seed: int) -> str:
     return f"begun, {len(lines)} of {cell.config.num_rounds} rounds" if lines else "to do"
 
 
-def _run_cell(cell: Cell, seeds: tuple[int, ...], on_finish: Callable[[], object]) -> dict[str, str]:
+def _work_on(
+    cell: Cell, seeds: tuple[int, ...], root: pathlib.Path, on_finish: Callable[[], object], place: str
+) -> dict[str, str]:
+    """Runs those of a cell's seeds that are not finished; the failures."""
+    todo = tuple(seed for seed in seeds if not is_finished(cell, seed))
+    if not todo:
+        return {}
+    print(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
+    failures = _run_cell(cell, todo, root, on_finish)
+    jax.clear_caches()  # the next cell has other programs
+    return failures
+
+
+def _wait_for(
+    cell: Cell, root: pathlib.Path, on_finish: Callable[[], object], failures: Mapping[str, str]
+) -> dict[str, str]:
+    """Waits until a warm-up is finished or has failed; what another process gives up is taken over."""
+    failed = dict(failures)
+    while True:
+        todo = tuple(seed for seed in cell.seeds if not is_finished(cell, seed) and _name(cell, seed) not in failed)
+        if not todo:
+            return {name: why for name, why in failed.items() if name not in failures}
+        time.sleep(WAIT_SECONDS)
+        failed |= _work_on(cell, todo, root, on_finish, "warm-up")
+
+
+def _name(cell: Cell, seed: int) -> str:
+    """A run's name in the list of failures."""
+    return f"{cell.title()}, seed {seed}"
+
+
+def _run_cell(
+    cell: Cell, seeds: tuple[int, ...], root: pathlib.Path, on_finish: Callable[[], object]
+) -> dict[str, str]:
     """Trains a cell's seeds with one compilation; if that fails, one by one, so that a failure ends no other run.
 
     Args:
-        cell: a row of the table.
+        cell: a row of the table, or a warm-up.
         seeds: those to train.
+        root: the sweep's folder.
         on_finish: called when a run is over.
 
     Returns:
@@ -225,14 +310,14 @@ def _run_cell(cell: Cell, seeds: tuple[int, ...], on_finish: Callable[[], object
         config = cell.config.copy_and_resolve_references()
         config.seeds = attempt
         try:
-            train(config, cell.folder, on_finish)
+            train(config, cell.folder, on_finish, root)
         except BusyError:
             print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
         except Exception as error:  # of any kind: the other runs go on
             if len(attempt) > 1:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
             else:
-                failures[f"{cell.title()}, seed {attempt[0]}"] = " ".join(f"{type(error).__name__}: {error}".split())
+                failures[_name(cell, attempt[0])] = " ".join(f"{type(error).__name__}: {error}".split())
     return failures
 
 
@@ -240,13 +325,15 @@ def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: list[str]) -> N
     """Refuses overrides of fields in which rows differ: the table would have wrong names.
 
     Raises:
-        UserError: it names a field of the grid, one that a method sets itself, by its arguments too, or the seeds.
+        UserError: it names a field of the grid, one that a method sets itself, by its arguments too, the seeds, or the
+            model that rows begin with where a warm-up gives it.
     """
     own = {field for method in sweep.methods.values() if not isinstance(method, str) for field in method[1]}
     flat = [flatten(cell.config) for cell in cells]
     for field in overridden_fields(overrides):
         differs = any(fields.get(field) != flat[0].get(field) for fields in flat)
-        if differs or field in {"seed", "seeds", *sweep.fields, *own}:
+        shared = {"init_from"} if sweep.warm_up is not None else set()
+        if differs or field in {"seed", "seeds", *sweep.fields, *own, *shared}:
             raise UserError(f"rows of the sweep have values of their own for config.{field}: change it in the file")
 
 

@@ -19,6 +19,11 @@ def data_config(**fields):
         "labels_per_class": 0,
         "num_labelled": 0,
         "labelled_clients": 1,
+        "labelled_rule": "random",
+        "imbalance": 1.0,
+        "largest_class": 0,
+        "labelled_imbalance": 1.0,
+        "labelled_largest_class": 0,
     }
     return config_dict.ConfigDict(config | fields)
 

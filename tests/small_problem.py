@@ -28,14 +28,17 @@ class SmallNetwork:
     evaluation: a running mean, view after view.
     """
 
-    def __init__(self, head="", pixels=PIXELS, classes=CLASSES, normalisation="running"):
+    given = None  # every model is a fresh one
+
+    def __init__(self, head="", pixels=PIXELS, classes=CLASSES, normalisation="running", head_dim=HEAD_DIM):
         self.head, self.pixels, self.classes, self.normalisation = head, pixels, classes, normalisation
+        self.head_dim = head_dim
         self.passes = []  # sizes of the views of each training pass
 
     def init(self, key):
         shapes = {"backbone": {"bias": (self.classes,)}, "classifier": {"kernel": (self.pixels, self.classes)}}
         if self.head:
-            shapes[self.head] = {"kernel": (self.pixels, HEAD_DIM)}
+            shapes[self.head] = {"kernel": (self.pixels, self.head_dim)}
         leaves, treedef = jax.tree.flatten(shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
         drawn = [2 * jax.random.normal(k, shape) for k, shape in zip(jax.random.split(key, len(leaves)), leaves)]
         return Model(jax.tree.unflatten(treedef, drawn), {"mean": jnp.full(self.pixels, 0.25)})

@@ -10,9 +10,9 @@ from fedjax_ssl.data import load_dataset
 from fedjax_ssl.errors import UserError
 
 
-def load(path, image_size=0, flip=False):
+def load(path, image_size=0, flip=False, fit="crop"):
     fields = {"source": "folder", "path": str(path), "tfds_dir": "", "flip": flip, "standardise": True}
-    fields["image_size"] = image_size
+    fields |= {"image_size": image_size, "fit": fit, "balanced_test": False}
     return load_dataset(config_dict.ConfigDict(fields))
 
 
@@ -89,6 +89,9 @@ def test_images_are_cut_square_in_the_middle_and_resized(tmp_path):
     ):
         expected = Image.open(tmp_path / file).crop(box).resize((8, 8), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(image, np.asarray(expected))
+    stretched = load(tmp_path, image_size=8, fit="stretch")
+    expected = Image.open(tmp_path / "train/a/wide.png").resize((8, 8), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(stretched.x_train[0], np.asarray(expected))
     # Nothing is resized where nothing has to be, and antialiased where much is: a fine chessboard becomes grey.
     np.testing.assert_array_equal(data.x_train[1], pixels(0, 15, 8)[3:11])
     board = np.indices((40, 40)).sum(0) % 2 * 255

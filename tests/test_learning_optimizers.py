@@ -78,3 +78,18 @@ def test_what_cannot_be_used_is_refused(name, words):
     with pytest.raises(UserError, match=words) as refusal:
         validate(config)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_classifier_may_be_spared():
+    """Neither decay nor clipping: the length that is clipped is that of the other parts."""
+    config = base_config().client
+    config.update({"clip_norm": 0.05, "momentum": 0.0, "weight_decay": 0.5, "spare_classifier": True})
+    optimizer, params = make_optimizer(config, 0.1), {name: jnp.asarray(PARAMS) for name in ("backbone", "classifier")}
+    gradients = {"backbone": jnp.asarray(GRADIENTS[0]), "classifier": jnp.asarray(GRADIENTS[1])}
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    clipped = 0.05 * GRADIENTS[0] / np.linalg.norm(GRADIENTS[0])
+    np.testing.assert_allclose(updates["backbone"], -0.1 * (clipped + 0.5 * PARAMS), rtol=1e-6)
+    np.testing.assert_allclose(updates["classifier"], -0.1 * GRADIENTS[1], rtol=1e-6)
+    config.optimizer = "lars()"
+    with pytest.raises(UserError, match="decays by its own rule"):
+        make_optimizer(config, 0.1)

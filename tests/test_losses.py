@@ -9,6 +9,9 @@ from fedjax_ssl.learning.losses import (
     common_direction_penalty,
     cross_entropy,
     fixmatch_loss,
+    gram_distance,
+    info_nce,
+    information_loss,
     kl_divergence,
     label_contrastive_loss,
     mixup_cross_entropy,
@@ -182,3 +185,54 @@ def test_the_common_direction_is_the_mean_similarity():
     gradient = jax.grad(common_direction_penalty)(jnp.asarray(z), mask)
     assert np.all(np.isfinite(gradient)) and np.all(np.asarray(gradient)[~mask] == 0)
     assert common_direction_penalty(z, np.zeros(7, bool)) == 0
+
+
+VIEWS = np.random.default_rng(5).normal(size=(2, 5, 3)).astype(np.float32)
+PRESENT = np.array([True, True, False, True, True])
+
+
+def test_info_nce_view_by_view():
+    z = VIEWS / np.linalg.norm(VIEWS, axis=-1, keepdims=True)
+    z = z[:, PRESENT].reshape(8, 3).astype(np.float64)
+    losses = []
+    for i in range(8):
+        similarity = [np.exp(z[i] @ z[j] / 0.3) for j in range(8)]
+        losses.append(-np.log(similarity[(i + 4) % 8] / (sum(similarity) - similarity[i])))
+    np.testing.assert_allclose(jax.jit(info_nce)(*VIEWS, PRESENT, 0.3), np.mean(losses), rtol=1e-5)
+    hostile = np.where(PRESENT[:, None], VIEWS, 1e6)  # padding may hold anything
+    np.testing.assert_allclose(jax.jit(info_nce)(*hostile, PRESENT, 0.3), np.mean(losses), rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [lambda one, mask: info_nce(one, VIEWS[1], mask, 0.07),
+                                  lambda one, mask: gram_distance(one, VIEWS[1], mask)])  # fmt: skip
+@pytest.mark.parametrize("count", [0, 1])
+def test_relations_between_images_of_which_there_are_too_few(loss, count):
+    mask = np.arange(5) < count
+    value, gradient = jax.jit(jax.value_and_grad(loss))(VIEWS[0], mask)
+    np.testing.assert_allclose(value, 0.0, atol=1e-6)
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-5)
+
+
+def test_the_distance_of_gram_matrices():
+    one, other = VIEWS[0].astype(np.float64), VIEWS[1, :, :2].astype(np.float64)  # models of different width
+    expected = 0.0
+    for i in np.flatnonzero(PRESENT):
+        for j in np.flatnonzero(PRESENT):
+            near = [z[i] @ z[j] / np.linalg.norm(z[i]) / np.linalg.norm(z[j]) for z in (one, other)]
+            expected += (near[0] - near[1]) ** 2
+    np.testing.assert_allclose(jax.jit(gram_distance)(VIEWS[0], VIEWS[1, :, :2], PRESENT), expected, rtol=1e-5)
+    turned = 3 * VIEWS[0] @ np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
+    np.testing.assert_allclose(jax.jit(gram_distance)(VIEWS[0], turned.astype(np.float32), PRESENT), 0.0, atol=1e-5)
+
+
+def test_the_two_parts_of_information():
+    logits = 2 * VIEWS[0]
+    p = softmax_rows(logits.astype(np.float64))[PRESENT]
+    each, of_mean = jax.jit(information_loss)(logits, PRESENT)
+    np.testing.assert_allclose(each, np.mean([-np.sum(row * np.log(row)) for row in p]), rtol=1e-5)
+    mean = p.mean(axis=0)
+    np.testing.assert_allclose(of_mean, -np.sum(mean * np.log(mean)), rtol=1e-5)
+    assert jax.jit(information_loss)(logits, np.zeros(5, bool)) == (0.0, 0.0)
+    # Sure of one image for each class: nothing is unknown, and log C is known of all.
+    sure = jax.jit(information_loss)(np.eye(3, dtype=np.float32) * 1e4, np.ones(3, bool))
+    np.testing.assert_allclose(sure, [0.0, np.log(3)], atol=1e-6)

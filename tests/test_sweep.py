@@ -120,7 +120,7 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
     monkeypatch.setattr(
         sweep_module,
         "train",
-        lambda config, folder, on_finish: (trained.append(config.seeds), original(config, folder, on_finish)),
+        lambda config, folder, *rest: (trained.append(config.seeds), original(config, folder, *rest)),
     )
     capsys.readouterr()
     assert launch.main(["sweep", sweep_file, f"--workdir={half}", "--dry_run"]) == 0
@@ -136,7 +136,7 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path, monkeypatch, capsys):
-    def train(config, folder, on_finish):
+    def train(config, folder, on_finish, root):
         if 0 in config.seeds and config.method == "fedanchor":
             raise TrainingError("no luck")
         for seed in config.seeds:
@@ -160,7 +160,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
 def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, monkeypatch, capsys):
     taken = []
 
-    def train(config, folder, on_finish):
+    def train(config, folder, on_finish, root):
         taken.append(config.method)
         raise BusyError("another process is training")
 
@@ -171,7 +171,7 @@ def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, 
 
 
 def test_a_failure_is_not_forgotten_when_another_process_takes_a_later_seed(sweep_file, tmp_path, monkeypatch, capsys):
-    def train(config, folder, on_finish):
+    def train(config, folder, on_finish, root):
         if config.seeds == (1,) and config.method == "fedanchor":
             raise BusyError("another process is training")
         raise TrainingError("no luck")
@@ -252,7 +252,13 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_pat
     assert isinstance(sweep, Sweep) and cells
     assert progress_of(cells[0], sweep.seeds[0]) == "to do"
     if dataset:
-        of = {"svhn": "svhn_cropped", "emnist": "emnist/byclass", "organmnist": "organamnist.npz"}.get(dataset, dataset)
+        of = {
+            "svhn": "svhn_cropped",
+            "emnist": "emnist/byclass",
+            "organmnist": "organamnist.npz",
+            "cifar100_lt": "cifar100",
+            "isic": "isic2018",
+        }.get(dataset, dataset)
         sources = {cell.config.data.path or cell.config.data.source for cell in cells}
         assert {source.removesuffix(".npz") for source in sources} == {of.removesuffix(".npz")}
     is_named = f"python launch.py sweep {words.removeprefix(f'{ROOT}/')} --workdir=" in path.read_text()

@@ -69,7 +69,9 @@ class OneNumber:
 
 
 def problem(clients_per_round=3):
-    config = types.SimpleNamespace(clients_per_round=clients_per_round, eval_batch_size=4)
+    config = types.SimpleNamespace(
+        clients_per_round=clients_per_round, eval_batch_size=4, eval_measures=(), eval_shots=(20, 100)
+    )
     return Problem(config, OneNumber(), None, None, num_classes=2)
 
 
@@ -80,15 +82,16 @@ def toy_state(**server):
     return State(jnp.int32(0), Model({"classifier": jnp.float32(1)}, {}), server, clients)
 
 
-def toy_phase(report=False):
+def toy_phase(report=False, in_turns=False):
     """Adds 1 + client in each step; a client whose entry of `extra` is true sends no number, who has none no upload.
 
-    Besides, it remembers the number of its row in the draw.
+    Besides, it remembers the number of its row in the draw, or in its turn.
     """
 
     def prepare(received, data, cohort, previous):
         rows = jnp.arange(len(cohort.clients))
-        work = {"client": cohort.clients, "row": rows, "fails": received.extra[rows], "personal": cohort.personal}
+        fails = received.extra[rows + (len(rows) * cohort.group if in_turns else 0)]
+        work = {"client": cohort.clients, "row": rows, "fails": fails, "personal": cohort.personal}
         steps = data.client_size[cohort.clients]
         own = {"labelled": cohort.own["labelled"] + 1 + rows}
         shape = (len(rows), data.client_index.shape[1])
@@ -110,7 +113,7 @@ def toy_phase(report=False):
     return Phase(prepare, start, step, finish)
 
 
-def toy_method(**others):
+def toy_method(turns=1, **others):
     """The draw and who fails are data, in `State.server`: all tests of a method share its program.
 
     What the server received it remembers, in `State.server`, too.
@@ -123,10 +126,10 @@ def toy_method(**others):
     fields = {
         "init": lambda data, key: toy_state(),
         "broadcast": lambda state, data, key: Broadcast(state.model, jnp.float32(1), state.server["fails"]),
-        "phases": (toy_phase(),),
+        "phases": (toy_phase(in_turns=turns > 1),),
         "aggregate": aggregate,
         "statistics": lambda state, data, clients, key: state,
-        "select": lambda state, data, key: Draw(state.server["draw"], state.server.get("group")),
+        "select": lambda state, data, key: Draw(state.server["draw"], state.server.get("group"), turns),
     }
     return Method(**{**fields, **others})
 
@@ -147,6 +150,10 @@ DRAWS = [
 ]
 
 
+# The same rows as three turns of two and as two turns of three.
+TURNS = (3, 2)
+
+
 def memories(round_fn):
     """What the clients remember after a round of each of the draws."""
     states = [run(round_fn, *draw)[0] for draw in DRAWS]
@@ -157,7 +164,8 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
     mesh = jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))
     with jax.set_mesh(mesh):
-        print(json.dumps(memories(jax.jit(make_round(problem(), toy_method(), lanes=1)))))
+        rounds = [make_round(problem(), toy_method(turns), lanes=1) for turns in (1, *TURNS)]
+        print(json.dumps([memories(jax.jit(round_fn)) for round_fn in rounds]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from fedjax_ssl.augment.flavours import FLAVOURS, Flavour, PoolEntry, get_flavou
 from fedjax_ssl.augment.mixup import mix, sample_lambda
 from fedjax_ssl.augment.operations import Operation
 from fedjax_ssl.augment.randaugment import check_rand_augment, rand_augment, strong_augment
-from fedjax_ssl.augment.weak import BORDERS, flip_and_crop, weak_augment
+from fedjax_ssl.augment.resize import resize
+from fedjax_ssl.augment.weak import BORDERS, check_resized, crop_at_random, flip_and_crop, weak_augment
 
 __all__ = [
     "BORDERS",
@@ -13,10 +14,13 @@ __all__ = [
     "Operation",
     "PoolEntry",
     "check_rand_augment",
+    "check_resized",
+    "crop_at_random",
     "flip_and_crop",
     "get_flavour",
     "mix",
     "rand_augment",
+    "resize",
     "sample_lambda",
     "strong_augment",
     "weak_augment",

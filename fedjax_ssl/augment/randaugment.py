@@ -9,7 +9,8 @@ import numpy as np
 from fedjax_ssl.augment import operations
 from fedjax_ssl.augment.flavours import Flavour, PoolEntry, get_flavour
 from fedjax_ssl.augment.operations import Operation
-from fedjax_ssl.augment.weak import weak_augment
+from fedjax_ssl.augment.resize import resize
+from fedjax_ssl.augment.weak import crop_at_random, weak_augment
 from fedjax_ssl.errors import UserError
 
 
@@ -80,10 +81,11 @@ def strong_augment(
     num_ops: int,
     magnitude: int,
     border: str = "reflect",
+    resized: int = 0,
 ) -> jax.Array:
     """Strong augmentation: a weak augmentation with its own draw, and RandAugment.
 
-    Which of the two comes first is a property of the flavour.
+    Which of the two comes first is a property of the flavour. Images are resized before both.
 
     Args:
         key: a JAX random key.
@@ -94,6 +96,7 @@ def strong_augment(
         num_ops: operations drawn for each image, with replacement.
         magnitude: see `rand_augment`.
         border: what the padding is, 'reflect' or 'zeros', see `weak.weak_augment`.
+        resized: see `weak.weak_augment`.
 
     Returns:
         uint8 [B, H, W, C], grey levels.
@@ -103,8 +106,12 @@ def strong_augment(
     """
     weak_key, rand_key = jax.random.split(key)
     if get_flavour(flavour).geometry_first:
-        images = weak_augment(weak_key, images, flip, padding, border)
+        images = weak_augment(weak_key, images, flip, padding, border, resized)
         return rand_augment(rand_key, images, flavour, num_ops, magnitude)
+    height, width = images.shape[1:3]
+    if resized:
+        images = rand_augment(rand_key, resize(images, resized), flavour, num_ops, magnitude)
+        return crop_at_random(weak_key, images, flip, height, width)
     images = rand_augment(rand_key, images, flavour, num_ops, magnitude)
     return weak_augment(weak_key, images, flip, padding, border)
 

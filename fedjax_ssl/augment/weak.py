@@ -1,12 +1,17 @@
-"""Weak augmentation: a random horizontal flip and a random crop from a padded image."""
+"""Weak augmentation: a random horizontal flip and a random crop from a padded or enlarged image."""
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.augment.resize import resize
+from fedjax_ssl.errors import UserError
+
 BORDERS = ("reflect", "zeros")  # what an image is padded with
 
 
-def weak_augment(key: jax.Array, images: jax.Array, flip: bool, padding: int = 4, border: str = "reflect") -> jax.Array:
+def weak_augment(
+    key: jax.Array, images: jax.Array, flip: bool, padding: int = 4, border: str = "reflect", resized: int = 0
+) -> jax.Array:
     """Flips and shifts every image by its own random draw.
 
     Args:
@@ -16,21 +21,57 @@ def weak_augment(key: jax.Array, images: jax.Array, flip: bool, padding: int = 4
         padding: pixels on every side from which the crop is taken; of reflection at most one less than the
           shorter side of the images. Without padding and without a flip the images stay as they are.
         border: what the padding is, 'reflect' or 'zeros' (black).
+        resized: above 0 the crop is taken from the image resized to so many pixels a side instead, without padding;
+          at least the images' side.
 
     Returns:
         [B, H, W, C] in the dtype of the images.
 
     Source: the standard augmentation of CIFAR as FixMatch (Sohn et al., 2020) and SemiFL use it; with 'zeros' as He et
-    al. (2016) and FedLabel do.
+    al. (2016) and FedLabel do; from larger images as RSCFed (Liang et al., 2022) and SemiAnAgg do.
     """
-    batch, height, width, _ = images.shape
+    height, width = images.shape[1:3]
+    if resized:
+        return crop_at_random(key, resize(images, resized), flip, height, width)
     padding = _usable_padding(padding, height, width, border)
     if padding == 0 and not flip:
         return images  # nothing to draw, and no gather to compile
-    flip_key, offset_key = jax.random.split(key)
-    offsets = jax.random.randint(offset_key, (batch, 2), 0, 2 * padding + 1)
-    flipped = jax.random.bernoulli(flip_key, shape=(batch,)) if flip else jnp.zeros(batch, bool)
+    flipped, offsets = _draw(key, len(images), flip, 2 * padding, 2 * padding)
     return flip_and_crop(images, flipped, offsets, padding, border)
+
+
+def crop_at_random(key: jax.Array, images: jax.Array, flip: bool, height: int, width: int) -> jax.Array:
+    """Cuts height x width pixels out of every image at a place of its own, and mirrors half of them if `flip`.
+
+    Args:
+        key: a JAX random key.
+        images: [B, H', W', C], any dtype, not smaller than what is cut out.
+        flip: whether an image is mirrored, left to right, with probability 1/2.
+        height, width: of the result.
+
+    Returns:
+        [B, height, width, C] in the dtype of the images.
+    """
+    flipped, offsets = _draw(key, len(images), flip, images.shape[1] - height, images.shape[2] - width)
+    row, column = offsets[:, :1] + jnp.arange(height), offsets[:, 1:] + jnp.arange(width)
+    return _gather(images, row, jnp.where(flipped[:, None], column[:, ::-1], column))
+
+
+def check_resized(resized: int, padding: int, image_shape: tuple[int, int, int]) -> None:
+    """Checks the size that images are brought to before the crop, `augment.resized`.
+
+    Raises:
+        UserError: it does not fit the images, or there is padding besides.
+    """
+    height, width = image_shape[:2]
+    if resized and padding:
+        raise UserError(f"augment.resized={resized} and augment.padding={padding} exclude each other; set one to 0")
+    if resized and height != width:
+        raise UserError(f"augment.resized={resized} is of square images, but the data set's are {width} x {height}")
+    if resized and resized < height:
+        raise UserError(
+            f"augment.resized={resized} is less than the images' side of {height} pixels; raise it, or set 0"
+        )
 
 
 def flip_and_crop(
@@ -49,7 +90,7 @@ def flip_and_crop(
     Returns:
         [B, H, W, C] in the dtype of the images.
     """
-    batch, height, width, channels = images.shape
+    height, width = images.shape[1:3]
     padding = _usable_padding(padding, height, width, border)
     row = jnp.arange(height) + offsets[:, :1] - padding
     column = jnp.arange(width) + offsets[:, 1:] - padding
@@ -59,14 +100,28 @@ def flip_and_crop(
     else:
         row, column = _reflect(row, height), _reflect(column, width)
     column = jnp.where(flipped[:, None], width - 1 - column, column)
-    # One gather of whole pixels; no padded copy is made.
-    source = (row[:, :, None] * width + column[:, None, :]).reshape(batch, height * width, 1)
-    pixels = images.reshape(batch, height * width, channels)
-    cropped = jnp.take_along_axis(pixels, source, axis=1, mode="promise_in_bounds").reshape(images.shape)
+    cropped = _gather(images, row, column)
     if border == "zeros":
         inside = inside_row[:, :, None] & inside_column[:, None, :]
         cropped = jnp.where(inside[..., None], cropped, jnp.zeros((), images.dtype))
     return cropped
+
+
+def _draw(key: jax.Array, number: int, flip: bool, down: int, right: int) -> tuple[jax.Array, jax.Array]:
+    """Which images are mirrored, bool [B], and by how many rows and columns, int32 [B, 2], crops are shifted."""
+    flip_key, offset_key = jax.random.split(key)
+    offsets = jax.random.randint(offset_key, (number, 2), 0, jnp.array([down + 1, right + 1]))
+    return jax.random.bernoulli(flip_key, shape=(number,)) if flip else jnp.zeros(number, bool), offsets
+
+
+def _gather(images: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
+    """The pixels at rows [B, h] and columns [B, w] of each image: [B, h, w, C]."""
+    batch, height, width, channels = images.shape
+    shape = (batch, row.shape[1], column.shape[1], channels)
+    # One gather of whole pixels; no padded copy is made.
+    source = (row[:, :, None] * width + column[:, None, :]).reshape(batch, -1, 1)
+    pixels = images.reshape(batch, height * width, channels)
+    return jnp.take_along_axis(pixels, source, axis=1, mode="promise_in_bounds").reshape(shape)
 
 
 def _usable_padding(padding: int, height: int, width: int, border: str) -> int:

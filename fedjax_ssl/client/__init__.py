@@ -1,14 +1,21 @@
 """What clients do: labels, thresholds, local training. Knows the engine's language, never the server."""
 
+from fedjax_ssl.client.acr import STANDARD
+from fedjax_ssl.client.by_role import LABELLED, labelled_phase, unlabelled_phase
 from fedjax_ssl.client.consistency import Rule, Step, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.fix_mix import fix_mix_phase
-from fedjax_ssl.client.labels import Labelled, label_cohort, score_by_own_models, score_cohort
+from fedjax_ssl.client.labels import Labelled, label_cohort, score_by_own_models, score_cohort, weak_views
 from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd, own_optimizers, trained_models
-from fedjax_ssl.client.on_labels import OnLabels, loss_on_labels
+from fedjax_ssl.client.mean_teacher import mean_teacher_phase, own_teachers
+from fedjax_ssl.client.on_labels import OnLabels, class_counts, loss_on_labels
+from fedjax_ssl.client.self_training import ACCEPTED, needs_prior, own_trainer, self_training, trained_parts_of
 from fedjax_ssl.client.thresholds import own_thresholds, qualify
 
 __all__ = [
+    "ACCEPTED",
+    "LABELLED",
+    "STANDARD",
     "Batch",
     "Deck",
     "Examples",
@@ -17,16 +24,26 @@ __all__ = [
     "OnLabels",
     "Rule",
     "Step",
+    "class_counts",
     "consistency_phase",
     "fix_mix_phase",
     "global_model",
     "label_cohort",
+    "labelled_phase",
     "local_sgd",
     "loss_on_labels",
+    "mean_teacher_phase",
+    "needs_prior",
     "own_optimizers",
+    "own_teachers",
     "own_thresholds",
+    "own_trainer",
     "qualify",
     "score_by_own_models",
     "score_cohort",
+    "self_training",
     "trained_models",
+    "trained_parts_of",
+    "unlabelled_phase",
+    "weak_views",
 ]

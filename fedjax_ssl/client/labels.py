@@ -133,11 +133,7 @@ def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples
     num_jobs, n_max = rows.shape
 
     def weak_view(view: int, example: jax.Array, batch: jax.Array) -> jax.Array:
-        def augment(example, image):
-            client_key = jax.random.fold_in(keys[example // n_max], example % n_max)
-            return problem.weak(jax.random.fold_in(client_key, view), image[None])[0]
-
-        return jax.vmap(augment)(example, batch)
+        return weak_views(problem, keys[example // n_max], example % n_max, batch, view)
 
     def score_batch(example: jax.Array) -> Any:
         batch = images[rows.reshape(-1)[example]]
@@ -148,6 +144,27 @@ def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples
 
     scored = map_batches(score_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
     return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), scored)
+
+
+def weak_views(problem: Problem, keys: jax.Array, positions: jax.Array, images: jax.Array, view: int = 0) -> jax.Array:
+    """The weak views on which `score_cohort` scored some examples, so that a client can train on the very same.
+
+    Args:
+        problem: the run.
+        keys: [B], of each example's job, those of `Examples`.
+        positions: int32 [B], among the client's examples.
+        images: uint8 [B, H, W, C].
+        view: its number.
+
+    Returns:
+        [B, H, W, C].
+    """
+
+    def augment(key, position, image):
+        key = jax.random.fold_in(jax.random.fold_in(key, position), view)
+        return problem.weak(key, image[None])[0]
+
+    return jax.vmap(augment)(keys, positions, images)
 
 
 def score_by_own_models(problem: Problem, scores: Callable, models: Model, images: jax.Array, rows: jax.Array) -> Any:

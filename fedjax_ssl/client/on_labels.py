@@ -3,35 +3,89 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_ssl.client.deck import Batch, Deck
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.local_sgd import Loss
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.losses import cross_entropy
 
+VIEWS = ("weak", "both")  # of `client.labelled_views`
+
 
 class OnLabels(NamedTuple):
-    """What one client trains on: its labelled examples."""
+    """What one client trains on.
+
+    Attributes:
+        deck: its labelled examples.
+        adjustment: float32 [C], added to the logits in the loss, see `logit_adjustment`; None: nothing is.
+    """
 
     deck: Deck
+    adjustment: jax.Array | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, examples: Examples, deck: Deck) -> "OnLabels":
+        """The work of a cohort, leaves [M, ...], with the adjustment that `config.client` names."""
+        config = problem.config.client
+        if not config.logit_adjustment:
+            return cls(deck)
+        counts = class_counts(examples.labels, problem.num_classes)
+        return cls(deck, logit_adjustment(counts, config.logit_adjustment, config.absent_class))
+
+
+def class_counts(labels: jax.Array, num_classes: int) -> jax.Array:
+    """How many examples of each class: labels int32 [..., n], -1 where there is none, to float32 [..., C]."""
+    return jnp.sum(jax.nn.one_hot(labels, num_classes), axis=-2)
+
+
+def logit_adjustment(counts: jax.Array, strength: float, absent: float) -> jax.Array:
+    """tau log pi_c, what the logits of a client's loss get: float32 [..., C].
+
+    The loss l(z + tau log pi, y) trains z to rank classes as if all were equally frequent; a prediction takes z as it
+    is. With tau = 1 it is the balanced softmax (Ren et al., NeurIPS 2020, arXiv 2007.10740), for other tau the
+    logit-adjusted loss (Menon et al., ICLR 2021, arXiv 2007.07314).
+
+    Args:
+        counts: float32 [..., C], n_c, the client's labelled examples of each class.
+        strength: tau.
+        absent: the count of a class that the client does not have. With a count near 0 such a class never costs
+            anything, so that nothing holds its logit.
+    """
+    counts = jnp.where(counts > 0, counts, absent)
+    return strength * jnp.log(counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1e-12))
 
 
 def loss_on_labels(problem: Problem, metric: str = "client_loss", view: Callable | None = None) -> Callable:
     """l(f(alpha(x)), y), a loss for `local_sgd`; the deck has examples with a visible label.
 
     Args:
-        problem: the run.
+        problem: the run; with `client.labelled_views` = 'both' the loss is half that of the weak view and half that of
+            the strong one, each with its own batch statistics.
         metric: name of the loss.
-        view: (data, rows [B], key) -> images [B, H, W, C]; None: the weak augmentation.
+        view: (data, rows [B], key) -> images [B, H, W, C]; None: the augmentations of the problem.
     """
-    view = view or (lambda data, rows, key: problem.weak(key, data.images[rows]))
+    both = problem.config.client.labelled_views == "both" and view is None
+
+    def views_of(data, rows, key) -> tuple[jax.Array, ...]:
+        if view is not None:
+            return (view(data, rows, key),)
+        if not both:
+            return (problem.weak(key, data.images[rows]),)
+        weak_key, strong_key = jax.random.split(key)
+        return problem.weak(weak_key, data.images[rows]), problem.strong(strong_key, data.images[rows])
 
     def loss(received, data, work, batch: Batch, own, key):
-        del received, work, own
-        images = view(data, batch.rows, key)
+        del received, own
+        images = views_of(data, batch.rows, key)
+        adjustment = 0.0 if work.adjustment is None else work.adjustment
 
         def of(model) -> Loss:
-            (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)
-            value = cross_entropy(outputs.logits, data.visible_labels[batch.rows], batch.mask)
+            outputs, batch_stats = problem.network.train(model, images, batch.mask)
+            labels = data.visible_labels[batch.rows]
+            losses = [cross_entropy(each.logits + adjustment, labels, batch.mask) for each in outputs]
+            value = sum(losses) / len(losses)
             return Loss(value, batch_stats, {metric: value})
 
         return of

@@ -1,6 +1,7 @@
 """Data: sources of images, their partition over clients, and the federation as device arrays."""
 
 from fedjax_ssl.data.federated import SEED_AXES, FederatedData, federate, stack_seeds
+from fedjax_ssl.data.folder import FITS
 from fedjax_ssl.data.partition import (
     LABELS,
     PARTITIONS,
@@ -14,6 +15,7 @@ from fedjax_ssl.data.partition import (
 from fedjax_ssl.data.sources import SOURCES, Dataset, dataset_facts, load_dataset
 
 __all__ = [
+    "FITS",
     "LABELS",
     "PARTITIONS",
     "SEED_AXES",

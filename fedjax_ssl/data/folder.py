@@ -27,7 +27,10 @@ _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")  # 
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
 
-def load_folder(path: str, image_size: int = 0) -> Arrays:
+FITS = ("crop", "stretch")  # how an image that is no square is brought to one
+
+
+def load_folder(path: str, image_size: int = 0, fit: str = "crop") -> Arrays:
     """Loads a data set from a folder of images by class.
 
     Images become RGB, or grey where all of them are: 8 bits a channel, the higher byte of 16-bit ones, without
@@ -35,8 +38,10 @@ def load_folder(path: str, image_size: int = 0) -> Arrays:
 
     Args:
         path: the folder, laid out as above. Hidden files and folders are ignored.
-        image_size: side in pixels to which all images are brought: the largest square in the middle is cut out, and
-          resized bilinearly (with antialiasing, Pillow's). 0 leaves them as they are; then all must have one size.
+        image_size: side in pixels to which all images are resized bilinearly (with antialiasing, Pillow's). 0 leaves
+          them as they are; then all must have one size.
+        fit: 'crop' cuts out the largest square in the middle before; 'stretch' resizes the whole image, whatever its
+          shape.
 
     Returns:
         The arrays. A class's label is the place of its folder's name among the sorted names.
@@ -52,7 +57,7 @@ def load_folder(path: str, image_size: int = 0) -> Arrays:
         raise UserError(f"data.path={path} cannot be listed ({first_line(error)}); make it readable") from error
     names = tuple(train)
     files = [file for images in (*train.values(), *test.values()) for file in images]
-    images = _read_images(root, files, image_size)
+    images = _read_images(root, files, image_size, fit)
     y_train, y_test = (
         np.concatenate([np.full(len(split[name]), names.index(name), np.int32) for name in split])
         for split in (train, test)
@@ -135,14 +140,14 @@ def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted((e for e in entries if e.name not in _OF_FILE_MANAGERS), key=lambda entry: entry.name)
 
 
-def _read_images(root: pathlib.Path, files: list[pathlib.Path], image_size: int) -> np.ndarray:
+def _read_images(root: pathlib.Path, files: list[pathlib.Path], image_size: int, fit: str) -> np.ndarray:
     """All images as one uint8 array [N, H, W, C]; see `load_folder`."""
     # The first pass reads headers only.
     mode, channels = ("L", 1) if all(map(_is_grey, files)) else ("RGB", 3)
     if image_size:
         height = width = image_size
     else:
-        height, width = _read_image(files[0], mode, 0).shape[:2]
+        height, width = _read_image(files[0], mode, 0, fit).shape[:2]
     shape = (len(files), height, width, channels)
     if math.prod(shape) > MAX_BYTES:
         raise UserError(
@@ -151,7 +156,7 @@ def _read_images(root: pathlib.Path, files: list[pathlib.Path], image_size: int)
         )
     images = np.empty(shape, np.uint8)
     for row, file in enumerate(files):
-        image = _read_image(file, mode, image_size)
+        image = _read_image(file, mode, image_size, fit)
         if image.shape != shape[1:]:
             raise UserError(
                 f"{file} has {image.shape[1]} x {image.shape[0]} pixels, but {files[0]} {width} x {height}; "
@@ -170,7 +175,7 @@ def _is_grey(file: pathlib.Path) -> bool:
         return image.mode in _GREY_MODES
 
 
-def _read_image(file: pathlib.Path, mode: str, image_size: int) -> np.ndarray:
+def _read_image(file: pathlib.Path, mode: str, image_size: int, fit: str) -> np.ndarray:
     """One image, uint8 [H, W, C], in mode 'L' or 'RGB'."""
     from PIL import Image, ImageOps
 
@@ -186,10 +191,11 @@ def _read_image(file: pathlib.Path, mode: str, image_size: int) -> np.ndarray:
             raise ValueError("pixels that are no whole numbers")
         image = image.convert(mode)
         if image_size:
-            side = min(image.size)
-            left, top = (image.width - side) // 2, (image.height - side) // 2
-            # Cut out first: a resize with a box would let pixels from outside of it take part.
-            image = image.crop((left, top, left + side, top + side))
+            if fit == "crop":
+                side = min(image.size)
+                left, top = (image.width - side) // 2, (image.height - side) // 2
+                # Cut out first: a resize with a box would let pixels from outside of it take part.
+                image = image.crop((left, top, left + side, top + side))
             image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
     return pixels[..., np.newaxis] if mode == "L" else pixels

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data import npz
+from fedjax_ssl.data.long_tail import check_tail, cut_to_tail, draw_of_each_class, tail_counts
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
@@ -32,6 +33,7 @@ __all__ = [
 
 LABELS = ("server", "clients", "some_clients")  # who holds labels
 ANCHOR_DRAWS = ("balanced", "random")
+LABELLED_RULES = ("random", "most_classes")  # which clients are the labelled ones
 _FILE_KEYS = ("anchor_index", "client_index", "client_size")
 _LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # files of earlier versions have none
 _NO_ROWS = np.zeros(0, np.int32)
@@ -58,8 +60,8 @@ def check_labels(config: Any, num_clients: int) -> None:
     """Checks the fields that say who holds labels.
 
     Args:
-        config: the `data` section. Read are `labels`, `labelled_share`, `labels_per_class`, `num_labelled` and
-          `labelled_clients`.
+        config: the `data` section. Read are `labels`, `labelled_share`, `labels_per_class`, `num_labelled`,
+          `labelled_clients`, `labelled_rule`, and the fields of long tails.
         num_clients: number of clients K.
 
     Raises:
@@ -87,6 +89,20 @@ def check_labels(config: Any, num_clients: int) -> None:
         raise UserError(
             f"data.labelled_clients must be a whole number from 1 to num_clients = {num_clients}, not "
             f"{config.labelled_clients}"
+        )
+    if config.labelled_rule not in LABELLED_RULES:
+        raise UserError(f"data.labelled_rule is {config.labelled_rule!r}; known: {', '.join(LABELLED_RULES)}")
+    check_tail(config.imbalance, config.largest_class)
+    check_tail(config.labelled_imbalance, config.labelled_largest_class, "labelled_")
+    if config.labelled_largest_class and config.labels == "clients" and not config.num_labelled:
+        raise UserError(
+            f"data.labelled_largest_class={config.labelled_largest_class} is of labelled images that are drawn apart; "
+            "set data.num_labelled, too"
+        )
+    if config.labelled_largest_class and config.labels == "some_clients" and config.labelled_clients == num_clients:
+        raise UserError(
+            f"data.labelled_largest_class={config.labelled_largest_class} divides the other images among the other "
+            f"clients, but all {num_clients} are labelled; lower data.labelled_clients"
         )
 
 
@@ -152,17 +168,26 @@ def _draw_balanced(
             f"{field}={number} cannot be the same for each of {num_classes} classes; "
             f"{f'{below} or {above}' if below else above} would do{otherwise}"
         )
-    drawn = []
-    for c in range(num_classes):
-        rows = np.flatnonzero(labels == c)
-        if per_class > len(rows):
-            raise UserError(
-                f"{field}={number} takes {per_class} examples of each class, but class {c} has {len(rows)} left; "
-                f"lower {field}{otherwise}"
-            )
-        drawn.append(rng.permutation(rows)[:per_class])
+    drawn = draw_of_each_class(labels, np.full(num_classes, per_class), rng, f"{field}={number}", otherwise)
     # Shuffled, so that consecutive batches are not of a single class.
-    return rng.permutation(np.concatenate(drawn)).astype(np.int32)
+    return rng.permutation(drawn).astype(np.int32)
+
+
+def _draw_labelled_tail(labels: np.ndarray, num_classes: int, config: Any, rng: np.random.Generator) -> np.ndarray:
+    """Positions of the labelled images where they have a tail of their own, in random order.
+
+    Raises:
+        UserError: a class has too few, or the field that counts the labelled images does not fit.
+    """
+    field = f"data.labelled_largest_class={config.labelled_largest_class}"
+    counts = tail_counts(config.labelled_largest_class, config.labelled_imbalance, num_classes)
+    number = {"server": "num_anchors", "clients": "num_labelled"}.get(config.labels)
+    if number is not None and config[number] != counts.sum():
+        raise UserError(
+            f"{field} with data.labelled_imbalance={config.labelled_imbalance:g} makes {counts.sum()} labelled images, "
+            f"but data.{number}={config[number]}; set it to {counts.sum()}"
+        )
+    return rng.permutation(draw_of_each_class(labels, counts, rng, field)).astype(np.int32)
 
 
 def draw_labelled_rows(
@@ -178,7 +203,9 @@ def draw_labelled_rows(
         config: the `data` section, with `labels` 'clients' or 'some_clients'. Of 'clients' each has
           `labelled_share` of its examples labelled, rounded to the nearest whole number (halves up), or if
           `labels_per_class` is above 0 that many examples of each class that it has, or as many as it has. Of
-          'some_clients', `labelled_clients` clients that hold examples have labels for all of them.
+          'some_clients', `labelled_clients` clients that hold examples have labels for all of them: drawn at random, or
+          by the `labelled_rule` 'most_classes' those with the most classes, of equal ones those whose size is closest
+          to the clients' mean.
         rng: source of randomness.
 
     Returns:
@@ -194,8 +221,10 @@ def draw_labelled_rows(
                 f"data.labelled_clients={config.labelled_clients}, but only {len(holders)} of {len(client_rows)} "
                 "clients hold any images"
             )
-        labelled = np.sort(rng.permutation(holders)[: config.labelled_clients])
-        return np.concatenate([client_rows[client] for client in labelled])
+        order = rng.permutation(holders)
+        if config.labelled_rule == "most_classes":
+            order = _by_most_classes(labels, client_rows)
+        return np.concatenate([client_rows[client] for client in np.sort(order[: config.labelled_clients])])
     drawn = []
     for rows in map(rng.permutation, client_rows):
         if config.labels_per_class:
@@ -212,6 +241,17 @@ def draw_labelled_rows(
     return labelled_rows
 
 
+def _by_most_classes(labels: np.ndarray, client_rows: list[np.ndarray]) -> np.ndarray:
+    """The clients, int [K], those with most classes first, of equal ones those of a size closest to the mean.
+
+    Source: the rule by which RSCFed's labelled client was chosen, one that has all classes and about 1 / K of the
+    images, as its authors tell; a client that lacks a class is taken only where all do.
+    """
+    num_classes = np.array([len(np.unique(labels[rows])) for rows in client_rows])
+    sizes = np.array([len(rows) for rows in client_rows])
+    return np.lexsort((np.abs(sizes - sizes.mean()), -num_classes))
+
+
 def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_clients: int, seed: int) -> Partition:
     """Splits the training set over server and clients, and draws whose labels are visible.
 
@@ -221,12 +261,18 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
     is `num_labelled`: those are drawn before the shares, and both they and the others are divided by the partition,
     each by draws of its own.
 
+    A long tail is cut after the validation images are drawn, and before anything else. Where the labelled images have
+    a tail of their own they are drawn before the others are cut: as anchors, or as `num_labelled` are, or of
+    'some_clients' for the first clients. The partition divides them among those, and the others among the other
+    clients.
+
     Args:
         labels: int [N], labels of the training set.
         num_classes: number of classes.
         config: the `data` section. Read are `validation`, the number of validation images; `labels` (a name of
           `LABELS`) with the fields of `draw_labelled_rows`, of 'clients' or instead `num_labelled`, as many of each
-          class (0 = none apart), of 'server' `num_anchors` and `anchors` ('balanced' or 'random'); `partition` (a
+          class (0 = none apart), of 'server' `num_anchors` and `anchors` ('balanced' or 'random'); `imbalance` and
+          `largest_class`, and the same of labelled images alone (see `long_tail`); `partition` (a
           name of `PARTITIONS`) with its own fields `alpha`, `classes_per_client` or `labels_per_class`;
           `examples_per_client`, at most so many for a client, taken at random from its share, but of labelled
           examples apart these first (0 = all); and `partition_file`, a saved partition that is used as it is instead
@@ -257,30 +303,52 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         raise UserError(f"seed={seed} must not be negative")
 
     labels = np.asarray(labels)
-    anchor_rng, client_rng, label_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(4))
+    streams = [np.random.default_rng([seed, stream]) for stream in range(5)]
+    anchor_rng, client_rng, label_rng, validation_rng, tail_rng = streams
     validation = draw_validation(labels, config.validation, num_classes, validation_rng)
     rest = np.setdiff1d(np.arange(len(labels)), validation)
+    own_tail = config.labelled_largest_class > 0
+
+    def cut(rows: np.ndarray) -> np.ndarray:
+        return rows[cut_to_tail(labels[rows], num_classes, config.imbalance, config.largest_class, tail_rng)]
+
+    if not own_tail:
+        rest = cut(rest)
     anchors = _NO_ROWS
     if config.labels == "server":
         balanced = config.anchors == "balanced"
-        anchors = rest[draw_anchors(labels[rest], config.num_anchors, num_classes, anchor_rng, balanced)]
-        anchors = anchors.astype(np.int32)
+        if own_tail:
+            drawn = _draw_labelled_tail(labels[rest], num_classes, config, anchor_rng)
+        else:
+            drawn = draw_anchors(labels[rest], config.num_anchors, num_classes, anchor_rng, balanced)
+        anchors = rest[drawn].astype(np.int32)
         rest = np.setdiff1d(rest, anchors)
     apart = _NO_ROWS
-    if config.labels == "clients" and config.num_labelled:
+    if config.labels != "server" and own_tail:
+        apart = rest[_draw_labelled_tail(labels[rest], num_classes, config, label_rng)]
+    elif config.labels == "clients" and config.num_labelled:
         apart = rest[_draw_balanced(labels[rest], config.num_labelled, num_classes, label_rng, "data.num_labelled")]
-        rest = np.setdiff1d(rest, apart)
+    rest = np.setdiff1d(rest, apart)
+    if own_tail:
+        rest = cut(rest)
     if num_clients > len(rest):
         taken = {"validation images": len(validation), "anchors": len(anchors), "labelled images": len(apart)}
         taken = " and ".join(f"{number} {name}" for name, number in taken.items() if number)
         what = f"examples that {taken} leave of {len(labels)}" if taken else "training examples"
         raise UserError(f"num_clients={num_clients} is more than the {len(rest)} {what}; lower it")
-    shares = PARTITIONS[config.partition](labels[rest], num_clients, config, client_rng)
+
+    def divide(rows: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        shares = PARTITIONS[config.partition](labels[rows], num_clients, config, rng)
+        return [rows[rng.permutation(share)[:limit]].astype(np.int32) for share in shares]
+
     limit = config.examples_per_client or len(labels)
-    client_rows = [rest[client_rng.permutation(share)[:limit]].astype(np.int32) for share in shares]
+    if own_tail and config.labels == "some_clients":
+        known = divide(apart, config.labelled_clients, label_rng)
+        others = divide(rest, num_clients - config.labelled_clients, client_rng)
+        return Partition(anchors, known + others, np.concatenate(known), validation)
+    client_rows = divide(rest, num_clients, client_rng)
     if len(apart):
-        known = PARTITIONS[config.partition](labels[apart], num_clients, config, label_rng)
-        known = [apart[label_rng.permutation(share)[:limit]].astype(np.int32) for share in known]
+        known = divide(apart, num_clients, label_rng)
         both = [np.concatenate(pair)[:limit] for pair in zip(known, client_rows)]
         return Partition(anchors, list(map(label_rng.permutation, both)), np.concatenate(known), validation)
     labelled = _NO_ROWS

@@ -73,17 +73,21 @@ def load_dataset(config: Any) -> Dataset:
 
     Args:
         config: the `data` section. Read are `source` (one of `SOURCES`); for an npz and a folder `path` and `flip`,
-          for a folder `image_size`, too; for a published data set `tfds_dir`, the folder of TensorFlow Datasets
-          ('' = its default); and `standardise`.
+          for a folder `image_size` and `fit`, too; for a published data set `tfds_dir`, the folder of TensorFlow
+          Datasets ('' = its default); `balanced_test`; and `standardise`.
 
     Returns:
-        The data set; unless `standardise`, with means of 0 and deviations of 1, which leave pixels from 0 to 1.
+        The data set; unless `standardise`, with means of 0 and deviations of 1, which leave pixels from 0 to 1; with
+        `balanced_test` the first test images of each class, as many as the smallest class has.
 
     Raises:
         UserError: the source is unknown, the file or folder is missing or malformed, or a published data set is neither
           on the disk nor within reach of the network.
     """
     dataset = _load(config)
+    if config.balanced_test:
+        rows = first_of_each_class(dataset.y_test)
+        dataset = dataset._replace(x_test=dataset.x_test[rows], y_test=dataset.y_test[rows])
     if config.standardise:
         return dataset
     channels = dataset.x_train.shape[-1]
@@ -95,7 +99,7 @@ def _load(config: Any) -> Dataset:
         return _load_digits()
     if config.source in ("npz", "folder"):
         one = config.source == "npz"
-        arrays = npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size)
+        arrays = npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size, config.fit)
         path = pathlib.Path(config.path).expanduser().resolve()
         mean, std = channel_statistics(arrays.x_train)
         return Dataset(path.stem if one else path.name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
@@ -105,6 +109,12 @@ def _load(config: Any) -> Dataset:
         facts["class_names"] = facts["class_names"] or arrays["class_names"]
         return Dataset(config.source, **(arrays | facts))
     raise UserError(f"unknown data.source {config.source!r}; known sources: {', '.join(SOURCES)}")
+
+
+def first_of_each_class(labels: np.ndarray) -> np.ndarray:
+    """Rows of the first examples of each class that occurs, as many as the smallest has: int [n], ascending."""
+    rows = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    return np.sort(np.concatenate([of_class[: min(map(len, rows))] for of_class in rows]))
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:

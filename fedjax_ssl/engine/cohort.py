@@ -24,7 +24,7 @@ class CohortResult(NamedTuple):
 
     Attributes:
         upload: of the last phase, leaves [R, ...]; rows that took no part are zeros.
-        job: int32 [R], the row of the `Draw`.
+        job: int32 [R], the row of the `Draw`, or of its turn.
         clients: int32 [R], the client of each row.
         group: int32 [R], or None.
         present: bool [R], False for padding.

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Report
+from fedjax_ssl.engine.measures import macro_auc
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -29,7 +30,13 @@ def measured_images(data: FederatedData, hidden_labels: jax.Array) -> tuple[str,
 
 
 def evaluate(
-    network: Network, model: Model, name: str, images: jax.Array, labels: jax.Array, batch_size: int
+    network: Network,
+    model: Model,
+    name: str,
+    images: jax.Array,
+    labels: jax.Array,
+    batch_size: int,
+    more: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] | None = None,
 ) -> dict[str, jax.Array]:
     """How good the classification head is on a set of images, without augmentation.
 
@@ -40,9 +47,11 @@ def evaluate(
         images: uint8 [n, H, W, C].
         labels: int32 [n].
         batch_size: images at a time.
+        more: what else is measured, (logits [n, C], labels) -> by name.
 
     Returns:
-        `<name>_accuracy`, a share, and `<name>_loss`, the mean cross-entropy in nats.
+        `<name>_accuracy`, a share, and `<name>_loss`, the mean cross-entropy in nats; and what `more` gives, with the
+        set's name before its names.
     """
 
     def logits(images):
@@ -52,6 +61,7 @@ def evaluate(
     return {
         f"{name}_accuracy": jnp.mean(jnp.argmax(outputs, axis=-1) == labels),
         f"{name}_loss": cross_entropy(outputs, labels, jnp.ones(len(labels), bool)),
+        **{f"{name}_{measured}": value for measured, value in (more(outputs, labels) if more else {}).items()},
     }
 
 
@@ -92,13 +102,13 @@ def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array,
 NUM_EMBEDDINGS = 1000  # as many as a picture of the latent space can show
 
 
-def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, jax.Array]]:
+def make_snapshot(network: Network, batch_size: int, with_auc: bool = False) -> Callable[..., dict[str, jax.Array]]:
     """The function that describes a model by its outputs on a set of images.
 
     Returns:
         snapshot(model, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T]; `loss`, the mean
         cross-entropy; `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS`
-        images, spread evenly over the set.
+        images, spread evenly over the set; and `auc` if `with_auc`, for which predictions are not enough.
     """
 
     def snapshot(model: Model, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
@@ -109,6 +119,7 @@ def make_snapshot(network: Network, batch_size: int) -> Callable[..., dict[str, 
         logits, embeddings = map_batches(describe, images, batch_size)
         shown = np.linspace(0, len(labels) - 1, min(len(labels), NUM_EMBEDDINGS)).astype(int)
         return {
+            **({"auc": macro_auc(jax.nn.softmax(logits), labels)} if with_auc else {}),
             "predictions": logits.argmax(axis=-1),
             "labels": labels,
             "loss": cross_entropy(logits, labels, jnp.ones(len(labels), bool)),

@@ -65,11 +65,15 @@ class Draw(NamedTuple):
 
     Attributes:
         clients: int32 [M], client ids.
-        group: int32 [M], the group of each row; None: no groups.
+        group: int32 [M], the group of each row; None: no groups, or with several turns the number of the turn.
+        turns: a Python int that divides M: the rows are so many cohorts of equal size, one behind the other, which
+            train in turn. All receive the same broadcast; a client begins each turn with the memory that the turn
+            before left it. The uploads of all turns reach `aggregate` together.
     """
 
     clients: jax.Array
     group: jax.Array | None = None
+    turns: int = 1
 
 
 class Broadcast(NamedTuple):

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from fedjax_ssl.data.federated import SEED_AXES
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import evaluate, measured_images, score_pseudo_labels
-from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, State, WireBytes
-from fedjax_ssl.learning.trees import all_finite
+from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Phase, Problem, Received, State, WireBytes
+from fedjax_ssl.engine.lanes import num_devices
+from fedjax_ssl.engine.measures import count_training_images, measure
+from fedjax_ssl.learning.trees import all_finite, row
 
 
 class RoundResult(NamedTuple):
@@ -56,15 +58,15 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
         lane_steps, usable = jnp.int32(0), jnp.bool_(True)
         if method.phases:
-            cohort = make_cohort(method, state, data, draw, keys.personal, keys.clients)
-            result = train_cohort(method.phases, broadcast, data, cohort, lanes, debug)
-            lane_steps = result.lane_steps
+            personal = () if method.personal is None else method.personal(state, data, draw.clients, keys.personal)
+            clients, result = train_in_turns(
+                method.phases, state.clients, broadcast, data, draw, personal, keys.clients, lanes, debug
+            )
+            state, lane_steps = state._replace(clients=clients), result.lane_steps
             with jax.named_scope("aggregate"):
                 state, from_clients, usable = _aggregate(method, state, data, result, keys.aggregate)
                 if method.wire_bytes is not None:
-                    from_clients |= _count_bytes(
-                        method.wire_bytes, broadcast, cohort.personal, result, len(draw.clients)
-                    )
+                    from_clients |= _count_bytes(method.wire_bytes, broadcast, personal, result, len(draw.clients))
 
         # The server trains on the new model; normalisation statistics are brought up to date.
         with jax.named_scope("server"):
@@ -75,7 +77,8 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
         with jax.named_scope("evaluate"):
             name, images, labels = measured_images(data, hidden_labels)
-            measured = evaluate(problem.network, state.model, name, images, labels, config.eval_batch_size)
+            more = _measures(problem, data, hidden_labels)
+            measured = evaluate(problem.network, state.model, name, images, labels, config.eval_batch_size, more)
             scored = {}
             if method.phases and result.report is not None:
                 rows, sizes = data.client_index[result.clients], _sizes(data, result)
@@ -85,6 +88,13 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn
+
+
+def _measures(problem: Problem, data, hidden_labels) -> Callable:
+    """What `config.eval_measures` adds to accuracy and loss, for `evaluate`."""
+    names, shots = problem.config.eval_measures, problem.config.eval_shots
+    counts = count_training_images(data, hidden_labels, problem.num_classes) if "shots" in names else None
+    return lambda logits, labels: measure(names, logits, labels, counts, shots)
 
 
 class RoundKeys(NamedTuple):
@@ -115,24 +125,94 @@ def selection(problem: Problem, method: Method) -> Callable[..., Draw]:
     return method.select or uniform(problem.config.clients_per_round)
 
 
-def make_cohort(method: Method, state: State, data, draw: Draw, personal_key: jax.Array, key: jax.Array) -> Cohort:
-    """The clients that were drawn, with their memory and the messages to each alone."""
-    own = jax.tree.map(lambda leaf: leaf[draw.clients], state.clients)
-    personal = () if method.personal is None else method.personal(state, data, draw.clients, personal_key)
-    return Cohort(draw.clients, own, key, draw.group, personal)
+def train_in_turns(
+    phases: tuple[Phase, ...],
+    memory: Mapping[str, Any],
+    broadcast: Any,
+    data: Any,
+    draw: Draw,
+    personal: Any,
+    key: jax.Array,
+    lanes: int,
+    debug: bool = False,
+) -> tuple[Mapping[str, Any], CohortResult]:
+    """The cohorts of a draw, one after the other, through one program (`lax.scan`).
+
+    A client's memory of its training is written back if its upload is accepted, that of labelling always; the next
+    turn starts with it.
+
+    Args:
+        phases, broadcast, data, lanes, debug: as in `train_cohort`.
+        memory: all clients', leaves [K, ...].
+        draw: M jobs in its turns; every turn has the same key, from which jobs fold theirs by client and group.
+        personal: the message to each client alone, leaves [M, ...].
+        key: of the clients.
+
+    Returns:
+        The memory after the last turn, and the results of all turns, without what is in the memory. On one device the
+        rows are in the order of the draw.
+    """
+
+    def take_turn(memory, rows):
+        clients, group, personal = rows
+        own = jax.tree.map(lambda leaf: leaf[clients], memory)
+        result = train_cohort(phases, broadcast, data, Cohort(clients, own, key, group, personal), lanes, debug)
+        with jax.named_scope("aggregate"):
+            memory = _write_back(memory, result.labelled, result, result.present)
+            memory = _write_back(memory, result.trained, result, accepted_rows(result))
+        return memory, result._replace(labelled={}, trained={})
+
+    if draw.turns == 1:
+        return take_turn(memory, (draw.clients, draw.group, personal))
+    num_rows, rest = divmod(len(draw.clients), draw.turns)
+    if rest:
+        raise ValueError(f"{draw.turns} turns must be of equal size, but the draw has {len(draw.clients)} rows")
+    group = jnp.repeat(jnp.arange(draw.turns), num_rows) if draw.group is None else draw.group
+    rows = jax.tree.map(
+        lambda leaf: leaf.reshape(draw.turns, num_rows, *leaf.shape[1:]), (draw.clients, group, personal)
+    )
+    if debug:
+        results = []
+        for turn in range(draw.turns):
+            memory, result = take_turn(memory, row(rows, turn))
+            results.append(result)
+        results = jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+    else:
+        memory, results = jax.lax.scan(take_turn, memory, rows)
+    lane_steps = jnp.sum(results.lane_steps)
+    job = results.job + num_rows * jnp.arange(draw.turns)[:, None]
+    merged = jax.tree.map(_merge_turns, results._replace(job=job, lane_steps=None))
+    return memory, merged._replace(lane_steps=lane_steps)
+
+
+def _merge_turns(leaf: jax.Array) -> jax.Array:
+    """[turns, R, ...] as [turns R, ...]. On several devices each row stays on its own, so the turns alternate."""
+    if num_devices() > 1:
+        leaf = jnp.swapaxes(leaf, 0, 1)
+    return leaf.reshape(-1, *leaf.shape[2:])
 
 
 def num_jobs(problem: Problem, method: Method, state: State, data) -> int:
-    """Jobs of a round, M: the rows of its `Draw`; from shapes alone."""
-    return len(jax.eval_shape(selection(problem, method), state, data, jax.random.key(0)).clients)
+    """Jobs that can train side by side: the rows of a `Draw`, or of one of its turns; from shapes alone."""
+    turns = []
+
+    def draw_clients(state, data):
+        draw = selection(problem, method)(state, data, jax.random.key(0))
+        turns.append(draw.turns)
+        return draw.clients
+
+    return len(jax.eval_shape(draw_clients, state, data)) // turns[0]
 
 
 def one_job(problem: Problem, method: Method, state: State, data) -> tuple[Draw, Any, Cohort]:
     """The draw of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
-    key = jax.random.key(0)
+    key, client = jax.random.key(0), jnp.zeros((1,), jnp.int32)
     draw = selection(problem, method)(state, data, key)
-    first = Draw(jnp.zeros((1,), jnp.int32), None if draw.group is None else draw.group[:1])
-    return draw, method.broadcast(state, data, key), make_cohort(method, state, data, first, key, key)
+    group = client if draw.turns > 1 and draw.group is None else draw.group
+    personal = () if method.personal is None else method.personal(state, data, client, key)
+    own = jax.tree.map(lambda leaf: leaf[client], state.clients)
+    cohort = Cohort(client, own, key, None if group is None else group[:1], personal)
+    return draw, method.broadcast(state, data, key), cohort
 
 
 def over_seeds(round_fn: Callable) -> Callable:
@@ -203,18 +283,13 @@ def init_key(seed: jax.Array) -> jax.Array:
 def _aggregate(method: Method, state: State, data, result: CohortResult, key) -> tuple[State, Metrics, jax.Array]:
     """Makes the new model of the uploads. An upload that is not finite is dropped and counted.
 
-    A client's memory of its training is written back if its upload is accepted; that of labelling always is.
-
     Returns:
         The state, the metrics, and whether the round is usable: False if all uploads were dropped.
     """
-    accepted, sizes = result.took_part & all_finite(result.upload, batch_ndim=1), _sizes(data, result)
+    accepted, sizes = accepted_rows(result), _sizes(data, result)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
     received = Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
     state, aggregated = method.aggregate(state, data, received, key)
-    own = _write_back(state.clients, result.labelled, result, result.present)
-    own = _write_back(own, result.trained, result, accepted)
-    state = state._replace(clients=own)
     uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
     metrics = {
         **_means(result.metrics, accepted),
@@ -224,6 +299,11 @@ def _aggregate(method: Method, state: State, data, result: CohortResult, key) ->
         "local_steps": jnp.sum(result.num_steps),
     }
     return state, metrics, (dropped == 0) | (dropped < uploads)
+
+
+def accepted_rows(result: CohortResult) -> jax.Array:
+    """bool [R], which rows have an upload whose every number is finite."""
+    return result.took_part & all_finite(result.upload, batch_ndim=1)
 
 
 def _sizes(data, result: CohortResult) -> jax.Array:

@@ -193,3 +193,62 @@ def disjoint_sets_losses(
     negative = ~shared & usable[None, :] & (similarities >= least)
     logits = jnp.concatenate([positives[:, None], jnp.where(negative, similarities, -jnp.inf)], axis=1)
     return jax.nn.logsumexp(logits, axis=1) - positives
+
+
+def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: float) -> jax.Array:
+    """The mean over 2B views of -log( exp(s_ij / tau) / sum_{k != i} exp(s_ik / tau) ), j the other view of i's image.
+
+    s is the cosine similarity, so a view has 2B - 1 candidates (SimCLR, Chen et al., ICML 2020, eq. 1).
+
+    Args:
+        one, other: float32 [B, D], two views' projections, image by image.
+        mask: bool [B], False for padding, which is nobody's candidate.
+        temperature: tau.
+
+    Returns:
+        float32 []; 0 for a single image, and for none.
+    """
+    z, present = unit_vectors(jnp.concatenate([one, other])), jnp.tile(mask, 2)
+    similarities = jnp.matmul(z, z.T, precision="highest") / temperature
+    candidates = present[None, :] & ~jnp.eye(len(z), dtype=bool)
+    # Finite, so that a view without candidates has a gradient of 0 and none of NaN.
+    logits = jnp.where(candidates, similarities, jnp.finfo(jnp.float32).min / 2)
+    positives = jnp.sum(z * jnp.roll(z, len(one), axis=0), axis=-1) / temperature
+    losses = jax.nn.logsumexp(logits, axis=-1) - positives
+    return jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+
+
+def gram_distance(one: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Array:
+    """|Z Z^T - Z' Z'^T|_F^2 of two models' unit vectors Z and Z' of the same images: how differently they are near.
+
+    Args:
+        one, other: float32 [B, D] and [B, D'], features.
+        mask: bool [B], False for padding.
+    """
+
+    def gram(features):
+        z = jnp.where(mask[:, None], unit_vectors(features), 0.0)
+        return jnp.matmul(z, z.T, precision="highest")
+
+    return jnp.sum(jnp.square(gram(one) - gram(other)))
+
+
+def information_loss(logits: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two parts of information maximisation: the mean entropy of the predictions, and the entropy of their mean.
+
+    Their difference is small where each prediction is sure and all classes are predicted equally often (Krause, Perona
+    and Gomes, "Discriminative Clustering by Regularized Information Maximization", NIPS 2010).
+
+    Args:
+        logits: float32 [B, C].
+        mask: bool [B], False for padding.
+
+    Returns:
+        mean_b H(p_b) and H(mean_b p_b), float32 [], in nats.
+    """
+    log_p, count = jax.nn.log_softmax(logits), jnp.maximum(jnp.sum(mask), 1)
+    p = jnp.exp(log_p)
+    each = jnp.sum(jnp.where(mask, -jnp.sum(p * log_p, axis=-1), 0.0)) / count
+    mean = jnp.sum(jnp.where(mask[:, None], p, 0.0), axis=0) / count
+    tiny = jnp.finfo(jnp.float32).tiny
+    return each, -jnp.sum(mean * jnp.log(jnp.maximum(mean, tiny)))

@@ -21,7 +21,8 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     as in 'lars(trust_coefficient=0.01)'. An optimiser that takes `weight_decay` decays by its own rule.
 
     Args:
-        config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping).
+        config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping);
+            with `spare_classifier` the part of that name is neither clipped nor decayed.
         learning_rate: a number or a traced scalar; it does not enter the optimiser's state.
 
     Raises:
@@ -29,6 +30,9 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay)
+    spares = config.get("spare_classifier", False)
+    if spares:
+        clip, decay = optax.masked(clip, _but_the_classifier), optax.masked(decay, _but_the_classifier)
     name, options = _parse(config.optimizer)
     if name == "sgd":
         if options:
@@ -40,9 +44,16 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     unknown = [option for option in options if option not in taken]
     if unknown:
         raise UserError(f"optimizer {name!r} takes no {unknown[0]!r}; known: {', '.join(taken)}")
+    if spares and "weight_decay" in taken:
+        raise UserError(f"optimizer {name!r} decays by its own rule, so that spare_classifier cannot be had")
     shared = {field: config[field] for field in ("momentum", "nesterov", "weight_decay") if field in taken}
     optimizer = factory(learning_rate, **{**shared, **options})
     return optax.chain(clip, optimizer) if "weight_decay" in taken else optax.chain(clip, decay, optimizer)
+
+
+def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:
+    """Whether each leaf belongs to another part than the classifier."""
+    return {part: jax.tree.map(lambda _, own=part != "classifier": own, leaves) for part, leaves in params.items()}
 
 
 def check_optimizer(field: str, config) -> None:

@@ -21,16 +21,22 @@ __all__ = ["METHODS", "NAMES", "Entry", "alternating", "find_method", "register"
 # A file has the method's name.
 NAMES = (
     "anchors_only",
+    "cbafed",
     "fedanchor",
+    "fedavg_semi",
     "fedil",
     "fedlabel",
     "fedmatch",
     "fedtrinet",
     "fixmatch",
+    "isofed",
     "proxyfl",
+    "rscfed",
     "sage",
+    "semianagg",
     "semifl",
     "supervised",
+    "twin_sight",
     "uda",
 )
 

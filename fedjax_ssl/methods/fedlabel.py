@@ -155,7 +155,7 @@ def supervised_phase(problem: Problem) -> Phase:
         del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.drawn(examples, examples.labelled, examples.keys, options.labelled_steps, size)
-        return Jobs(deck.num_steps(size), OnLabels(deck))
+        return Jobs(deck.num_steps(size), OnLabels.of(problem, examples, deck))
 
     loss = loss_on_labels(problem, view=lambda *rows: view(problem, problem.weak, *rows))
     return local_sgd(problem, prepare, loss, metrics=("client_loss",), handed_on=True)

@@ -168,9 +168,11 @@ def fedmatch(problem: Problem) -> Method:
     aggregation = fedavg(problem, parts=clients_train)
 
     def init(data, key) -> State:
-        """Fresh weights sigma, and psi a fifth of them."""
+        """Fresh weights sigma, and psi a fifth of them; a model that is given is their sum."""
         init_key, train_key = jax.random.split(key)
         model = network.init(init_key)
+        if network.given is not None:
+            model = model._replace(params=jax.tree.map(lambda leaf: leaf / 1.2, model.params))
         parts = {SIGMA: model.params, PSI: jax.tree.map(lambda leaf: 0.2 * leaf, model.params)}
         model = model._replace(params=parts)
         remembered = parts if options.sparse_down else {PSI: parts[PSI]}

@@ -211,7 +211,10 @@ def tuning(problem: Problem, head: tuple[str, ...], adapt: Callable | None) -> P
         del previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
-        return Jobs(jnp.where(received.extra.round >= 0, deck.num_steps(config.batch_size), 0), OnLabels(deck))
+        return Jobs(
+            jnp.where(received.extra.round >= 0, deck.num_steps(config.batch_size), 0),
+            OnLabels.of(problem, examples, deck),
+        )
 
     return local_sgd(
         problem,

@@ -1,16 +1,29 @@
-"""The frame that FedAvg's descendants share: clients train, their models are averaged, the server trains on anchors.
+"""The frames that methods share: clients train, their models are averaged, the server trains on anchors if it has any.
 
-A method with one head gives its clients' phases and gets the rest. Replace a stage with
-`alternating(...)._replace(...)`.
+`alternating` is of FedAvg's descendants: a method gives its clients' phases and gets the rest. `trained_by_role` is of
+those where some clients have labels and the others none. Replace a stage with `alternating(...)._replace(...)`.
 """
 
 from collections.abc import Callable
 
-from fedjax_ssl.client import global_model, own_optimizers
-from fedjax_ssl.engine import CLASSIFIER, Method, Phase, Problem
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.client import (
+    LABELLED,
+    class_counts,
+    global_model,
+    needs_prior,
+    own_optimizers,
+    own_trainer,
+    self_training,
+    trained_parts_of,
+)
+from fedjax_ssl.engine import CLASSIFIER, Method, Phase, Problem, Received
 from fedjax_ssl.server import (
     CLASSIFICATION,
     Aggregation,
+    by_role,
     fedavg,
     make_statistics,
     own_optimizer,
@@ -65,3 +78,69 @@ def alternating(
         # Without clients only the server has images.
         statistics=make_statistics(problem.network, config.model.statistics if phases else "server"),
     )
+
+
+PRIOR = "class_prior"  # the entry of `State.server` of trainers that need it
+
+
+def trained_by_role(
+    problem: Problem,
+    unlabelled: Callable[[Received], jax.Array] | None,
+    share: float,
+    *,
+    tell: Callable | None = None,
+    own: Callable | None = None,
+) -> Method:
+    """FedAvg of clients with labels and clients without, whose local training is `config.trainer`.
+
+    The labelled clients' part of the mean is weighted by their labelled images (SemiAnAgg, eq. 2 and 6).
+
+    A trainer that needs the shares of classes among the labelled images gets them with every broadcast. The labelled
+    clients tell them once, before the first round.
+
+    Args:
+        problem: the run.
+        unlabelled: received -> each upload's weight among those of clients without labels, float32 [R]; None: one mean
+            of all, by `aggregation.weights`.
+        share: of the labelled clients in the mean.
+        tell: see `self_training`.
+        own: as `alternating`'s.
+    """
+    parts = trained_parts_of(problem)
+
+    def memory(data, model):
+        return {**own_trainer(problem, data), **(own(data, model) if own else {})}
+
+    weighted_by = None if unlabelled is None else by_role(labelled_images, unlabelled, share)
+    aggregation = fedavg(problem, weighted_by=weighted_by, parts=parts)
+    method = alternating(problem, self_training(problem, tell), memory, parts=parts, aggregation=aggregation)
+    if not needs_prior(problem):
+        return method
+
+    def init(data, key):
+        state = method.init(data, key)
+        shares = labelled_shares(data, problem.num_classes)
+        return state._replace(server={**state.server, PRIOR: shares})
+
+    return method._replace(
+        init=init, broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR])
+    )
+
+
+def labelled_images(received: Received) -> jax.Array:
+    """N_k^L of each upload, float32 [R]."""
+    return received.uploads.told[LABELLED]
+
+
+def unlabelled_images(received: Received) -> jax.Array:
+    """The client's images without a label, float32 [R]; 0 for an upload that was not accepted."""
+    return jnp.where(received.accepted, jnp.maximum(received.sizes - labelled_images(received), 0.0), 0.0)
+
+
+def labelled_shares(data, num_classes: int) -> jax.Array:
+    """The shares of classes among the clients' labelled images, float32 [C]; uniform if there are none."""
+    present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
+    labels = jnp.where(present, data.visible_labels[data.client_index], -1)
+    counts = class_counts(labels.reshape(-1), num_classes)
+    total = jnp.sum(counts)
+    return jnp.where(total > 0, counts / jnp.maximum(total, 1), 1.0 / num_classes)

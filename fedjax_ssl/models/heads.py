@@ -1,5 +1,6 @@
 """A backbone with a linear classifier, and the heads that a method adds."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ class Outputs(NamedTuple):
     """What a model gives for a batch of B images, in float32.
 
     Attributes:
-        logits: [B, C], the classifier's.
+        logits: [B, C], the classifier's; [B, 0] without one.
         heads: the other heads' outputs [B, D], by their names.
         features: [B, F], the backbone's.
     """
@@ -38,14 +39,14 @@ class Heads(nn.Module):
     Attributes:
         backbone: module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its
           attribute `classifier_bias` is False.
-        num_classes: C.
+        num_classes: C; 0: there is no classifier.
         heads: name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword
-          `name`, as a class of modules does.
+          `name`, as a class of modules does. None: another linear classifier.
     """
 
     backbone: nn.Module
     num_classes: int
-    heads: Mapping[str, Callable[..., nn.Module]]
+    heads: Mapping[str, Callable[..., nn.Module] | None]
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1) -> Outputs:
@@ -61,6 +62,9 @@ class Heads(nn.Module):
         """
         features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
         bias = getattr(self.backbone, "classifier_bias", True)
-        logits = Linear(self.num_classes, use_bias=bias, name="classifier")(features)
-        heads = {name: head(name=name)(features, train, mask, num_views) for name, head in self.heads.items()}
+        classifier = functools.partial(Linear, self.num_classes, use_bias=bias)
+        logits = classifier(name="classifier")(features) if self.num_classes else features[:, :0]
+        heads = {
+            name: (head or classifier)(name=name)(features, train, mask, num_views) for name, head in self.heads.items()
+        }
         return Outputs(logits, heads, features)

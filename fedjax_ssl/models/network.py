@@ -9,11 +9,16 @@ import jax.numpy as jnp
 
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import BatchStats, Model
-from fedjax_ssl.models import Outputs, build_model, check_backbone, is_own
+from fedjax_ssl.models import Heads, Outputs, build_model, check_backbone, is_own
 
 
 class Network(NamedTuple):
     """A Flax model together with what it needs to take raw images.
+
+    A method may have a second network whose model travels, is averaged and saved with the first one's: a companion. Its
+    numbers are entries of the same `Model`, under its name, so that it is one more part by name for all that trains,
+    sends or counts parts. The passes below do not touch it; it has its own, `network.companions[name]`, which take
+    `companion_model(model, name)`.
 
     Attributes:
         module: the Flax module, a `Heads`.
@@ -22,6 +27,8 @@ class Network(NamedTuple):
         normalisation: the batch normalisation policy, one of `POLICIES`; of a user's backbone that has no statistics
           'group', or 'none'.
         embedding: name of the head that represents an image; '': the backbone's features do.
+        companions: further networks by name.
+        given: parts of a model to begin with in place of fresh ones, see `init_from`; None: all are fresh.
     """
 
     module: nn.Module
@@ -30,11 +37,20 @@ class Network(NamedTuple):
     image_shape: tuple[int, int, int]
     normalisation: str
     embedding: str = ""
+    companions: Mapping[str, "Network"] = {}
+    given: Model | None = None
 
     def init(self, key: jax.Array) -> Model:
-        """A fresh model."""
+        """A fresh model, companions included, but for the parts that are given."""
         variables = self.module.init(key, jnp.zeros((1, *self.image_shape)))
-        return Model(variables["params"], variables.get("batch_stats", {}))
+        params, batch_stats = variables["params"], variables.get("batch_stats", {})
+        for number, (name, companion) in enumerate(self.companions.items(), start=1):
+            model = companion.init(jax.random.fold_in(key, number))
+            params = {**params, name: model.params}
+            batch_stats = {**batch_stats, **({name: model.batch_stats} if model.batch_stats else {})}
+        if self.given is not None:
+            params, batch_stats = _overlaid(params, self.given.params), _overlaid(batch_stats, self.given.batch_stats)
+        return Model(params, batch_stats)
 
     def normalise(self, images: jax.Array) -> jax.Array:
         """Images with values in 0..255, of any dtype, to float32 with the data set's mean 0 and deviation 1."""
@@ -42,7 +58,7 @@ class Network(NamedTuple):
 
     def predict(self, model: Model, images: jax.Array) -> Outputs:
         """Evaluation mode: images [B, H, W, C] in 0..255 to Outputs, each image independent of the others."""
-        return self.module.apply(model._asdict(), self.normalise(images), train=False)
+        return self.module.apply(self._variables(model), self.normalise(images), train=False)
 
     def probabilities(self, model: Model, images: jax.Array) -> jax.Array:
         """The classifier's softmax in evaluation mode: float32 [B, C]."""
@@ -78,7 +94,7 @@ class Network(NamedTuple):
 
     def _apply_train(self, model, views, mask):
         outputs, updated = self.module.apply(
-            model._asdict(),
+            self._variables(model),
             self.normalise(jnp.concatenate([view.astype(jnp.float32) for view in views])),
             train=True,
             mask=jnp.tile(mask, len(views)),
@@ -87,11 +103,39 @@ class Network(NamedTuple):
         )
         size = len(mask)
         per_view = [jax.tree.map(lambda x, v=v: x[v * size : (v + 1) * size], outputs) for v in range(len(views))]
-        return tuple(per_view), updated.get("batch_stats", {})
+        return tuple(per_view), {**model.batch_stats, **updated.get("batch_stats", {})}
+
+    def _variables(self, model: Model) -> dict[str, Any]:
+        """The model's numbers as Flax takes them, without its companions'."""
+        return {
+            kind: {name: part for name, part in parts.items() if name not in self.companions}
+            for kind, parts in model._asdict().items()
+        }
+
+
+def companion_model(model: Model, name: str) -> Model:
+    """The model of a companion, out of the whole one."""
+    return Model(model.params[name], model.batch_stats.get(name, {}))
+
+
+def with_companion_statistics(batch_stats: BatchStats, name: str, own: BatchStats) -> BatchStats:
+    """The whole model's statistics with those of a companion, which may have none."""
+    return {**batch_stats, name: own} if own else batch_stats
+
+
+def _overlaid(fresh: Any, given: Any) -> Any:
+    """The leaves of `given` in the place of the fresh ones; the entries stay in the order in which they were made."""
+    if not isinstance(fresh, Mapping):
+        return given
+    return {name: _overlaid(entry, given[name]) if name in given else entry for name, entry in fresh.items()}
 
 
 def build_network(
-    config, facts: dict[str, Any], heads: Mapping[str, Callable] | None = None, embedding: str = ""
+    config,
+    facts: dict[str, Any],
+    heads: Mapping[str, Callable] | None = None,
+    embedding: str = "",
+    companions: Mapping[str, Callable] = {},
 ) -> Network:
     """The network that `config.model` names.
 
@@ -100,6 +144,8 @@ def build_network(
         facts: of the data set, see `fedjax_ssl.data.dataset_facts`; its classes, image shape, mean and std are read.
         heads: those of the method, see `build_model`.
         embedding: the head that represents an image; '': the features.
+        companions: name -> function of the configuration that gives the heads of a second network, name -> factory,
+            see `Heads`. It has a backbone of the same kind and no classifier.
 
     Raises:
         UserError: a name is unknown, or a user's own backbone cannot be used.
@@ -108,7 +154,7 @@ def build_network(
     module = build_model(section, facts["num_classes"], heads)
     own = is_own(section.name)
     keeps = not own or check_backbone(section.name, module.backbone, image_shape, section.normalisation)
-    return Network(
+    network = Network(
         module=module,
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
@@ -117,3 +163,6 @@ def build_network(
         normalisation=section.normalisation if keeps or section.normalisation == "none" else "group",
         embedding=embedding,
     )
+    # Modules of Flax are descriptions: both networks may share one of the backbone, and each has its own numbers.
+    others = {name: Heads(module.backbone, 0, heads_of(config)) for name, heads_of in companions.items()}
+    return network._replace(companions={name: network._replace(module=other) for name, other in others.items()})

@@ -73,26 +73,33 @@ class Checkpoints:
             ) from error
         return jax.tree.unflatten(jax.tree.structure(like), [restored[saved[name]] for name in wanted])
 
-    def restore_part(self, like: Any) -> Any:
-        """The named entries of the newest checkpoint, without reading the others.
+    def shapes(self, round_number: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of a checkpoint's leaves, by their paths in the state.
+
+        Raises:
+            UserError: there is no such checkpoint.
+        """
+        with self._open_parts(round_number) as manager:
+            found = dict(manager.item_metadata(round_number))
+        return {_of_today(name)[_DIGITS:]: tuple(leaf.shape) for name, leaf in found.items()}
+
+    def restore_part(self, like: Any, round_number: int | None = None) -> Any:
+        """The named entries of a checkpoint, without reading the others.
 
         Args:
             like: a pytree with arrays or shapes for leaves, each at the path that it has in the state: for its model
                 `State(None, model)`.
+            round_number: the checkpoint's; None: the newest.
 
         Raises:
-            UserError: there is no checkpoint, or it has no such entries of these shapes.
+            UserError: there is no such checkpoint, or it has no such entries of these shapes.
         """
-        step = self.latest_round()
+        step = self.latest_round() if round_number is None else round_number
         if step is None:
             raise UserError(f"there is no checkpoint in {self._folder}")
         wanted, structure = jax.tree.flatten_with_path(like)
         wanted = {jax.tree_util.keystr(path): leaf for path, leaf in wanted}
-        # A second manager: the first one's handler restores whole states only.
-        options = ocp.CheckpointManagerOptions(create=False)
-        with ocp.CheckpointManager(
-            self._folder, options=options, item_handlers=ocp.PyTreeCheckpointHandler()
-        ) as manager:
+        with self._open_parts(step) as manager:
             saved = {_of_today(name)[_DIGITS:]: name for name in dict(manager.item_metadata(step))}
             missing = [name for name in wanted if name not in saved]
             if missing:
@@ -107,6 +114,13 @@ class Checkpoints:
                     f"{tuple(leaf.shape)}"
                 )
         return jax.tree.unflatten(structure, [found[saved[name]] for name in wanted])
+
+    def _open_parts(self, step: int) -> ocp.CheckpointManager:
+        """A second manager, for parts of a checkpoint: the first one's handler restores whole states only."""
+        if not (self._folder / str(step)).is_dir():
+            raise UserError(f"there is no checkpoint {self._folder / str(step)}")
+        options = ocp.CheckpointManagerOptions(create=False)
+        return ocp.CheckpointManager(self._folder, options=options, item_handlers=ocp.PyTreeCheckpointHandler())
 
     def close(self) -> None:
         """Releases the folder."""

@@ -14,6 +14,7 @@ from fedjax_ssl.config import (
     flatten,
     labels_revealed,
     measured_each_round,
+    measures_of,
     who_has_labels,
 )
 from fedjax_ssl.engine.evaluation import RULE
@@ -75,13 +76,22 @@ class RunRecords(NamedTuple):
         return float(accuracy.max()), self.metrics[int(accuracy.argmax())]["round"]
 
     def tested(self, name: str) -> float | None:
-        """A figure of the last model on the test set, 'test_accuracy' or 'test_loss'; None if it was not measured.
+        """A figure of the last model on the test set, such as 'test_accuracy'; None if it was not measured.
 
         A run with validation images has none before its end.
         """
         if self.measured == "test":
-            return self.metrics[-1][name]
-        return self.summary[name] if self.is_finished else None
+            return self.metrics[-1].get(name)
+        return self.summary.get(name) if self.is_finished else None
+
+    def measures(self) -> dict[str, str]:
+        """What is measured besides accuracy and loss: the metrics' names, without the set's, -> in words."""
+        return measures_of(self.config)
+
+    def tested_measures(self) -> dict[str, str]:
+        """The same of the last model on the test set: in words -> percent, '-' if it was not measured."""
+        shares = {words: self.tested(f"test_{name}") for name, words in self.measures().items()}
+        return {words: "-" if share is None else f"{100 * share:.2f} %" for words, share in shares.items()}
 
     def standing(self) -> str:
         """The rounds done, in words."""

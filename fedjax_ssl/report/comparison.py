@@ -127,9 +127,22 @@ def _draw(groups: list[Group]) -> dict[str, list[page.Picture]]:
             lambda groups, of=of: figures.accuracy_over_bytes(groups, of),
             f"{of.capitalize()} accuracy over what has travelled.",
         )
+    for of in sets:
+        for name, words in {name: words for g in groups for name, words in g.runs[0].measures().items()}.items():
+            add(
+                "Accuracy",
+                lambda groups, of=of, name=name, words=words: _measure(groups, f"{of}_{name}", f"{of} {words} (%)"),
+                f"{of.capitalize()} {words}.",
+            )
     add("Pseudo-labels", _labels, "Pseudo-labels that are right.")
     add("Pseudo-labels", figures.qualified, "Examples that a client trains on.")
     return made
+
+
+def _measure(groups: list[Group], metric: str, label: str):
+    if not any(group.has(metric) for group in groups):
+        return None
+    return figures.over_rounds(groups, metric, label, 100, top=100)
 
 
 def _labels(groups: list[Group]):

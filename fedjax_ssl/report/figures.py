@@ -39,6 +39,18 @@ def losses(run: RunRecords) -> Figure:
     return figure
 
 
+def measures(run: RunRecords) -> Figure | None:
+    """What is measured besides accuracy, each a curve over the rounds, with the accuracy for comparison."""
+    names = {name: words for name, words in run.measures().items() if run.has(f"{run.measured}_{name}")}
+    if not names:
+        return None
+    figure, axes = subplots(figsize=SMALL)
+    for number, (name, words) in enumerate({"accuracy": "accuracy", **names}.items()):
+        draw_band(axes, rounds_of(run), 100 * run.values(f"{run.measured}_{name}")[None], words, number)
+    finish_curves(figure, axes, f"on the {run.measured} set (%)", top=100, legend=True)
+    return figure
+
+
 def pseudo_labels(run: RunRecords) -> Figure | None:
     """Accuracy of the pseudo-labels by each rule, and of those that qualified (FedAnchor's Figures 3d and 9)."""
     names = {**run.labelling_rules(), "qualified_accuracy": "those trained on"}

@@ -42,11 +42,14 @@ def model_card(run: RunRecords) -> str:
         measured = f"\n| validation accuracy | {100 * run.accuracy()[-1]:.2f} % {best} |"
         best = "of the last model"
         chosen = "The test set decided nothing in this run: rounds were measured on validation images."
+    measures = "".join(f"\n| test {words} | {share} |" for words, share in run.tested_measures().items())
     notes = []
     if not run.is_finished:
         notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
     if run.labels_revealed:
         notes.append("**An upper bound:** the labels of the clients' images were revealed to the method.\n")
+    if config["init_from"]:
+        notes.append(f"It began with the model of another run, `{config['init_from']}` (init_from.json).\n")
     versions = (run.summary or {}).get("versions", {})
     made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
     return f"""# {config["model"]["name"]} trained with {method} on {name}
@@ -71,7 +74,7 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | | |
 |---|---|
 | rounds | {last["round"]}, {config["clients_per_round"]} clients each |
-| test accuracy | {accuracy} {best} |
+| test accuracy | {accuracy} {best} |{measures}
 | test loss | {"-" if loss is None else format(loss, ".3f")} |{measured}
 | communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
 | made with | {made_with} |
@@ -114,4 +117,7 @@ def _division(data: dict[str, Any]) -> str:
         return f"as saved in {data['partition_file']}"
     scheme = data["partition"]
     field = _FIELD_OF_SCHEME.get(scheme)
-    return scheme if field is None else f"{scheme} ({field} {data[field]:g})"
+    text = scheme if field is None else f"{scheme} ({field} {data[field]:g})"
+    if abs(data["imbalance"]) == 1 and not data["largest_class"]:
+        return text
+    return f"{text}, of a long tail (imbalance {data['imbalance']:g})"

@@ -72,6 +72,11 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         figures.accuracy(alone, measured),
         f"Accuracy of the classification head on the {measured} set after each round.",
     )
+    pictures.add(
+        "measures",
+        figures.measures(run),
+        f"What else is measured on the {measured} set after each round: means over classes, not over images.",
+    )
     pictures.add("losses", figures.losses(run), f"Losses, means over a round; the {measured} loss is cross-entropy.")
     pictures.add(
         "pseudo_labels",
@@ -154,6 +159,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
     held_out = {"validation accuracy": f"{100 * run.accuracy()[-1]:.2f} %"} if run.measured == "validation" else {}
     figures_of_run = {
         "test accuracy": "-" if tested is None else f"{100 * tested:.2f} %",
+        **{f"test {words}": share for words, share in run.tested_measures().items()},
         **held_out,
         "best validation accuracy" if held_out else "best": f"{100 * best:.2f} % (round {best_round})",
         "rounds": f"{run.metrics[-1]['round']} of {run.config['num_rounds']}",
@@ -177,7 +183,9 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
     return [
         *notes,
         page.tiles(figures_of_run),
-        page.section("Accuracy", pictures.of(f"{run.measured}_accuracy", "losses", "confusion", "class_accuracy")),
+        page.section(
+            "Accuracy", pictures.of(f"{run.measured}_accuracy", "measures", "losses", "confusion", "class_accuracy")
+        ),
         page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified", "scores")),
         page.section("Latent space", pictures.of("latent_space")),
         page.section("Data", pictures.of("who_holds_what")),

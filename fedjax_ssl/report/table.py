@@ -33,7 +33,8 @@ class Row(NamedTuple):
 def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     """The figures of each row, column -> text.
 
-    Accuracies are percent, mean ± standard deviation over the seeds. The test accuracy is the last model's. The last
+    Accuracies are percent, mean ± standard deviation over the seeds. The test accuracy is the last model's, and so are
+    the other measures of the test set that a run has; those that none has make no column. The last
     rounds, the best and the target are of the set that runs measure each round: columns of validation accuracies say
     so, and where some rows measure validation images and others the test set, each set has columns of its own. Rounds
     and bytes to the target are means over the seeds that reached it, with their number if not all did; so is the test
@@ -45,11 +46,9 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
         target: accuracy on the set that is measured each round, a share.
     """
     sets = sorted({run.measured for row in rows for run in row.runs}) or ["test"]
+    measures = {name: words for row in rows for run in row.runs for name, words in run.measures().items()}
     table = []
     for row in rows:
-        tested = [run.tested("test_accuracy") for run in row.runs]
-        present = [100 * accuracy for accuracy in tested if accuracy is not None]
-        share = f" ({len(present)} of {len(tested)})" if 0 < len(present) < len(tested) else ""
         by_round = {}
         for measured in sets:
             by_round |= _columns_by_round(row, measured, "" if sets == ["test"] else f" ({measured})", target)
@@ -60,7 +59,8 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
                 **row.values,
                 "seeds": f"{len(row.runs)} of {row.num_seeds}"
                 + (f" ({len(unfinished)} unfinished)" if unfinished else ""),
-                "test accuracy": mean_and_spread(present) + share,
+                "test accuracy": _tested(row.runs, "accuracy"),
+                **{f"test {words}": _tested(row.runs, name) for name, words in measures.items()},
                 **by_round,
                 "MB down": mean([sum(run.values("bytes_down")) / 1e6 for run in row.runs]),
                 "MB up": mean([sum(run.values("bytes_up")) / 1e6 for run in row.runs]),
@@ -68,6 +68,13 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
             }
         )
     return table
+
+
+def _tested(runs: list[RunRecords], name: str) -> str:
+    """The last models' figure on the test set in percent, over the seeds that have it, with their number if not all."""
+    tested = [run.tested(f"test_{name}") for run in runs]
+    present = [100 * share for share in tested if share is not None]
+    return mean_and_spread(present) + (f" ({len(present)} of {len(tested)})" if 0 < len(present) < len(tested) else "")
 
 
 def _columns_by_round(row: Row, measured: str, of: str, target: float) -> dict[str, str]:

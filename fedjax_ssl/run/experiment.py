@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import strong_augment, weak_augment
+from fedjax_ssl.augment import check_resized, strong_augment, weak_augment
 from fedjax_ssl.data import (
     Dataset,
     FederatedData,
@@ -22,6 +22,7 @@ from fedjax_ssl.data import (
 )
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import build_network
 
@@ -73,7 +74,8 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     ]
     width = max(len(rows) for partition in partitions for rows in partition.client_rows)
     flip = dataset.flip if config.augment.flip == "dataset" else config.augment.flip == "always"
-    geometry = {"flip": flip, "padding": config.augment.padding, "border": config.augment.border}
+    geometry = {"flip": flip, **{name: config.augment[name] for name in ("padding", "border", "resized")}}
+    check_resized(config.augment.resized, config.augment.padding, dataset.x_train.shape[1:])
     weak = functools.partial(weak_augment, **geometry)
     strong = functools.partial(
         strong_augment,
@@ -83,7 +85,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         magnitude=config.augment.magnitude,
     )
     entry = find_method(config.method)
-    network = build_network(config, dataset_facts(dataset), entry.heads, entry.embedding)
+    network = build_network(config, dataset_facts(dataset), entry.heads_of(config), entry.embedding, entry.companions)
     experiments, first = [], None
     for c, partition in zip(configs, partitions):
         problem = Problem(c, network, weak, strong, dataset.num_classes)
@@ -97,9 +99,20 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     return experiments
 
 
-def initialise(experiment: Experiment, data: FederatedData) -> State:
-    """The state before the first round: initialised, pre-trained, with statistics from the server's images."""
-    return _initialise(experiment.method)(data)
+def initialise(experiment: Experiment, data: FederatedData, given: Model | None = None) -> State:
+    """The state before the first round: initialised, pre-trained, with statistics from the server's images.
+
+    Args:
+        experiment: the run.
+        data: its data.
+        given: parts of a model to begin with in place of fresh ones.
+    """
+    method, problem = experiment.method, experiment.problem
+    if given is not None:
+        # Whatever a method makes of the first model, such as copies of it, it makes of this one.
+        problem = problem._replace(network=problem.network._replace(given=given))
+        method = find_method(problem.config.method).factory(problem)
+    return _initialise(method)(data)
 
 
 def _initialise(method: Method) -> Callable[[FederatedData], State]:

@@ -15,6 +15,7 @@ from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.programs import DISPATCH_CAPACITY, Program
 from fedjax_ssl.run.summary import to_record, to_timing
+from fedjax_ssl.run.warm_start import WarmStart
 from fedjax_ssl.run.wire import bytes_per_client
 
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
@@ -27,11 +28,13 @@ class Run(NamedTuple):
         experiment: what is trained.
         folder: its workdir.
         state: of its newest checkpoint, None for a run that begins.
+        warm_start: the model that it begins with, if it begins with another run's.
     """
 
     experiment: Experiment
     folder: Workdir
     state: State | None
+    warm_start: WarmStart | None = None
 
     @property
     def round(self) -> int:

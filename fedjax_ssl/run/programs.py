@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_dispatch, make_round, num_jobs, over_seeds
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 
@@ -21,19 +22,20 @@ DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 class Program(NamedTuple):
     """The compiled functions of a run, the same for every seed."""
 
-    init: Callable | None  # data -> state
+    init: Callable | None  # (data, the model to begin with or None) -> state
     dispatch: Callable  # (states, data, hidden labels, number of rounds) -> Dispatch
     snapshots: Mapping[str, Callable]  # a set's name -> (model, its images, its labels) -> what `make_snapshot` says
     seconds: float  # that compiling took
 
 
-def compile_program(machine: Machine, experiments: list[Experiment], with_init: bool) -> Program:
+def compile_program(machine: Machine, experiments: list[Experiment], with_init: bool, given: Model | None) -> Program:
     """Compiles the programs of runs that go through the lanes together, for every group of so many seeds.
 
     Args:
         machine: what the program runs on.
         experiments: one for each seed.
         with_init: whether a run begins; one that is resumed has its state from a checkpoint.
+        given: the parts of a model that the runs begin with, see `initialise`; those of any of them.
 
     Raises:
         UserError: an error that only tracing detects, or too little memory.
@@ -42,7 +44,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     with concurrent.futures.ThreadPoolExecutor(1) as aside:  # the compiler does not hold Python's lock
         init = None
         if with_init:
-            lowered = machine.jit(functools.partial(initialise, experiments[0])).lower(experiments[0].data)
+            lowered = machine.jit(functools.partial(initialise, experiments[0])).lower(experiments[0].data, given)
             init = aside.submit(lowered.compile)
         lowered = _lower_snapshots(machine, experiments[0])
         snapshots = {name: aside.submit(snapshot.compile) for name, snapshot in lowered.items()}
@@ -54,7 +56,9 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
 def _lower_snapshots(machine: Machine, experiment: Experiment) -> dict[str, jax.stages.Lowered]:
     """Of the test set; and of the validation images, if there are any and a snapshot is due before the last round."""
     config, data, model = experiment.problem.config, experiment.data, experiment.state_shape.model
-    snapshot = machine.jit(make_snapshot(experiment.problem.network, config.eval_batch_size))
+    snapshot = machine.jit(
+        make_snapshot(experiment.problem.network, config.eval_batch_size, "auc" in config.eval_measures)
+    )
     lowered = {"test": snapshot.lower(model, data.test_images, data.test_labels)}
     rows = data.validation_index
     if len(rows) and any(number < config.num_rounds for number in config.snapshot_rounds):

@@ -1,6 +1,8 @@
 """The records of a run: a line for each round, and the summary."""
 
 import importlib.metadata
+import json
+import math
 import platform
 from typing import Any
 
@@ -8,10 +10,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import labels_revealed, measured_each_round
+from fedjax_ssl.config import labels_revealed, measured_each_round, measures_of
+from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.snapshots import load_snapshots
-from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.wire import Traffic
 
 # What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
@@ -58,8 +61,10 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         "seed": config.seed,
         "labels_revealed": labels_revealed(config),
         "rounds": last["round"],
-        **({} if measured == "test" else _tested(folder, last["round"])),
+        **_began_with(folder),
+        **({} if measured == "test" else _tested(config, folder, last["round"])),
         accuracy: last[accuracy],
+        **{f"{measured}_{name}": last[f"{measured}_{name}"] for name in measures_of(config)},
         f"best_{accuracy}": best[accuracy],
         "best_round": best["round"],
         **labels,
@@ -76,10 +81,24 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
     }
 
 
-def _tested(folder: Workdir, last_round: int) -> dict[str, float | None]:
+def _began_with(folder: Workdir) -> dict[str, Any]:
+    """The run whose model this one began with, if any."""
+    path = folder.path / INIT_FROM
+    return {"init_from": json.loads(path.read_text())} if path.exists() else {}
+
+
+def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, float | None]:
     """The last model's figures on the test set, where rounds are measured on another: from the last snapshot."""
+    names = ["accuracy", "loss", *measures_of(config)]
     taken = load_snapshots(folder.path / SNAPSHOTS).get(last_round)
     if taken is None or taken["of"] != "test":  # somebody has deleted it
-        return {"test_accuracy": None, "test_loss": None}
-    right = taken["predictions"] == taken["labels"]
-    return {"test_accuracy": float(np.mean(right)), "test_loss": float(taken["loss"])}
+        return {f"test_{name}": None for name in names}
+    with np.load(folder.path / CLASS_COUNTS) as counts:
+        num_training = counts["anchors"] + counts["clients"].sum(axis=0)
+    matrix = confusion_matrix(taken["labels"], taken["predictions"], len(num_training))
+    figures = {"accuracy": np.mean(taken["predictions"] == taken["labels"]), "loss": taken["loss"]}
+    figures |= measure_predictions(config.eval_measures, matrix, num_training, config.eval_shots)
+    if "auc" in config.eval_measures:
+        figures["auc"] = taken["auc"]
+    figures = {name: float(figures[name]) for name in names}
+    return {f"test_{name}": value if math.isfinite(value) else None for name, value in figures.items()}

@@ -17,17 +17,16 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.config import flatten, measured_each_round
 from fedjax_ssl.engine.evaluation import RULE
+from fedjax_ssl.engine.measures import MEASURES, words_of
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 
+MEASURED = ("accuracy", "loss", *words_of(MEASURES))  # of a set of images
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"  # in the workdir
 
 # Name in metrics.jsonl -> group and name of the curve; other names are the method's.
 TAGS = {
-    "test_accuracy": "test/accuracy",
-    "test_loss": "test/loss",
-    "validation_accuracy": "validation/accuracy",
-    "validation_loss": "validation/loss",
+    **{f"{of}_{name}": f"{of}/{name}" for of in ("test", "validation") for name in MEASURED},
     "pseudo_label_accuracy": "pseudo_labels/in_use",
     "qualified_accuracy": "pseudo_labels/qualified",
     "score_gap": "pseudo_labels/score_gap",

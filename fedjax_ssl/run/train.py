@@ -22,6 +22,7 @@ from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
     CLASS_COUNTS,
     DATASET,
+    INIT_FROM,
     PARTITION,
     TIMINGS,
     Workdir,
@@ -44,10 +45,14 @@ from fedjax_ssl.run.progress import RoundProgress, title_of
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.summary import summarise
 from fedjax_ssl.run.trackers import open_trackers
+from fedjax_ssl.run.warm_start import find_warm_start
 
 
 def train(
-    config: ConfigDict, workdir: str | os.PathLike | None = None, on_finish: Callable[[], object] = lambda: None
+    config: ConfigDict,
+    workdir: str | os.PathLike | None = None,
+    on_finish: Callable[[], object] = lambda: None,
+    root: str | os.PathLike | None = None,
 ) -> State | tuple[State, ...]:
     """Trains what a configuration describes, or resumes the run in `workdir`.
 
@@ -58,6 +63,7 @@ def train(
             checkpoints/. With `config.seeds` each seed's run lies in its subfolder seed_N, as if it had been trained
             alone.
         on_finish: called when a run is over and has its summary; with `config.seeds` once for each seed.
+        root: a folder below which `config.init_from` is looked for first.
 
     Returns:
         The state after the last round; with `config.seeds` one for each of them.
@@ -70,13 +76,14 @@ def train(
     validate(config)
     with use_machine(config) as machine, contextlib.ExitStack() as open_folders:
         # User errors are raised here, before anything is written.
-        runs = open_runs(config, workdir, open_folders)
+        runs = open_runs(config, workdir, open_folders, root)
         groups = group_runs(machine, [run for run in runs if not is_over(run)])
         if groups:
             print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
         any_begins = any(run.state is None for run in runs)
+        given = next((run.warm_start.model for run in runs if run.warm_start), None)
         programs = {
-            size: compile_program(machine, [run.experiment for run in group], any_begins)
+            size: compile_program(machine, [run.experiment for run in group], any_begins, given)
             for size, group in {len(group): group for group in groups}.items()
         }
         if workdir is None and config.seeds:
@@ -98,13 +105,19 @@ def train(
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
-def open_runs(config: ConfigDict, workdir: str | os.PathLike | None, open_folders: contextlib.ExitStack) -> list[Run]:
+def open_runs(
+    config: ConfigDict,
+    workdir: str | os.PathLike | None,
+    open_folders: contextlib.ExitStack,
+    root: str | os.PathLike | None = None,
+) -> list[Run]:
     """The runs that a configuration asks for, one for each seed, with the states of those to be resumed.
 
     Args:
         config: of all the seeds.
         workdir: see `train`.
         open_folders: closes the runs' folders.
+        root: see `train`.
 
     Raises:
         UserError: a folder, the data or a field is not usable.
@@ -117,7 +130,10 @@ def open_runs(config: ConfigDict, workdir: str | os.PathLike | None, open_folder
     ]
     partition_files = [folder.path / PARTITION if folder.is_begun else None for folder in folders]
     experiments = build_experiments(configs, partition_files)
-    return [Run(e, folder, restore_newest(folder, e.state_shape)) for e, folder in zip(experiments, folders)]
+    states = [restore_newest(folder, e.state_shape) for e, folder in zip(experiments, folders)]
+    # A run that is resumed has its own checkpoint, and needs the other run no more.
+    starts = [find_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
+    return [Run(*parts) for parts in zip(experiments, folders, states, starts)]
 
 
 def restore_newest(folder: Workdir, like: State) -> State | None:
@@ -199,14 +215,15 @@ def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Chec
     if run.state is not None:
         return run.state
     before = time.monotonic()
-    state = jax.block_until_ready(program.init(machine.put(run.experiment.data)))
+    given = run.warm_start and run.warm_start.model
+    state = jax.block_until_ready(program.init(*machine.put((run.experiment.data, given))))
     run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
     checkpoints.save(0, jax.device_get(state))
     return state
 
 
 def _write_facts(run: Run) -> None:
-    """Writes what does not change during a run: who holds which data, and what the images are."""
+    """Writes what does not change during a run: who holds which data, what the images are, how the run began."""
     folder, experiment = run.folder.path, run.experiment
     if not (folder / PARTITION).exists():
         save_partition(folder / PARTITION, experiment.partition)
@@ -214,6 +231,8 @@ def _write_facts(run: Run) -> None:
     counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
     replace_arrays(folder / CLASS_COUNTS, **counts)
     replace_file(folder / DATASET, json.dumps(dataset_facts(dataset), indent=2) + "\n")
+    if run.warm_start:
+        replace_file(folder / INIT_FROM, json.dumps(run.warm_start.facts, indent=2) + "\n")
 
 
 def _conclude(run: Run) -> None:

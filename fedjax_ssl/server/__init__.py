@@ -14,7 +14,10 @@ from fedjax_ssl.server.aggregation import (
     weights,
     with_server_model,
 )
+from fedjax_ssl.server.consensus import distance_reweighted
+from fedjax_ssl.server.eligible import labelled_clients, only_eligible
 from fedjax_ssl.server.proxies import tuned_proxies
+from fedjax_ssl.server.roles import by_role
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,
@@ -39,10 +42,14 @@ __all__ = [
     "Link",
     "Training",
     "add_server_model",
+    "by_role",
     "chain",
+    "distance_reweighted",
     "fedavg",
+    "labelled_clients",
     "make_statistics",
     "mean",
+    "only_eligible",
     "optimizer",
     "own_optimizer",
     "pretrained_classifier",

@@ -1,0 +1,142 @@
+"""ACR as a local trainer: two classifiers, and labels adjusted to how far a client's images are from the labelled ones.
+
+Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistency Is All You Need", CVPR 2023.
+One classifier, the head `STANDARD`, learns the labelled images' distribution of classes; the other, which is tested, is
+balanced. In a federation the unlabelled images are each client's own, and so is the estimate of their distribution; the
+labelled images' shares of classes pi are sent down (C numbers). The paper's epoch is a round.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.client.deck import Batch
+from fedjax_ssl.client.local_sgd import Loss
+from fedjax_ssl.client.trainers import Seen, Target, Trainer, moved
+from fedjax_ssl.engine.interface import Broadcast, Problem
+from fedjax_ssl.learning.losses import cross_entropy
+
+STANDARD = "standard"  # the head h; the classifier is the balanced h_b
+HISTOGRAMS = ("counts", "presence")  # of `trainer.histogram`
+
+
+class Estimate(NamedTuple):
+    """The state of a client.
+
+    Attributes:
+        shares: float32 [C], u, the estimated shares of classes among its unlabelled images.
+        distances: float32 [3], summed over the steps of its round: of u to pi, to uniform and to reversed pi.
+        steps: float32 [], of these.
+        strength: float32 [], tau of the standard classifier's labels in this round.
+        rounds: int32 [], in which it took part before this one; -1 before the first.
+    """
+
+    shares: jax.Array
+    distances: jax.Array
+    steps: jax.Array
+    strength: jax.Array
+    rounds: jax.Array
+
+
+def adjustment(prior: jax.Array) -> jax.Array:
+    """log pi_c of shares float32 [..., C], by which logits are adjusted; of absent classes -27.6, as in the code."""
+    return jnp.log(prior + 1e-12)
+
+
+def reversed_shares(prior: jax.Array) -> jax.Array:
+    """The shares with the most frequent class's and the rarest's exchanged, and so on: float32 [C]."""
+    order = jnp.argsort(prior)
+    return jnp.zeros_like(prior).at[order].set(prior[order[::-1]])
+
+
+def distance(one: jax.Array, other: jax.Array) -> jax.Array:
+    """1/2 KL(a || b) + 1/2 KL(b || a) of shares float32 [..., C], each with 1e-12 added."""
+    one, other = one + 1e-12, other + 1e-12
+    return 0.5 * jnp.sum((one - other) * (jnp.log(one) - jnp.log(other)), axis=-1)
+
+
+def acr(options, num_classes: int) -> Trainer:
+    """The rule: what both classifiers are trained towards.
+
+        q  = softmax(h - tau_t log pi)    label of h,   counts if max q >= t or max softmax(h) >= t
+        q2 = softmax(h - tau log pi)      label of h_b, counts if max q2 >= t or max softmax(h_b) >= t
+
+    tau is `trainer.strength`, and tau_t = tau exp(K_con) / (exp K_con + exp K_uni + exp K_rev) by the mean `distance`
+    of the estimate u to pi, to uniform and to reversed pi in the client's last round: the further its images are from
+    the labelled ones, the more their labels are adjusted. u moves by the histogram of the confident labels of h_b, once
+    the client has taken part in `trainer.estimate_from` rounds; before that tau_t = tau. It always survives rounds.
+    """
+
+    def targets(old: Estimate, seen: Seen):
+        standard, balanced, mask = seen.outputs.heads[STANDARD], seen.outputs.logits, seen.batch.mask
+        log_prior = adjustment(seen.prior)
+        p = [
+            jax.nn.softmax(logits)
+            for logits in (
+                standard - old.strength * log_prior,
+                standard,
+                standard - options.strength * log_prior,
+                balanced,
+            )
+        ]
+        sure = [jnp.max(each, axis=-1) >= options.threshold for each in p]
+        labels = [jnp.argmax(each, axis=-1).astype(jnp.int32) for each in p]
+        weights = [jnp.where(mask & one, 1.0, 0.0) for one in (sure[2] | sure[3], sure[0] | sure[1])]
+        confident = mask & sure[3]
+        counts = jnp.sum(jax.nn.one_hot(labels[3], num_classes) * confident[:, None], axis=0)
+        if options.histogram == "presence":
+            counts = (counts > 0).astype(jnp.float32)
+        histogram = counts / jnp.maximum(jnp.sum(counts), 1.0)
+        estimates = old.rounds >= options.estimate_from
+        shares = moved(old.shares, histogram, options.estimate_momentum, estimates & jnp.any(confident))
+        anchors = jnp.stack([seen.prior, jnp.full(num_classes, 1.0 / num_classes), reversed_shares(seen.prior)])
+        counted = estimates & jnp.any(mask)
+        state = old._replace(
+            shares=shares,
+            distances=old.distances + jnp.where(counted, distance(shares, anchors), 0.0),
+            steps=old.steps + counted,
+        )
+        return (Target(labels[2], weights[0]), Target(labels[0], weights[1])), state
+
+    def next_round(old: Estimate) -> Estimate:
+        share = jax.nn.softmax(old.distances / jnp.maximum(old.steps, 1.0))[0]
+        strength = jnp.where(old.steps > 0, options.strength * share, old.strength)
+        return Estimate(old.shares, jnp.zeros(3), jnp.float32(0.0), strength, old.rounds + 1)
+
+    start = Estimate(
+        jnp.full(num_classes, 1.0 / num_classes),
+        jnp.zeros(3),
+        jnp.float32(0.0),
+        jnp.float32(options.strength),
+        jnp.int32(-1),
+    )
+    return Trainer(
+        lambda n_max: start,
+        targets,
+        next_round=next_round,
+        heads=(STANDARD,),
+        strong_views=2,
+        needs_prior=True,
+    )
+
+
+def loss_of_both(problem: Problem, metric: str) -> Callable:
+    """l(h(x), y) + l(h_b(x) + tau log pi, y) on a weak view, of the labelled phase; pi is `Broadcast.extra`."""
+    strength = problem.config.trainer.strength
+
+    def loss(received: Broadcast, data, work, batch: Batch, own, key):
+        del work, own
+        images, labels = problem.weak(key, data.images[batch.rows]), data.visible_labels[batch.rows]
+
+        def of(model) -> Loss:
+            (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)
+            balanced = outputs.logits + strength * adjustment(received.extra)
+            value = cross_entropy(outputs.heads[STANDARD], labels, batch.mask)
+            value += cross_entropy(balanced, labels, batch.mask)
+            return Loss(value, batch_stats, {metric: value})
+
+        return of
+
+    return loss

@@ -1,0 +1,127 @@
+"""Clients with labels and clients without: a phase on the labelled images, then one on the unlabelled ones.
+
+A role is data: a client takes steps in a phase for the images that it has of that kind, and a lane never computes the
+other role's loss. Who has labels alone hands its model through the second phase; who has images of both kinds trains on
+one after the other. Either way one upload leaves the client, which tells of how many labels it comes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.client.deck import Deck, Examples
+from fedjax_ssl.client.local_sgd import local_sgd, trained_models
+from fedjax_ssl.client.on_labels import OnLabels, loss_on_labels
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Jobs, Phase, Problem
+from fedjax_ssl.learning.sgd import Model
+
+LABELLED = "labelled"  # what every upload tells: the client's labelled examples, float32 []
+
+
+class Work(NamedTuple):
+    """What one client trains on in the unlabelled phase.
+
+    Attributes:
+        deck: its unlabelled examples.
+        rest: the work that the method laid out, with the same deck.
+        begin: the client's model after the labelled phase; the received one if it has no labels.
+        labelled: float32 [], its labelled examples.
+    """
+
+    deck: Deck
+    rest: Any
+    begin: Model
+    labelled: jax.Array
+
+
+def labelled_phase(
+    problem: Problem, loss: Callable | None = None, metric: str = "labelled_loss", **options: Any
+) -> Phase:
+    """`client.epochs` passes over a client's labelled images; the model goes to the next phase.
+
+    Args:
+        problem: the run. `client.logit_adjustment` and `client.labelled_views` are of the loss.
+        loss: of `local_sgd`, with an `OnLabels` for its work; None: cross-entropy.
+        metric: name of that loss's only metric.
+        options: further ones of `local_sgd`.
+    """
+    config = problem.config.client
+
+    def prepare(received, data, cohort, previous) -> Jobs:
+        del received, previous
+        examples = Examples.of(data, cohort)
+        deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
+        return Jobs(deck.num_steps(config.batch_size), OnLabels.of(problem, examples, deck))
+
+    loss = loss or loss_on_labels(problem, metric)
+    return local_sgd(problem, prepare, loss, metrics=(metric,), handed_on=True, **options)
+
+
+def unlabelled_phase(
+    problem: Problem,
+    prepare: Callable,
+    loss: Callable,
+    *,
+    metrics: tuple[str, ...],
+    parts: tuple[str, ...] = CLASSIFIER,
+    told: Callable | None = None,
+    sums: Mapping[str, tuple[int, ...]] = {},
+    **options: Any,
+) -> Phase:
+    """The phase behind `labelled_phase`: on a client's unlabelled images, and the upload of both.
+
+    Its learning rate and clipping are `client.unlabelled_learning_rate` and `client.unlabelled_clip_norm`. An optimiser
+    that survives rounds is one for both phases.
+
+    Args:
+        problem: the run.
+        prepare: (received, data, cohort, previous) -> Jobs, whose work has a `Deck` of unlabelled examples named
+            `deck`.
+        loss, metrics, parts, told, sums, options: as those of `local_sgd`; `loss` and `told` get the work of `prepare`.
+
+    Returns:
+        The Phase. Every upload tells `LABELLED`.
+    """
+    of_role = unlabelled_problem(problem)
+    factor = of_role.config.client.learning_rate / problem.config.client.learning_rate
+
+    def at_own_rate(received: Broadcast) -> Broadcast:
+        return received._replace(learning_rate=received.learning_rate * factor)
+
+    def prepare_both(received, data, cohort, previous) -> Jobs:
+        jobs = prepare(received, data, cohort, previous)
+        labelled = data.labelled_size[cohort.clients].astype(jnp.float32)
+        work = Work(jobs.work.deck, jobs.work, trained_models(received, previous), labelled)
+        takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
+        return jobs._replace(work=work, takes_part=previous.took_part | takes_part)
+
+    phase = local_sgd(
+        of_role,
+        prepare_both,
+        lambda received, data, work, *rest: loss(received, data, work.rest, *rest),
+        metrics=metrics,
+        parts=parts,
+        begin=lambda received, work, own: work.begin,
+        told=lambda work, model, totals: {
+            LABELLED: work.labelled,
+            **({} if told is None else told(work.rest, model, totals)),
+        },
+        sums=sums,
+        **options,
+    )
+    return phase._replace(
+        start=lambda received, work, own: phase.start(at_own_rate(received), work, own),
+        step=lambda received, *rest: phase.step(at_own_rate(received), *rest),
+    )
+
+
+def unlabelled_problem(problem: Problem) -> Problem:
+    """The problem of the unlabelled phase: `config.client` with the learning rate and the clipping of that role."""
+    config = problem.config.copy_and_resolve_references()
+    if config.client.unlabelled_learning_rate is not None:
+        config.client.learning_rate = config.client.unlabelled_learning_rate
+    if config.client.unlabelled_clip_norm is not None:
+        config.client.clip_norm = config.client.unlabelled_clip_norm
+    return problem._replace(config=config)

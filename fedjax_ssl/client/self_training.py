@@ -1,0 +1,170 @@
+"""The two phases of a client whose trainer is `config.trainer`: on labels, then on pseudo-labels of weak views."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.client.acr import acr, loss_of_both
+from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
+from fedjax_ssl.client.deck import Batch, Deck, Examples
+from fedjax_ssl.client.labels import score_cohort
+from fedjax_ssl.client.local_sgd import Loss
+from fedjax_ssl.client.trainers import Seen, Trainer, fixmatch, flexmatch, freematch, softmatch
+from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem, Report
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.models import Outputs
+
+TRAINERS: dict[str, Callable[..., Trainer]] = {
+    "fixmatch": fixmatch,
+    "flexmatch": flexmatch,
+    "freematch": freematch,
+    "softmatch": softmatch,
+    "acr": acr,
+}
+MEMORY = "trainer"  # the entry of the rule's state in a client's memory
+ACCEPTED = "accepted"  # what every upload tells: of how many pseudo-labels it comes, see `trainer.accepted`
+
+
+class Work(NamedTuple):
+    """What one client trains on.
+
+    Attributes:
+        deck: its unlabelled examples.
+        outputs: of the received model for a weak view of each, leaves [n_max, ...], without features; None: the model
+            in training labels (`trainer.labels_from`).
+        told: what the client tells besides, by name.
+    """
+
+    deck: Deck
+    outputs: Outputs | None
+    told: Mapping[str, jax.Array]
+
+
+def make_trainer(problem: Problem) -> Trainer:
+    """The rule that `trainer.name` names."""
+    options = problem.config.trainer
+    return TRAINERS[options.name](options, problem.num_classes)
+
+
+def trained_parts_of(problem: Problem) -> tuple[str, ...]:
+    """The parts of the model that clients train and upload."""
+    return (*CLASSIFIER, *make_trainer(problem).heads)
+
+
+def needs_prior(problem: Problem) -> bool:
+    """Whether the broadcast's `extra` must be the shares of classes among the labelled images, float32 [C]."""
+    return make_trainer(problem).needs_prior
+
+
+def own_trainer(problem: Problem, data) -> dict[str, Any]:
+    """The entry of `State.clients` for the rule's state, every leaf [K, ...]."""
+    num_clients, n_max = data.client_index.shape
+    return {MEMORY: _fresh(make_trainer(problem), num_clients, n_max)}
+
+
+def _fresh(trainer: Trainer, num_clients: int, n_max: int) -> Any:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), trainer.start(n_max))
+
+
+def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase, Phase]:
+    """`client.epochs` passes over a client's labelled images, then as many over its unlabelled ones.
+
+    With `trainer.labels_from` = 'received' all labels are made before the first step, by the received model in
+    evaluation mode, from one weak view of each image; with 'local' in each step, by the model in training. The student
+    sees a weak view too where that labels the image or moves running statistics, and strong views.
+
+    Args:
+        problem: the run.
+        tell: (Outputs of the received model for weak views of all the cohort's images, leaves [M, n_max, ...];
+            Examples; those at or above `trainer.threshold`, bool [M, n_max]) -> what each client tells besides
+            `ACCEPTED`, by name, leaves [M, ...]. None: nothing.
+
+    Returns:
+        The labelled and the unlabelled phase.
+
+    Raises:
+        UserError: fields of the labelled loss that a trainer with a loss of its own does not read.
+    """
+    options, config, network = problem.config.trainer, problem.config.client, problem.network
+    trainer, parts = make_trainer(problem), trained_parts_of(problem)
+    if trainer.heads and (config.logit_adjustment or config.labelled_views != "weak"):
+        raise UserError(
+            f"trainer.name={options.name!r} has a loss of its own on labelled images; leave client.logit_adjustment 0 "
+            "and client.labelled_views 'weak'"
+        )
+    by_received = options.labels_from == "received"
+    with_weak = not by_received or network.normalisation == "running"
+
+    def begun(states: Any, shape: tuple[int, int]) -> Any:
+        """The states of a cohort at the beginning of a round."""
+        if trainer.next_round is not None:
+            return jax.vmap(trainer.next_round)(states)
+        return _fresh(trainer, *shape) if options.counters == "per_round" else states
+
+    def prepare(received, data, cohort, previous) -> Jobs:
+        del previous
+        examples = Examples.of(data, cohort)
+
+        def scores(images) -> Outputs:
+            outputs = network.predict(received.model, images)
+            return outputs if tell is not None else outputs._replace(features=())
+
+        seen = score_cohort(problem, scores, data.images, examples, num_views=1)
+        probabilities = jax.nn.softmax(seen.logits)
+        confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
+        deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
+        told = {} if tell is None else tell(seen, examples, confident)
+        labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
+        return Jobs(
+            deck.num_steps(config.batch_size),
+            Work(deck, seen._replace(features=()) if by_received else None, told),
+            Report(labels, confident | examples.labelled),
+            {MEMORY: begun(cohort.own[MEMORY], examples.rows.shape)},
+        )
+
+    def loss(received, data, work: Work, batch: Batch, own, key):
+        weak_key, *strong_keys = jax.random.split(key, 1 + trainer.strong_views)
+        images = data.images[batch.rows]
+        views = [problem.weak(weak_key, images)] if with_weak else []
+        views += [problem.strong(strong_key, images) for strong_key in strong_keys]
+
+        def of(model) -> Loss:
+            outputs, batch_stats = network.train(model, tuple(views), batch.mask)
+            if by_received:
+                labelling = jax.tree.map(lambda leaf: leaf[batch.positions], work.outputs)
+            else:
+                labelling = jax.lax.stop_gradient(outputs[0])
+            seen = Seen(labelling, batch, work.deck.size, received.extra if trainer.needs_prior else None)
+            targets, state = trainer.targets(own[MEMORY], seen)
+            strong = outputs[-trainer.strong_views :]
+            losses = [
+                cross_entropy(logits, labels, batch.mask, weights)
+                for view in strong
+                for logits, (labels, weights) in zip([view.logits, *(view.heads[h] for h in trainer.heads)], targets)
+            ]
+            value = sum(losses) / len(strong)
+            if trainer.further is not None:
+                value += trainer.further(state, strong[0].logits, targets[0])
+            weight = jnp.sum(targets[0].weights)
+            confident = jnp.sum(batch.mask & (jnp.max(seen.probabilities, axis=-1) >= options.threshold))
+            metrics = {"unlabelled_loss": value, "mean_weight": weight / jnp.maximum(jnp.sum(batch.mask), 1)}
+            accepted = weight if options.accepted == "trained_on" else confident.astype(jnp.float32)
+            return Loss(value, batch_stats, metrics, aux=state, sums={ACCEPTED: accepted})
+
+        return of
+
+    on_labels = loss_of_both(problem, "labelled_loss") if trainer.heads else None
+    on_pseudo_labels = unlabelled_phase(
+        problem,
+        prepare,
+        loss,
+        metrics=("unlabelled_loss", "mean_weight"),
+        parts=parts,
+        told=lambda work, model, totals: work.told,
+        sums={ACCEPTED: ()},
+        remember=lambda own, model, state, index: {MEMORY: state},
+    )
+    return labelled_phase(problem, on_labels, parts=parts), on_pseudo_labels

@@ -1,0 +1,100 @@
+"""Long tails: training images cut so that each class has fewer than the one before."""
+
+import math
+
+import numpy as np
+
+from fedjax_ssl.errors import UserError
+
+
+def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:
+    """Images of each class of a long tail: floor(n_max IF^(-c / (C - 1))), classes c in the order of their labels.
+
+    Args:
+        largest: n_max, images of the largest class.
+        imbalance: IF, n_max over the images of the smallest class, at least 1; negative for the reversed order, in
+          which the last class is the largest.
+        num_classes: number of classes C, at least 2.
+
+    Returns:
+        int64 [C].
+
+    Source: Cui et al., "Class-Balanced Loss", CVPR 2019; the reversed order as in Wei and Gan, ACR, CVPR 2023.
+    """
+    exponents = np.arange(num_classes) / (num_classes - 1)
+    exact = largest * abs(float(imbalance)) ** -exponents
+    # Powers are not exact: 500 / 100 must not become 4.
+    counts = np.floor(exact * (1 + 1e-12)).astype(np.int64)
+    return counts if imbalance > 0 else counts[::-1]
+
+
+def check_tail(imbalance: float, largest: int, prefix: str = "") -> None:
+    """Checks the two fields of a tail, `data.<prefix>imbalance` and `data.<prefix>largest_class`.
+
+    Raises:
+        UserError: a field has an impossible value.
+    """
+    if not 1 <= abs(imbalance) < math.inf:
+        raise UserError(
+            f"data.{prefix}imbalance must be a number from 1 on, or from -1 down (reversed), not {imbalance}"
+        )
+    if type(largest) is not int or largest < 0:
+        raise UserError(f"data.{prefix}largest_class must be a whole number from 0 on, not {largest}")
+
+
+def cut_to_tail(
+    labels: np.ndarray, num_classes: int, imbalance: float, largest: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws the examples that remain; with the same state of `rng`, a longer tail keeps a part of a shorter one.
+
+    Args:
+        labels: int [n], of the examples to be cut.
+        num_classes: number of classes C.
+        imbalance: see `tail_counts`.
+        largest: n_max; 0: as many as the smallest class has.
+        rng: source of randomness.
+
+    Returns:
+        Positions in `labels`, ascending; all of them for an imbalance of 1 without `largest`.
+
+    Raises:
+        UserError: a class has fewer images than the tail takes, or would have none.
+    """
+    if abs(imbalance) == 1 and not largest:
+        return np.arange(len(labels))
+    present = np.bincount(labels, minlength=num_classes)
+    counts = tail_counts(largest or int(present.min()), imbalance, num_classes)
+    if not counts.all():
+        raise UserError(
+            f"data.imbalance={imbalance:g} leaves no image of class {int(np.argmin(counts))}, for the largest class "
+            f"has {counts.max()}; bring it nearer to 1, or raise data.largest_class"
+        )
+    return np.sort(draw_of_each_class(labels, counts, rng, f"data.largest_class={largest}"))
+
+
+def draw_of_each_class(
+    labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator, source: str, otherwise: str = ""
+) -> np.ndarray:
+    """Positions of `counts` [C] examples of each class, class by class.
+
+    Args:
+        labels: int [n].
+        counts: int [C].
+        rng: source of randomness.
+        source: where the counts are from, FIELD=VALUE, for messages.
+        otherwise: what else would do, for messages.
+
+    Raises:
+        UserError: a class has fewer.
+    """
+    drawn = []
+    for c, count in enumerate(counts):
+        rows = np.flatnonzero(labels == c)
+        if count > len(rows):
+            of = "each class" if np.ptp(counts) == 0 else f"class {c}"
+            raise UserError(
+                f"{source} takes {count} examples of {of}, but class {c} has {len(rows)} left; lower "
+                f"{source.partition('=')[0]}{otherwise}"
+            )
+        drawn.append(rng.permutation(rows)[:count])
+    return np.concatenate(drawn)

@@ -1,0 +1,155 @@
+"""Measures for imbalanced sets, besides accuracy: balanced accuracy, precision, AUC, accuracy by size of the class.
+
+Pure functions that also run in a round, with the semantics of scikit-learn. A measure that a set cannot have is NaN.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.data.federated import FederatedData
+
+# A name of the configuration -> what it adds to the records, behind the set's name, and in words. All are shares.
+MEASURES = {
+    "balanced_accuracy": {"balanced_accuracy": "balanced accuracy"},
+    "precision": {"precision": "macro precision"},
+    "auc": {"auc": "macro AUC"},
+    "shots": {
+        "many_accuracy": "many-shot accuracy",
+        "medium_accuracy": "medium-shot accuracy",
+        "few_accuracy": "few-shot accuracy",
+    },
+}
+
+
+def words_of(measures: Iterable[str]) -> dict[str, str]:
+    """What some measures add to the records, behind the set's name -> the same in words."""
+    return {name: words for measure in measures for name, words in MEASURES[measure].items()}
+
+
+def measure(
+    measures: Iterable[str], logits: jax.Array, labels: jax.Array, num_training: jax.Array, shots: Sequence[int]
+) -> dict[str, jax.Array]:
+    """The measures of a set's outputs.
+
+    Args:
+        measures: names of `MEASURES`.
+        logits: [n, C].
+        labels: int32 [n].
+        num_training: int [C], training images of each class; read by 'shots'.
+        shots: see `by_shots`.
+
+    Returns:
+        Name (without the set's) -> a share.
+    """
+    of_predictions = [name for name in measures if name != "auc"]
+    found = {}
+    if of_predictions:
+        matrix = confusion_matrix(labels, jnp.argmax(logits, axis=1), logits.shape[1])
+        found = measure_predictions(of_predictions, matrix, num_training, shots)
+    return {**found, **({"auc": macro_auc(jax.nn.softmax(logits), labels)} if "auc" in measures else {})}
+
+
+def measure_predictions(
+    measures: Iterable[str], matrix: jax.Array, num_training: jax.Array, shots: Sequence[int]
+) -> dict[str, jax.Array]:
+    """The measures that need no more than a confusion matrix, all but 'auc'; arguments as in `measure`."""
+    found = {}
+    if "balanced_accuracy" in measures:
+        found["balanced_accuracy"] = balanced_accuracy(matrix)
+    if "precision" in measures:
+        found["precision"] = macro_precision(matrix)
+    if "shots" in measures:
+        found |= by_shots(matrix, num_training, shots)
+    return found
+
+
+def confusion_matrix(labels: jax.Array, predictions: jax.Array, num_classes: int) -> jax.Array:
+    """int32 [C, C], images of the row's class that were classified as the column's."""
+    return jnp.zeros((num_classes, num_classes), jnp.int32).at[labels, predictions].add(1)
+
+
+def balanced_accuracy(matrix: jax.Array) -> jax.Array:
+    """Mean over the classes that occur of the share of their images that are classified right, from a confusion matrix.
+
+    Source: scikit-learn's `balanced_accuracy_score`.
+    """
+    images = jnp.sum(matrix, axis=1)
+    return _mean(jnp.diag(matrix) / jnp.maximum(images, 1), images > 0)
+
+
+def macro_precision(matrix: jax.Array) -> jax.Array:
+    """Mean over classes of the share of the images classified as theirs that are, from a confusion matrix.
+
+    A class that occurs and that no image is classified as counts as 0; one that neither occurs nor is predicted does
+    not count.
+
+    Source: scikit-learn's `precision_score` with average='macro' and zero_division=0.
+    """
+    images, predicted = jnp.sum(matrix, axis=1), jnp.sum(matrix, axis=0)
+    return _mean(jnp.diag(matrix) / jnp.maximum(predicted, 1), images + predicted > 0)
+
+
+def by_shots(matrix: jax.Array, num_training: jax.Array, shots: Sequence[int]) -> dict[str, jax.Array]:
+    """Balanced accuracy of the classes with many, a medium number of, and few training images.
+
+    Args:
+        matrix: int [C, C], a confusion matrix.
+        num_training: int [C], training images of each class.
+        shots: (few, many): a class with fewer images than the first has few, with more than the second many.
+
+    Source: Liu et al., "Large-Scale Long-Tailed Recognition in an Open World", CVPR 2019, with 20 and 100.
+    """
+    images, (few, many) = jnp.sum(matrix, axis=1), shots
+    right = jnp.diag(matrix) / jnp.maximum(images, 1)
+    has_few, has_many = num_training < few, num_training > many
+    groups = {"many": has_many, "medium": ~has_few & ~has_many, "few": has_few}
+    return {f"{name}_accuracy": _mean(right, group & (images > 0)) for name, group in groups.items()}
+
+
+def macro_auc(probabilities: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean over classes of the area under the ROC curve of each against all others.
+
+    The area is the probability that an image of the class has a larger score for it than an image of another class;
+    equal scores count half. Classes that do not occur, or that all images are of, are left out.
+
+    Args:
+        probabilities: [n, C], scores.
+        labels: int [n].
+
+    Source: scikit-learn's `roc_auc_score` with multi_class='ovr' and average='macro', which refuses absent classes.
+    """
+
+    def of_class(scores: jax.Array, is_one: jax.Array) -> jax.Array:
+        order = jnp.argsort(scores)
+        scores, is_one = scores[order], is_one[order]
+        place = jnp.arange(len(scores))
+        # Where the run of equal scores of each place begins and ends.
+        differs = scores[1:] != scores[:-1]
+        first = jax.lax.cummax(jnp.where(jnp.append(True, differs), place, 0))
+        last = jax.lax.cummin(jnp.where(jnp.append(differs, True), place, len(scores)), reverse=True)
+        others = jnp.append(0, jnp.cumsum(~is_one))  # among the images before each place
+        num_others = others[-1]
+        # Whole numbers until here: sums of pairs would exceed float32's.
+        won = (others[first] + others[last + 1]) / jnp.maximum(2 * num_others, 1)
+        area = _mean(won, is_one)
+        return jnp.where(num_others > 0, area, jnp.nan)
+
+    areas = jax.lax.map(
+        lambda c: of_class(jnp.take(probabilities, c, axis=1), labels == c), jnp.arange(probabilities.shape[1])
+    )
+    return _mean(areas, jnp.isfinite(areas))
+
+
+def count_training_images(data: FederatedData, hidden_labels: jax.Array, num_classes: int) -> jax.Array:
+    """Images of each class that the clients and the server hold, each once: int32 [C]."""
+    present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
+    owned = jnp.zeros(len(hidden_labels), bool).at[data.client_index].max(present).at[data.anchor_index].set(True)
+    return jnp.zeros(num_classes, jnp.int32).at[hidden_labels].add(owned.astype(jnp.int32))
+
+
+def _mean(values: Any, counted: jax.Array) -> jax.Array:
+    """The mean of the values that count; NaN without any."""
+    return jnp.sum(jnp.where(counted, values, 0.0)) / jnp.sum(counted)

@@ -1,0 +1,291 @@
+"""CBAFed: Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning.
+
+Li, Li and Wang, CVPR 2023. Some clients have labels for all their images, the others for none. What differs from
+FedAvg:
+  1. first the clients with labels train alone, an epoch a round (`cbafed.warm_up_rounds`; or begin with the model of
+     another run);
+  2. then all take part. The received model labels weak views once a round, above a threshold of the class: the higher
+     the class's share of all labels, given and made in the last round, the higher its threshold. An image that falls
+     short gets its second class where that one is rare;
+  3. clients without labels go through the very views that were labelled once, those with labels through all images
+     several times; an upload weighs as many labels as it comes from;
+  4. weights have residual connections: every few epochs a labelled client's model, and every few rounds the global one,
+     are drawn back to a record of themselves, statistics included.
+
+A lone image in the last batch is skipped, as in the code: its batch statistics would be itself. With several labelled
+clients the code averages them once, behind all epochs of the first stage; here after each. If not all clients take part
+in a round, those who do not count with the labels of their last one. The code takes a rare second class for every data
+set (the variant `code`), the paper not for SVHN and ISIC (`svhn`, `isic`).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import (
+    LABELLED,
+    Deck,
+    Examples,
+    Loss,
+    global_model,
+    labelled_phase,
+    score_cohort,
+    unlabelled_phase,
+    weak_views,
+)
+from fedjax_ssl.client.deck import Batch
+from fedjax_ssl.client.on_labels import class_counts
+from fedjax_ssl.client.residual import with_residual
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.engine import (
+    CLASSIFIER,
+    Broadcast,
+    Jobs,
+    Method,
+    Phase,
+    Problem,
+    Received,
+    Report,
+    State,
+    trained_parts,
+)
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.residual import drawn_back
+from fedjax_ssl.learning.trees import where
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.server import Flow, Link, fedavg
+
+COUNTS = "class_counts"  # the accepted pseudo-labels of each class: told by a client, remembered by the server
+GIVEN, RECORD = "given_labels", "record"  # in the server's memory: given labels of each class, the record of weights
+FIELDS = {"data.labels": "some_clients", "client.persistent": True}
+VARIANTS = {
+    "paper": {
+        "num_rounds": 1002,
+        "cbafed.warm_up_rounds": 501,
+        "num_clients": 10,
+        "clients_per_round": 10,
+        "data.alpha": 0.8,
+        "client.epochs": 1,
+        "client.batch_size": 64,
+        "client.learning_rate": 0.03,
+        "client.unlabelled_learning_rate": 0.02,
+        "client.clip_norm": 5.0,
+    },
+    "svhn": {"cbafed.cap": 0.9, "cbafed.second_labels": False},
+    "cifar100": {"num_rounds": 2002, "cbafed.warm_up_rounds": 1001},
+    "isic": {"cbafed.cap": 0.9, "cbafed.second_labels": False, "cbafed.labelled_factor": 10.0},
+    "code": {"cbafed.second_labels": True},
+}
+
+
+def defaults() -> ConfigDict:
+    """The section `config.cbafed`."""
+    section = ConfigDict()
+    section.warm_up_rounds = 0  # in which clients with labels train alone, client.epochs each; the paper's are 501
+    section.labelled_epochs = 11  # of a client with labels in later rounds; the others make client.epochs
+    section.base = 0.84  # T_c = min(P_c + base - std(P), cap), P the classes' shares of all labels times C / 10
+    section.cap = 0.95  # of a class's threshold
+    section.second_labels = True  # whether an image below its threshold may have its second class for a label
+    section.rare = 0.03  # if P_c of that class is below this
+    section.labelled_factor = 1.0  # of the given labels in an upload's weight
+    section.local_record = 4.0  # weight of the record against a labelled client's 1, and in the first stage
+    section.global_record = 1.0  # of the record against the global model's 1
+    section.residual_every = 5  # epochs and rounds
+    return section
+
+
+class Rule(NamedTuple):
+    """What the clients are told of labelling.
+
+    Attributes:
+        thresholds: float32 [C], T_c, which a probability must exceed.
+        rare: bool [C], which classes an image may have for its second one.
+        all_train: bool [], whether the first stage is over.
+    """
+
+    thresholds: jax.Array
+    rare: jax.Array
+    all_train: jax.Array
+
+
+class Work(NamedTuple):
+    """What a client without labels trains on.
+
+    Attributes:
+        deck: the images whose label was accepted.
+        labels: int32 [n_max].
+        counts: float32 [C], of the accepted labels.
+        view_key: raw key of the views that were labelled.
+    """
+
+    deck: Deck
+    labels: jax.Array
+    counts: jax.Array
+    view_key: jax.Array
+
+
+def cbafed(problem: Problem) -> Method:
+    """Both stages as a Method."""
+    config, options = problem.config, problem.config.cbafed
+
+    def init(data, key) -> State:
+        state = method.init(data, key)
+        memory = {
+            GIVEN: given_labels(data, problem.num_classes),
+            COUNTS: jnp.zeros((config.num_clients, problem.num_classes)),
+            RECORD: trained_parts(problem.network, state.model, CLASSIFIER),
+        }
+        return state._replace(server={**state.server, **memory})
+
+    def broadcast(state: State, data, key) -> Broadcast:
+        del data, key
+        thresholds, rare = class_rule(state.server[GIVEN] + jnp.sum(state.server[COUNTS], axis=0), options)
+        return global_model(problem, state, Rule(thresholds, rare, state.round >= options.warm_up_rounds))
+
+    def aggregate(state: State, data, received: Received, key):
+        state, metrics = aggregation.aggregate(state, data, received, key)
+        told = jnp.where(received.accepted[:, None], received.uploads.told[COUNTS], 0.0)
+        place = jnp.where(received.sizes > 0, received.clients, config.num_clients)  # out of bounds: dropped
+        counts = state.server[COUNTS].at[place].set(told, mode="drop")
+        return state._replace(server={**state.server, COUNTS: counts}), metrics
+
+    aggregation = fedavg(problem, weighted_by=by_labels(options.labelled_factor), after_mean=(residual(options),))
+    method = alternating(problem, (on_given_labels(problem), on_accepted_labels(problem)), aggregation=aggregation)
+    return method._replace(init=init, broadcast=broadcast, aggregate=aggregate)
+
+
+def given_labels(data: FederatedData, num_classes: int) -> jax.Array:
+    """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
+    present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
+    labels = jnp.where(present, data.visible_labels[data.client_index], -1)
+    return jnp.sum(class_counts(labels, num_classes), axis=0)
+
+
+def class_rule(counts: jax.Array, options: ConfigDict) -> tuple[jax.Array, jax.Array]:
+    """T_c and the rare classes of the numbers of labels, float32 [C]: float32 and bool [C]."""
+    shares = counts / jnp.maximum(jnp.sum(counts), 1) * len(counts) / 10
+    return jnp.minimum(shares + options.base - jnp.std(shares, ddof=1), options.cap), shares < options.rare
+
+
+def accept(probabilities: jax.Array, rule: Rule, second_labels: bool) -> tuple[jax.Array, jax.Array]:
+    """The labels of predictions float32 [..., C], int32 [...], and which of them count, bool [...]."""
+    (best, _), (label, second) = (jnp.moveaxis(found, -1, 0) for found in jax.lax.top_k(probabilities, 2))
+    confident = best > rule.thresholds[label]
+    if not second_labels:
+        return label, confident
+    return jnp.where(confident, label, second), confident | rule.rare[second]
+
+
+def on_given_labels(problem: Problem) -> Phase:
+    """Epochs of cross-entropy with the residual connection; in the first stage `client.epochs` of them."""
+    config, options = problem.config.copy_and_resolve_references(), problem.config.cbafed
+    config.client.epochs = max(options.labelled_epochs, config.client.epochs)
+    longest = labelled_phase(problem._replace(config=config))
+
+    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+        jobs = longest.prepare(received, data, cohort, previous)
+        epochs = jnp.where(received.extra.all_train, options.labelled_epochs, problem.config.client.epochs)
+        return jobs._replace(num_steps=jobs.num_steps // config.client.epochs * epochs)
+
+    phase = longest._replace(prepare=prepare)
+    return with_residual(phase, config.client.batch_size, options.local_record, options.residual_every)
+
+
+def on_accepted_labels(problem: Problem) -> Phase:
+    """The received model's labels of weak views, and passes over those views; and the upload of both phases."""
+    options, config, network = problem.config.cbafed, problem.config.client, problem.network
+
+    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+        del previous
+        examples = Examples.of(data, cohort)
+        view_keys, order_keys = jax.vmap(jax.random.split)(examples.keys).T
+        p = score_cohort(
+            problem,
+            lambda images: network.probabilities(received.model, images),
+            data.images,
+            examples._replace(keys=view_keys),
+            num_views=1,
+        )
+        labels, accepted = accept(p, received.extra, options.second_labels)
+        accepted &= examples.unlabelled & received.extra.all_train
+        deck = Deck.shuffled(examples, accepted, order_keys, config.epochs)
+        deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # the lone image of a last batch
+        counts = class_counts(jnp.where(accepted, labels, -1), problem.num_classes)
+        work = Work(deck, labels, counts, jax.random.key_data(view_keys))
+        num_steps = deck.num_steps(config.batch_size)
+        return Jobs(num_steps, work, Report(labels, accepted), takes_part=jnp.any(accepted, axis=1))
+
+    def loss(received, data, work: Work, batch: Batch, own, key):
+        del received, own, key
+        keys = jnp.broadcast_to(jax.random.wrap_key_data(work.view_key), batch.positions.shape)
+        images = weak_views(problem, keys, batch.positions, data.images[batch.rows])
+
+        def of(model) -> Loss:
+            (outputs,), batch_stats = network.train(model, (images,), batch.mask)
+            value = cross_entropy(outputs.logits, work.labels[batch.positions], batch.mask)
+            return Loss(value, batch_stats, {"unlabelled_loss": value})
+
+        return of
+
+    return unlabelled_phase(
+        problem, prepare, loss, metrics=("unlabelled_loss",), told=lambda work, *_: {COUNTS: work.counts}
+    )
+
+
+def by_labels(factor: float) -> Link:
+    """An upload weighs as many labels as it comes from, given ones times a factor."""
+
+    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+        told = received.uploads.told
+        labels = factor * told[LABELLED] + jnp.sum(told[COUNTS], axis=1)
+        return flow._replace(weights=jnp.where(received.accepted, labels, 0.0))
+
+    return Link(apply)
+
+
+def residual(options: ConfigDict) -> Link:
+    """The residual connection of the global model; the first stage has that of a labelled client, a round an epoch.
+
+    The record of the first stage is the model behind its first round, that of the second stage its first model.
+    """
+
+    def apply(flow: Flow, current, state: State, data, received, key) -> Flow:
+        in_warm_up = state.round < options.warm_up_rounds
+        number = jnp.where(in_warm_up, state.round, state.round - options.warm_up_rounds)
+        record = where(number == 0, where(in_warm_up, flow.model, current), flow.memory[RECORD])
+        weight = jnp.where(in_warm_up, options.local_record, options.global_record)
+        model, record = drawn_back(flow.model, record, number, weight, options.residual_every)
+        return flow._replace(model=model, memory={**flow.memory, RECORD: record})
+
+    return Link(apply)
+
+
+ENTRY = Entry(
+    cbafed,
+    title="CBAFed",
+    paper="https://openaccess.thecvf.com/content/CVPR2023/html/"
+    "Li_Class_Balanced_Adaptive_Pseudo_Labeling_for_Federated_Semi-Supervised_Learning_CVPR_2023_paper.html",
+    settings=("some_clients", "clients"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    at_least={
+        "warm_up_rounds": 0,
+        "labelled_epochs": 1,
+        "rare": 0,
+        "labelled_factor": 0,
+        "local_record": 0,
+        "global_record": 0,
+        "residual_every": 1,
+    },
+    tiny={
+        "cbafed.labelled_epochs": 3,
+        "cbafed.base": 0.1,
+        "cbafed.cap": 0.12,
+        "cbafed.residual_every": 1,
+        "clients_per_round": 8,
+    },
+)

@@ -1,0 +1,77 @@
+"""FedAvg-Semi: labelled and unlabelled clients are averaged apart, and each half counts the same.
+
+The baseline of SemiAnAgg (TMLR 2024, arXiv 2407.10327, eq. 2). Some clients have labels for all their images, the
+others for none. What differs from FedAvg:
+  1. clients with labels minimise cross-entropy, the others train on the labels that the received model gives their
+     images, by the local trainer that `config.trainer` names (FlexMatch in the paper);
+  2. the mean is l1 of the labelled clients, by their images, plus l2 of the others, by the pseudo-labels that they
+     trained on: however many clients without labels there are, they do not outvote those with labels. Without any
+     pseudo-label the labelled clients have all the weight.
+Weights apply to all that is uploaded, running statistics too. A client with images of both kinds trains on one after
+the other, and counts in both halves.
+
+`fedavg_semi.unlabelled_weights` = 'uniform' is the honest rival of SemiAnAgg, whose weights stay near the uniform ones.
+"""
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import ACCEPTED, STANDARD
+from fedjax_ssl.engine import Method, Problem, Received
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
+
+FIELDS = {"data.labels": "some_clients"}
+VARIANTS = {
+    "uniform": {"fedavg_semi.unlabelled_weights": "uniform"},
+    "by_size": {"fedavg_semi.unlabelled_weights": "size"},
+    "together": {"fedavg_semi.apart": False},  # FedAvg in SemiAnAgg's ablation
+    "code": {"trainer.accepted": "confident"},  # SemiAnAgg's code counts them so
+}
+
+
+def defaults() -> ConfigDict:
+    """The section `config.fedavg_semi`."""
+    section = ConfigDict()
+    section.apart = True  # labelled and other clients; False: one mean of all, by aggregation.weights
+    section.labelled_share = 0.5  # l1 of eq. 2, the weight of all labelled clients together; l2 is the rest
+    # Of clients without labels, among themselves: 'accepted', the pseudo-labels that they trained on (eq. 2; see
+    # trainer.accepted), 'uniform', or 'size', their images.
+    section.unlabelled_weights = "accepted"
+    return section
+
+
+def fedavg_semi(problem: Problem) -> Method:
+    """Eq. 2 as a Method."""
+    options = problem.config.fedavg_semi
+    weights = {"accepted": accepted_labels, "uniform": any_images, "size": unlabelled_images}
+    scores = weights[options.unlabelled_weights] if options.apart else None
+    return trained_by_role(problem, scores, options.labelled_share)
+
+
+def accepted_labels(received: Received) -> jax.Array:
+    """N_k^U, the pseudo-labels that the client trained on, float32 [R]."""
+    return received.uploads.told[ACCEPTED]
+
+
+def any_images(received: Received) -> jax.Array:
+    """1 for a client with images without a label, else 0, float32 [R]."""
+    return (unlabelled_images(received) > 0).astype(jnp.float32)
+
+
+ENTRY = Entry(
+    fedavg_semi,
+    title="FedAvg-Semi",
+    paper="https://arxiv.org/abs/2407.10327",
+    settings=("some_clients", "clients"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    heads={STANDARD: lambda model: None},
+    heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
+    choices={"unlabelled_weights": ("accepted", "uniform", "size")},
+    at_least={"labelled_share": 0},
+    at_most={"labelled_share": 1},
+    tiny={"trainer.threshold": 0.2, "clients_per_round": 8},
+)

@@ -1,0 +1,152 @@
+"""RSCFed: Random Sampling Consensus Federated Semi-supervised Learning.
+
+Liang et al., CVPR 2022 (arXiv 2203.13993). Some clients have labels for all their images, the others for none. What
+differs from FedAvg:
+  1. a round draws several groups of clients, each without replacement; all train from the same global model. A client
+     in two groups trains twice, and its optimiser and teacher advance twice;
+  2. clients without labels hold the student near a mean teacher of their own: the square error to the teacher's
+     sharpened probabilities of another weak view. The teacher is never reset, the student begins with the global model;
+  3. within a group an upload counts the less the further it is from the group's mean; a labelled client counts more.
+     The global model is the plain mean of the groups' models.
+
+The paper's setting starts from a model that was trained on the labelled client alone. From an untrained one a teacher
+with `rscfed.teacher_statistics` = 'first' normalises by the statistics of that model for ever: take 'received'.
+A labelled client's factor is 36 in all (`rscfed.factor_in_mean`), while the command in the public code's README, with
+its `--un_dist=avg`, gives 6; the variant `code` is that. In the code PyTorch's counters of batches are among the
+tensors whose distances are added up, and with normalisation layers make all weights of a group underflow: here they are
+not, and the nearest upload keeps a weight.
+"""
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import LABELLED, global_model, labelled_phase, mean_teacher_phase, own_teachers
+from fedjax_ssl.client.mean_teacher import DIVISORS, STATISTICS
+from fedjax_ssl.engine import Draw, Method, Problem
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.server import distance_reweighted, fedavg
+from fedjax_ssl.server.consensus import DISTANCES
+
+FIELDS = {"data.labels": "some_clients", "client.persistent": True}
+VARIANTS = {
+    "paper": {  # the setting of its experiments on SVHN and CIFAR-100
+        "num_rounds": 1000,
+        "num_clients": 10,
+        "clients_per_round": 10,
+        "data.alpha": 0.8,
+        "client.epochs": 1,
+        "client.batch_size": 64,
+        "client.learning_rate": 0.03,
+        "client.unlabelled_learning_rate": 0.021,
+        "client.clip_norm": 5.0,
+    },
+    "isic": {
+        "num_rounds": 800,
+        "client.batch_size": 12,
+        "client.learning_rate": 0.002,
+        "client.unlabelled_learning_rate": 0.001,
+        "rscfed.labelled_factor": 200.0,
+        "rscfed.beta": 0.01,
+        "rscfed.beta_labelled": 0.01,
+    },
+    "code": {"rscfed.factor_in_mean": False, "rscfed.loss_over": "batch_size"},
+    "fedavg": {"rscfed.groups": 1, "rscfed.labelled_factor": 1.0, "rscfed.beta": 0.0, "rscfed.beta_labelled": 0.0},
+}
+
+
+def defaults() -> ConfigDict:
+    """The section `config.rscfed`."""
+    section = ConfigDict()
+    section.groups = 3  # sub-consensus models of a round, trained one after the other
+    section.group_size = 5  # clients of each, drawn without replacement; clients_per_round is not read
+    section.consistency_weight = 0.02  # of the square error to the teacher
+    section.ramp_rounds = 0  # in which that weight rises linearly from 0
+    section.temperature = 0.5  # T of the teacher's probabilities, p^(1/T) / sum p^(1/T)
+    section.ema_decay = 0.999  # of the teacher, at the most: in its step t from 0 it is min(1 - 1 / (t + 1), this)
+    # Statistics of the teacher's normalisation: of the 'first' model that the client received, as in the code; of the
+    # one that it has 'received' in this round; or 'averaged' as the parameters are.
+    section.teacher_statistics = "first"
+    section.loss_over = "present"  # a batch's square errors over its images; 'batch_size': over those of a full one
+    section.labelled_factor = 6.0  # a labelled client counts as so many, after its distance
+    section.factor_in_mean = True  # and in the mean from which distances are taken, hence in the size's share, too
+    section.beta = 1e4  # weight exp(-beta d / n) of an upload at distance d with n images, in a group without labels
+    section.beta_labelled = 100.0  # in a group with a labelled client
+    section.distance = "tensors"  # the sum over tensors of their distances; 'whole': that of all numbers as one vector
+    return section
+
+
+def rscfed(problem: Problem) -> Method:
+    """Its algorithm as a Method."""
+    config, options = problem.config, problem.config.rscfed
+    if options.group_size > config.num_clients:
+        raise UserError(
+            f"rscfed.group_size is {options.group_size}, but the federation has num_clients = {config.num_clients}"
+        )
+
+    def select_groups(state, data, key) -> Draw:
+        del state
+        draw = lambda key: jax.random.choice(key, len(data.client_size), (options.group_size,), replace=False)  # noqa: E731
+        clients = jax.vmap(draw)(jax.random.split(key, options.groups))
+        return Draw(clients.reshape(-1), turns=options.groups)
+
+    def weight(received):
+        ramp = jnp.minimum(received.extra / options.ramp_rounds, 1.0) if options.ramp_rounds else 1.0
+        return ramp * options.consistency_weight
+
+    with_teacher = mean_teacher_phase(
+        problem,
+        weight,
+        temperature=options.temperature,
+        decay=options.ema_decay,
+        statistics=options.teacher_statistics,
+        loss_over=options.loss_over,
+    )
+    reweighted = distance_reweighted(
+        problem,
+        options.groups,
+        lambda received: received.uploads.told[LABELLED] > 0,
+        factor=options.labelled_factor,
+        factor_in_mean=options.factor_in_mean,
+        beta=options.beta,
+        beta_labelled=options.beta_labelled,
+        distance=options.distance,
+    )
+    method = alternating(
+        problem,
+        (labelled_phase(problem), with_teacher),
+        own=lambda data, model: own_teachers(problem, model),
+        aggregation=fedavg(problem, weighted_by=reweighted),
+    )
+    if options.ramp_rounds:  # clients must then know the round
+        method = method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.round))
+    return method._replace(select=select_groups)
+
+
+ENTRY = Entry(
+    rscfed,
+    title="RSCFed",
+    paper="https://arxiv.org/abs/2203.13993",
+    settings=("some_clients", "clients"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    choices={
+        "teacher_statistics": STATISTICS,
+        "loss_over": DIVISORS,
+        "distance": DISTANCES,
+    },
+    at_least={
+        "groups": 1,
+        "group_size": 1,
+        "consistency_weight": 0,
+        "ramp_rounds": 0,
+        "ema_decay": 0,
+        "beta": 0,
+        "beta_labelled": 0,
+    },
+    above={"temperature": 0, "labelled_factor": 0},
+    tiny={"rscfed.groups": 2, "rscfed.group_size": 8, "rscfed.consistency_weight": 1.0},
+)

@@ -1,0 +1,183 @@
+"""SemiAnAgg: Learning Unlabeled Clients Divergence for Federated Semi-Supervised Learning via Anchor Model Aggregation.
+
+Elbatel et al., TMLR 2024 (arXiv 2407.10327). Some clients have labels for all their images, the others for none. What
+differs from FedAvg-Semi:
+  1. every client has the features that an anchor, one and the same untrained network, gives its images;
+  2. a client without labels compares them with the received model's features: the mean cosine for each pseudo-label
+     (eq. 3). Near 1 means near to random;
+  3. the server turns the cosines into weights (eq. 4 and 5): the further a client's classes are from the anchor,
+     compared with the other clients, the more its model counts;
+  4. the labelled clients have half the mean, by their images, the others half of it by these weights (eq. 6).
+
+Eq. 3 to 6 of the paper's text are rebuilt from its public code. The weights are confined to 0 to 1/(K_U - 1) for K_U
+clients without labels, and hardly leave 1/K_U: `fedavg_semi,uniform` is the method to compare with. A class that a
+client gives no confident label has the cosine 1; one that nobody has leaves the weights alone. Cosines below 0, of
+backbones with signed features, count as 0.
+
+Local training is `config.trainer`'s (FlexMatch in the paper). The code's way of it is the variant `code`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import STANDARD, Examples
+from fedjax_ssl.client.compose import without_memory
+from fedjax_ssl.engine import Method, Problem, Received
+from fedjax_ssl.learning.losses import unit_vectors
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
+from fedjax_ssl.models import Outputs
+from fedjax_ssl.models.network import Network
+
+FIELDS = {"data.labels": "some_clients"}
+VARIANTS = {
+    "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
+        "num_rounds": 500,
+        "num_clients": 10,
+        "clients_per_round": 10,
+        "data.partition": "dirichlet_clients",
+        "data.alpha": 0.8,
+        "data.labelled_rule": "most_classes",
+        "model.name": "resnet18",
+        "client.epochs": 1,
+        "client.batch_size": 64,
+        "client.learning_rate": 0.03,
+        "client.clip_norm": 0.0,
+        "client.persistent": True,
+        "client.unlabelled_learning_rate": 0.02,
+        "client.unlabelled_clip_norm": 5.0,
+        "augment.num_ops": 3,
+        "augment.flip": "always",
+        "augment.padding": 0,
+        "augment.resized": 40,
+        "trainer.threshold": 0.9,
+    },
+    # Both views of each labelled image, by the balanced softmax with next to no share for absent classes.
+    "code": {
+        "client.spare_classifier": True,
+        "client.labelled_views": "both",
+        "client.logit_adjustment": 1.0,
+        "client.absent_class": 1e-8,
+        "trainer.accepted": "confident",
+    },
+    "balanced": {"client.logit_adjustment": 1.0},  # the balanced softmax at labelled clients, as on CIFAR-100-LT
+}
+ANCHOR = "anchor_features"  # a client's memory: what the anchor makes of its images
+COSINES = "class_cosines"  # what it tells
+
+
+def defaults() -> ConfigDict:
+    """The section `config.semianagg`."""
+    section = ConfigDict()
+    section.labelled_share = 0.5  # lambda_1, the weight of all labelled clients together; the rest is the others'
+    section.anchor_seed = 0  # all that the clients need to make the anchor
+    # Images that the cosines are of: 'confident', with a pseudo-label at or above trainer.threshold, or 'all'.
+    section.compared = "confident"
+    return section
+
+
+def semianagg(problem: Problem) -> Method:
+    """Eq. 2 to 6 as a Method."""
+    options, network = problem.config.semianagg, problem.network
+
+    def own(data, model) -> dict:
+        del model
+        anchor = anchor_model(network, jax.random.key(options.anchor_seed))
+        rows, size = data.client_index, problem.config.eval_batch_size
+        features = network.predict_rows(anchor, data.images, rows.reshape(-1), size).features
+        return {ANCHOR: unit_vectors(features).reshape(*rows.shape, -1)}
+
+    def tell(outputs: Outputs, examples: Examples, confident: jax.Array) -> dict:
+        compared = confident if options.compared == "confident" else examples.unlabelled
+        cosines = jnp.sum(unit_vectors(outputs.features) * examples.own[ANCHOR], axis=-1)
+        labels = jnp.argmax(outputs.logits, axis=-1)
+        return {COSINES: class_cosines(cosines, labels, compared, problem.num_classes)}
+
+    def weights(received: Received) -> jax.Array:
+        return diversity(received.uploads.told[COSINES], unlabelled_images(received) > 0)
+
+    method = trained_by_role(problem, weights, options.labelled_share, tell=tell, own=own)
+    return method._replace(phases=tuple(without_memory(phase, ANCHOR) for phase in method.phases))
+
+
+def anchor_model(network: Network, key: jax.Array) -> Model:
+    """An untrained network whose convolutions are normal with variance 2 / fan-out (He et al., 2015).
+
+    Other parameters and the statistics of its normalisation are as they begin; a run that begins with a trained model
+    (`init_from`) has an untrained anchor all the same.
+    """
+    model = (network if network.given is None else network._replace(given=None)).init(key)
+    leaves, treedef = jax.tree.flatten(model.params["backbone"])
+
+    def drawn(key: jax.Array, leaf: jax.Array) -> Any:
+        if leaf.ndim != 4:  # no kernel [height, width, in, out] of a convolution
+            return leaf
+        fan_out = leaf.shape[0] * leaf.shape[1] * leaf.shape[3]
+        return jnp.sqrt(2.0 / fan_out) * jax.random.normal(key, leaf.shape, leaf.dtype)
+
+    keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
+    backbone = jax.tree.unflatten(treedef, [drawn(key, leaf) for key, leaf in zip(keys, leaves)])
+    return model._replace(params={**model.params, "backbone": backbone})
+
+
+def class_cosines(cosines: jax.Array, labels: jax.Array, compared: jax.Array, num_classes: int) -> jax.Array:
+    """w_c, the mean cosine of a client's images of each pseudo-label (eq. 3); not below 0.
+
+    Args:
+        cosines: float32 [..., n], of the received model's features and the anchor's.
+        labels: int32 [..., n].
+        compared: bool [..., n], the images that count.
+        num_classes: C.
+
+    Returns:
+        float32 [..., C]; 1 for a class without an image.
+    """
+    of_class = jax.nn.one_hot(labels, num_classes) * compared[..., None]
+    counts = jnp.sum(of_class, axis=-2)
+    means = jnp.sum(of_class * cosines[..., None], axis=-2) / jnp.maximum(counts, 1)
+    return jnp.where(counts > 0, jnp.maximum(means, 0.0), 1.0)
+
+
+def diversity(cosines: jax.Array, unlabelled: jax.Array) -> jax.Array:
+    """r_k, the weights of the clients without labels (eq. 4 and 5).
+
+        W_c^k = w_c^k / sum_j w_c^j,    r^k = sum_c (1 - W_c^k) / sum_j sum_c (1 - W_c^j)
+
+    Args:
+        cosines: float32 [R, C], w of each upload.
+        unlabelled: bool [R], the uploads of clients that have images without labels; others have the weight 0.
+
+    Returns:
+        float32 [R], which sum to 1; a single client has 1, and without any all are 0. Where all cosines of a class are
+        0 its W is uniform.
+    """
+    number = jnp.maximum(jnp.sum(unlabelled), 1)
+    cosines = jnp.where(unlabelled[:, None], cosines, 0.0)
+    total = jnp.sum(cosines, axis=0)
+    shares = jnp.where(total > 0, cosines / jnp.where(total > 0, total, 1.0), 1.0 / number)
+    scores = jnp.where(unlabelled, jnp.sum(1.0 - shares, axis=1), 0.0)
+    of_all = jnp.sum(scores)
+    # Of one client the scores are 0, up to rounding.
+    several = (number > 1) & (of_all > 0)
+    return jnp.where(several, scores / jnp.where(several, of_all, 1.0), unlabelled / number)
+
+
+ENTRY = Entry(
+    semianagg,
+    title="SemiAnAgg",
+    paper="https://arxiv.org/abs/2407.10327",
+    settings=("some_clients", "clients"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    heads={STANDARD: lambda model: None},
+    heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
+    choices={"compared": ("confident", "all")},
+    at_least={"labelled_share": 0, "anchor_seed": 0},
+    at_most={"labelled_share": 1},
+    tiny={"trainer.threshold": 0.2, "trainer.name": "acr", "trainer.estimate_from": 0, "clients_per_round": 8},
+)

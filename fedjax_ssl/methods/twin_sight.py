@@ -1,0 +1,295 @@
+"""Twin-sight: Robust Training of Federated Models with Extremely Label Deficiency.
+
+Zhang et al., ICLR 2024 (arXiv 2402.14430). Some clients have labels for all their images, the others for none. What
+differs from FedAvg:
+  1. every client trains two models with a backbone each: the supervised one, which is tested, and its twin, which never
+     sees a label;
+  2. the twin minimises InfoNCE between two views of each image, L_i;
+  3. a neighbourhood term L_n draws the models to each other: images that are near in the features of one are to be near
+     in those of the other, by the Gram matrices of unit vectors, |G_u - G_s|_F^2 / B^2;
+  4. labels are the supervised model's alone: cross-entropy where a client has them, else pseudo-labels. Whatever role a
+     client has, the twin's objective is the same, which is what keeps both roles from pulling apart.
+Both models are averaged by the clients' sizes, so twice as much travels.
+
+Where its public code differs: L_n's divisor is written with the XOR operator, B ^ 2, which is 66 for 64 images in place
+of 4096, so that the term weighs 62 times as much (`divisor`); pseudo-labels are off there, and where they are on, a
+label is that of the strong view and the weak one is trained (`labels_from`).
+
+Pseudo-labels count by the rule of `config.trainer`, of which `labels_from` is not read: labels are made in each step.
+Which two views InfoNCE takes could not be read: here they are the weak and the strong one (`second_view`). Not built:
+SimSiam and BYOL in the place of InfoNCE. A client with images of both kinds (the variant `partial`) trains on the
+labelled ones first and then on the others; the code mixes both in each step.
+"""
+
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from fedjax_ssl.client import (
+    Batch,
+    Deck,
+    Examples,
+    Loss,
+    labelled_phase,
+    own_trainer,
+    qualify,
+    score_cohort,
+    unlabelled_phase,
+)
+from fedjax_ssl.client.self_training import MEMORY, make_trainer
+from fedjax_ssl.client.trainers import Seen
+from fedjax_ssl.engine import CLASSIFIER, Images, Jobs, Method, Phase, Problem, Report
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.losses import cross_entropy, gram_distance, info_nce
+from fedjax_ssl.learning.sgd import BatchStats, Model
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.models import Linear, Normalisation, Outputs
+from fedjax_ssl.models.network import companion_model, with_companion_statistics
+
+TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
+PARTS = (*CLASSIFIER, TWIN)
+FIELDS = {"data.labels": "some_clients", "trainer.name": "fixmatch"}
+VARIANTS = {
+    "paper": {  # the setting of its experiments; of RandAugment's (3, 5) this flavour draws the 5 itself
+        "num_rounds": 500,
+        "num_clients": 10,
+        "clients_per_round": 5,
+        "data.labelled_clients": 4,
+        "data.alpha": 0.1,
+        "augment.num_ops": 3,
+        "client.epochs": 1,
+        "client.batch_size": 64,
+        "client.learning_rate": 0.01,
+        "client.momentum": 0.9,
+        "client.weight_decay": 1e-4,
+        "client.clip_norm": 0.0,
+    },
+    "code": {"twin_sight.divisor": "xor", "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
+    "freematch": {"trainer.name": "freematch"},
+    "partial": {  # every client has labels for a twentieth of its images
+        "data.labels": "clients",
+        "data.labelled_share": 0.05,
+        "twin_sight.pseudo_weight": 5.0,
+        "client.proximal": 1.0,
+    },
+    "no_neighbourhood": {"twin_sight.neighbourhood_weight": 0.0},
+}
+
+
+def defaults() -> ConfigDict:
+    """The section `config.twin_sight`."""
+    section = ConfigDict()
+    section.temperature = 0.07  # of InfoNCE
+    section.contrastive_weight = 0.5  # of L_i
+    section.neighbourhood_weight = 1.0  # of L_n
+    section.divisor = "square"  # of L_n: B^2, or 'xor', a BUG of the code, for replication alone: B XOR 2
+    section.second_view = "strong"  # beside the weak one, in InfoNCE; or 'weak', another one
+    section.pseudo_labels = True  # at clients without labels; the code's default is False
+    section.pseudo_weight = 0.5  # of their loss
+    section.labels_from = "weak"  # the view that labels, and the other one is trained; 'strong': the code's
+    section.projector_hidden = 4096  # of the twin's projector, linear, normalised, ReLU, linear
+    section.projector_dim = 2048  # of the projections that InfoNCE compares
+    return section
+
+
+class Projector(nn.Module):
+    """Features [B, F] to projections [B, dim] by one hidden layer."""
+
+    hidden: int
+    dim: int
+    normalisation: str
+
+    @nn.compact
+    def __call__(self, features, train=False, mask=None, num_views=1):
+        """The arguments are those of every head."""
+        # A bias in front of a normalisation changes nothing.
+        x = Linear(self.hidden, use_bias=self.normalisation == "none", name="first")(features)
+        x = Normalisation(self.normalisation, name="norm")(x, train, mask, num_views)
+        return Linear(self.dim, name="second")(nn.relu(x))
+
+
+def projector_of(config: ConfigDict) -> dict:
+    """The twin's head."""
+    options = config.twin_sight
+    head = functools.partial(Projector, options.projector_hidden, options.projector_dim, config.model.normalisation)
+    return {PROJECTOR: head}
+
+
+class Work(NamedTuple):
+    """What a client without labels trains on."""
+
+    deck: Deck
+
+
+class Seeing(NamedTuple):
+    """What both models make of a batch.
+
+    Attributes:
+        value: float32 [], the weighted sum of L_i and L_n.
+        outputs: of the supervised model, for its views.
+        batch_stats: of both models after the pass.
+        metrics: L_i and L_n.
+    """
+
+    value: jax.Array
+    outputs: tuple[Outputs, ...]
+    batch_stats: BatchStats
+    metrics: dict[str, jax.Array]
+
+
+def twin_sight(problem: Problem) -> Method:
+    """Its Algorithm 1 as a Method."""
+    options, trainer = problem.config.twin_sight, make_trainer(problem)
+    if trainer.heads:
+        raise UserError(
+            f"trainer.name={problem.config.trainer.name!r} trains heads that twin_sight's models do not have"
+        )
+    own = (lambda data, model: own_trainer(problem, data)) if options.pseudo_labels else None
+    return alternating(problem, (on_labels(problem), without_labels(problem)), own, parts=PARTS)
+
+
+def see(problem: Problem, model: Model, first: Images, second: Images, more: tuple[Images, ...], mask) -> Seeing:
+    """L_i of two views by the twin, L_n of the first view by both models, which is the supervised one's first too."""
+    network, options = problem.network, problem.config.twin_sight
+    (one, other), of_twin = network.companions[TWIN].train(companion_model(model, TWIN), (first, second), mask)
+    outputs, batch_stats = network.train(model, (first, *more), mask)
+    contrastive = info_nce(one.heads[PROJECTOR], other.heads[PROJECTOR], mask, options.temperature)
+    neighbourhood = gram_distance(one.features, outputs[0].features, mask) / divisor(jnp.sum(mask), options.divisor)
+    value = options.contrastive_weight * contrastive + options.neighbourhood_weight * neighbourhood
+    metrics = {"contrastive_loss": contrastive, "neighbourhood_loss": neighbourhood}
+    return Seeing(value, outputs, with_companion_statistics(batch_stats, TWIN, of_twin), metrics)
+
+
+def divisor(count: jax.Array, kind: str) -> jax.Array:
+    """L_n's, of so many images, at least 1: B^2, or B XOR 2, which is 0 for two images."""
+    return jnp.maximum(jnp.square(count) if kind == "square" else jnp.bitwise_xor(count, 2), 1)
+
+
+def on_labels(problem: Problem) -> Phase:
+    """CE + 0.5 L_i + L_n on labelled images."""
+    views_of = views(problem)
+
+    def loss(received, data, work, batch: Batch, own, key):
+        del received, own
+        first, second, strong = views_of(key, data.images[batch.rows])
+        more = (strong,) if problem.config.client.labelled_views == "both" else ()
+        adjustment = 0.0 if work.adjustment is None else work.adjustment
+
+        def of(model) -> Loss:
+            seen = see(problem, model, first, second, more, batch.mask)
+            labels = data.visible_labels[batch.rows]
+            losses = [cross_entropy(each.logits + adjustment, labels, batch.mask) for each in seen.outputs]
+            labelled_loss = sum(losses) / len(losses)
+            return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
+
+        return of
+
+    return labelled_phase(problem, loss, parts=PARTS)
+
+
+def without_labels(problem: Problem) -> Phase:
+    """0.5 L_i + L_n + 0.5 the loss of pseudo-labels, on the other images."""
+    options, config, network = problem.config.twin_sight, problem.config.client, problem.network
+    trainer, views_of = make_trainer(problem), views(problem)
+
+    def prepare(received, data, cohort, previous) -> Jobs:
+        del previous
+        examples = Examples.of(data, cohort)
+        deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
+        jobs = Jobs(deck.num_steps(config.batch_size), Work(deck))
+        if not options.pseudo_labels:
+            return jobs
+        # For the report alone: the labels that the received model would give.
+        scores = score_cohort(
+            problem, lambda images: network.probabilities(received.model, images), data.images, examples
+        )
+        labels, confident = qualify(scores, problem.config.trainer.threshold, strictly=False)
+        fresh = jax.tree.map(lambda leaf: leaf[: len(cohort.clients)], own_trainer(problem, data))
+        renewed = fresh if problem.config.trainer.counters == "per_round" else {}
+        return jobs._replace(report=Report(labels, (confident & examples.present) | examples.labelled), own=renewed)
+
+    def loss(received, data, work: Work, batch: Batch, own, key):
+        del received
+        first, second, strong = views_of(key, data.images[batch.rows])
+
+        def of(model) -> Loss:
+            seen = see(problem, model, first, second, (strong,) if options.pseudo_labels else (), batch.mask)
+            value, metrics, state = seen.value, seen.metrics, ()
+            if options.pseudo_labels:
+                labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
+                labelling = jax.lax.stop_gradient(labelling)
+                (target,), state = trainer.targets(own[MEMORY], Seen(labelling, batch, work.deck.size))
+                pseudo_loss = cross_entropy(trained.logits, target.labels, batch.mask, target.weights)
+                if trainer.further is not None:
+                    pseudo_loss += trainer.further(state, trained.logits, target)
+                value += options.pseudo_weight * pseudo_loss
+                metrics = {**metrics, "pseudo_loss": pseudo_loss}
+            return Loss(value, seen.batch_stats, {"unlabelled_loss": value, **metrics}, aux=state)
+
+        return of
+
+    metrics = ("unlabelled_loss", "contrastive_loss", "neighbourhood_loss")
+    if not options.pseudo_labels:
+        # No loss reaches the classifier, and so it must not decay.
+        return unlabelled_phase(problem, prepare, loss, metrics=metrics, parts=PARTS, adapt=without_classifier)
+    remember = lambda own, model, state, index: {MEMORY: state}  # noqa: E731
+    return unlabelled_phase(problem, prepare, loss, metrics=(*metrics, "pseudo_loss"), parts=PARTS, remember=remember)
+
+
+def views(problem: Problem):
+    """(key, images [B, H, W, C]) -> the weak view, the second one of InfoNCE, and a strong view."""
+
+    def of(key: jax.Array, images: Images) -> tuple[Images, Images, Images]:
+        weak_key, strong_key, second_key = jax.random.split(key, 3)
+        strong = problem.strong(strong_key, images)
+        second = strong if problem.config.twin_sight.second_view == "strong" else problem.weak(second_key, images)
+        return problem.weak(weak_key, images), second, strong
+
+    return of
+
+
+def without_classifier(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimiser whose steps leave the classifier as it is, weight decay and momentum included."""
+
+    def update(gradients, state, params):
+        updates, state = optimizer.update(gradients, state, params)
+        return {**updates, "classifier": jax.tree.map(jnp.zeros_like, updates["classifier"])}, state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+ENTRY = Entry(
+    twin_sight,
+    title="Twin-sight",
+    paper="https://arxiv.org/abs/2402.14430",
+    settings=("some_clients", "clients"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    choices={
+        "divisor": ("square", "xor"),
+        "second_view": ("strong", "weak"),
+        "labels_from": ("weak", "strong"),
+    },
+    at_least={
+        "contrastive_weight": 0,
+        "neighbourhood_weight": 0,
+        "pseudo_weight": 0,
+        "projector_hidden": 1,
+        "projector_dim": 1,
+    },
+    above={"temperature": 0.0},
+    companions={TWIN: projector_of},
+    tiny={
+        "twin_sight.projector_hidden": 8,
+        "twin_sight.projector_dim": 4,
+        "trainer.threshold": 0.2,
+        "clients_per_round": 8,
+    },
+)

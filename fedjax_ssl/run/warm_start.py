@@ -1,0 +1,156 @@
+"""The model with which a run begins, where it is another run's: `config.init_from`."""
+
+import contextlib
+import json
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ssl.config import complete, labels_revealed
+from fedjax_ssl.data import Partition, dataset_facts, load_partition
+from fedjax_ssl.engine.interface import State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, PARTITION
+from fedjax_ssl.run.experiment import Experiment
+
+
+class WarmStart(NamedTuple):
+    """What a run begins with.
+
+    Attributes:
+        model: the parts that both runs have, with their statistics, on the host.
+        facts: for init_from.json and the summary: the other run's folder, method and round, and the parts.
+    """
+
+    model: Model
+    facts: dict[str, Any]
+
+
+def find_warm_start(experiment: Experiment, root: str | os.PathLike | None = None) -> WarmStart | None:
+    """The parts of the model that `init_from` names; None if the field is empty.
+
+    Args:
+        experiment: the run that begins.
+        root: a folder below which a relative path is looked for first, such as a sweep's.
+
+    Raises:
+        UserError: there is no such checkpoint; its images, normalisation or arrays are others than this run's; or it
+            was trained on labels that are hidden in this run.
+    """
+    config = experiment.problem.config
+    if not config.init_from:
+        return None
+    folder, number = _find_run(config.init_from, config.seed, root)
+    where = f"init_from={config.init_from}: "
+    try:
+        theirs = complete(json.loads((folder / CONFIG).read_text()))
+        facts = json.loads((folder / DATASET).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}cannot read the run in {folder}: {' '.join(str(error).split())}") from error
+    _check_images(where, facts, dataset_facts(experiment.dataset))
+    _check_normalisation(where, theirs["model"]["normalisation"], config.model.normalisation)
+    _check_labels(where, folder, theirs, facts, experiment)
+    with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:
+        number = checkpoints.latest_round() if number is None else number
+        if number is None:
+            raise UserError(f"{where}the run in {folder} has no checkpoint yet")
+        like = _shared_parts(where, experiment.state_shape.model, checkpoints.shapes(number))
+        model = jax.device_get(checkpoints.restore_part(State(None, like), number).model)
+    parts = list(model.params)
+    return WarmStart(model, {"run": str(folder.resolve()), "method": theirs["method"], "round": number, "parts": parts})
+
+
+def _find_run(text: str, seed: int, root: str | os.PathLike | None) -> tuple[pathlib.Path, int | None]:
+    """The folder of a run, and the round of its checkpoint; None: the newest.
+
+    Args:
+        text: a run's folder, that of several seeds' runs, of which the one of `seed` is meant, or
+            RUN/checkpoints/ROUND.
+        seed: of the run that begins.
+        root: see `find_warm_start`.
+    """
+    path = pathlib.Path(text)
+    if root is not None and (pathlib.Path(root) / path).exists():
+        path = pathlib.Path(root) / path
+    if not path.is_dir():
+        raise UserError(f"init_from={text}: there is no folder {path}")
+    if (path / CONFIG).exists():
+        return path, None
+    if (path / f"seed_{seed}" / CONFIG).exists():
+        return path / f"seed_{seed}", None
+    if path.name.isdigit() and path.parent.name == CHECKPOINTS and (path.parent.parent / CONFIG).exists():
+        return path.parent.parent, int(path.name)
+    seeds = f" and no run of seed {seed}" if list(path.glob(f"seed_*/{CONFIG}")) else ""
+    raise UserError(f"init_from={text}: {path} holds no run{seeds}; name a run's folder, or RUN/checkpoints/ROUND")
+
+
+def _check_images(where: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Raises UserError for images of another shape, on which a network without a fixed size would run all the same."""
+    old, new = ("x".join(map(str, facts["image_shape"])) for facts in (theirs, ours))
+    if old != new:
+        raise UserError(f"{where}its model is for images of {old}, but those of this run are {new}")
+
+
+def _check_normalisation(where: str, old: str, new: str) -> None:
+    """Raises UserError where the same arrays would make another network."""
+    stored = ("running", "static")  # both normalise by a batch in training, and 'static' takes its statistics anew
+    if old != new and not (old in stored and new in stored):
+        raise UserError(f"{where}its model.normalisation is {old!r}, but this run's is {new!r}")
+
+
+def _check_labels(where: str, folder: pathlib.Path, theirs: dict, facts: dict, experiment: Experiment) -> None:
+    """Raises UserError if the other run was trained on labels that are hidden in this one."""
+    config, ours = experiment.problem.config, dataset_facts(experiment.dataset)
+    same_images = (facts["name"], facts.get("num_train")) == (ours["name"], ours["num_train"])
+    if labels_revealed(config) or not same_images:
+        return
+    if labels_revealed(theirs):
+        raise UserError(f"{where}that run saw the clients' labels (data.reveal_labels), which are hidden in this one")
+    seen = _labelled(load_partition(folder / PARTITION, ours["num_train"], theirs["num_clients"]))
+    hidden = np.setdiff1d(seen, _labelled(experiment.partition))
+    if len(hidden):
+        raise UserError(
+            f"{where}that run was trained on {len(hidden):,} labels that are hidden in this one: its seed ("
+            f"{theirs['seed']}, here {config.seed}) or its fields of config.data are others"
+        )
+
+
+def _labelled(partition: Partition) -> np.ndarray:
+    return np.concatenate([partition.anchor_index, partition.labelled_rows])
+
+
+def _shared_parts(where: str, model: Model, saved: dict[str, tuple[int, ...]]) -> Model:
+    """The shapes of the parts that a model and a checkpoint both have.
+
+    Args:
+        where: begins the message.
+        model: shapes.
+        saved: of the checkpoint's leaves, by the path in the state.
+
+    Raises:
+        UserError: the backbone is not among them, or a part has other arrays.
+    """
+
+    def names(tree: Any) -> dict[str, tuple[int, ...]]:
+        leaves, _ = jax.tree.flatten_with_path(State(None, tree))
+        return {jax.tree_util.keystr(path): tuple(leaf.shape) for path, leaf in leaves}
+
+    def of_part(part: str, named: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        prefixes = tuple(f".model.{kind}[{part!r}]" for kind in Model._fields)
+        return {name: shape for name, shape in named.items() if name.startswith(prefixes)}
+
+    parts, ours = [part for part in model.params if of_part(part, saved)], names(model)
+    if "backbone" not in parts:
+        raise UserError(f"{where}its checkpoint has no backbone")
+    for part in parts:
+        theirs, mine = of_part(part, saved), of_part(part, ours)
+        for name in sorted(theirs.keys() | mine.keys()):
+            if theirs.get(name) != mine.get(name):
+                old, new = (shapes.get(name, "absent") for shapes in (theirs, mine))
+                raise UserError(f"{where}its model does not fit this run's: {name} is {old} there, and {new} here")
+    return Model(*({part: kind[part] for part in parts if part in kind} for kind in model))

@@ -1,0 +1,109 @@
+"""Sub-consensus models: uploads in groups, each weighted by its distance to the mean of its group (RSCFed)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.engine.interface import Problem, Received
+from fedjax_ssl.learning.trees import column, row_norms
+from fedjax_ssl.server.aggregation import Flow, Link, client_weights
+
+DISTANCES = ("tensors", "whole")
+
+
+def distance_reweighted(
+    problem: Problem,
+    num_groups: int,
+    is_labelled: Callable[[Received], jax.Array],
+    *,
+    factor: float,
+    factor_in_mean: bool,
+    beta: float,
+    beta_labelled: float,
+    distance: str = "tensors",
+) -> Link:
+    """The weights of uploads whose mean is the plain mean of the groups' models; a group without an upload has none.
+
+    f_i is the share of upload i in its group by `aggregation.weights`, wbar = sum_i f_i w_i, d_i = |w_i - wbar|. The
+    group's model is sum_i u_i w_i, u_i ~ f_i exp(-beta d_i / n_i), times the factor of a labelled client.
+
+    Args:
+        problem: the run.
+        num_groups: G; `Received.group` is 0 to G - 1, None for one group.
+        is_labelled: received -> bool [R], whose weight is multiplied.
+        factor: by which.
+        factor_in_mean: whether f_i has that factor, too, so that u_i has its square.
+        beta: in a group without a labelled client.
+        beta_labelled: in a group with one.
+        distance: see `distances_to_mean`.
+    """
+    kind = problem.config.aggregation.weights
+
+    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+        del current, state, data, key
+        sizes = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
+        group = jnp.zeros_like(received.clients) if received.group is None else received.group
+        in_group = (group == jnp.arange(num_groups)[:, None]) & received.accepted
+        labelled = is_labelled(received)
+        factors = jnp.where(labelled, factor, 1.0)
+        shares = jnp.where(in_group, sizes * factors if factor_in_mean else sizes, 0.0)
+        shares /= jnp.maximum(jnp.sum(shares, axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+        distances = distances_to_mean(received.uploads.model, shares, in_group, distance)
+        betas = jnp.where(jnp.any(in_group & labelled, axis=1), beta_labelled, beta)
+        weights = consensus_weights(shares, distances, received.sizes, factors, betas)
+        return flow._replace(weights=jnp.sum(weights, axis=0))
+
+    return Link(apply)
+
+
+def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array, kind: str) -> jax.Array:
+    """d_i = |w_i - wbar| of each group's models, wbar = sum_i f_i w_i.
+
+    Args:
+        models: a pytree with leaves [R, ...], normalisation statistics included; of a row in no group anything.
+        shares: float32 [G, R], f_i, whose rows sum to 1 or are 0.
+        in_group: bool [G, R].
+        kind: 'tensors', the sum of the distances of each tensor; 'whole', the distance of all numbers as one vector.
+
+    Returns:
+        float32 [G, R], 0 for a row that is not in the group.
+    """
+    models = jax.tree.map(lambda leaf: jnp.where(column(jnp.any(in_group, axis=0), leaf), leaf, 0), models)
+
+    def of_group(group):
+        share, members = group
+
+        def deviation(leaf):
+            mean = jnp.sum(leaf * column(share, leaf), axis=0)
+            return jnp.where(column(members, leaf), leaf - mean, 0)
+
+        deviations = jax.tree.map(deviation, models)
+        if kind == "whole":
+            return row_norms(deviations)
+        return sum(row_norms(leaf) for leaf in jax.tree.leaves(deviations))
+
+    return jax.lax.map(of_group, (shares, in_group))
+
+
+def consensus_weights(
+    shares: jax.Array, distances: jax.Array, sizes: jax.Array, factors: jax.Array, betas: jax.Array
+) -> jax.Array:
+    """u_i = factor_i f_i exp(-beta d_i / n_i), normalised in each group; all may underflow but the nearest.
+
+    Args:
+        shares: float32 [G, R], f_i; a group without any has no weights.
+        distances: float32 [G, R], d_i.
+        sizes: int32 [R], n_i.
+        factors: float32 [R].
+        betas: float32 [G].
+
+    Returns:
+        float32 [G, R], whose rows sum to 1 or are 0.
+    """
+    exponents = jnp.where(shares > 0, betas[:, None] * distances / jnp.maximum(sizes, 1), jnp.inf)
+    least = jnp.min(exponents, axis=1, keepdims=True)
+    nearness = jnp.where(shares > 0, jnp.exp(least - exponents), 0.0)
+    weights = shares * factors * nearness
+    return weights / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)

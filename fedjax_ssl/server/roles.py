@@ -1,0 +1,50 @@
+"""Weights of uploads where some clients have labels and others have none: each role has its share of the mean."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.engine.interface import Received
+from fedjax_ssl.server.aggregation import Flow, Link
+
+
+def by_role(
+    labelled: Callable[[Received], jax.Array],
+    unlabelled: Callable[[Received], jax.Array],
+    share: float,
+) -> Link:
+    """w_k = l1 n_k / sum_L n + l2 u_k / sum_U u, l2 = 1 - l1: FedAvg-Semi's mean (SemiAnAgg, eq. 2).
+
+    A client with images of both kinds, which uploads one model, has the sum of its two weights. If nobody counts in one
+    role, the other has all the weight.
+
+    Args:
+        labelled: received -> n_k, float32 [R], 0 for a client without labels.
+        unlabelled: received -> u_k, float32 [R], not negative.
+        share: l1.
+    """
+
+    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+        counts = jnp.where(received.accepted, labelled(received), 0.0)
+        scores = jnp.where(received.accepted, unlabelled(received), 0.0)
+        return flow._replace(weights=role_weights(counts, scores, share))
+
+    return Link(apply)
+
+
+def role_weights(labelled: jax.Array, unlabelled: jax.Array, share: float) -> jax.Array:
+    """The weights of `by_role`, which sum to 1, or are all 0 if nobody counts.
+
+    Args:
+        labelled, unlabelled: float32 [R], not negative.
+        share: l1.
+
+    Returns:
+        float32 [R].
+    """
+    of_labelled, of_unlabelled = jnp.sum(labelled), jnp.sum(unlabelled)
+    first = jnp.where(of_labelled > 0, jnp.where(of_unlabelled > 0, share, 1.0), 0.0)
+    second = jnp.where(of_unlabelled > 0, jnp.where(of_labelled > 0, 1.0 - share, 1.0), 0.0)
+    parts = (first, labelled, of_labelled), (second, unlabelled, of_unlabelled)
+    return sum(weight * scores / jnp.where(total > 0, total, 1.0) for weight, scores, total in parts)

@@ -1,0 +1,155 @@
+"""A sweep whose rows begin with one trained model: it is trained once for each seed and value, before them."""
+
+import contextlib
+import csv
+import json
+import shutil
+
+import chex
+import jax
+import pytest
+
+import launch
+from conftest import ROOT
+from fedjax_ssl import sweep as sweep_module
+from fedjax_ssl.engine.interface import State
+from fedjax_ssl.errors import BusyError, TrainingError, UserError
+from fedjax_ssl.predictor import load
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.sweep import load_sweep, plan, run_sweep, warm_ups_of
+
+CONFIG = """
+import sys
+sys.path.insert(0, "{tests}")
+from conftest import make_tiny_config
+from fedjax_ssl.config import apply_arguments
+
+def get_config(arguments=""):
+    config = make_tiny_config(**{{"num_rounds": 2, "server.pretrain_epochs": 0, "data.reveal_labels": False}})
+    return apply_arguments(config, arguments)
+"""
+FILE = """
+from fedjax_ssl.sweep import Sweep
+
+def get_sweep():
+    return Sweep(
+        config="{config}",
+        methods={{"Warm": "supervised", "Cold": ("supervised", {{"init_from": ""}})}},
+        seeds=(0, 1),
+        warm_up=("supervised", {{"num_rounds": 1}}),
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def sweep_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "tiny.py").write_text(CONFIG.format(tests=ROOT / "tests"))
+    (folder / "sweep.py").write_text(FILE.format(config=folder / "tiny.py"))
+    return str(folder / "sweep.py")
+
+
+def model_after(folder, like, number):
+    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        return checkpoints.restore_part(State(None, like), number).model
+
+
+def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsys, monkeypatch):
+    root = tmp_path / "sweep"
+    cells = run_sweep(sweep_file, root)
+    like = build_experiment(cells[0].config).state_shape.model
+    for seed in (0, 1):
+        warm, row, cold = (root / name / f"seed_{seed}" for name in ("warm_up", "Warm", "Cold"))
+        trained = model_after(warm, like, 1)
+        chex.assert_trees_all_equal(model_after(row, like, 0).params, trained.params)
+        fresh = model_after(cold, like, 0)
+        assert any(jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), fresh.params, trained.params)))
+        assert json.loads((row / "config.json").read_text())["init_from"] == "warm_up"
+        facts = json.loads((row / "summary.json").read_text())["init_from"]
+        assert (facts["run"], facts["round"]) == (str(warm), 1)
+        assert "init_from" not in json.loads((cold / "summary.json").read_text())
+        assert load(row).round == 2
+    assert [row["method"] for row in csv.DictReader((root / "table.csv").open())] == ["Warm", "Cold"]
+
+    # The folder may be moved: rows know the warm-up by its place in it.
+    shutil.move(root, tmp_path / "elsewhere")
+    monkeypatch.setattr(sweep_module, "train", lambda *arguments: pytest.fail("everything is finished"))
+    capsys.readouterr()
+    assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path / 'elsewhere'}", "--dry_run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["finished"] * 6 and "warm_up/seed_0" in lines[0]
+    run_sweep(sweep_file, tmp_path / "elsewhere")
+
+
+def test_a_warm_up_for_each_value_that_it_depends_on(sweep_file, tmp_path):
+    sweep = load_sweep(sweep_file)._replace(
+        methods={"Warm": "supervised", "Cold": ("supervised", {"init_from": ""}),
+                 "Pinned": ("supervised", {"data.num_anchors": 20})},
+        fields={"data.num_anchors": (40, 60), "client.epochs": (1, 2)},
+        warm_up=("supervised", {"client.epochs": 5, "num_rounds": 1}),
+    )  # fmt: skip
+    cells = plan(sweep, tmp_path)
+    found = {(cell.name, *cell.grid.values()): cell.config.init_from for cell in cells}
+    for anchors in (40, 60):
+        for epochs in (1, 2):
+            assert found["Warm", anchors, epochs] == f"warm_up/num_anchors={anchors},epochs=5"
+            assert found["Cold", anchors, epochs] == ""
+            assert found["Pinned", 20, epochs] == "warm_up/num_anchors=20,epochs=5"
+    warm_ups = {cell.folder.name: cell.config for cell in warm_ups_of(cells)}
+    assert [config.data.num_anchors for config in warm_ups.values()] == [40, 60, 20]
+    assert {(config.client.epochs, config.num_rounds, config.init_from) for config in warm_ups.values()} == {(5, 1, "")}
+    with pytest.raises(UserError, match=r"rows of the sweep have values of their own for config\.init_from"):
+        plan(sweep, tmp_path, ["--config.init_from=x"])
+    with pytest.raises(UserError, match="share a folder"):
+        plan(sweep._replace(methods={"warm up": ("supervised", {"client.epochs": 5})}), tmp_path)
+
+
+def pretended(folder, config, seed):
+    """A finished run's records."""
+    run = folder / f"seed_{seed}"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(sweep_module.for_seed(config, seed).to_dict()))
+    (run / "summary.json").write_text('{"rounds": 1}')
+    line = {"round": 1, "test_accuracy": 0.5, "bytes_down": 1, "bytes_up": 1}
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+
+def test_rows_whose_warm_up_failed_are_not_run(sweep_file, tmp_path, monkeypatch, capsys):
+    trained = []
+
+    def train(config, folder, on_finish, root):
+        trained.append((folder.name, config.seeds))
+        if folder.name == "warm_up" and 0 in config.seeds:
+            raise TrainingError("no luck")
+        for seed in config.seeds:
+            pretended(folder, config, seed)
+
+    monkeypatch.setattr(sweep_module, "train", train)
+    assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
+    errors = capsys.readouterr().err
+    assert "failed: warm up, seed 0: TrainingError: no luck" in errors
+    assert "failed: Warm, seed 0: its warm-up failed" in errors and "2 of 6 runs" in errors
+    assert trained == [("warm_up", (0, 1)), ("warm_up", (0,)), ("warm_up", (1,)), ("Warm", (1,)), ("Cold", (0, 1))]
+
+
+def test_a_warm_up_that_another_process_is_at_is_waited_for(sweep_file, tmp_path, monkeypatch):
+    """It ends one seed and gives up the other, which is then taken over."""
+    trained, at_work = [], iter([True, True])
+
+    def train(config, folder, on_finish, root):
+        trained.append((folder.name, config.seeds))
+        if folder.name == "warm_up" and next(at_work, False):
+            raise BusyError("another process is training")
+        for seed in config.seeds:
+            pretended(folder, config, seed)
+
+    def sleep(seconds):
+        assert seconds > 0
+        if not (tmp_path / "warm_up").exists():
+            pretended(tmp_path / "warm_up", plan(load_sweep(sweep_file), tmp_path)[0].warm_up.config, 0)
+
+    monkeypatch.setattr(sweep_module, "train", train)
+    monkeypatch.setattr(sweep_module.time, "sleep", sleep)
+    run_sweep(sweep_file, tmp_path)
+    assert trained == [("warm_up", (0, 1)), ("warm_up", (1,)), ("warm_up", (1,)), ("Warm", (0, 1)), ("Cold", (0, 1))]

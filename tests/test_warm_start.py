@@ -1,0 +1,155 @@
+"""Runs that begin with another run's model: what is taken, what is refused, and that resuming needs it no more."""
+
+import contextlib
+import json
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import launch
+from conftest import SMALL, make_fedanchor_config, make_tiny_config
+from fedjax_ssl import train
+from fedjax_ssl.engine.interface import State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report.model_card import model_card
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.warm_start import find_warm_start
+
+FRESH = {"server.pretrain_epochs": 0}  # nothing is trained before the first round
+
+
+def begun(**fields):
+    """The parts of a run that sees all labels, as the finished run did."""
+    return build_experiment(make_tiny_config(**{"model.statistics": "all", **FRESH, **fields}))
+
+
+def copied(folder, to, **changes):
+    """A copy of a run's folder, with other fields in its configuration."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    for name, value in changes.items():
+        section, _, field = name.rpartition("/")
+        (config[section] if section else config)[field] = value
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+def saved_model(folder, like, number):
+    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        return checkpoints.restore_part(State(None, like), number).model
+
+
+def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_run, tmp_path):
+    other, run = tmp_path / "other", tmp_path / "run"
+    shutil.copytree(finished_run[0], other)
+    config = make_tiny_config(num_rounds=2, checkpoint_every=2, init_from=str(other), **FRESH)
+    state = train(config, run)
+    trained = finished_run[1].model
+    first = saved_model(run, jax.eval_shape(lambda: trained), 0)
+    chex.assert_trees_all_equal(first.params, jax.device_get(trained.params))
+    chex.assert_trees_all_close(first.batch_stats, jax.device_get(trained.batch_stats), atol=1e-5)  # taken anew
+    assert json.loads((run / "config.json").read_text())["init_from"] == str(other)
+    facts = {"run": str(other.resolve()), "method": "supervised", "round": 4, "parts": ["backbone", "classifier"]}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["init_from"] == facts
+    assert f"the model of another run, `{other}`" in model_card(read_run(run))
+
+    shutil.rmtree(run / "checkpoints" / "2")  # as if it had been killed in its first rounds
+    (run / "summary.json").unlink()
+    shutil.rmtree(other)
+    chex.assert_trees_all_equal(train(config, run), state)
+    assert json.loads((run / "summary.json").read_text())["init_from"] == facts
+
+
+def test_a_checkpoint_is_named_by_its_round(finished_run):
+    folder = finished_run[0]
+    newest = find_warm_start(begun(init_from=str(folder)))
+    older = find_warm_start(begun(init_from=f"{folder}/checkpoints/2"))
+    assert (newest.facts["round"], older.facts["round"]) == (4, 2)
+    moved = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), newest.model.params, older.model.params)
+    assert all(change > 0 for change in jax.tree.leaves(moved))
+
+
+def test_each_seed_has_its_own_and_a_relative_path_is_looked_for_below_the_root(finished_run, tmp_path):
+    copied(finished_run[0], tmp_path / "warm" / "seed_0")
+    copied(finished_run[0], tmp_path / "warm" / "seed_5", seed=5)
+    for seed in (0, 5):
+        found = find_warm_start(begun(init_from="warm", seed=seed), root=tmp_path)
+        assert found.facts["run"].endswith(f"seed_{seed}")
+    with pytest.raises(UserError, match=r"^init_from=warm: there is no folder warm$"):
+        find_warm_start(begun(init_from="warm"))
+    with pytest.raises(UserError, match=r"holds no run and no run of seed 7; name a run's folder"):
+        find_warm_start(begun(init_from="warm", seed=7), root=tmp_path)
+
+
+@pytest.mark.parametrize("method", ["fedanchor", "fedil", "fedmatch"])
+def test_what_a_method_makes_of_its_first_model_it_makes_of_this_one(method, finished_run):
+    """Parts that the other run has not stay fresh; copies in the server's memory are copies of the given model."""
+    fields = {"method": method, "init_from": str(finished_run[0]), "data.reveal_labels": True, **SMALL, **FRESH}
+    experiment = build_experiment(make_fedanchor_config(**fields))
+    given = find_warm_start(experiment).model
+    init = jax.jit(lambda data, given: initialise(experiment, data, given))
+    state = init(experiment.data, given)
+    params = {name: part for name, part in state.model.params.items() if name != "anchor_head"}
+    # FedMatch splits the model in two, and leaves out the smallest entries of one of them.
+    chex.assert_trees_all_close(params, given.params, atol=2e-6 if method == "fedmatch" else 0)
+    assert ("anchor_head" in state.model.params) == (method == "fedanchor")
+    assert "anchor_head" not in given.params
+    if method == "fedil":
+        chex.assert_trees_all_equal(state.server["model"].params, given.params)
+
+
+class Refused:
+    """What is wrong with another run, and the line that says it."""
+
+    def of_pixels(folder):
+        facts = json.loads((folder / "dataset.json").read_text())
+        (folder / "dataset.json").write_text(json.dumps({**facts, "image_shape": [8, 8, 3]}))
+        return {}, "its model is for images of 8x8x3, but those of this run are 8x8x1"
+
+    def of_normalisation(folder):
+        line = "its model.normalisation is 'static', but this run's is 'group'"
+        return {"model.normalisation": "group"}, line
+
+    def of_shapes(folder):
+        line = "its model does not fit this run's: .model.batch_stats['backbone']['norm']['mean'] is (32,) there, and"
+        return {"model.name": "resnet8"}, line
+
+    def of_labels(folder):
+        line = "that run saw the clients' labels (data.reveal_labels), which are hidden in this one"
+        return {"data.reveal_labels": False}, line
+
+    def of_a_partition(folder):
+        copied(folder, folder / "honest", **{"data/reveal_labels": False})
+        with np.load(folder / "partition.npz") as arrays:
+            others = dict(arrays)
+        anchors, rows = others["anchor_index"], others["client_index"]
+        others |= {"anchor_index": np.append(rows[:3], anchors[3:]), "client_index": np.append(anchors[:3], rows[3:])}
+        replace_arrays(folder / "honest" / "partition.npz", **others)
+        line = "that run was trained on 3 labels that are hidden in this one: its seed (0, here 0) or its fields"
+        return {"data.reveal_labels": False, "init_from": str(folder / "honest")}, line
+
+    def of_a_checkpoint(folder):
+        return {"init_from": f"{folder}/checkpoints/17"}, "checkpoints/17"
+
+
+@pytest.mark.parametrize("what", [name for name in vars(Refused) if name.startswith("of_")])
+def test_what_does_not_fit_is_refused_in_one_line(what, finished_run, tmp_path):
+    folder = copied(finished_run[0], tmp_path / "other")
+    fields, line = getattr(Refused, what)(folder)
+    with pytest.raises(UserError) as error:
+        find_warm_start(begun(**{"init_from": str(folder), **fields}))
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_nothing_is_written_before_a_refusal(tmp_path, capsys):
+    words = ["--config.data.source=digits", "--config.model.name=cnn", "--config.init_from=nowhere"]
+    assert launch.main([*words, f"--workdir={tmp_path / 'run'}"]) == 2
+    assert "error: init_from=nowhere: there is no folder nowhere" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
