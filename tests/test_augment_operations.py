@@ -7,6 +7,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from sklearn.datasets import load_digits
 
+from fedjax_ssl.augment import get_flavour
 from fedjax_ssl.augment.operations import Operation
 from fedjax_ssl.augment.randaugment import Draws, apply_draws
 
@@ -154,6 +155,18 @@ def test_every_operation_equals_pillow(channels, height, width):
     changed = {operation for (operation, _), moved in zip(cases, changed) if moved}
     unchanged = {Operation.IDENTITY} | ({Operation.COLOR} if channels == 1 else set())
     assert changed == set(Operation) - unchanged
+
+
+def test_large_images_equal_pillow():
+    """The pool of USB on images of 250 pixels a side, the mildest and the strongest of each, and its cutout."""
+    entries = [(entry, value) for entry in get_flavour("usb").pool for value in (entry.low, entry.high)]
+    strengths = [value * (250 if entry.of_side else 1) for entry, value in entries]
+    operations = [entry.operation for entry, _ in entries] + [Operation.CUTOUT] * 2
+    strengths += [31.7, 125.0]
+    images = make_images(3, 250)[np.arange(len(operations)) % NUM_IMAGES]
+    centres = np.random.default_rng(0).uniform(size=(1, len(images), 2))
+    shares = agreement(*both_ways(images, np.array(operations)[None], np.array(strengths)[None], centres))
+    assert not [case for case in zip(operations, strengths, shares) if case[2] < 0.99]
 
 
 @pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28)])

@@ -289,8 +289,8 @@ def test_both_classifiers_of_acr_train(data):
     np.testing.assert_allclose(prior, np.array([4, 2, 1]) / 7, rtol=1e-6)  # of both clients with labels
     received, own = sent_down(problem, prior), memory_of(problem, data, BOTH)
     phases = self_training(problem)
-    first, after = train(phases[0], received, data, BOTH, own=own)
-    second, finished = train(phases[1], received, data, BOTH, own=own, previous=handed_on(first, after))
+    first, after = train(phases[0], received, data, BOTH, own=own, jit=True)
+    second, finished = train(phases[1], received, data, BOTH, own=own, previous=handed_on(first, after), jit=True)
 
     config, log_prior = problem.config.client, np.log(np.array([4, 2, 1]) / 7)
     begin = {

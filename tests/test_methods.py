@@ -36,6 +36,7 @@ SMALL = {
 }
 UNOPTIMISED = {"xla_backend_optimization_level": 0}  # these programs run for less than they are compiled
 NUM_CLIENTS, NUM_ROUNDS = 8, 2
+ONE_ROLE_A_ROUND = ("isofed",)  # clients with labels train in one round, the others in the next
 OF_SETTINGS = [(name, labels) for name, entry in METHODS.items() for labels in entry.settings]
 
 
@@ -148,10 +149,15 @@ def test_two_rounds_train_and_stay_finite(trained):
     chex.assert_tree_all_finite((last.model, last.clients))
     moved = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), first.model.params, last.model.params)
     assert all(change > 0 for change in jax.tree.leaves(moved)), moved
+    missing = []
     for metrics, _, healthy in trained.history:
         assert healthy and metrics["dropped_uploads"] == 0
         assert (metrics["uploads"] > 0) == bool(trained.experiment.method.phases)
-        assert [name for name, value in metrics.items() if not np.isfinite(value)] == []
+        missing.append({name for name, value in metrics.items() if not np.isfinite(value)})
+    if trained.name in ONE_ROLE_A_ROUND:
+        assert missing[0] and missing[1] and not missing[0] & missing[1]
+    else:
+        assert missing == [set()] * NUM_ROUNDS
 
 
 def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):
@@ -165,7 +171,7 @@ def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):
         chex.assert_trees_all_equal(state, expected)
         for name, value in result.metrics.items():
             scored = name.startswith(("pseudo_label_accuracy", "qualified_accuracy"))
-            assert scored or np.array_equal(value, blind.metrics[name]), name
+            assert scored or np.array_equal(value, blind.metrics[name], equal_nan=True), name
     visible = np.asarray(experiment.data.visible_labels) >= 0
     if experiment.problem.config.data.reveal_labels:  # the labels are given to it, and only then
         assert np.all(visible)

@@ -73,6 +73,8 @@ def assert_trees_close(actual, expected, atol=2e-5):
         ("wrn16_1", 10, 175_066),
         ("resnet18", 10, 11_173_962),
         ("resnet18", 100, 11_220_132),
+        ("resnet18_imagenet", 10, 11_181_642),
+        ("resnet18_imagenet", 1000, 11_689_512),  # PyTorch's
         ("resnet34", 10, 21_282_122),
         ("resnet50", 10, 23_520_842),
         ("resnet50", 100, 23_705_252),
@@ -189,6 +191,41 @@ def test_bottlenecks_against_numpy():
     actual, expected = in_numpy(forward, module, (7, 6, 1))
     assert actual.shape == (3, 4 * 2 * 3)
     np.testing.assert_allclose(actual, expected, rtol=2e-4)
+
+
+def test_imagenet_stem_against_numpy():
+    """A 7x7 convolution of stride 2, then the largest of 3x3 positions, two apart."""
+
+    def forward(layer, x):
+        x = relu(layer((), "stem_conv", "stem_norm", x, 2))
+        padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+        x = windows[:, ::2, ::2].max(axis=(-2, -1))
+        y = relu(layer(["stage0_block0"], "conv0", "norm0", x))
+        x = relu(x + layer(["stage0_block0"], "conv1", "norm1", y))
+        return x.mean(axis=(1, 2))
+
+    module = ResNet(blocks=(1,), width=3, imagenet_stem=True, normalisation="running")
+    for shape in ((16, 16, 3), (15, 18, 1)):
+        actual, expected = in_numpy(forward, module, shape)
+        assert actual.shape == (3, 3)
+        np.testing.assert_allclose(actual, expected, rtol=2e-4)
+
+
+def test_positions_behind_the_imagenet_stem():
+    """224 x 224 pixels become 7 x 7 positions of 512 channels."""
+    built = model(7, name="resnet18_imagenet")
+    seen = []
+
+    def watch(call, arguments, keywords, context):
+        result = call(*arguments, **keywords)
+        if context.module.name in ("stem_conv", "stage0_block0", "stage3_block1"):
+            seen.append(result.shape[1:])
+        return result
+
+    with nn.intercept_methods(watch):
+        jax.eval_shape(built.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+    assert seen == [(112, 112, 64), (56, 56, 64), (7, 7, 512)]
 
 
 def test_resnet9_against_numpy():

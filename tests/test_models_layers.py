@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models.layers import LANE_FORMS, conv2d, global_average_pool, max_pool2d, use_lane_form
+from fedjax_ssl.models.layers import (
+    LANE_FORMS,
+    conv2d,
+    global_average_pool,
+    max_pool2d,
+    overlapping_max_pool2d,
+    use_lane_form,
+)
 
 
 def arrays(shape, kernel_shape, stride, dtype=jnp.float32):
@@ -45,6 +52,7 @@ def assert_close(actual, expected, relative=1e-5):
         ((1, 1), 3, 1),
         ((7, 8), 1, 4),
         ((6, 9), 5, 2),
+        ((11, 8), 7, 3),
     ],
 )
 def test_both_passes_equal_plain_convolution(size, window, channels, stride):
@@ -111,3 +119,21 @@ def test_pooling_drops_an_odd_last_row_and_column():
     np.testing.assert_array_equal(max_pool2d(x), expected)
     assert max_pool2d(x[:, :, :5]).shape == (2, 2, 2, 3)
     np.testing.assert_allclose(global_average_pool(x), np.asarray(x).mean(axis=(1, 2)), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 1, 2, 1), (2, 6, 5, 2)])
+def test_overlapping_pooling_and_its_gradient_by_loops(shape):
+    """All values differ, so that each window has one largest position, which gets its gradient."""
+    rng = np.random.default_rng(0)
+    x = rng.permutation(np.prod(shape)).reshape(shape).astype(np.float32) - 20
+    pooled, vjp = jax.vjp(overlapping_max_pool2d, jnp.asarray(x))
+    weights = rng.normal(size=pooled.shape).astype(np.float32)
+    expected, gradient = np.zeros(pooled.shape), np.zeros(shape)
+    assert pooled.shape == (shape[0], -(-shape[1] // 2), -(-shape[2] // 2), shape[3])
+    for n, i, j, c in np.ndindex(*pooled.shape):
+        window = [(a, b) for a in range(2 * i - 1, 2 * i + 2) for b in range(2 * j - 1, 2 * j + 2)]
+        a, b = max((p for p in window if 0 <= p[0] < shape[1] and 0 <= p[1] < shape[2]), key=lambda p: x[n, *p, c])
+        expected[n, i, j, c] = x[n, a, b, c]
+        gradient[n, a, b, c] += weights[n, i, j, c]
+    np.testing.assert_array_equal(pooled, expected)
+    np.testing.assert_allclose(vjp(jnp.asarray(weights))[0], gradient, atol=1e-6)

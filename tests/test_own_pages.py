@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from ml_collections import config_dict
+from PIL import Image
 from sklearn.datasets import load_digits
 
 import launch
@@ -61,8 +62,27 @@ def reader(tmp_path, monkeypatch):
     sys.modules.pop("my_models", None)
 
 
+def write_lesions(folder):
+    """HAM10000 in small: its table, and photographs wider than high, 30 of the commonest class and 20 of each other."""
+    rng, lines = np.random.default_rng(0), ["lesion_id,image_id,dx,dx_type,age,sex,localization"]
+    (folder / "HAM10000").mkdir()
+    for number, kind in enumerate(["nv"] * 10 + ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"] * 20):
+        lines.append(f"HAM_{number:07},ISIC_{number:07},{kind},histo,50.0,female,back")
+        pixels = rng.integers(0, 256, (6, 8, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / "HAM10000" / f"ISIC_{number:07}.jpg")
+    (folder / "HAM10000_metadata.csv").write_text("\n".join(lines) + "\n")
+
+
 def test_own_data(reader, tmp_path):
+    write_lesions(tmp_path)
     built = reader("own_data.md")
+    lesions = built.pop("runs/ham10000")
+    counts = np.bincount(lesions.hidden_labels) + np.bincount(lesions.data.test_labels)
+    assert counts.tolist() == [20, 20, 20, 20, 20, 30, 20] and len(lesions.data.test_labels) == 30
+    assert lesions.problem.network.image_shape == (224, 224, 3) and lesions.problem.config.eval_measures[1] == "auc"
+    by_class = [np.unique(lesions.hidden_labels[rows]) for rows in lesions.partition.client_rows]
+    labelled = [k for k, rows in enumerate(lesions.partition.client_rows) if rows[0] in lesions.partition.labelled_rows]
+    assert len(labelled) == 1 and len(by_class[labelled[0]]) == max(map(len, by_class))
     words = {"labels": "clients", "partition_file": str(tmp_path / "mine_partition.npz")}  # of the page's last line
     partition = make_partition(np.zeros(1437, int), 10, config_dict.ConfigDict({**base_config().data, **words}), 2, 0)
     assert [np.isin(rows, partition.labelled_rows).sum() for rows in partition.client_rows] == [50, 50]
@@ -87,6 +107,6 @@ def test_own_model(reader, tmp_path):
 
 def test_every_line_of_the_pages_is_a_command_that_is_run():
     """A command that is broken over two lines would be run by half."""
-    for page in ("own_data.md", "own_model.md"):
+    for page, number in {"own_data.md": 3, "own_model.md": 2}.items():
         commands = [line for _, text in blocks(page) for line in text.splitlines() if "launch.py" in line]
-        assert len(commands) == 2 and all("--workdir=" in line for line in commands)
+        assert len(commands) == number and all("--workdir=" in line for line in commands)

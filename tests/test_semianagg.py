@@ -7,7 +7,7 @@ import pytest
 from test_by_role import memory_of
 
 from fedjax_ssl import base_config
-from fedjax_ssl.config import validate
+from fedjax_ssl.config import flatten, validate
 from fedjax_ssl.data import dataset_facts, load_dataset
 from fedjax_ssl.engine.interface import Previous, Received, State, Upload
 from fedjax_ssl.learning.sgd import Model
@@ -15,6 +15,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.semianagg import ANCHOR, COSINES, anchor_model, class_cosines, diversity
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.server.roles import role_weights
+from fedjax_ssl.sweep import load_sweep, plan
 from linear_network import in_numpy
 from small_problem import (
     CLASSES,
@@ -67,16 +68,18 @@ def test_what_a_client_tells_of_its_classes(data, compared):
     received = received._replace(model=received.model._replace(batch_stats={"mean": jnp.full(4, -0.1)}))
     own = jax.jit(lambda data: method.init(data, jax.random.key(0)).clients)(data)
     anchor_mean = 0.25  # where the small network's statistics begin
+    lay_out = jax.jit(
+        lambda client, own: prepare(
+            method.phases[1], received, data, client, own=own, previous=nothing_before(received)
+        ).work.rest.told[COSINES]
+    )
     for client in (UNLABELLED, BOTH):
         size = int(data.client_size[client])
         rows = np.asarray(data.client_index[client])[:size]
         anchors = pixels_of(data, rows) - anchor_mean
         unit = anchors / np.linalg.norm(anchors, axis=1, keepdims=True)
         np.testing.assert_allclose(own[ANCHOR][client][:size], unit, atol=1e-5)
-        job = prepare(
-            method.phases[1], received, data, client, own=jax.tree.map(lambda leaf, c=client: leaf[c], own),
-            previous=nothing_before(received),
-        )  # fmt: skip
+        told = lay_out(client, jax.tree.map(lambda leaf, c=client: leaf[c], own))
         weak = pixels_of(data, rows, mirrored)
         p = probabilities(in_numpy(received.model.params), weak, statistics_of(received.model))
         chosen = np.asarray(data.visible_labels)[rows] < 0
@@ -84,7 +87,7 @@ def test_what_a_client_tells_of_its_classes(data, compared):
             chosen &= p.max(axis=1) >= TAU
             assert 0 < chosen.sum() < size
         expected = cosines_by_hand(weak + 0.1, anchors, p.argmax(axis=1), chosen)
-        np.testing.assert_allclose(job.work.rest.told[COSINES], expected, atol=1e-5)
+        np.testing.assert_allclose(told, expected, atol=1e-5)
         assert min(expected) < 1  # a class has an image
 
 
@@ -96,7 +99,8 @@ def nothing_before(received):
 
 def test_a_class_without_an_image_is_like_random_and_no_cosine_is_below_zero():
     cosines = jnp.array([0.5, 0.3, -0.9, 0.2])
-    found = class_cosines(cosines, jnp.array([0, 0, 1, 2]), jnp.array([True, True, True, False]), 4)
+    of_client = jax.jit(class_cosines, static_argnums=3)
+    found = of_client(cosines, jnp.array([0, 0, 1, 2]), jnp.array([True, True, True, False]), 4)
     np.testing.assert_allclose(found, [0.4, 0, 1, 1], rtol=1e-6)
 
 
@@ -113,7 +117,7 @@ def diversity_by_hand(w):
 def test_weights_are_those_of_the_equations_and_keep_their_identities():
     rng = np.random.default_rng(0)
     w, unlabelled = rng.uniform(0.1, 1, (7, 5)).astype(np.float32), np.array([1, 0, 1, 1, 1, 0, 1], bool)
-    found = np.asarray(diversity(jnp.asarray(w), jnp.asarray(unlabelled)))
+    found = np.asarray(jax.jit(diversity)(jnp.asarray(w), jnp.asarray(unlabelled)))
     expected = diversity_by_hand(w[unlabelled].astype(np.float64))
     np.testing.assert_allclose(found[unlabelled], expected, rtol=1e-5)
     assert np.all(found[~unlabelled] == 0)
@@ -123,7 +127,7 @@ def test_weights_are_those_of_the_equations_and_keep_their_identities():
     # A tilt around the uniform mean, towards those far from the anchor.
     assert np.argmax(found[unlabelled]) == np.argmin(w[unlabelled].mean(axis=1))
     five_times = np.linspace(0.2, 1, 9)[:, None] * np.ones((9, 4), np.float32)
-    tilted = np.asarray(diversity(jnp.asarray(five_times, jnp.float32), jnp.ones(9, bool)))
+    tilted = np.asarray(jax.jit(diversity)(jnp.asarray(five_times, jnp.float32), jnp.ones(9, bool)))
     assert 0.1 < tilted.min() < 1 / 9 < tilted.max() < 0.125
 
 
@@ -140,7 +144,7 @@ def test_weights_are_those_of_the_equations_and_keep_their_identities():
     ],
 )
 def test_guards(w, unlabelled, expected):
-    np.testing.assert_allclose(diversity(jnp.array(w), jnp.array(unlabelled)), expected, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(diversity)(np.float32(w), np.array(unlabelled)), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_guards(w, unlabelled, expected):
     ],
 )
 def test_each_role_has_its_share(labelled, unlabelled, expected):
-    found = role_weights(jnp.array(labelled, float), jnp.array(unlabelled, float), 0.6)
+    found = jax.jit(role_weights)(np.float32(labelled), np.float32(unlabelled), 0.6)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -176,7 +180,8 @@ def aggregated(name, accepted, told, **fields):
         jnp.asarray(accepted), jnp.arange(5), None, jnp.asarray(SIZES), jnp.asarray(SIZES),
     )  # fmt: skip
     state = State(jnp.int32(0), Model(model.params, model.batch_stats))
-    after, _ = METHODS[name].factory(problem).aggregate(state, None, received, jax.random.key(0))
+    method = METHODS[name].factory(problem)
+    after, _ = jax.jit(lambda *arguments: method.aggregate(*arguments, jax.random.key(0)))(state, None, received)
     return after.model, {name: np.asarray(leaf, np.float64) for name, leaf in _flat(stacked).items()}
 
 
@@ -209,6 +214,13 @@ def test_fedavg_semi_s_mean(variant, scores):
     told = {"accepted": jnp.float32(ACCEPTED)}
     model, stacked = aggregated("fedavg_semi", np.ones(5, bool), told, **{"fedavg_semi.unlabelled_weights": variant})
     assert_mean(model, stacked, in_halves(LABELS, scores))
+
+
+def test_one_mean_of_all_is_fedavg_s():
+    model, stacked = aggregated(
+        "fedavg_semi", np.ones(5, bool), {"accepted": jnp.float32(ACCEPTED)}, **{"fedavg_semi.apart": False}
+    )
+    assert_mean(model, stacked, SIZES / SIZES.sum())
 
 
 def test_semianagg_s_mean_and_a_dropped_upload():
@@ -248,6 +260,28 @@ def test_another_round_has_the_same_anchor_and_it_is_no_part_of_a_lane(data):
     method = METHODS["semianagg"].factory(problem)
     received, own = sent_down(problem), memory_of(problem, data, UNLABELLED)
     own[ANCHOR] = jnp.ones((10, 4))
-    job = prepare(method.phases[1], received, data, UNLABELLED, own=own, previous=nothing_before(received))
-    carry = method.phases[1].start(received, job.work, {**own, **job.own})
-    assert ANCHOR not in carry.own and ANCHOR not in job.own and "trainer" in carry.own
+
+    def begin(own):
+        job = prepare(method.phases[1], received, data, UNLABELLED, own=own, previous=nothing_before(received))
+        return job.own, method.phases[1].start(received, job.work, {**own, **job.own}).own
+
+    of_labelling, carried = jax.eval_shape(begin, own)
+    assert ANCHOR not in of_labelling and ANCHOR not in carried and "trainer" in carried
+
+
+# --- Its tables. -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "clients", "labelled", "alphas"),
+    [("5", 5, {1}, {0.8}), ("50", 50, {1}, {0.8}), ("labelled", 10, {1, 2}, {0.8}), ("alpha", 10, {1}, {0.1, 0.8})],
+)
+def test_every_row_begins_with_the_warm_up_of_its_own_federation(root, tmp_path, setting, clients, labelled, alphas):
+    cells = plan(load_sweep(f"{root}/configs/sweeps/semianagg_clients.py:{setting}"), tmp_path)
+    for cell in cells:
+        assert {cell.config.num_clients, cell.config.clients_per_round} == {clients}
+        ours, theirs = (flatten(each.config.data.to_dict()) for each in (cell, cell.warm_up))
+        assert ours == theirs and cell.warm_up.config.method == "supervised"
+    assert {cell.config.data.labelled_clients for cell in cells} == labelled
+    assert {cell.config.data.alpha for cell in cells} == alphas
+    assert {cell.config.client.logit_adjustment for cell in cells} == {1.0}

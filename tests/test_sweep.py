@@ -252,7 +252,13 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_pat
     assert isinstance(sweep, Sweep) and cells
     assert progress_of(cells[0], sweep.seeds[0]) == "to do"
     if dataset:
-        of = {"svhn": "svhn_cropped", "emnist": "emnist/byclass", "organmnist": "organamnist.npz"}.get(dataset, dataset)
+        of = {
+            "svhn": "svhn_cropped",
+            "emnist": "emnist/byclass",
+            "organmnist": "organamnist.npz",
+            "cifar100_lt": "cifar100",
+            "isic": "isic2018",
+        }.get(dataset, dataset)
         sources = {cell.config.data.path or cell.config.data.source for cell in cells}
         assert {source.removesuffix(".npz") for source in sources} == {of.removesuffix(".npz")}
     is_named = f"python launch.py sweep {words.removeprefix(f'{ROOT}/')} --workdir=" in path.read_text()

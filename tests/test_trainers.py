@@ -29,8 +29,8 @@ def options_of(**fields):
 
 
 def batch_of(positions):
-    padded = jnp.array([*positions, *[SIZE + 1] * (ROOM - len(positions))], jnp.int32)  # the padding is of no image
-    return Batch(padded, padded, padded, jnp.arange(ROOM) < len(positions), jnp.int32(0), jnp.int32(0))
+    padded = np.array([*positions, *[SIZE + 1] * (ROOM - len(positions))], np.int32)  # the padding is of no image
+    return Batch(padded, padded, padded, np.arange(ROOM) < len(positions), np.int32(0), np.int32(0))
 
 
 def logits_of(seed=0, scale=3.0):
@@ -39,13 +39,14 @@ def logits_of(seed=0, scale=3.0):
     return (scale * rng.normal(size=(N_MAX, CLASSES)) + [1.0, 0.0, -0.5]).astype(np.float32)
 
 
-def over_batches(trainer, logits, heads=None, prior=None, jit=True):
+def over_batches(trainer, logits, heads=None, prior=None):
     """The targets of each batch, [(present weights, present labels) of each output], and the last state."""
-    step = jax.jit(trainer.targets) if jit else trainer.targets
+    step = jax.jit(trainer.targets)
     state, found = trainer.start(N_MAX), []
     for positions in BATCHES:
         batch = batch_of(positions)
-        of_batch = jax.tree.map(lambda leaf, batch=batch: leaf[batch.positions], (jnp.asarray(logits), heads or {}))
+        places = np.asarray(batch.positions)
+        of_batch = jax.tree.map(lambda leaf, places=places: np.asarray(leaf)[places], (logits, heads or {}))
         targets, state = step(state, Seen(Outputs(*of_batch, ()), batch, jnp.int32(SIZE), prior))
         n = len(positions)
         assert all(np.all(np.asarray(target.weights)[n:] == 0) for target in targets)
@@ -95,7 +96,7 @@ def test_a_later_label_replaces_a_stored_one():
     trainer = TRAINERS["flexmatch"](options_of(), CLASSES)
     state = jnp.full(N_MAX, -1).at[3].set(2)
     logits = jnp.array([[0.0, 9.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 0.0]])
-    _, state = trainer.targets(state, Seen(Outputs(logits, {}, ()), batch_of([3, 4]), jnp.int32(SIZE)))
+    _, state = jax.jit(trainer.targets)(state, Seen(Outputs(logits, {}, ()), batch_of([3, 4]), jnp.int32(SIZE)))
     assert state[3] == 1 and state[4] == -1
 
 
@@ -133,7 +134,7 @@ def test_freematch_takes_the_term_by_its_weight():
     state = Averages(jnp.float32(0.5), jnp.array([0.5, 0.3, 0.2]), jnp.array([0.6, 0.2, 0.2]))
     weights = jnp.array([1.0, 1.0, 0.0, 1.0])
     expected = 0.3 * fairness_by_hand([0.5, 0.3, 0.2], [0.6, 0.2, 0.2], logits_of()[[0, 1, 3]].astype(np.float64))
-    found = trainer.further(state, logits, Target(jnp.zeros(ROOM, int), weights))
+    found = jax.jit(trainer.further)(state, logits, Target(jnp.zeros(ROOM, int), weights))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert TRAINERS["freematch"](options_of(fairness_weight=0.0), CLASSES).further is None
 
@@ -172,7 +173,7 @@ def test_acr_s_targets_and_its_estimate(histogram):
     begun = trainer._replace(
         start=lambda n_max: trainer.next_round(trainer.start(n_max))._replace(strength=jnp.float32(0.4))
     )
-    found, state = over_batches(begun, balanced, {STANDARD: jnp.asarray(standard)}, jnp.float32(PRIOR))
+    found, state = over_batches(begun, balanced, {STANDARD: standard}, jnp.float32(PRIOR))
     log_prior, b, s = np.log(PRIOR), balanced.astype(np.float64), standard.astype(np.float64)
     q, q2 = softmax(s - 0.4 * log_prior), softmax(s - 2.0 * log_prior)
     first = (softmax(b).max(axis=1) >= TAU) | (q2.max(axis=1) >= TAU)
@@ -185,7 +186,7 @@ def test_acr_s_targets_and_its_estimate(histogram):
     shares, sums, steps = estimate_by_hand(balanced, TAU, 0.9, histogram == "presence")
     np.testing.assert_allclose(state.shares, shares, rtol=1e-5)
     np.testing.assert_allclose(state.distances, sums, rtol=1e-4)
-    after = trainer.next_round(state)
+    after = jax.jit(trainer.next_round)(state)
     exponentials = np.exp(sums / steps)
     np.testing.assert_allclose(after.strength, 2.0 * exponentials[0] / exponentials.sum(), rtol=1e-4)
     assert after.rounds == 1 and after.steps == 0 and np.all(after.distances == 0)
@@ -193,7 +194,7 @@ def test_acr_s_targets_and_its_estimate(histogram):
 
 def test_acr_waits_before_it_estimates():
     trainer, logits = TRAINERS["acr"](options_of(estimate_from=5), CLASSES), logits_of(2)
-    heads = {STANDARD: jnp.asarray(logits_of(3))}
+    heads = {STANDARD: logits_of(3)}
     for rounds, moves in ((4, False), (5, True)):
         old = trainer.start(N_MAX)._replace(rounds=jnp.int32(rounds))
         _, state = over_batches(trainer._replace(start=lambda n_max, old=old: old), logits, heads, jnp.float32(PRIOR))
@@ -205,6 +206,7 @@ def test_acr_waits_before_it_estimates():
 
 def test_distances_and_the_reversed_shares():
     a, b = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.1, 0.8])
-    np.testing.assert_allclose(distance(jnp.asarray(a), jnp.asarray(b)), 0.5 * kl(a, b) + 0.5 * kl(b, a), rtol=1e-5)
-    assert np.isfinite(distance(jnp.array([1.0, 0.0, 0.0]), jnp.array([0.0, 0.5, 0.5])))
-    np.testing.assert_allclose(reversed_shares(jnp.array([0.1, 0.4, 0.2, 0.3])), [0.4, 0.1, 0.3, 0.2])
+    apart = jax.jit(distance)
+    np.testing.assert_allclose(apart(np.float32(a), np.float32(b)), 0.5 * kl(a, b) + 0.5 * kl(b, a), rtol=1e-5)
+    assert np.isfinite(apart(np.float32([1, 0, 0]), np.float32([0, 0.5, 0.5])))
+    np.testing.assert_allclose(jax.jit(reversed_shares)(jnp.array([0.1, 0.4, 0.2, 0.3])), [0.4, 0.1, 0.3, 0.2])

@@ -1,9 +1,9 @@
 """ACR as a local trainer: two classifiers, and labels adjusted to how far a client's images are from the labelled ones.
 
-Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistency Is All You Need", CVPR 2023
-(arXiv 2206.02631). One classifier, the head `STANDARD`, learns the labelled images' distribution of classes; the other,
-which is tested, is balanced. In a federation the unlabelled images are each client's own, and so is the estimate of
-their distribution; the labelled images' shares of classes pi are sent down (C numbers). The paper's epoch is a round.
+Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistency Is All You Need", CVPR 2023.
+One classifier, the head `STANDARD`, learns the labelled images' distribution of classes; the other, which is tested, is
+balanced. In a federation the unlabelled images are each client's own, and so is the estimate of their distribution; the
+labelled images' shares of classes pi are sent down (C numbers). The paper's epoch is a round.
 """
 
 from collections.abc import Callable

@@ -29,6 +29,7 @@ NAMES = (
     "fedmatch",
     "fedtrinet",
     "fixmatch",
+    "isofed",
     "proxyfl",
     "rscfed",
     "sage",

@@ -26,6 +26,7 @@ FIELDS = {"data.labels": "some_clients"}
 VARIANTS = {
     "uniform": {"fedavg_semi.unlabelled_weights": "uniform"},
     "by_size": {"fedavg_semi.unlabelled_weights": "size"},
+    "together": {"fedavg_semi.apart": False},  # FedAvg in SemiAnAgg's ablation
     "code": {"trainer.accepted": "confident"},  # SemiAnAgg's code counts them so
 }
 
@@ -33,6 +34,7 @@ VARIANTS = {
 def defaults() -> ConfigDict:
     """The section `config.fedavg_semi`."""
     section = ConfigDict()
+    section.apart = True  # labelled and other clients; False: one mean of all, by aggregation.weights
     section.labelled_share = 0.5  # l1 of eq. 2, the weight of all labelled clients together; l2 is the rest
     # Of clients without labels, among themselves: 'accepted', the pseudo-labels that they trained on (eq. 2; see
     # trainer.accepted), 'uniform', or 'size', their images.
@@ -44,7 +46,8 @@ def fedavg_semi(problem: Problem) -> Method:
     """Eq. 2 as a Method."""
     options = problem.config.fedavg_semi
     weights = {"accepted": accepted_labels, "uniform": any_images, "size": unlabelled_images}
-    return trained_by_role(problem, weights[options.unlabelled_weights], options.labelled_share)
+    scores = weights[options.unlabelled_weights] if options.apart else None
+    return trained_by_role(problem, scores, options.labelled_share)
 
 
 def accepted_labels(received: Received) -> jax.Array:

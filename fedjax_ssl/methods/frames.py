@@ -85,7 +85,7 @@ PRIOR = "class_prior"  # the entry of `State.server` of trainers that need it
 
 def trained_by_role(
     problem: Problem,
-    unlabelled: Callable[[Received], jax.Array],
+    unlabelled: Callable[[Received], jax.Array] | None,
     share: float,
     *,
     tell: Callable | None = None,
@@ -100,7 +100,8 @@ def trained_by_role(
 
     Args:
         problem: the run.
-        unlabelled: received -> each upload's weight among those of clients without labels, float32 [R].
+        unlabelled: received -> each upload's weight among those of clients without labels, float32 [R]; None: one mean
+            of all, by `aggregation.weights`.
         share: of the labelled clients in the mean.
         tell: see `self_training`.
         own: as `alternating`'s.
@@ -110,7 +111,8 @@ def trained_by_role(
     def memory(data, model):
         return {**own_trainer(problem, data), **(own(data, model) if own else {})}
 
-    aggregation = fedavg(problem, weighted_by=by_role(labelled_images, unlabelled, share), parts=parts)
+    weighted_by = None if unlabelled is None else by_role(labelled_images, unlabelled, share)
+    aggregation = fedavg(problem, weighted_by=weighted_by, parts=parts)
     method = alternating(problem, self_training(problem, tell), memory, parts=parts, aggregation=aggregation)
     if not needs_prior(problem):
         return method

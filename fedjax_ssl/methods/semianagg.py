@@ -35,11 +35,13 @@ from fedjax_ssl.models.network import Network
 
 FIELDS = {"data.labels": "some_clients"}
 VARIANTS = {
-    "paper": {  # the setting of its experiments on SVHN and CIFAR, as its code has it
+    "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
+        "num_rounds": 500,
         "num_clients": 10,
         "clients_per_round": 10,
         "data.partition": "dirichlet_clients",
         "data.alpha": 0.8,
+        "data.labelled_rule": "most_classes",
         "model.name": "resnet18",
         "client.epochs": 1,
         "client.batch_size": 64,
@@ -49,6 +51,9 @@ VARIANTS = {
         "client.unlabelled_learning_rate": 0.02,
         "client.unlabelled_clip_norm": 5.0,
         "augment.num_ops": 3,
+        "augment.flip": "always",
+        "augment.padding": 0,
+        "augment.resized": 40,
         "trainer.threshold": 0.9,
     },
     # Both views of each labelled image, by the balanced softmax with next to no share for absent classes.

@@ -10,12 +10,19 @@ The variant `all_labels` is the upper bound: it reveals every label, which is a 
 (`data.reveal_labels`), and every table marks it. FedAnchor's "Supervised" rows are that bound; they pre-train on the
 anchors and alternate with the server's training (its longer version) or do not pre-train (the earlier one):
 `server.pretrain_epochs` and `server.epochs`. There is no strong augmentation.
+
+Where some clients have labels and the others none, both bounds of that setting's papers are here: `all_labels` is the
+upper one, and without it the labelled clients train alone, which is the lower one. With partial participation a cohort
+may then have few of them, or none; `labelled_cohorts` draws no others.
 """
+
+from ml_collections import ConfigDict
 
 from fedjax_ssl.client import Deck, Examples, OnLabels, local_sgd, loss_on_labels
 from fedjax_ssl.engine import Jobs, Method, Problem
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.server import labelled_clients, only_eligible
 
 FIELDS = {"server.augmentation": "weak"}  # no strong augmentation anywhere
 VARIANTS = {
@@ -23,7 +30,15 @@ VARIANTS = {
     "fedprox": {"client.proximal": 0.01},
     "no_server": {"server.epochs": 0},  # FedAvg alone: no alternate training
     "no_pretraining": {"server.pretrain_epochs": 0},
+    "labelled_cohorts": {"supervised.cohort": "labelled"},
 }
+
+
+def defaults() -> ConfigDict:
+    """The section `config.supervised`."""
+    section = ConfigDict()
+    section.cohort = "all"  # who is drawn: of all clients, or of those that have 'labelled' images
+    return section
 
 
 def supervised(problem: Problem) -> Method:
@@ -37,7 +52,10 @@ def supervised(problem: Problem) -> Method:
         return Jobs(deck.num_steps(config.batch_size), OnLabels.of(problem, examples, deck))
 
     phase = local_sgd(problem, prepare, loss_on_labels(problem), metrics=("client_loss",))
-    return alternating(problem, (phase,))
+    method = alternating(problem, (phase,))
+    if problem.config.supervised.cohort == "all":
+        return method
+    return only_eligible(problem, method, lambda state, data: labelled_clients(data))
 
 
 ENTRY = Entry(
@@ -45,8 +63,10 @@ ENTRY = Entry(
     title="supervised FedAvg",
     paper="https://arxiv.org/abs/1602.05629",
     settings=LABELS_AT,
+    defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
+    choices={"cohort": ("all", "labelled")},
     tiny={
         "data.reveal_labels": True,
         "client.proximal": 0.1,

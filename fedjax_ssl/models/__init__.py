@@ -36,6 +36,7 @@ BACKBONES = {
     "resnet8": functools.partial(ResNet, blocks=(1, 1, 1), width=16),
     "resnet9": ResNet9,
     "resnet18": ResNet,
+    "resnet18_imagenet": functools.partial(ResNet, imagenet_stem=True),  # SemiAnAgg's on skin lesions, CBAFed's
     "resnet34": functools.partial(ResNet, blocks=(3, 4, 6, 3)),  # FedLabel's on CIFAR-10
     "resnet50": functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True),  # and on CIFAR-100
     "wrn16_1": functools.partial(WideResNet, depth=16, width=1),

@@ -344,6 +344,27 @@ def max_pool2d(x):
     return _largest_of_windows(x[:, : 2 * height, : 2 * width].reshape(batch, height, 2, width, 2, channels))
 
 
+def overlapping_max_pool2d(x):
+    """Largest value of each 3x3 window, two positions apart, as PyTorch's MaxPool2d(3, 2, padding=1).
+
+    By comparing shifted slices, three for each axis: `reduce_window` has a slow gradient on a CPU. Equal largest values
+    share the gradient, where PyTorch gives it to the first; after a ReLU those are zeros, which pass none on.
+
+    Args:
+        x: [N, H, W, C].
+
+    Returns:
+        [N, ceil(H / 2), ceil(W / 2), C].
+    """
+    for axis in (1, 2):
+        length = x.shape[axis]
+        padding = [(1, 1) if a == axis else (0, 0) for a in range(4)]
+        padded = jnp.pad(x, padding, constant_values=-jnp.inf)
+        shifted = (lax.slice_in_dim(padded, shift, shift + length, 2, axis) for shift in range(3))
+        x = functools.reduce(jnp.maximum, shifted)
+    return x
+
+
 @jax.custom_vjp
 def _largest_of_windows(windows):
     """The largest of the four in [N, H, 2, W, 2, C]; equal ones share the gradient, as under `max`.

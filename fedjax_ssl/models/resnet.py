@@ -1,11 +1,11 @@
-"""Residual networks with the stem for small images."""
+"""Residual networks, with the stem for small images or that for large ones."""
 
 from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_ssl.models.layers import Conv, global_average_pool
+from fedjax_ssl.models.layers import Conv, global_average_pool, overlapping_max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
 
 
@@ -64,14 +64,16 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A post-activation residual network for images of about 32x32.
+    """A post-activation residual network, for images of about 32x32 or of about 224x224.
 
     The stem is one 3x3 convolution of stride 1 to `width` channels with normalisation and ReLU, without
-    max-pooling; then stages of basic blocks, each with twice the channels of the one before, all but the first
+    max-pooling; with `imagenet_stem` a 7x7 one of stride 2, followed by max-pooling, which leaves a sixteenth of the
+    positions. Then stages of basic blocks, each with twice the channels of the one before, all but the first
     starting with stride 2; global average pooling to the last stage's channels (four times as many of bottlenecks).
     With a classifier for 10 classes ResNet-18 (2, 2, 2, 2 blocks, width 64) has 11,173,962 parameters, ResNet-34
     (3, 4, 6, 3) 21,282,122, ResNet-50 (the same of bottlenecks) 23,520,842, ResNet-8 (1, 1, 1 blocks, width 16)
-    78,042, and at SAGE's width of 64 1,227,594.
+    78,042, and at SAGE's width of 64 1,227,594. With ImageNet's stem ResNet-18 has 11,181,642, and 11,689,512 with its
+    1,000 classes.
 
     Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; three stages from 16 channels on are
     its networks for CIFAR-10 (section 4.2), here with a 1x1 convolution where the shape changes.
@@ -80,6 +82,7 @@ class ResNet(nn.Module):
         blocks: in each stage.
         width: channels of the first stage (of its 3x3 convolutions).
         bottleneck: blocks of three convolutions instead of two.
+        imagenet_stem: the stem of the paper's networks for ImageNet (table 1).
         normalisation: policy of `Normalisation`.
         dtype: dtype of the computation.
     """
@@ -87,14 +90,18 @@ class ResNet(nn.Module):
     blocks: Sequence[int] = (2, 2, 2, 2)
     width: int = 64
     bottleneck: bool = False
+    imagenet_stem: bool = False
     normalisation: str = "static"
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `Heads`."""
-        x = Conv(self.width, dtype=self.dtype, name="stem_conv")(images)
+        size, stride = (7, 2) if self.imagenet_stem else (3, 1)
+        x = Conv(self.width, (size, size), stride, dtype=self.dtype, name="stem_conv")(images)
         x = nn.relu(Normalisation(self.normalisation, name="stem_norm")(x, train, mask, num_views))
+        if self.imagenet_stem:
+            x = overlapping_max_pool2d(x)
         block_type = Bottleneck if self.bottleneck else BasicBlock
         for stage, blocks in enumerate(self.blocks):
             for block in range(blocks):

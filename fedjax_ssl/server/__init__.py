@@ -15,6 +15,7 @@ from fedjax_ssl.server.aggregation import (
     with_server_model,
 )
 from fedjax_ssl.server.consensus import distance_reweighted
+from fedjax_ssl.server.eligible import labelled_clients, only_eligible
 from fedjax_ssl.server.proxies import tuned_proxies
 from fedjax_ssl.server.roles import by_role
 from fedjax_ssl.server.statistics import make_statistics
@@ -45,8 +46,10 @@ __all__ = [
     "chain",
     "distance_reweighted",
     "fedavg",
+    "labelled_clients",
     "make_statistics",
     "mean",
+    "only_eligible",
     "optimizer",
     "own_optimizer",
     "pretrained_classifier",

@@ -1,0 +1,42 @@
+"""SemiAnAgg's ablations: how clients without labels are averaged, and how they train (arXiv 2407.10327).
+
+    python launch.py sweep configs/sweeps/semianagg_ablation.py --workdir=runs/semianagg_ablation
+    python launch.py sweep configs/sweeps/semianagg_ablation.py:cifar100 --workdir=runs/semianagg_ablation_cifar100
+    python launch.py sweep configs/sweeps/semianagg_ablation.py:cifar100_lt --workdir=runs/semianagg_ablation_lt
+    python launch.py sweep configs/sweeps/semianagg_ablation.py:isic --workdir=runs/semianagg_ablation_isic
+
+In the paper FedAvg-Semi gains 5.63 points of accuracy and 8.48 of balanced accuracy over FedAvg, on which set is lost
+in the text that was read; another anchor (`anchor_seed`) changes next to nothing. Its appendices put ACR and SoftMatch
+in the place of FlexMatch; their numbers cannot be read.
+"""
+
+from fedjax_ssl.sweep import Sweep, of_dataset
+
+# Rounds of the warm-up, the accuracy to which rounds are counted.
+DATASETS = {"svhn": (250, 0.8), "cifar100": (500, 0.3), "cifar100_lt": (500, 0.15), "isic": (250, 0.65)}
+# ACR adjusts the labelled client's logits itself.
+TRAINERS = {
+    "FixMatch": {"trainer.name": "fixmatch"},
+    "FreeMatch": {"trainer.name": "freematch"},
+    "SoftMatch": {"trainer.name": "softmatch"},
+    "ACR": {"trainer.name": "acr", "client.logit_adjustment": 0.0},
+    "counters of all rounds": {"trainer.counters": "persistent"},
+}
+
+
+def get_sweep(dataset="svhn"):
+    warm_up, target_accuracy = of_dataset(DATASETS, dataset)
+    return Sweep(
+        config=f"configs/semianagg_{dataset}.py",
+        methods={
+            "FedAvg": "fedavg_semi,together",
+            "FedAvg-Semi": "fedavg_semi",
+            "FedAvg-Semi, uniform": "fedavg_semi,uniform",
+            "SemiAnAgg": "semianagg",
+            "SemiAnAgg, another anchor": ("semianagg", {"semianagg.anchor_seed": 1}),
+            "SemiAnAgg, code": "semianagg,code",
+            **{f"SemiAnAgg, {name}": ("semianagg", fields) for name, fields in TRAINERS.items()},
+        },
+        warm_up=("supervised", {"num_rounds": warm_up}),
+        target_accuracy=target_accuracy,
+    )

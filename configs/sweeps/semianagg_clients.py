@@ -1,0 +1,35 @@
+"""SemiAnAgg with other numbers of clients, of labelled clients, and degrees of heterogeneity (arXiv 2407.10327).
+
+    python launch.py sweep configs/sweeps/semianagg_clients.py --workdir=runs/semianagg_50 --config.data.path=isic2018
+    python launch.py sweep configs/sweeps/semianagg_clients.py:5 --workdir=runs/semianagg_5 --config.data.path=isic2018
+    python launch.py sweep configs/sweeps/semianagg_clients.py:labelled --workdir=runs/two --config.data.path=isic2018
+    python launch.py sweep configs/sweeps/semianagg_clients.py:alpha --workdir=runs/alpha --config.data.path=isic2018
+
+ISIC 2018 as in configs/semianagg_isic.py: 5, 10, 25 or 50 clients of which one has labels; one or two of ten; Dir 0.1
+or 0.8. Over CBAFed the paper gains 4.56 points of balanced accuracy and 1.69 of AUC with 50 clients, 6.78 and 5.11 at
+Dir 0.1.
+"""
+
+from fedjax_ssl.sweep import Sweep, of_dataset
+
+SETTINGS = {
+    **{number: (int(number), {}) for number in ("5", "10", "25", "50")},
+    "labelled": (10, {"data.labelled_clients": (1, 2)}),
+    "alpha": (10, {"data.alpha": (0.1, 0.8)}),
+}
+
+
+def get_sweep(setting="50"):
+    clients, fields = of_dataset(SETTINGS, setting)
+    return Sweep(
+        config="configs/semianagg_isic.py",
+        methods={
+            "CBAFed": ("cbafed,isic", {"client.clip_norm": 5.0}),
+            "FedAvg-Semi": "fedavg_semi",
+            "SemiAnAgg": "semianagg",
+        },
+        fields=fields,
+        common={"num_clients": clients, "clients_per_round": clients},
+        warm_up=("supervised", {"num_rounds": 250}),
+        target_accuracy=0.65,
+    )

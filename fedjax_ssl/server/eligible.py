@@ -1,0 +1,60 @@
+"""Rounds in which only some clients are eligible: they are drawn first, and nothing travels to or from the others."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.engine.interface import Draw, Jobs, Method, Phase, Problem, State, WireBytes
+from fedjax_ssl.learning.trees import tree_bytes, where_rows
+
+
+def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, object], jax.Array]) -> Method:
+    """A method whose rounds are of eligible clients alone, drawn uniformly and without replacement.
+
+    A round has room for `clients_per_round` of them. Where fewer are eligible, others fill its rows, who get no message
+    and take no part.
+
+    Args:
+        problem: the run.
+        method: with no `personal` message and no `wire_bytes` of its own.
+        eligible: (state, data) -> bool [K].
+    """
+
+    def select(state: State, data, key) -> Draw:
+        chosen = eligible(state, data)
+        places = jax.random.uniform(key, chosen.shape) + chosen  # the eligible from 1 on, the others below
+        return Draw(jax.lax.top_k(places, problem.config.clients_per_round)[1])
+
+    return method._replace(
+        select=select,
+        personal=lambda state, data, clients, key: eligible(state, data)[clients],
+        phases=tuple(_of_eligible(phase) for phase in method.phases),
+        wire_bytes=WireBytes(
+            down=lambda sent, is_eligible: jnp.where(is_eligible, float(tree_bytes(sent)), 0.0),
+            up=lambda upload: jnp.float32(tree_bytes(upload)),
+        ),
+    )
+
+
+def labelled_clients(data) -> jax.Array:
+    """bool [K], who has a labelled image."""
+    return data.labelled_size > 0
+
+
+def _of_eligible(phase: Phase) -> Phase:
+    """A phase in which clients that are not eligible have no step and take no part."""
+
+    def prepare(received, data, cohort, previous) -> Jobs:
+        jobs, is_eligible = phase.prepare(received, data, cohort, previous), cohort.personal
+        report = jobs.report
+        if report is not None:
+            report = report._replace(qualified=report.qualified & is_eligible[:, None])
+        return jobs._replace(
+            num_steps=jnp.where(is_eligible, jobs.num_steps, 0),
+            takes_part=None if jobs.takes_part is None else is_eligible & jobs.takes_part,
+            report=report,
+            own={name: where_rows(is_eligible, new, cohort.own[name]) for name, new in jobs.own.items()},
+        )
+
+    return phase._replace(prepare=prepare)
