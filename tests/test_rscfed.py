@@ -119,7 +119,7 @@ def test_the_student_is_held_near_its_teacher(data, steps, fields):
     problem, method = build(coin, **{"rscfed.consistency_weight": 0.8, **fields})
     received, own = sent_down(problem), memory(problem, problem.network.init(jax.random.key(2)), steps)
     nothing = handed_on(*train(method.phases[0], received, data, UNLABELLED, own))
-    job, finished = train(method.phases[1], received, data, UNLABELLED, own, nothing)
+    job, finished = train(method.phases[1], received, data, UNLABELLED, own, nothing, jit=True)
     student, statistics, velocity, teacher, centre, now, loss = train_by_hand(problem, data, received, own, job.work)
     assert job.num_steps == 6 == now - steps == finished.own["teacher_steps"] - steps
     assert_model(finished.upload.model, student, statistics)
@@ -141,7 +141,7 @@ def test_the_weight_rises_over_the_ramp(data):
         state = State(jnp.int32(number), problem.network.init(jax.random.key(4)))
         received = method.broadcast(state, data, None)
         nothing = handed_on(*train(method.phases[0], received, data, 2, own))
-        job, finished = train(method.phases[1], received, data, 2, own, nothing)
+        job, finished = train(method.phases[1], received, data, 2, own, nothing, jit=True)
         assert job.num_steps == 1
         losses.append(finished.metrics["unlabelled_loss"])
     np.testing.assert_allclose(losses, losses[-1] * np.array([0, 0.25, 1, 1]))
@@ -224,7 +224,7 @@ def test_the_global_model_is_the_mean_of_the_groups_models(data, fields):
     accepted = np.array([1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0], bool)
     received, models = upload(clients, group, accepted)
     state = method.init(data, jax.random.key(0))
-    found, _ = method.aggregate(state, data, received, jax.random.key(0))
+    found, _ = jax.jit(method.aggregate)(state, data, received, jax.random.key(0))
     weights = aggregate_by_hand(models, group, accepted, LABELS[clients], SIZES[clients], problem.config.rscfed)
     assert weights[6] == pytest.approx(1 / 3) and weights.sum() == pytest.approx(1)
     bias, kernel, mean = (sum(w * m[tensor] for w, m in zip(weights, models) if w > 0) for tensor in range(3))
@@ -234,10 +234,10 @@ def test_the_global_model_is_the_mean_of_the_groups_models(data, fields):
 def test_without_distances_and_factor_one_group_is_fedavg(data):
     """And if nobody uploads the model stays."""
     _, method = build(**METHODS["rscfed"].variants["fedavg"])
-    state = method.init(data, jax.random.key(0))
+    state, aggregate = method.init(data, jax.random.key(0)), jax.jit(method.aggregate)
     for accepted in (np.ones(3, bool), np.zeros(3, bool)):
         received, models = upload(np.array([0, 3, 1]), None, accepted)
-        found, _ = method.aggregate(state, data, received, jax.random.key(0))
+        found, _ = aggregate(state, data, received, jax.random.key(0))
         shares = SIZES[[0, 3, 1]] / 20
         bias, kernel, mean = (sum(w * m[tensor] for w, m in zip(shares, models)) for tensor in range(3))
         if accepted.any():
@@ -250,7 +250,7 @@ def test_weights_survive_where_their_exponentials_underflow():
     """exp(-1e4) is 0 in every precision; the nearest upload then has all the weight, and equal ones share it."""
     shares = jnp.array([[0.2, 0.3, 0.5], [0.25, 0.75, 0.0], [0.0, 0.0, 0.0]])
     distances = jnp.array([[3.0, 1.0, 2.0], [4.0, 4.0, 0.0], [0.0, 0.0, 0.0]])
-    found = consensus_weights(shares, distances, jnp.array([1, 1, 1]), jnp.ones(3), jnp.full(3, 1e4))
+    found = jax.jit(consensus_weights)(shares, distances, jnp.array([1, 1, 1]), jnp.ones(3), jnp.full(3, 1e4))
     np.testing.assert_allclose(found, [[0, 1, 0], [0.25, 0.75, 0], [0, 0, 0]], rtol=1e-6)
 
 
@@ -258,8 +258,9 @@ def test_distances_are_added_up_over_tensors_or_are_of_one_vector():
     """Two models on both sides of their mean: 3 and 4 away in two tensors, hence 7 or 5."""
     models = {"a": jnp.array([[0.0, 0.0], [6.0, 0.0]]), "b": jnp.array([[8.0], [0.0]])}
     shares, both = jnp.full((1, 2), 0.5), jnp.ones((1, 2), bool)
-    np.testing.assert_allclose(distances_to_mean(models, shares, both, "tensors"), [[7, 7]])
-    np.testing.assert_allclose(distances_to_mean(models, shares, both, "whole"), [[5, 5]])
+    for kind, distance in (("tensors", 7), ("whole", 5)):
+        found = jax.jit(distances_to_mean, static_argnums=3)(models, shares, both, kind)
+        np.testing.assert_allclose(found, [[distance, distance]])
 
 
 # --- A round. --------------------------------------------------------------------------------------------------------
@@ -282,7 +283,8 @@ def test_a_client_in_two_groups_trains_twice(data):
             first, finished = train(method.phases[0], received, data, client, memories[client])
             if first.num_steps > 0:
                 memories[client] = {**memories[client], **finished.own}
-            _, finished = train(method.phases[1], received, data, client, memories[client], handed_on(first, finished))
+            previous = handed_on(first, finished)
+            _, finished = train(method.phases[1], received, data, client, memories[client], previous, jit=True)
             memories[client] = {**memories[client], **finished.own}
             models.append([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(finished.upload.model)])
             clients.append(client)

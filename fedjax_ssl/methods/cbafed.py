@@ -62,17 +62,22 @@ COUNTS = "class_counts"  # the accepted pseudo-labels of each class: told by a c
 GIVEN, RECORD = "given_labels", "record"  # in the server's memory: given labels of each class, the record of weights
 FIELDS = {"data.labels": "some_clients", "client.persistent": True}
 VARIANTS = {
-    "paper": {
+    "paper": {  # the setting of its experiments, with as many epochs and rounds as in its code
         "num_rounds": 1002,
         "cbafed.warm_up_rounds": 501,
         "num_clients": 10,
         "clients_per_round": 10,
+        "data.partition": "dirichlet_clients",
         "data.alpha": 0.8,
+        "data.labelled_rule": "most_classes",
         "client.epochs": 1,
         "client.batch_size": 64,
         "client.learning_rate": 0.03,
         "client.unlabelled_learning_rate": 0.02,
         "client.clip_norm": 5.0,
+        "augment.flip": "always",
+        "augment.padding": 0,
+        "augment.resized": 40,
     },
     "svhn": {"cbafed.cap": 0.9, "cbafed.second_labels": False},
     "cifar100": {"num_rounds": 2002, "cbafed.warm_up_rounds": 1001},
@@ -174,9 +179,8 @@ def accept(probabilities: jax.Array, rule: Rule, second_labels: bool) -> tuple[j
     """The labels of predictions float32 [..., C], int32 [...], and which of them count, bool [...]."""
     (best, _), (label, second) = (jnp.moveaxis(found, -1, 0) for found in jax.lax.top_k(probabilities, 2))
     confident = best > rule.thresholds[label]
-    if not second_labels:
-        return label, confident
-    return jnp.where(confident, label, second), confident | rule.rare[second]
+    takes_second = ~confident & rule.rare[second] & second_labels
+    return jnp.where(takes_second, second, label), confident | takes_second
 
 
 def on_given_labels(problem: Problem) -> Phase:
