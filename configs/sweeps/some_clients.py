@@ -1,0 +1,74 @@
+"""All methods for one labelled client among ten, on MNIST and on CIFAR-10-LT: do weights by anchors beat uniform ones?
+
+    python launch.py sweep configs/sweeps/some_clients.py:mnist --workdir=runs/some_clients_mnist
+    python launch.py sweep configs/sweeps/some_clients.py:cifar10_lt --workdir=runs/some_clients_cifar10_lt
+
+Dir 0.8 over 10 clients that all take part, one with labels for all its images, the others with none, 40 rounds of one
+local epoch behind a warm-up of 40 rounds of the labelled client alone. The bounds begin with fresh weights and have 80.
+`mnist`: the small CNN, 300 images a client, batches of 32, 3 seeds. `cifar10_lt`: the narrow ResNet-8 (8, 16 and 32
+channels), 12,406 images from 5,000 of a class to 50, the balanced test set, the balanced softmax at the labelled
+client, one seed. SemiAnAgg's own table is semianagg_table.py.
+"""
+
+from fedjax_ssl.sweep import Sweep, of_dataset
+
+ROUNDS = 40
+COMMON = {
+    "num_rounds": ROUNDS,
+    "num_clients": 10,
+    "clients_per_round": 10,
+    "data.labels": "some_clients",
+    "data.partition": "dirichlet_clients",
+    "data.alpha": 0.8,
+    "data.labelled_rule": "most_classes",
+    "client.epochs": 1,
+    "client.batch_size": 32,
+    "client.learning_rate": 0.03,
+    "client.unlabelled_learning_rate": 0.02,
+    "client.clip_norm": 0.0,
+    "client.unlabelled_clip_norm": 5.0,
+    "client.persistent": True,
+    "augment.num_ops": 3,
+    "trainer.threshold": 0.9,
+}
+CIFAR10_LT = {
+    "data.imbalance": 100.0,
+    "model.name": "resnet8",
+    "model.width": 8,
+    "client.batch_size": 64,
+    "client.logit_adjustment": 1.0,
+    "eval_measures": ("shots",),
+}
+# The config file, what differs from the common fields, the seeds, the accuracy to which rounds are counted.
+DATASETS = {
+    "mnist": ("configs/fedanchor_mnist.py", {"data.examples_per_client": 300}, (0, 1, 2), 0.9),
+    "cifar10_lt": ("configs/fedanchor_cifar10.py", CIFAR10_LT, (0,), 0.3),
+}
+FRESH = {"init_from": "", "num_rounds": 2 * ROUNDS}
+
+
+def get_sweep(dataset="mnist"):
+    config, fields, seeds, target_accuracy = of_dataset(DATASETS, dataset)
+    return Sweep(
+        config=config,
+        common={**COMMON, **fields},
+        methods={
+            "FedAvg, all labels": ("supervised,all_labels", FRESH),
+            "the labelled client": ("supervised", FRESH),
+            "FedAvg": "fedavg_semi,together",
+            "FedAvg-Semi": "fedavg_semi",
+            "FedAvg-Semi, uniform": "fedavg_semi,uniform",
+            "SemiAnAgg": "semianagg",
+            "SemiAnAgg, FreeMatch": ("semianagg", {"trainer.name": "freematch"}),
+            "SemiAnAgg, SoftMatch": ("semianagg", {"trainer.name": "softmatch"}),
+            # ACR adjusts the labelled client's logits itself.
+            "SemiAnAgg, ACR": ("semianagg", {"trainer.name": "acr", "client.logit_adjustment": 0.0}),
+            "RSCFed": ("rscfed", {"client.unlabelled_learning_rate": 0.021, "client.clip_norm": 5.0}),
+            "CBAFed": ("cbafed", {"client.clip_norm": 5.0}),
+            "IsoFed": "isofed",
+            "Twin-sight": "twin_sight",
+        },
+        warm_up=("supervised", {"num_rounds": ROUNDS}),
+        seeds=seeds,
+        target_accuracy=target_accuracy,
+    )
