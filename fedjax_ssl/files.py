@@ -1,6 +1,8 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and that are on the disk itself when the call returns."""
 
 import contextlib
+import errno
+import itertools
 import os
 import pathlib
 from collections.abc import Iterator
@@ -10,9 +12,9 @@ import numpy as np
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:
-    """Writes a text file."""
+    """Writes a text file; what is no UTF-8, as in a folder's name of another encoding, is escaped."""
     with replaced(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def replace_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
@@ -31,5 +33,26 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Waits until the names in a folder are on the disk; where the system cannot say so (Windows), does nothing."""
+    if os.name != "posix":
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of file systems that have no such call
+            raise
+    finally:
+        os.close(number)
+
+
+def free_name(path: pathlib.Path) -> pathlib.Path:
+    """The path, or the first of PATH_2, PATH_3, ... that does not exist."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}_{number}") for number in itertools.count(2)))
+    return next(name for name in names if not name.exists())

@@ -41,13 +41,11 @@ def test_the_newest_is_restored_and_old_ones_go(folder):
     assert checkpoints.latest_round() is None
     for number in (1, 2, 3):
         checkpoints.save(number, state_of(number))
-    checkpoints.close()
     again = Checkpoints(folder)
     assert again.latest_round() == 3 and sorted(path.name for path in folder.iterdir()) == ["2", "3"]
-    assert_equal(again.restore(shapes(state_of())), state_of(3))
-    model = again.restore_part(State(None, shapes(state_of()).model)).model
+    assert_equal(again.restore(shapes(state_of())).state, state_of(3))
+    model = again.restore_part(State(None, shapes(state_of()).model)).state.model
     assert_equal(model, state_of(3).model)
-    again.close()
 
 
 def earlier_name(path):
@@ -73,10 +71,9 @@ def test_an_earlier_versions_names_are_known(earlier):
     folder, state = earlier
     checkpoints = Checkpoints(folder)
     assert checkpoints.latest_round() == 5
-    assert_equal(checkpoints.restore(shapes(state)), state)
-    found = checkpoints.restore_part(State(None, shapes(state).model))
+    assert_equal(checkpoints.restore(shapes(state)).state, state)
+    found = checkpoints.restore_part(State(None, shapes(state).model)).state
     assert_equal(found.model, state.model)
-    checkpoints.close()
 
 
 def test_what_does_not_fit_is_said(earlier):
@@ -96,6 +93,5 @@ def test_what_does_not_fit_is_said(earlier):
         checkpoints.restore_part(State(None, wider.model))
     with pytest.raises(UserError, match=r"it has no .*head"):
         checkpoints.restore_part(State(None, Model({"head": kernel}, {})))
-    checkpoints.close()
     with pytest.raises(UserError, match="there is no checkpoint in"):
         Checkpoints(folder.parent / "elsewhere").restore_part(State(None, like.model))

@@ -127,6 +127,8 @@ class SaveCheckpoints(Listener):
         if not wanted or turn.done == self._saved:
             return
         before = time.monotonic()
+        for run in self._group.runs:
+            run.folder.sync()
         for checkpoints, state in zip(self._checkpoints, self._group.split(jax.device_get(turn.state))):
             checkpoints.save(turn.done, state)
         seconds = (time.monotonic() - before) / len(self._checkpoints)

@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.config import labels_revealed, measured_each_round
 from fedjax_ssl.engine.round import RoundResult
-from fedjax_ssl.records.snapshots import load_snapshots
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.wire import Traffic
 
@@ -78,8 +79,12 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
 
 def _tested(folder: Workdir, last_round: int) -> dict[str, float | None]:
     """The last model's figures on the test set, where rounds are measured on another: from the last snapshot."""
-    taken = load_snapshots(folder.path / SNAPSHOTS).get(last_round)
-    if taken is None or taken["of"] != "test":  # somebody has deleted it
+    file = snapshot_files(folder.path / SNAPSHOTS).get(last_round)
+    try:
+        taken = None if file is None else load_snapshot(file)
+    except UserError:
+        taken = None
+    if taken is None or taken["of"] != "test":  # somebody has deleted it, or it is damaged
         return {"test_accuracy": None, "test_loss": None}
     right = taken["predictions"] == taken["labels"]
     return {"test_accuracy": float(np.mean(right)), "test_loss": float(taken["loss"])}
