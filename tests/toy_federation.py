@@ -69,7 +69,11 @@ class OneNumber:
 
 
 def problem(clients_per_round=3):
-    config = types.SimpleNamespace(clients_per_round=clients_per_round, eval_batch_size=4)
+    config = types.SimpleNamespace(
+        clients_per_round=clients_per_round,
+        eval_batch_size=4,
+        aggregation=types.SimpleNamespace(longest_update=1000.0),
+    )
     return Problem(config, OneNumber(), None, None, num_classes=2)
 
 

@@ -10,7 +10,8 @@ from fedjax_ssl.data.federated import SEED_AXES
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import evaluate, measured_images, score_pseudo_labels
 from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, State, WireBytes
-from fedjax_ssl.learning.trees import all_finite
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import all_finite, row_norms
 
 
 class RoundResult(NamedTuple):
@@ -60,7 +61,9 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             result = train_cohort(method.phases, broadcast, data, cohort, lanes, debug)
             lane_steps = result.lane_steps
             with jax.named_scope("aggregate"):
-                state, from_clients, usable = _aggregate(method, state, data, result, keys.aggregate)
+                state, from_clients, usable = _aggregate(
+                    problem, method, state, broadcast, data, result, keys.aggregate
+                )
                 if method.wire_bytes is not None:
                     from_clients |= _count_bytes(
                         method.wire_bytes, broadcast, cohort.personal, result, len(draw.clients)
@@ -200,8 +203,10 @@ def init_key(seed: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), 0)
 
 
-def _aggregate(method: Method, state: State, data, result: CohortResult, key) -> tuple[State, Metrics, jax.Array]:
-    """Makes the new model of the uploads. An upload that is not finite is dropped and counted.
+def _aggregate(
+    problem: Problem, method: Method, state: State, broadcast, data, result: CohortResult, key
+) -> tuple[State, Metrics, jax.Array]:
+    """Makes the new model of the uploads. One that is not finite or far too long is dropped and counted.
 
     A client's memory of its training is written back if its upload is accepted; that of labelling always is.
 
@@ -209,6 +214,9 @@ def _aggregate(method: Method, state: State, data, result: CohortResult, key) ->
         The state, the metrics, and whether the round is usable: False if all uploads were dropped.
     """
     accepted, sizes = result.took_part & all_finite(result.upload, batch_ndim=1), _sizes(data, result)
+    times = problem.config.aggregation.longest_update
+    if times:
+        accepted &= ~too_long(result.upload.model, getattr(broadcast, "model", None), accepted, times)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
     received = Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
     state, aggregated = method.aggregate(state, data, received, key)
@@ -224,6 +232,40 @@ def _aggregate(method: Method, state: State, data, result: CohortResult, key) ->
         "local_steps": jnp.sum(result.num_steps),
     }
     return state, metrics, (dropped == 0) | (dropped < uploads)
+
+
+def too_long(sent: Model, received: Any, counted: jax.Array, times: float) -> jax.Array:
+    """Which uploads are far longer than the others: one client that sends 1e30 in every number would be the mean.
+
+    Lengths are Euclidean, of what an upload changes in all parameters as one vector, and apart from these in all
+    statistics. The median is the lower one, over those whose length is not 0, so that it is not the longest of two.
+
+    Args:
+        sent: leaves [R, ...].
+        received: the model that went down, if a method sends one; what it has no such entry of counts from 0.
+        counted: bool [R], those among which the median is taken.
+        times: how many medians an upload may be long.
+
+    Returns:
+        bool [R].
+    """
+    found = jnp.zeros(counted.shape, bool)
+    for part in range(len(Model._fields)):
+        known = _by_path(received[part]) if isinstance(received, Model) else {}
+        changes = {
+            path: leaf - known[path] if path in known and known[path].shape == leaf.shape[1:] else leaf
+            for path, leaf in _by_path(sent[part]).items()
+        }
+        if changes:
+            lengths = row_norms(changes)
+            ranked = jnp.sort(jnp.where(counted & (lengths > 0), lengths, jnp.inf))
+            middle = jnp.maximum(jnp.sum(counted & (lengths > 0)) - 1, 0) // 2
+            found |= lengths > times * ranked[middle]
+    return found
+
+
+def _by_path(tree: Any) -> dict[str, jax.Array]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _sizes(data, result: CohortResult) -> jax.Array:
