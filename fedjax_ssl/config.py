@@ -255,11 +255,12 @@ def complete(old: dict) -> dict:
     if not isinstance(old.get("method", ""), str):
         raise UserError(f"method is {old['method']!r}, which is no name")
     filled = json.loads(json.dumps(base_config().to_dict()))
-    for name in _foreign_sections(old.get("method", filled["method"])):
-        filled.pop(name, None)
-    method = known_method(old.get("method", filled["method"]))
+    name = old.get("method", filled["method"])
+    for section in _foreign_sections(name):
+        filled.pop(section, None)
+    method = known_method(name)
     if method is not None and method.defaults is not None:
-        filled.setdefault(section_of(old["method"]), json.loads(json.dumps(method.defaults().to_dict())))
+        filled.setdefault(section_of(name), json.loads(json.dumps(method.defaults().to_dict())))
     _check_kinds(old, filled)
     for section, value in old.items():
         if isinstance(value, dict) and isinstance(filled.get(section), dict):

@@ -1,12 +1,13 @@
-"""Files that are written whole or not at all, and that are on the disk itself when the call returns."""
+"""Files that are written whole or not at all and are on the disk when the call returns; and files that are read."""
 
 import contextlib
 import errno
 import itertools
+import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -36,6 +37,30 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
         sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_whole(path: pathlib.Path) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        OSError: it cannot be read, or it is a pipe, for which one would wait.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return path.read_bytes()
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: see `read_whole`.
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(read_whole(path))
+    except RecursionError:
+        raise ValueError("too many brackets inside each other") from None
 
 
 def sync_folder(folder: pathlib.Path) -> None:

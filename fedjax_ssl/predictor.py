@@ -1,6 +1,5 @@
 """A trained model for inference: images in, classes out, preprocessing included."""
 
-import json
 import os
 import pathlib
 import sys
@@ -16,7 +15,7 @@ from fedjax_ssl.config import complete
 from fedjax_ssl.data.npz import open_archive, read_arrays
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.files import read_json, replace_arrays
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.models.network import build_network
@@ -117,7 +116,7 @@ def load(workdir: str | os.PathLike, allow_code: bool = False) -> Predictor:
     if not (folder / DATASET).exists():
         raise UserError(f"the run in {folder} has no {DATASET}; start it again to have it written")
     try:
-        saved = json.loads((folder / CONFIG).read_text())
+        saved = read_json(folder / CONFIG)
         config = ConfigDict(complete(saved))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error

@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import free_name, sync_folder
+from fedjax_ssl.files import free_name, read_whole, sync_folder
 
 SUMS = "SHA256SUMS"  # of a checkpoint's files, as sha256sum writes and checks them
 _STATE = "state"  # the folder with Orbax's files
@@ -209,7 +209,7 @@ def _check_sums(folder: pathlib.Path) -> None:
             if (folder / _EARLIER).is_dir():
                 return
             raise _DamagedError(f"there is no {SUMS}")
-        lines = (folder / SUMS).read_text().splitlines()
+        lines = read_whole(folder / SUMS).decode().splitlines()
         listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         present = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
         for name in sorted(listed.keys() | present.keys()):

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import replace_file
+from fedjax_ssl.files import read_json, replace_file
 from fedjax_ssl.records.workdir import DATASET
 
 _SUM = "sha256"  # of the other entries; missing in files of earlier versions
@@ -28,7 +28,7 @@ def read_dataset(folder: pathlib.Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        facts = json.loads(path.read_text())
+        facts = read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({first_line(error)}); {_REMEDY}") from error
     if not isinstance(facts, dict):

@@ -20,6 +20,7 @@ from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.files import read_json
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import (
@@ -212,7 +213,7 @@ def read_run(folder: pathlib.Path) -> RunRecords:
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run: there is no {CONFIG}")
     try:
-        config = complete(json.loads((folder / CONFIG).read_text()))
+        config = complete(read_json(folder / CONFIG))
         metrics, timings = read_rounds(folder / METRICS), read_records(folder / TIMINGS)
         summary, summary_damage = read_summary(folder)
     except (OSError, ValueError) as error:

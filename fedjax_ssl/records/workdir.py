@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedjax_ssl.config import complete, differences
 from fedjax_ssl.errors import BusyError, UserError, first_line
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import free_name, replace_file
+from fedjax_ssl.files import free_name, read_json, read_whole, replace_file
 from fedjax_ssl.methods import section_of
 
 try:
@@ -70,7 +70,7 @@ class Workdir:
 
     def _check_same_run(self) -> None:
         try:
-            old = complete(json.loads((self.path / CONFIG).read_text()))
+            old = complete(read_json(self.path / CONFIG))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {self.path / CONFIG}: {error}") from error
         found = differences(old, self.config)
@@ -190,17 +190,13 @@ def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any
 
 
 def read_summary(folder: pathlib.Path) -> Summary:
-    """The summary in a run's folder: a dict with an int for `rounds`.
-
-    Raises:
-        OSError: it exists and cannot be opened.
-    """
+    """The summary in a run's folder: a dict with an int for `rounds`."""
     path = folder / SUMMARY
     if not path.exists():
         return Summary(None)
     try:
-        summary = json.loads(path.read_text())
-    except ValueError as error:
+        summary = read_json(path)
+    except (OSError, ValueError) as error:
         return Summary(None, f"{path} is damaged ({first_line(error)})")
     kinds = {"rounds": int, "versions": dict, "device": str, "backend": str}
     if not isinstance(summary, dict) or any(
@@ -219,7 +215,7 @@ def read_records(path: pathlib.Path) -> Records:
     if not path.exists():
         return Records([])
     # A last line without an end was cut short by a kill. Lines end with \n alone, whatever bytes a damage has left.
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = read_whole(path).split(b"\n")[:-1]
     parsed = [_parse(line) for line in lines]
     bad = [number for number, record in enumerate(parsed, start=1) if record is None]
     damage = f"line {', '.join(map(str, bad[:5]))} of {path} is damaged" if bad else ""
@@ -246,7 +242,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     """A line's record: its round and other numbers; None for anything else."""
     try:
         record = json.loads(line)
-    except ValueError:  # of JSON, and of bytes that are no UTF-8
+    except (ValueError, RecursionError):  # of JSON, and of bytes that are no UTF-8
         return None
     if not isinstance(record, dict) or type(record.get("round")) is not int:
         return None

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections, section_of
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.files import read_json
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
@@ -144,10 +145,10 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        profile = json.loads(path.read_text())
+        profile = read_json(path)
         config, stages = profile["config"], profile["seconds_by_stage"]
         differ = set(differences(complete(config), run.config)) - _OF_NO_WEIGHT
-    except (ValueError, KeyError, TypeError):  # damaged, or of an earlier version
+    except (OSError, ValueError, KeyError, TypeError):  # damaged, or of an earlier version
         return None
     return profile if stages and isinstance(stages, dict) and not differ else None
 
