@@ -14,7 +14,8 @@ kills: trains a run of each of --methods in a process of its own without interru
 at a random moment of its life, is started again, is killed again, ..., --count times in all, and is then left to end.
 metrics.jsonl must have the same bytes, and the last checkpoint the same numbers.
 
-holes: like flips, but metrics.jsonl loses a random piece, and the run is started again and must end with the same bytes.
+holes: like flips, but metrics.jsonl loses a random piece; the run is started again, and must end with the same bytes, or
+say in a line that no checkpoint fits.
 """
 
 import argparse
@@ -175,7 +176,8 @@ def kills(methods: list[str], count: int, folder: pathlib.Path, rng: random.Rand
                 process.wait(rng.uniform(0, seconds))
             over = process.poll() is not None
             process.send_signal(signal.SIGKILL)
-            process.communicate()
+            _, errors = process.communicate()
+            assert not over or process.returncode == 0, errors
             done = Checkpoints(workdir / "checkpoints").latest_round()
             kind = "before the folder" if not (workdir / "config.json").exists() else "before a checkpoint"
             moments["over" if over else kind if done is None else "in the rounds"] += 1
