@@ -14,8 +14,8 @@ kills: trains a run of each of --methods in a process of its own without interru
 at a random moment of its life, is started again, is killed again, ..., --count times in all, and is then left to end.
 metrics.jsonl must have the same bytes, and the last checkpoint the same numbers.
 
-holes: like flips, but metrics.jsonl loses a random piece; the run is started again, and must end with the same bytes, or
-say in a line that no checkpoint fits.
+holes: like flips, but metrics.jsonl loses a random piece; the run is started again, and must end with the same bytes
+or say in a line that no checkpoint fits.
 """
 
 import argparse
