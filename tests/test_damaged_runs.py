@@ -145,6 +145,28 @@ def test_a_hole_in_the_records_sends_the_run_back_to_where_they_reach(run, finis
         assert f"{run / METRICS}" in said and (run / f"{METRICS}.set_aside").read_bytes() == damaged
 
 
+def change_a_figure(path, number):
+    lines = path.read_bytes().splitlines(keepends=True)
+    record = json.loads(lines[number - 1])
+    lines[number - 1] = json.dumps({**record, "test_accuracy": record["test_accuracy"] / 2}).encode() + b"\n"
+    path.write_bytes(b"".join(lines))
+
+
+def test_a_figure_that_has_changed_sends_the_run_back_too(run, finished_run, capfd):
+    """It is a line like any other: a checkpoint has the checksum of the lines that it stands on."""
+    change_a_figure(run / METRICS, 3)
+    state = train(make_tiny_config(), run)
+    assert f"{run / METRICS} is not what was written; the run goes on from round 2" in capfd.readouterr().err
+    assert_as_if_nothing_had_happened(run, finished_run, state)
+
+
+def test_a_figure_that_no_checkpoint_is_before_is_said(run, finished_run, capfd):
+    """The state is what it was, so the run goes on; what is lost is lost."""
+    change_a_figure(run / METRICS, 1)
+    chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
+    assert f"{run / METRICS} is not what was written; the run goes on from round 4" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("words", ["which reach round 0", "which reach round 1", "but no checkpoint"])
 def test_records_that_no_checkpoint_fits_are_said_and_nothing_is_changed(run, words):
     if "0" in words:

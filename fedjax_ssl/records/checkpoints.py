@@ -16,6 +16,7 @@ from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import free_name, read_whole, sync_folder
 
 SUMS = "SHA256SUMS"  # of a checkpoint's files, as sha256sum writes and checks them
+_RECORDS = "records.sha256"  # the checksum of the records that the state stands on
 _STATE = "state"  # the folder with Orbax's files
 _EARLIER = "default"  # its name in earlier versions, which wrote no checksums
 _DIGITS = 5  # of the number before each leaf's name
@@ -68,8 +69,13 @@ class Checkpoints:
         """The round of the newest checkpoint; None without one."""
         return max(self.rounds(), default=None)
 
-    def save(self, round_number: int, state: Any) -> None:
-        """Writes a checkpoint, and waits until the device has it.
+    def save(self, round_number: int, state: Any, records: str = "") -> None:
+        """Writes a checkpoint, and waits until the disk has it.
+
+        Args:
+            round_number: after which the state is.
+            state: a pytree of arrays.
+            records: the checksum of the run's records until then, for `records_of`; '': none.
 
         Raises:
             OSError: it cannot be written; the checkpoints before it are unharmed.
@@ -83,6 +89,8 @@ class Checkpoints:
             temporary.mkdir(parents=True)
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(temporary / _STATE, args=ocp.args.StandardSave(_to_dict(state)))
+            if records:
+                (temporary / _RECORDS).write_text(records)
             _write_sums(temporary)
             os.rename(temporary, path)
             sync_folder(self._folder)
@@ -99,6 +107,11 @@ class Checkpoints:
         for path in self._folder.glob("[0-9]*"):
             if path.suffix == ".tmp" or ".orbax-checkpoint-tmp" in path.name:
                 shutil.rmtree(path)
+
+    def records_of(self, round_number: int) -> str | None:
+        """The checksum of the records that a checkpoint was saved with; None without one, as in earlier versions."""
+        path = self._folder / str(round_number) / _RECORDS
+        return read_whole(path).decode(errors="replace") if path.exists() else None
 
     def set_aside(self, after: int) -> None:
         """Renames the checkpoints of later rounds, ROUND to ROUND.set_aside, so that the run can go on from `after`."""

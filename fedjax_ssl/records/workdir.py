@@ -1,5 +1,6 @@
 """A run's folder: its configuration, partition, metrics and summary. Files are replaced whole, or appended to."""
 
+import hashlib
 import json
 import math
 import os
@@ -135,6 +136,11 @@ class Workdir:
         """Waits until all lines are on the disk itself, before a checkpoint stands on them."""
         for name in (METRICS, TIMINGS):
             os.fsync(self._files[name].fileno())
+
+    def checksum(self, round_number: int) -> str:
+        """SHA-256 of the lines of METRICS up to a round."""
+        lines = read_whole(self.path / METRICS).split(b"\n")[:round_number] if round_number else []
+        return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """The lines of METRICS or TIMINGS that can be read."""

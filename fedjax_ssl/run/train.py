@@ -141,10 +141,20 @@ def restore_newest(folder: Workdir, like: State) -> State | None:
                 f"{folder.path / CHECKPOINTS} back, or train in another workdir"
             )
         return None
+    # Lines that are records, and not those that were written: a figure has changed.
+    fitting = [
+        number
+        for number in checkpoints.rounds()
+        if number <= reached and checkpoints.records_of(number) in (None, folder.checksum(number))
+    ]
+    changed = []
+    if any(number not in fitting for number in checkpoints.rounds() if number <= reached):
+        changed = [f"{folder.path / METRICS} is not what was written"]
+        reached = max(fitting, default=reached)
     restored = checkpoints.restore(like, reached)
     timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
     untimed = sum(number not in timed for number in range(1, restored.round + 1))
-    for line in filter(None, [metrics.damage, *restored.passed_over]):
+    for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
         print(f"warning: {line}; the run goes on from round {restored.round}", file=sys.stderr, flush=True)
     if untimed:
         print(
@@ -229,7 +239,7 @@ def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Chec
     state = jax.block_until_ready(program.init(machine.put(run.experiment.data)))
     run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
     run.folder.sync()
-    checkpoints.save(0, jax.device_get(state))
+    checkpoints.save(0, jax.device_get(state), run.folder.checksum(0))
     return state
 
 
