@@ -76,7 +76,7 @@ def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     from fedjax_ssl.predictor import predict_file
 
-    prediction = predict_file(own.workdir, own.npz, own.out, own.key)
+    prediction = predict_file(own.workdir, own.npz, own.out, own.key, own.allow_code)
     print(f"{own.out}: {len(prediction.labels)} images")
 
 
@@ -105,6 +105,7 @@ COMMANDS = {
             "npz": (None, "the file with the images, uint8 [B, H, W, C]"),
             "out": (None, "the npz file to be written"),
             "key": ("", "the images' name in the file; by default images, x or x_test"),
+            "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
         },
     ),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),

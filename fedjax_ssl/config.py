@@ -18,7 +18,7 @@ from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fie
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.optimizers import check_optimizer
 from fedjax_ssl.learning.schedule import SCHEDULES
-from fedjax_ssl.methods import METHODS, find_method, registered, section_of
+from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.server.aggregation import OPTIMIZERS, WEIGHTS
 from fedjax_ssl.server.statistics import SOURCES
@@ -120,6 +120,7 @@ def validate(config: ConfigDict) -> None:
         "server.batch_size": 1,
         "server.pretrain_epochs": 0,
         "aggregation.clip_norm": 0,
+        "aggregation.longest_update": 0,
         "seed": 0,
     }.items():
         value = _get(config, field)
@@ -231,12 +232,9 @@ def measures_of(config: Any) -> dict[str, str]:
 
 
 def describe_method(name: str) -> tuple[str, str]:
-    """What a method is called, and its paper's address; for an unknown one its name, and ''."""
-    try:
-        method = find_method(name)
-    except UserError:
-        return section_of(name), ""
-    return method.title or section_of(name), method.paper
+    """What a method is called, and its paper's address; for one that this process does not know its name, and ''."""
+    method = known_method(name)
+    return (section_of(name), "") if method is None else (method.title or section_of(name), method.paper)
 
 
 def other_sections(method: str) -> set[str]:
@@ -286,23 +284,47 @@ def differences(old: dict, new: dict) -> dict[str, tuple]:
 def complete(old: dict) -> dict:
     """A configuration that an earlier version wrote, completed by the defaults of newer fields.
 
-    A new field's default is what the library did before it had the field, so that runs can be resumed.
+    A new field's default is what the library did before it had the field, so that runs can be resumed. No code is run
+    that the configuration names: of a method from a file, which is imported by then where it is needed, defaults are
+    added as well.
+
+    Raises:
+        UserError: it is no configuration: a section or a field is not of the kind that it must be.
     """
+    if not isinstance(old, dict):
+        raise UserError(f"it is no configuration, but {type(old).__name__}")
+    if not isinstance(old.get("method", ""), str):
+        raise UserError(f"method is {old['method']!r}, which is no name")
     filled = json.loads(json.dumps(base_config().to_dict()))
-    for name in _foreign_sections(old.get("method", filled["method"])):
-        filled.pop(name, None)
-    try:
-        method = find_method(old.get("method", filled["method"]))
-    except UserError:  # its file is gone, or it is not registered; its folder can still be read
-        method = None
+    name = old.get("method", filled["method"])
+    for section in _foreign_sections(name):
+        filled.pop(section, None)
+    method = known_method(name)
     if method is not None and method.defaults is not None:
-        filled.setdefault(section_of(old["method"]), json.loads(json.dumps(method.defaults().to_dict())))
+        filled.setdefault(section_of(name), json.loads(json.dumps(method.defaults().to_dict())))
+    _check_kinds(old, filled)
     for section, value in old.items():
         if isinstance(value, dict) and isinstance(filled.get(section), dict):
             filled[section].update(value)
         else:
             filled[section] = value
     return filled
+
+
+def _check_kinds(old: dict, known: dict, prefix: str = "") -> None:
+    """Raises a UserError for a value of another kind than the default's: what is read from a file may be anything."""
+    for name, default in known.items():
+        value = old.get(name, default)
+        if isinstance(default, dict) and isinstance(value, dict):
+            _check_kinds(value, default, f"{prefix}{name}.")
+        elif isinstance(default, dict):
+            raise UserError(f"{prefix}{name} is {value!r}, and no section of fields")
+        elif default is not None and value is not None and not isinstance(value, _alike(default)):
+            raise UserError(f"{prefix}{name} is {value!r}, but must be of the kind of {default!r}")
+
+
+def _alike(default: Any) -> type | tuple[type, ...]:
+    return (int, float) if isinstance(default, int | float) else type(default)
 
 
 def flatten(nested: dict, prefix: str = "") -> dict:

@@ -29,6 +29,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; the nearest is {found[0]}" if found else ""
 
 
+def printable(text: str) -> str:
+    """A text that may come from anywhere, such as a folder's name, in letters that a page and a line can hold.
+
+    Control characters, those that turn the direction of writing, and bytes that are no UTF-8 become escapes.
+    """
+    joiners = "\u200c\u200d"  # without which some scripts and emoji fall apart
+    return "".join(
+        letter if letter.isprintable() or letter in joiners else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

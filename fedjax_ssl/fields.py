@@ -169,6 +169,9 @@ def shared_fields() -> ConfigDict:
     config.aggregation = ConfigDict()
     config.aggregation.weights = "size"  # 'size', 'qualified' or 'uniform'
     config.aggregation.clip_norm = 0.0  # of a client's update of the parameters, which it clips before sending; 0: none
+    # An update that is so many times as long as the cohort's median is dropped and counted, as one that is not finite;
+    # 0: none is.
+    config.aggregation.longest_update = 1000.0
     config.aggregation.optimizer = "fedavg"  # or 'fedavgm', 'fedadagrad', 'fedadam', 'fedyogi'
     config.aggregation.learning_rate = 1.0  # of the server optimiser; 'fedavg' has none
     config.aggregation.momentum = 0.5  # of 'fedavgm', and the first moment's decay of 'fedadam' and 'fedyogi'

@@ -1,18 +1,21 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all and are on the disk when the call returns; and files that are read."""
 
 import contextlib
+import errno
+import itertools
+import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:
-    """Writes a text file."""
+    """Writes a text file; what is no UTF-8, as in a folder's name of another encoding, is escaped."""
     with replaced(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def replace_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
@@ -31,5 +34,50 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_whole(path: pathlib.Path) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        OSError: it cannot be read, or it is a pipe, for which one would wait.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return path.read_bytes()
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: see `read_whole`.
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(read_whole(path))
+    except RecursionError:
+        raise ValueError("too many brackets inside each other") from None
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Waits until the names in a folder are on the disk; where the system cannot say so (Windows), does nothing."""
+    if os.name != "posix":
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of file systems that have no such call
+            raise
+    finally:
+        os.close(number)
+
+
+def free_name(path: pathlib.Path) -> pathlib.Path:
+    """The path, or the first of PATH_2, PATH_3, ... that does not exist."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}_{number}") for number in itertools.count(2)))
+    return next(name for name in names if not name.exists())

@@ -1,9 +1,8 @@
 """A trained model for inference: images in, classes out, preprocessing included."""
 
-import contextlib
-import json
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,11 +15,12 @@ from fedjax_ssl.config import complete
 from fedjax_ssl.data.npz import open_archive, read_arrays
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.files import read_json, replace_arrays
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET
 
 BATCH_SIZE = 256  # images at a time: one program for any number, and a bound for the memory
@@ -93,17 +93,20 @@ class Predictor(NamedTuple):
         return images
 
 
-def load(workdir: str | os.PathLike) -> Predictor:
-    """The model of a run's newest checkpoint.
+def load(workdir: str | os.PathLike, allow_code: bool = False) -> Predictor:
+    """The model of a run's newest checkpoint, or of the one before if that is damaged, which a warning says.
 
     Args:
-        workdir: of a run, finished or not.
+        workdir: of a run, finished or not. Nothing is written into it.
+        allow_code: whether code may be run that the folder names: a method or a backbone as FILE.py:NAME or
+            MODULE:NAME. Say so for folders that you trust.
 
     Returns:
         A function from images to a `Prediction`, with the pixel normalisation inside.
 
     Raises:
-        UserError: the folder has no run or no checkpoint, or it cannot be read.
+        UserError: the folder has no run or no checkpoint that can be used, or it cannot be read, or it names code and
+            `allow_code` is False.
     """
     folder = pathlib.Path(workdir)
     if not (folder / CONFIG).exists():
@@ -113,32 +116,53 @@ def load(workdir: str | os.PathLike) -> Predictor:
     if not (folder / DATASET).exists():
         raise UserError(f"the run in {folder} has no {DATASET}; start it again to have it written")
     try:
-        config = ConfigDict(complete(json.loads((folder / CONFIG).read_text())))
-        facts = json.loads((folder / DATASET).read_text())
+        saved = read_json(folder / CONFIG)
+        config = ConfigDict(complete(saved))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
+    if not allow_code:
+        _refuse_code(folder, config)
+    facts = read_dataset(folder)
     if config.method not in METHODS and not is_own(config.method):
         raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
     try:
         entry = find_method(config.method)
     except UserError as error:  # its file is gone, or is looked for from another folder than the run's
         raise UserError(f"the run in {folder} needs its method's file: {error}") from error
+    config = ConfigDict(complete(saved))  # a method from a file has defaults, too, now that it is known
     network = build_network(config, facts, entry.heads_of(config), entry.embedding)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
-    with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:
-        state = checkpoints.restore_part(State(None, model))
-        newest = checkpoints.latest_round()
+    restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))
+    for line in restored.passed_over:
+        print(f"warning: {line}; the model is that of round {restored.round}", file=sys.stderr, flush=True)
+    trained = restored.state.model
 
     @jax.jit
     def outputs(images):
-        found = network.predict(state.model, images)
+        found = network.predict(trained, images)
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
-    return Predictor(tuple(facts["image_shape"]), tuple(class_names), newest, outputs)
+    return Predictor(tuple(facts["image_shape"]), tuple(class_names), restored.round, outputs)
 
 
-def predict_file(workdir: str | os.PathLike, images_file: str, out: str | os.PathLike, key: str = "") -> Prediction:
+def _refuse_code(folder: pathlib.Path, config: ConfigDict) -> None:
+    """Raises a UserError if a saved configuration names code that is not this library's."""
+    for field, name in {"method": config.method, "model.name": config.model.name}.items():
+        if is_own(name) and name not in METHODS:
+            raise UserError(
+                f"the run in {folder} names code, {field}={name}, which loading its model would run; if you trust it, "
+                "say allow_code=True, or --allow_code on the command line"
+            )
+
+
+def predict_file(
+    workdir: str | os.PathLike,
+    images_file: str,
+    out: str | os.PathLike,
+    key: str = "",
+    allow_code: bool = False,
+) -> Prediction:
     """Classifies the images of an npz file, and writes `labels`, `probabilities` and `embeddings` into another.
 
     Args:
@@ -146,6 +170,7 @@ def predict_file(workdir: str | os.PathLike, images_file: str, out: str | os.Pat
         images_file: an npz file.
         out: the npz file to be written.
         key: name of the images' array in it; by default `images`, `x`, `x_test`, or the only array.
+        allow_code: see `load`.
 
     Raises:
         UserError: see `load`, `Predictor` and `read_arrays`; or the file cannot be written.
@@ -153,7 +178,7 @@ def predict_file(workdir: str | os.PathLike, images_file: str, out: str | os.Pat
     for name, value in {"workdir": workdir, "npz": images_file, "out": out}.items():
         if not value:
             raise UserError(f"--{name} is missing: predict takes --workdir=RUN, --npz=FILE and --out=FILE")
-    predictor = load(workdir)
+    predictor = load(workdir, allow_code)
     images = read_arrays(images_file, (key or _image_key(images_file),), field="npz")
     (images,) = images.values()
     prediction = predictor(images)

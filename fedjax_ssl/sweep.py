@@ -29,7 +29,7 @@ from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_lines
+from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 from fedjax_ssl.run.train import train
 
@@ -255,7 +255,7 @@ def progress_of(cell: Cell, seed: int) -> str:
     """The status of a run, in a word or two."""
     if is_finished(cell, seed):
         return "finished"
-    lines = read_lines(cell.folder / f"seed_{seed}" / METRICS)
+    lines = read_rounds(cell.folder / f"seed_{seed}" / METRICS).lines
     return f"begun, {len(lines)} of {cell.config.num_rounds} rounds" if lines else "to do"
 
 

@@ -1,5 +1,7 @@
 """A folder of images by class: pixels as Pillow has them, the order of everything, and the errors one by one."""
 
+import os
+
 import numpy as np
 import pytest
 from ml_collections import config_dict
@@ -139,6 +141,16 @@ def test_photographs_are_turned_upright(tmp_path):
     assert data.x_train.shape == (2, 16, 8, 3)
 
 
+def test_photographs_of_two_pictures_are_the_first(tmp_path):
+    """As telephones write them: MPO in a file called .jpg."""
+    first = Image.fromarray(np.full((6, 6, 3), 200, np.uint8))
+    for place in ("train/a", "train/b", "test/a"):
+        (tmp_path / place).mkdir(parents=True)
+        first.save(tmp_path / place / "1.jpg", "MPO", save_all=True, append_images=[Image.new("RGB", (6, 6))])
+    assert b"MPF" in (tmp_path / "test" / "a" / "1.jpg").read_bytes()
+    assert np.abs(load(tmp_path).x_test.astype(int) - 200).max() < 3
+
+
 def expect_line(path, parts, **options):
     with pytest.raises(UserError) as error:
         load(path, **options)
@@ -192,6 +204,17 @@ BROKEN = {
         lambda root: (root / "test" / "cat" / "y.png").symlink_to(root / "nowhere.png"),
         ["test/cat/y.png"],
         ["cannot be read"],
+    ),
+    "a pipe": (lambda root: os.mkfifo(root / "test" / "cat" / "y.png"), ["test/cat/y.png"], ["it is no file"]),
+    "a format that Pillow gives to another program": (
+        lambda root: Image.new("RGB", (6, 6)).save(root / "train" / "cat" / "1.png", "EPS"),
+        ["train/cat/1.png"],
+        ["cannot be read as an image of BMP, GIF, JPEG, PNG"],
+    ),
+    "a small file of very many pixels": (
+        lambda root: Image.new("1", (10_000, 9_500)).save(root / "train" / "cat" / "1.png"),
+        ["train/cat/1.png"],
+        ["exceeds limit"],
     ),
     "numbers that are no pixels": (
         lambda root: save(root / "train" / "cat" / "1.tif", np.zeros((6, 6), np.float32)),

@@ -2,12 +2,14 @@
 
 import os
 import pathlib
+import pickle
+import zipfile
 
 import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from fedjax_ssl.data import SOURCES, load_dataset
+from fedjax_ssl.data import SOURCES, load_dataset, npz
 from fedjax_ssl.data.sources import channel_statistics
 from fedjax_ssl.errors import UserError
 
@@ -230,6 +232,82 @@ def test_npz_that_is_cut_or_damaged(tmp_path):
     position = content.index(small_arrays()["x_train"].tobytes())
     path.write_bytes(content[:position] + bytes([content[position] ^ 255]) + content[position + 1 :])
     expect_line(path, ["x_train cannot be read"])
+
+
+def member(shape="(9, 4, 4)", descr="'|u1'", data=b"\0" * 144, version=b"\1\0"):
+    """An .npy file with any header."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    size = len(header).to_bytes(2 if version == b"\1\0" else 4, "little")
+    return b"\x93NUMPY" + version + size + header + data
+
+
+# What stands in the place of x_train -> what the line says.
+BAD_MEMBERS = {
+    "a huge header": (
+        member("(1000000000, 1000000000, 3)"),
+        "its header says 3000000000000000000",
+    ),
+    "more than the memory holds": (member("(100000000, 10, 10)"), "its header says 10000000000 bytes"),
+    "less data than it says": (member(data=b"\0" * 100), "its header says 144 bytes, and it has 100"),
+    "more data than it says": (member(data=b"\0" * 200), "its header says 144 bytes, and it has 200"),
+    "a negative shape": (member("(-9, -4, 4)"), "its header says"),
+    "empty": (b"", "x_train cannot be read"),
+    "no array": (b"GIF89a and so on", "x_train cannot be read"),
+    "an unknown version": (member(version=b"\7\0"), "x_train cannot be read"),
+    "a header that is code": (member("__import__('os')"), "x_train cannot be read"),
+    "a header without end": (member("(" * 5000), "x_train cannot be read"),
+    "objects": (member("(9,)", "'|O'"), "Python objects, which are code"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MEMBERS)
+def test_npz_with_a_member_that_is_no_array(tmp_path, case):
+    content, words = BAD_MEMBERS[case]
+    path = write(tmp_path, x_train=None)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x_train.npy", content)
+    expect_line(path, [words])
+
+
+def test_npz_that_is_encrypted_or_of_an_unknown_compression(tmp_path):
+    """By the bits of the zip's directory that say so."""
+    whole = write(tmp_path).read_bytes()
+    for field, value, words in ((8, 1, "encrypted"), (10, 97, "compression")):
+        content = bytearray(whole)
+        for start in (content.index(b"PK\x03\x04"), content.index(b"PK\x01\x02")):
+            place = start + field - (2 if content[start + 2] == 3 else 0)
+            content[place] = value
+        (tmp_path / "changed.npz").write_bytes(bytes(content))
+        expect_line(tmp_path / "changed.npz", ["x_train cannot be read", words])
+
+
+def test_npz_larger_than_the_memory_should_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(npz, "MAX_BYTES", 300)
+    expect_line(write(tmp_path), ["take 0.0 GB, but at most 3e-07 GB are read"])
+
+
+def test_images_are_not_unpacked_before_the_labels_are_looked_at(tmp_path, monkeypatch):
+    """A gigabyte of zeros is a megabyte of npz."""
+    read = []
+    original = npz._read
+    monkeypatch.setattr(npz, "_read", lambda *arguments: (read.append(arguments[2].key), original(*arguments))[1])
+    path = write(tmp_path, y_test=np.zeros(1, int))
+    expect_line(path, ["x_test has", "but y_test 1 labels"])
+    assert read == ["y_train", "y_test"]
+
+
+def test_npz_never_advises_to_load_pickles(tmp_path):
+    path = tmp_path / "pickle.npz"
+    path.write_bytes(pickle.dumps({"x_train": 1}))
+    for file in (path, write(tmp_path, y_train=np.array([{}] * 9, dtype=object))):
+        with pytest.raises(UserError) as error:
+            load_dataset(data_config("npz", file))
+        assert "pickle" not in str(error.value).replace(str(file), "")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npz")
+    expect_line(tmp_path / "pipe.npz", ["is a pipe, a socket or a device, not a file"])
 
 
 def test_unknown_source_lists_the_known_ones():

@@ -1,6 +1,5 @@
 """A run and its folder: what is written, and that whatever stops a run loses nothing."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -33,7 +32,7 @@ def lines_of(path):
 def newest_state(workdir, config):
     experiment = build_experiment(config)
     like = jax.eval_shape(lambda data: initialise(experiment, data), experiment.data)
-    return Checkpoints(workdir / "checkpoints").restore(like)
+    return Checkpoints(workdir / "checkpoints").restore(like).state
 
 
 def test_what_a_run_leaves_behind(finished_run):
@@ -244,9 +243,8 @@ def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, t
     too_large = jax.tree.map(lambda leaf: np.full(leaf.shape, 3e38, leaf.dtype), state.model.params["classifier"])
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints"))
-    with contextlib.closing(Checkpoints(copy / "checkpoints")) as checkpoints:
-        model = state.model._replace(params={**state.model.params, "classifier": too_large})
-        checkpoints.save(4, state._replace(model=model))
+    model = state.model._replace(params={**state.model.params, "classifier": too_large})
+    Checkpoints(copy / "checkpoints").save(4, state._replace(model=model))
     with pytest.raises(TrainingError, match="round 5: none of the 4 uploads is finite"):
         train(make_tiny_config(num_rounds=5), copy)
     assert Checkpoints(copy / "checkpoints").latest_round() == 4

@@ -31,6 +31,31 @@ def test_norms_and_cosines(updates):
     np.testing.assert_allclose(trees.cosines(updates, direction), [*expected, 0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e30, 1e20, 1e-25])
+def test_no_square_overflows_or_vanishes(updates, scale):
+    """An opposite update of -1e20 had the cosine -0.0, and passed as one that does not point away."""
+    long = {name: np.float32(scale) * leaf for name, leaf in updates.items()}
+    direction = trees.row(updates, 1)
+    vectors, one = as_vectors(long).astype(float), as_vectors(updates)[1].astype(float)
+    lengths = np.linalg.norm(vectors, axis=1)
+    np.testing.assert_allclose(trees.row_norms(long), lengths, rtol=1e-5)
+    np.testing.assert_allclose(trees.norm(trees.row(long, 1)), lengths[1], rtol=1e-5)
+    expected = vectors[:4] @ one / lengths[:4] / np.linalg.norm(one)
+    np.testing.assert_allclose(trees.cosines(long, direction), [*expected, 0], rtol=1e-4)
+    opposite = {name: -leaf for name, leaf in long.items()}
+    np.testing.assert_allclose(trees.cosines(opposite, direction)[1], -1, rtol=1e-5)
+
+
+def test_lengths_are_to_the_bit_those_without_scaling():
+    """Where nothing overflows: by the plain formula."""
+    rng = np.random.default_rng(5)
+    for exponent in (-20, -3, 0, 7, 30):
+        tree = {"a": jnp.asarray(rng.normal(size=(3, 50)) * 2.0**exponent, jnp.float32)}
+        np.testing.assert_array_equal(trees.norm(tree), jnp.sqrt(jnp.sum(jnp.square(tree["a"]))))
+    assert trees.norm({}) == 0 and trees.norm({"a": jnp.zeros(3)}) == 0
+    assert np.isnan(trees.norm({"a": jnp.array([1.0, np.nan])}))
+
+
 @pytest.mark.parametrize("scale", [0.0, 0.3, 3.0])
 def test_clipping_shortens_a_long_update_only(updates, scale):
     old = trees.row(updates, 0)

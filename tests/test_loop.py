@@ -138,51 +138,47 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
     arguments, sizes = counting(seeds=(1, 2), num_rounds=7, rounds_per_dispatch=50)
     group = arguments[2]
     signals = types.SimpleNamespace(received=None)
-    with contextlib.ExitStack() as stack:
-        stores = [
-            stack.enter_context(contextlib.closing(Checkpoints(run.folder.path / "checkpoints", keep=9)))
-            for run in group.runs
-        ]
-        listeners = [
-            WriteRecords(group.runs),
-            SaveSnapshots(group, arguments[1].snapshots, (0, 2, 5, 99)),
-            SaveCheckpoints(group, stores, 3, signals),
-        ]
-        assert [listener.next_due(2) for listener in listeners] == [None, 5, 3]
-        assert [listener.next_due(99) for listener in listeners] == [None, None, 102]
-        states = run_rounds(*arguments, listeners)
-        assert sizes == [1, 1, 1, 2, 1, 1]  # to 1, 2, 3, 5, 6, 7
-        for run, store, seed in zip(group.runs, stores, (1, 2)):
-            lines = run.folder.read(METRICS)
-            assert [line["a_loss"] for line in lines] == [100 * seed + number for number in range(1, 8)]
-            assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (4 * 3 + 1, 4 * 3)
-            timings = run.folder.read(TIMINGS)
-            assert [line["lane_steps"] for line in timings if "seconds" in line] == list(range(11, 18))
-            assert [line["round"] for line in timings if "checkpoint_seconds" in line] == [3, 6, 7]
-            snapshots = load_snapshots(run.folder.path / "snapshots")
-            assert {number: float(each["w"]) for number, each in snapshots.items()} == {
-                number: 100 * seed + number for number in (0, 2, 5, 7)
-            }
-            saved = sorted(int(path.name) for path in (run.folder.path / "checkpoints").glob("[0-9]*"))
-            assert saved == [3, 6, 7]
-            assert float(value_of(store.restore(state_at(0, 0)))) == 100 * seed + 7
+    stores = [Checkpoints(run.folder.path / "checkpoints", keep=9) for run in group.runs]
+    listeners = [
+        WriteRecords(group.runs),
+        SaveSnapshots(group, arguments[1].snapshots, (0, 2, 5, 99)),
+        SaveCheckpoints(group, stores, 3, signals),
+    ]
+    assert [listener.next_due(2) for listener in listeners] == [None, 5, 3]
+    assert [listener.next_due(99) for listener in listeners] == [None, None, 102]
+    states = run_rounds(*arguments, listeners)
+    assert sizes == [1, 1, 1, 2, 1, 1]  # to 1, 2, 3, 5, 6, 7
+    for run, store, seed in zip(group.runs, stores, (1, 2)):
+        lines = run.folder.read(METRICS)
+        assert [line["a_loss"] for line in lines] == [100 * seed + number for number in range(1, 8)]
+        assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (4 * 3 + 1, 4 * 3)
+        timings = run.folder.read(TIMINGS)
+        assert [line["lane_steps"] for line in timings if "seconds" in line] == list(range(11, 18))
+        assert [line["round"] for line in timings if "checkpoint_seconds" in line] == [3, 6, 7]
+        snapshots = load_snapshots(run.folder.path / "snapshots")
+        assert {number: float(each["w"]) for number, each in snapshots.items()} == {
+            number: 100 * seed + number for number in (0, 2, 5, 7)
+        }
+        saved = sorted(int(path.name) for path in (run.folder.path / "checkpoints").glob("[0-9]*"))
+        assert saved == [3, 6, 7]
+        assert float(value_of(store.restore(state_at(0, 0)).state)) == 100 * seed + 7
     assert [float(value_of(state)) for state in states] == [107, 207]
 
 
 def test_a_signal_saves_whatever_round_it_is(counting):
     arguments, _ = counting(begun=4, num_rounds=9, rounds_per_dispatch=1)
     group, signals = arguments[2], types.SimpleNamespace(received=15)
-    with contextlib.closing(Checkpoints(group.runs[0].folder.path / "checkpoints")) as store:
-        listener = SaveCheckpoints(group, [store], 100, signals)
+    store = Checkpoints(group.runs[0].folder.path / "checkpoints")
+    listener = SaveCheckpoints(group, [store], 100, signals)
 
-        class Stop(Listener):
-            def take(self, turn):
-                if turn.done > 4:
-                    raise SystemExit
+    class Stop(Listener):
+        def take(self, turn):
+            if turn.done > 4:
+                raise SystemExit
 
-        with pytest.raises(SystemExit):
-            run_rounds(*arguments, [listener, Stop()])
-        assert store.latest_round() == 5  # and not 4, which the run started from
+    with pytest.raises(SystemExit):
+        run_rounds(*arguments, [listener, Stop()])
+    assert store.latest_round() == 5  # and not 4, which the run started from
     assert [line["round"] for line in group.runs[0].folder.read(TIMINGS)] == [5]
 
 

@@ -63,10 +63,10 @@ SMALL = [f"--config.model.name={TINY_BACKBONE}", "--config.log.report=false", "-
 def own(tmp_path, monkeypatch):
     """In an empty folder with `my.py`; nothing is remembered of files of other folders."""
     monkeypatch.chdir(tmp_path)
-    methods._import_method.cache_clear()
+    methods._IMPORTED.clear()
     (tmp_path / "my.py").write_text(FILE)
     yield tmp_path
-    methods._import_method.cache_clear()
+    methods._IMPORTED.clear()
 
 
 def config_of(folder):
@@ -92,12 +92,12 @@ def test_it_trains_resumes_predicts_and_is_reported(own, capfd):
     assert "agreement.views: 3 there, 4 here" in capfd.readouterr().err
 
     np.savez("images.npz", images=np.zeros((2, 8, 8), np.uint8))
-    predict = ["predict", f"--workdir={run}", "--npz=images.npz", "--out=out.npz"]
+    predict = ["predict", f"--workdir={run}", "--npz=images.npz", "--out=out.npz", "--allow_code"]
     assert launch.main(predict) == 0
     assert describe_method("my.py:agreement") == ("Agreement", "")
 
     (own / "my.py").unlink()
-    methods._import_method.cache_clear()
+    methods._IMPORTED.clear()
     capfd.readouterr()
     assert launch.main(predict) == 2
     line = capfd.readouterr().err.strip()

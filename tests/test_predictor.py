@@ -19,7 +19,7 @@ from fedjax_ssl.run.experiment import build_experiment
 
 @pytest.fixture(scope="module")
 def predict(finished_fedanchor_run):
-    return fedjax_ssl.load(finished_fedanchor_run[0])
+    return fedjax_ssl.load(finished_fedanchor_run[0], allow_code=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,13 @@ def test_predictions_are_those_of_the_trained_network(predict, digits, finished_
 
 def test_a_file_of_images(predict, digits, finished_fedanchor_run, tmp_path):
     np.savez(tmp_path / "images.npz", other=np.zeros(3), mine=digits.x_test[:7])
-    words = ["predict", f"--workdir={finished_fedanchor_run[0]}", f"--npz={tmp_path / 'images.npz'}", "--key=mine"]
+    words = [
+        "predict",
+        f"--workdir={finished_fedanchor_run[0]}",
+        f"--npz={tmp_path / 'images.npz'}",
+        "--key=mine",
+        "--allow_code",
+    ]
     assert launch.main([*words, f"--out={tmp_path / 'new' / 'out.npz'}"]) == 0
     with np.load(tmp_path / "new" / "out.npz") as out:
         assert set(out) == {"labels", "probabilities", "embeddings"}
@@ -103,7 +109,9 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
         ),
         ({"workdir": tmp_path / "torn", "npz": images, "out": out}, "cannot read the run"),
     ]:
-        assert launch.main(["predict", *(f"--{name}={value}" for name, value in words.items())]) == 2, words
+        assert launch.main(["predict", "--allow_code", *(f"--{name}={value}" for name, value in words.items())]) == 2, (
+            words
+        )
         error = capfd.readouterr().err.strip()
         assert error.startswith("error: ") and line in error and "\n" not in error, error
     assert sorted(tmp_path.rglob("*")) == before
@@ -111,6 +119,6 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
 
 def test_an_output_that_cannot_be_written(finished_fedanchor_run, tmp_path, capfd):
     np.savez(tmp_path / "images.npz", np.zeros((2, 8, 8), np.uint8))
-    words = ["predict", f"--workdir={finished_fedanchor_run[0]}", f"--npz={tmp_path / 'images.npz'}"]
+    words = ["predict", f"--workdir={finished_fedanchor_run[0]}", f"--npz={tmp_path / 'images.npz'}", "--allow_code"]
     assert launch.main([*words, f"--out={tmp_path / 'images.npz' / 'out.npz'}"]) == 2
     assert "cannot write" in capfd.readouterr().err

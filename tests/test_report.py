@@ -295,7 +295,7 @@ def test_a_profile_of_another_configuration_is_not_shown(three_runs, tmp_path):
     run = read_run(tmp_path / "run")
     (tmp_path / "run" / "profile").mkdir()
     for changed, shown in (({"num_rounds": 9, "seed": 5}, True), ({"method": "semifl"}, False)):
-        profile = {"config": {**run.config, **changed}}
+        profile = {"config": {**run.config, **changed}, "seconds_by_stage": {"train": 1.0}}
         (tmp_path / "run" / "profile" / "profile.json").write_text(json.dumps(profile))
         assert profile_of(run) == (profile if shown else None)
 

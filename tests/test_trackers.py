@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import launch
 from conftest import SMALL, make_fedanchor_config, make_tiny_config
 from fedjax_ssl import train
-from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_lines
+from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_records
 from fedjax_ssl.run.trackers import Trackers, curves, open_trackers
 
 
@@ -64,9 +64,9 @@ def reopen(copied):
 def test_tensorboard_shows_what_the_records_say(finished_fedanchor_run):
     workdir, _ = finished_fedanchor_run
     events = events_of(workdir)
-    lines = read_lines(workdir / METRICS)
+    lines = read_records(workdir / METRICS).lines
     shown = points(events)
-    assert shown == expected_points(lines, read_lines(workdir / TIMINGS))
+    assert shown == expected_points(lines, read_records(workdir / TIMINGS).lines)
     assert [value for _, value in shown["test/accuracy"]] == [np.float32(line["test_accuracy"]) for line in lines]
     assert {
         "pseudo_labels/anchor_head", "pseudo_labels/classification_head", "clients/qualified", "server/loss",
@@ -80,7 +80,7 @@ def test_tensorboard_shows_what_the_records_say(finished_fedanchor_run):
 
 
 def test_a_run_that_goes_on_shows_each_round_once(copied, reopen):
-    lines, timings = read_lines(copied / METRICS), read_lines(copied / TIMINGS)
+    lines, timings = read_records(copied / METRICS).lines, read_records(copied / TIMINGS).lines
     folder, trackers = reopen(4)
     with trackers:
         pass
@@ -184,7 +184,7 @@ def wandb(monkeypatch):
 
 def test_wandb_has_one_run_that_goes_on(copied, reopen, wandb):
     on = {"log.wandb_project": "digits", "log.tensorboard": False}
-    lines = read_lines(copied / METRICS)
+    lines = read_records(copied / METRICS).lines
     folder, trackers = reopen(3, **on)
     with pytest.raises(KeyboardInterrupt), trackers:
         raise KeyboardInterrupt

@@ -70,7 +70,11 @@ class OneNumber:
 
 def problem(clients_per_round=3):
     config = types.SimpleNamespace(
-        clients_per_round=clients_per_round, eval_batch_size=4, eval_measures=(), eval_shots=(20, 100)
+        clients_per_round=clients_per_round,
+        eval_batch_size=4,
+        eval_measures=(),
+        eval_shots=(20, 100),
+        aggregation=types.SimpleNamespace(longest_update=1000.0),
     )
     return Problem(config, OneNumber(), None, None, num_classes=2)
 

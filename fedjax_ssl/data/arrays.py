@@ -7,6 +7,9 @@ import numpy as np
 
 from fedjax_ssl.errors import UserError
 
+# All images form one array, on the host and again on the device: the most that a large GPU can hold with a model.
+MAX_BYTES = 8 * 10**9
+
 
 class Arrays(NamedTuple):
     """The images and labels of a data set, checked.
@@ -45,7 +48,8 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     found = pathlib.Path(path).expanduser()
     if not found.exists():
         raise UserError(f"{field}={path} does not exist; give {wanted}")
-    actual = "folder" if found.is_dir() else "file"
+    # Who opens a pipe waits for somebody to write into it.
+    actual = "folder" if found.is_dir() else "file" if found.is_file() else "pipe, a socket or a device"
     if actual != kind:
         raise UserError(f"{field}={path} is a {actual}, not a {kind}; give {wanted}")
     return found

@@ -10,18 +10,20 @@ which is the same on every machine.
 import contextlib
 import math
 import pathlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.arrays import Arrays, existing_path
+from fedjax_ssl.data.arrays import MAX_BYTES, Arrays, existing_path
 from fedjax_ssl.errors import UserError, first_line
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Pillow's names of these. It would read many more by their first bytes whatever a file is called, and start
+# Ghostscript for some.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 TEST_EVERY = 5  # where the folder has no test set of its own
-# All images form one array, on the host and again on the device: the most that a large GPU can hold with a model.
-MAX_BYTES = 8 * 10**9
 
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's names
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
@@ -129,6 +131,8 @@ def _images(folder: pathlib.Path) -> list[pathlib.Path]:
             raise UserError(f"{entry} is a folder inside a class's; move its images to {folder}, or remove it")
         if entry.suffix.lower() not in SUFFIXES:
             raise UserError(f"{entry} is no image by its name; known: {', '.join(SUFFIXES)}; convert or remove it")
+        if not entry.is_file():  # who opens a pipe waits for somebody to write into it
+            raise UserError(f"{entry} cannot be read: it is no file; remove it")
     if not images:
         raise UserError(f"the class's folder {folder} is empty; add images, or remove it")
     return images
@@ -207,7 +211,11 @@ def _open(file: pathlib.Path) -> Iterator[Any]:
     from PIL import Image  # Only this source needs it.
 
     try:
-        with Image.open(file) as image:
-            yield image
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # of more than 89 million pixels
+            with Image.open(file, formats=FORMATS) as image:
+                yield image
+    except Image.UnidentifiedImageError as error:
+        raise UserError(f"{file} cannot be read as an image of {', '.join(FORMATS)}; convert or remove it") from error
     except Exception as error:  # The errors of Pillow's decoders have no common base.
         raise UserError(f"{file} cannot be read as an image ({first_line(error)}); replace or remove it") from error

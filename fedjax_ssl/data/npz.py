@@ -1,11 +1,14 @@
 """A user's data set in one npz file, checked before it is used."""
 
+import contextlib
+import math
 import zipfile
-import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.arrays import Arrays, existing_path
+from fedjax_ssl.data.arrays import MAX_BYTES, Arrays, existing_path
 from fedjax_ssl.errors import UserError, first_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -31,20 +34,23 @@ def load_npz(path: str) -> Arrays:
     """
     with open_archive(path, "data.path", f"an npz file with the arrays {', '.join(KEYS)}") as archive:
         keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(archive.files)))
-    raw = read_arrays(path, keys, field="data.path")
-    train, train_labels, test, test_labels = keys
-    if keys == MEDMNIST_KEYS:  # Labels have a column for each task; several are no classification into one of C.
-        for key in (train_labels, test_labels):
-            raw[key] = raw[key][:, 0] if raw[key].ndim == 2 and raw[key].shape[1] == 1 else raw[key]
-    x_train = _check_images(path, train, raw[train])
-    x_test = _check_images(path, test, raw[test])
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise UserError(
-            f"{path}: images of {train} have shape {x_train.shape[1:]}, those of {test} {x_test.shape[1:]}; "
-            "bring both to one height, width and number of channels"
+        members = _find(archive, path, keys, "data.path")
+        train, train_labels, test, test_labels = keys
+        # Labels first: images are not unpacked if something else is wrong.
+        shapes = [_check_images(path, key, members[key]) for key in (train, test)]
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"{path}: images of {train} have shape {shapes[0]}, those of {test} {shapes[1]}; "
+                "bring both to one height, width and number of channels"
+            )
+        y_train, y_test = (
+            _check_labels(path, of_labels, _read(archive, path, members[of_labels], "data.path"), key, members[key])
+            for key, of_labels in ((train, train_labels), (test, test_labels))
         )
-    y_train = _check_labels(path, train_labels, raw[train_labels], train, len(x_train))
-    y_test = _check_labels(path, test_labels, raw[test_labels], test, len(x_test))
+        x_train, x_test = (
+            np.ascontiguousarray(_read(archive, path, members[key], "data.path")).reshape(-1, *shapes[0])
+            for key in (train, test)
+        )
     classes = np.union1d(y_train, y_test)
     expected = np.arange(len(classes))
     if not np.array_equal(classes, expected):
@@ -59,12 +65,25 @@ def load_npz(path: str) -> Arrays:
     return Arrays(x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32), len(classes), names)
 
 
+class Member(NamedTuple):
+    """An array of an npz file by its header, before it is read."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def bytes(self) -> int:
+        """In the memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
     """Opens an npz file without reading its arrays; a context manager.
 
     Args:
         path: the file.
-        field: the configuration field that gives the path, for messages.
+        field: the configuration field that gives the path, for messages; '' for a file that no field names.
         wanted: what the path must hold, for messages.
 
     Raises:
@@ -73,71 +92,122 @@ def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
     file = existing_path(path, field, "file", wanted)
     try:
         archive = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{field}={path} is not an npz file ({first_line(error)}); write it with np.savez") from error
+    except Exception as error:  # The errors of zipfile and NumPy have no common base.
+        # NumPy takes what is neither for a pickle, and advises to load that.
+        reason = f" ({first_line(error)})" if isinstance(error, OSError | zipfile.BadZipFile) else ""
+        raise UserError(f"{_place(field, path)} is not an npz file{reason}; write it with np.savez") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
-        raise UserError(f"{field}={path} holds one array and is not an npz file; write it with np.savez")
+        raise UserError(f"{_place(field, path)} holds one array and is not an npz file; write it with np.savez")
     return archive
 
 
-def read_arrays(path: str, keys: tuple[str, ...], field: str, optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: str, keys: tuple[str, ...] | None, field: str = "", optional: tuple[str, ...] = ()
+) -> dict[str, np.ndarray]:
     """Reads the named arrays of an npz file, without unpickling anything.
 
     Args:
         path: the file.
-        keys: names of the arrays.
-        field: the configuration field that gives the path, for messages.
+        keys: names of the arrays; None: all that it has.
+        field: see `open_archive`.
         optional: names of arrays that are read where the file has them.
 
     Returns:
         The arrays by name.
 
     Raises:
-        UserError: the file is missing, is not an npz, lacks a key, or an array cannot be read.
+        UserError: the file is missing, is not an npz, lacks a key, an array cannot be read, or all of them together
+            are larger than the memory should hold.
     """
-    with open_archive(path, field, f"an npz file with the arrays {', '.join(keys)}") as archive:
-        missing = [key for key in keys if key not in archive.files]
-        if missing:
-            raise UserError(
-                f"{field}={path} has no {', '.join(missing)}; it must hold {', '.join(keys)} and holds "
-                f"{', '.join(archive.files) or 'nothing'}"
-            )
-        arrays = {}
-        for key in (*keys, *(key for key in optional if key in archive.files)):
-            try:
-                arrays[key] = archive[key]
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                raise UserError(
-                    f"{field}={path}: {key} cannot be read ({first_line(error)}); write the file anew with "
-                    "np.savez, numbers only"
-                ) from error
-    return arrays
+    with open_archive(path, field, f"an npz file with the arrays {', '.join(keys or ('...',))}") as archive:
+        keys = tuple(archive.files) if keys is None else (*keys, *(key for key in optional if key in archive.files))
+        return {key: _read(archive, path, member, field) for key, member in _find(archive, path, keys, field).items()}
 
 
-def _check_images(path: str, key: str, images: np.ndarray) -> np.ndarray:
-    """Returns the images as [N, H, W, C], or raises a UserError that says what they should be."""
+def _find(archive: np.lib.npyio.NpzFile, path: str, keys: tuple[str, ...], field: str) -> dict[str, Member]:
+    """The headers of the named arrays: nothing is unpacked before their sizes are known."""
+    missing = [key for key in keys if key not in archive.files]
+    if missing:
+        raise UserError(
+            f"{_place(field, path)} has no {', '.join(missing)}; it must hold {', '.join(keys)} and holds "
+            f"{', '.join(archive.files) or 'nothing'}"
+        )
+    members = {key: _header(archive, path, key, field) for key in keys}
+    total = sum(member.bytes for member in members.values())
+    if total > MAX_BYTES:
+        raise UserError(
+            f"{_place(field, path)}: {', '.join(members)} take {total / 1e9:.1f} GB, but at most {MAX_BYTES / 1e9:g} "
+            "GB are read; give fewer or smaller images"
+        )
+    return members
+
+
+def _header(archive: np.lib.npyio.NpzFile, path: str, key: str, field: str) -> Member:
+    with _readable(path, key, field):
+        name = f"{key}.npy" if f"{key}.npy" in archive.zip.namelist() else key
+        with archive.zip.open(name) as opened:
+            version = np.lib.format.read_magic(opened)
+            read_header = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }.get(version)
+            if read_header is None:
+                raise ValueError("it is no array of numbers")
+            shape, _, dtype = read_header(opened)
+            rest = archive.zip.getinfo(name).file_size - opened.tell()
+        member = Member(key, shape, dtype)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which are code")
+        if min(shape, default=0) < 0 or member.bytes != rest:
+            raise ValueError(f"its header says {member.bytes} bytes, and it has {rest}")
+    return member
+
+
+def _read(archive: np.lib.npyio.NpzFile, path: str, member: Member, field: str) -> np.ndarray:
+    with _readable(path, member.key, field):
+        return archive[member.key]
+
+
+@contextlib.contextmanager
+def _readable(path: str, key: str, field: str) -> Iterator[None]:
+    """Turns whatever is wrong with an array of a file into a UserError."""
+    try:
+        yield
+    except Exception as error:  # The errors of zipfile, its decoders and NumPy have no common base.
+        raise UserError(
+            f"{_place(field, path)}: {key} cannot be read ({first_line(error)}); write the file anew with np.savez, "
+            "numbers only"
+        ) from error
+
+
+def _place(field: str, path: str) -> str:
+    return f"{field}={path}" if field else path
+
+
+def _check_images(path: str, key: str, images: Member) -> tuple[int, ...]:
+    """Returns the shape of one image, [H, W, C], or raises a UserError that says what they should be."""
     if images.dtype != np.uint8:
         raise UserError(f"{path}: {key} is {images.dtype}; images must be uint8, 0 to 255")
-    if images.ndim not in (3, 4):
+    if len(images.shape) not in (3, 4):
         raise UserError(f"{path}: {key} has shape {images.shape}; images must be [N, H, W] or [N, H, W, C]")
-    if images.ndim == 4 and images.shape[3] not in (1, 3):
+    if len(images.shape) == 4 and images.shape[3] not in (1, 3):
         raise UserError(f"{path}: {key} has shape {images.shape}, {images.shape[3]} channels; the last axis is 1 or 3")
-    if images.size == 0:
+    if images.bytes == 0:
         raise UserError(f"{path}: {key} is empty, its shape is {images.shape}; give at least one image")
-    if images.ndim == 3:
-        images = images[..., np.newaxis]
-    return np.ascontiguousarray(images)
+    return (*images.shape[1:], 1)[:3]
 
 
-def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, num_images: int) -> np.ndarray:
+def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, images: Member) -> np.ndarray:
     """Returns the labels, or raises a UserError that says what they should be."""
+    if key in MEDMNIST_KEYS and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]  # a column for each task; several are no classification into one of C
     if not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {key} is {labels.dtype}; labels must be integers, 0 to C - 1")
     if labels.ndim != 1:
         raise UserError(f"{path}: {key} has shape {labels.shape}; labels must be [N], one integer an image")
-    if len(labels) != num_images:
+    if len(labels) != images.shape[0]:
         raise UserError(
-            f"{path}: {images_key} has {num_images} images but {key} {len(labels)} labels; give one an image"
+            f"{path}: {images_key} has {images.shape[0]} images but {key} {len(labels)} labels; give one an image"
         )
     if labels.min() < 0:
         row = int(np.argmin(labels))

@@ -12,7 +12,8 @@ from fedjax_ssl.engine.evaluation import evaluate, measured_images, score_pseudo
 from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Phase, Problem, Received, State, WireBytes
 from fedjax_ssl.engine.lanes import num_devices
 from fedjax_ssl.engine.measures import count_training_images, measure
-from fedjax_ssl.learning.trees import all_finite, row
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import all_finite, row, row_norms
 
 
 class RoundResult(NamedTuple):
@@ -59,12 +60,13 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         lane_steps, usable = jnp.int32(0), jnp.bool_(True)
         if method.phases:
             personal = () if method.personal is None else method.personal(state, data, draw.clients, keys.personal)
-            clients, result = train_in_turns(
-                method.phases, state.clients, broadcast, data, draw, personal, keys.clients, lanes, debug
+            longest = config.aggregation.longest_update
+            clients, result, accepted = train_in_turns(
+                method.phases, state.clients, broadcast, data, draw, personal, keys.clients, lanes, longest, debug
             )
             state, lane_steps = state._replace(clients=clients), result.lane_steps
             with jax.named_scope("aggregate"):
-                state, from_clients, usable = _aggregate(method, state, data, result, keys.aggregate)
+                state, from_clients, usable = _aggregate(method, state, data, result, accepted, keys.aggregate)
                 if method.wire_bytes is not None:
                     from_clients |= _count_bytes(method.wire_bytes, broadcast, personal, result, len(draw.clients))
 
@@ -134,8 +136,9 @@ def train_in_turns(
     personal: Any,
     key: jax.Array,
     lanes: int,
+    longest: float = 0.0,
     debug: bool = False,
-) -> tuple[Mapping[str, Any], CohortResult]:
+) -> tuple[Mapping[str, Any], CohortResult, jax.Array]:
     """The cohorts of a draw, one after the other, through one program (`lax.scan`).
 
     A client's memory of its training is written back if its upload is accepted, that of labelling always; the next
@@ -147,10 +150,11 @@ def train_in_turns(
         draw: M jobs in its turns; every turn has the same key, from which jobs fold theirs by client and group.
         personal: the message to each client alone, leaves [M, ...].
         key: of the clients.
+        longest: see `accepted_rows`; the median is that of a turn.
 
     Returns:
-        The memory after the last turn, and the results of all turns, without what is in the memory. On one device the
-        rows are in the order of the draw.
+        The memory after the last turn, the results of all turns, without what is in the memory, and which uploads are
+        accepted, bool [R]. On one device the rows are in the order of the draw.
     """
 
     def take_turn(memory, rows):
@@ -158,12 +162,14 @@ def train_in_turns(
         own = jax.tree.map(lambda leaf: leaf[clients], memory)
         result = train_cohort(phases, broadcast, data, Cohort(clients, own, key, group, personal), lanes, debug)
         with jax.named_scope("aggregate"):
+            accepted = accepted_rows(result, broadcast, longest)
             memory = _write_back(memory, result.labelled, result, result.present)
-            memory = _write_back(memory, result.trained, result, accepted_rows(result))
-        return memory, result._replace(labelled={}, trained={})
+            memory = _write_back(memory, result.trained, result, accepted)
+        return memory, (result._replace(labelled={}, trained={}), accepted)
 
     if draw.turns == 1:
-        return take_turn(memory, (draw.clients, draw.group, personal))
+        memory, (result, accepted) = take_turn(memory, (draw.clients, draw.group, personal))
+        return memory, result, accepted
     num_rows, rest = divmod(len(draw.clients), draw.turns)
     if rest:
         raise ValueError(f"{draw.turns} turns must be of equal size, but the draw has {len(draw.clients)} rows")
@@ -172,17 +178,17 @@ def train_in_turns(
         lambda leaf: leaf.reshape(draw.turns, num_rows, *leaf.shape[1:]), (draw.clients, group, personal)
     )
     if debug:
-        results = []
+        taken = []
         for turn in range(draw.turns):
-            memory, result = take_turn(memory, row(rows, turn))
-            results.append(result)
-        results = jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+            memory, one = take_turn(memory, row(rows, turn))
+            taken.append(one)
+        results, accepted = jax.tree.map(lambda *leaves: jnp.stack(leaves), *taken)
     else:
-        memory, results = jax.lax.scan(take_turn, memory, rows)
+        memory, (results, accepted) = jax.lax.scan(take_turn, memory, rows)
     lane_steps = jnp.sum(results.lane_steps)
     job = results.job + num_rows * jnp.arange(draw.turns)[:, None]
     merged = jax.tree.map(_merge_turns, results._replace(job=job, lane_steps=None))
-    return memory, merged._replace(lane_steps=lane_steps)
+    return memory, merged._replace(lane_steps=lane_steps), _merge_turns(accepted)
 
 
 def _merge_turns(leaf: jax.Array) -> jax.Array:
@@ -280,13 +286,15 @@ def init_key(seed: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), 0)
 
 
-def _aggregate(method: Method, state: State, data, result: CohortResult, key) -> tuple[State, Metrics, jax.Array]:
-    """Makes the new model of the uploads. An upload that is not finite is dropped and counted.
+def _aggregate(
+    method: Method, state: State, data, result: CohortResult, accepted: jax.Array, key
+) -> tuple[State, Metrics, jax.Array]:
+    """Makes the new model of the uploads. Those that are not accepted are dropped and counted.
 
     Returns:
         The state, the metrics, and whether the round is usable: False if all uploads were dropped.
     """
-    accepted, sizes = accepted_rows(result), _sizes(data, result)
+    sizes = _sizes(data, result)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
     received = Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
     state, aggregated = method.aggregate(state, data, received, key)
@@ -301,9 +309,55 @@ def _aggregate(method: Method, state: State, data, result: CohortResult, key) ->
     return state, metrics, (dropped == 0) | (dropped < uploads)
 
 
-def accepted_rows(result: CohortResult) -> jax.Array:
-    """bool [R], which rows have an upload whose every number is finite."""
-    return result.took_part & all_finite(result.upload, batch_ndim=1)
+def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.Array:
+    """Which rows have an upload whose every number is finite, and that is not far longer than the others.
+
+    Args:
+        result: of the cohort.
+        broadcast: what went down.
+        longest: how many medians an upload may be long, see `too_long`; 0: any length.
+
+    Returns:
+        bool [R].
+    """
+    accepted = result.took_part & all_finite(result.upload, batch_ndim=1)
+    if longest:
+        accepted &= ~too_long(result.upload.model, getattr(broadcast, "model", None), accepted, longest)
+    return accepted
+
+
+def too_long(sent: Model, received: Any, counted: jax.Array, times: float) -> jax.Array:
+    """Which uploads are far longer than the others: one client that sends 1e30 in every number would be the mean.
+
+    Lengths are Euclidean, of what an upload changes in all parameters as one vector, and apart from these in all
+    statistics. The median is the lower one, over those whose length is not 0, so that it is not the longest of two.
+
+    Args:
+        sent: leaves [R, ...].
+        received: the model that went down, if a method sends one; what it has no such entry of counts from 0.
+        counted: bool [R], those among which the median is taken.
+        times: how many medians an upload may be long.
+
+    Returns:
+        bool [R].
+    """
+    found = jnp.zeros(counted.shape, bool)
+    for part in range(len(Model._fields)):
+        known = _by_path(received[part]) if isinstance(received, Model) else {}
+        changes = {
+            path: leaf - known[path] if path in known and known[path].shape == leaf.shape[1:] else leaf
+            for path, leaf in _by_path(sent[part]).items()
+        }
+        if changes:
+            lengths = row_norms(changes)
+            ranked = jnp.sort(jnp.where(counted & (lengths > 0), lengths, jnp.inf))
+            middle = jnp.maximum(jnp.sum(counted & (lengths > 0)) - 1, 0) // 2
+            found |= lengths > times * ranked[middle]
+    return found
+
+
+def _by_path(tree: Any) -> dict[str, jax.Array]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _sizes(data, result: CohortResult) -> jax.Array:

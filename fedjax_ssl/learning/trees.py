@@ -15,8 +15,11 @@ def all_finite(tree: Any, batch_ndim: int = 0) -> jax.Array:
 def cosines(updates: Any, direction: Any) -> jax.Array:
     """Cosine similarity of each update, leaves [M, ...], and one direction, leaves [...]; 0 if one of them is zero.
 
+    Any finite numbers will do: no product overflows.
+
     Source: FedIL eq. 26, over all parameters as one vector.
     """
+    updates, direction = _scaled(updates, 1)[0], _scaled(direction, 0)[0]
     products = jax.tree.map(
         lambda update, one: jnp.sum(update * one, axis=tuple(range(1, update.ndim))), updates, direction
     )
@@ -25,14 +28,29 @@ def cosines(updates: Any, direction: Any) -> jax.Array:
 
 
 def norm(tree: Any) -> jax.Array:
-    """Euclidean length of a pytree, all its leaves as one vector: float32 []."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+    """Euclidean length of a pytree, all its leaves as one vector: float32 []. Squares do not overflow."""
+    tree, scale = _scaled(tree, 0)
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))) / scale
 
 
 def row_norms(tree: Any) -> jax.Array:
     """Euclidean length of each row of a stacked pytree, leaves [M, ...], all leaves as one vector: float32 [M]."""
+    tree, scale = _scaled(tree, 1)
     squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))), tree)
-    return jnp.sqrt(sum(jax.tree.leaves(squares)))
+    return jnp.sqrt(sum(jax.tree.leaves(squares))) / scale
+
+
+def _scaled(tree: Any, batch_ndim: int) -> tuple[Any, jax.Array]:
+    """A pytree times a power of two that brings its largest number near 1, and that power; by row if batch_ndim is 1.
+
+    Powers of two change no digit, so that lengths are to the bit what they are without, where nothing overflows.
+    """
+    if not jax.tree.leaves(tree):
+        return tree, jnp.float32(1)
+    largest = [jnp.max(jnp.abs(leaf), axis=tuple(range(batch_ndim, leaf.ndim))) for leaf in jax.tree.leaves(tree)]
+    exponent = jnp.frexp(jnp.max(jnp.stack(largest), axis=0).astype(jnp.float32))[1]
+    scale = jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -100, 126))  # a normal number
+    return jax.tree.map(lambda leaf: leaf * (column(scale, leaf) if batch_ndim else scale), tree), scale
 
 
 def column(values: jax.Array, like: jax.Array) -> jax.Array:

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import functools
 import importlib
 from collections.abc import Callable, Collection, Mapping
 
@@ -16,7 +15,17 @@ from fedjax_ssl.methods.entry import Entry, check_entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES
 
-__all__ = ["METHODS", "NAMES", "Entry", "alternating", "find_method", "register", "registered", "section_of"]
+__all__ = [
+    "METHODS",
+    "NAMES",
+    "Entry",
+    "alternating",
+    "find_method",
+    "known_method",
+    "register",
+    "registered",
+    "section_of",
+]
 
 # A file has the method's name.
 NAMES = (
@@ -40,6 +49,7 @@ NAMES = (
     "uda",
 )
 
+_IMPORTED: dict[str, Entry] = {}  # by their import paths: a process has one version of a file
 METHODS: dict[str, Entry] = {name: importlib.import_module(f"{__name__}.{name}").ENTRY for name in NAMES}
 
 
@@ -53,8 +63,9 @@ def find_method(name: str) -> Entry:
     Raises:
         UserError: no method has this name.
     """
-    if name in METHODS:
-        return METHODS[name]
+    known = known_method(name)
+    if known is not None:
+        return known
     if is_own(name):
         return _import_method(name)
     raise UserError(
@@ -67,7 +78,11 @@ def section_of(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-@functools.cache  # a process has one version of a file
+def known_method(name: str) -> Entry | None:
+    """The entry of a method, if this process knows it already: nothing is imported for what a run's folder names."""
+    return METHODS.get(name, _IMPORTED.get(name))
+
+
 def _import_method(name: str) -> Entry:
     method, file = import_own("method", name, ("NAME", "my_method.py:my_method"))
     where, section = f"method={name}: ", section_of(name)
@@ -85,7 +100,8 @@ def _import_method(name: str) -> Entry:
             raise UserError(f"method={name} gives a {type(built).__name__}; it must give a fedjax_ssl.engine.Method")
         return built
 
-    return dataclasses.replace(entry, factory=factory)
+    _IMPORTED[name] = dataclasses.replace(entry, factory=factory)
+    return _IMPORTED[name]
 
 
 def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -> None:

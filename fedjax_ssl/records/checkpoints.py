@@ -1,26 +1,50 @@
-"""Checkpoints of a run's state with Orbax, written whole or not at all."""
+"""Checkpoints of a run's state: Orbax's files with their checksums, written whole or not at all."""
 
+import hashlib
+import os
 import pathlib
 import re
-from typing import Any
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import free_name, read_whole, sync_folder
 
+SUMS = "SHA256SUMS"  # of a checkpoint's files, as sha256sum writes and checks them
+_RECORDS = "records.sha256"  # the checksum of the records that the state stands on
+_STATE = "state"  # the folder with Orbax's files
+_EARLIER = "default"  # its name in earlier versions, which wrote no checksums
 _DIGITS = 5  # of the number before each leaf's name
 
 
-class Checkpoints:
-    """The checkpoints of one run, by round.
+class Restored(NamedTuple):
+    """What was read from a run's checkpoints.
 
-    Orbax writes into a temporary folder and renames it when all is on disk, so the newest folder with a round's
-    number is complete, even if the process is killed.
+    Attributes:
+        state: the state, or the part of it that was asked for.
+        round: of the checkpoint that it comes from.
+        passed_over: a line for each newer checkpoint that was not taken, which says why.
+    """
+
+    state: Any
+    round: int
+    passed_over: list[str]
+
+
+class Checkpoints:
+    """The checkpoints of one run, by round: FOLDER/ROUND/state, and FOLDER/ROUND/SHA256SUMS over all files there.
+
+    A checkpoint is written into a temporary folder, and renamed when all is on disk. So a folder with a round's number
+    was complete once, even if the process was killed; its checksums say whether it still is what was written.
     """
 
     def __init__(self, folder: pathlib.Path, keep: int = 2):
-        """Opens the folder without writing to it.
+        """Reads and writes nothing yet.
 
         Args:
             folder: need not exist yet.
@@ -28,105 +52,255 @@ class Checkpoints:
         """
         self._folder = folder.absolute()
         self._keep = keep
-        self._manager: ocp.CheckpointManager | None = None
 
-    def _open(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=self._keep, create=False, enable_async_checkpointing=False, cleanup_tmp_directories=True
-            )
-            handler = ocp.StandardCheckpointHandler()
-            self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handler)
-        return self._manager
+    def rounds(self) -> list[int]:
+        """The rounds of all checkpoints, damaged ones included, the earliest first.
+
+        Raises:
+            UserError: there is something else in the folder's place.
+        """
+        if not self._folder.exists():
+            return []
+        if not self._folder.is_dir():
+            raise UserError(f"{self._folder} is not a folder; move it away, or choose another workdir")
+        return sorted(int(path.name) for path in self._folder.iterdir() if re.fullmatch("[0-9]+", path.name))
 
     def latest_round(self) -> int | None:
         """The round of the newest checkpoint; None without one."""
-        return self._open().latest_step() if self._folder.exists() else None
+        return max(self.rounds(), default=None)
 
-    def save(self, round_number: int, state: Any) -> None:
-        """Writes a checkpoint and waits until it is complete."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if round_number not in self._open().all_steps():
-            self._open().save(round_number, args=ocp.args.StandardSave(_to_dict(state)), force=True)
-            self._open().wait_until_finished()
+    def save(self, round_number: int, state: Any, records: str = "") -> None:
+        """Writes a checkpoint, and waits until the disk has it.
 
-    def restore(self, like: Any) -> Any:
-        """The newest checkpoint.
+        Args:
+            round_number: after which the state is.
+            state: a pytree of arrays.
+            records: the checksum of the run's records until then, for `records_of`; '': none.
+
+        Raises:
+            OSError: it cannot be written; the checkpoints before it are unharmed.
+        """
+        if round_number in self.rounds():
+            return
+        path = self._folder / str(round_number)
+        temporary = path.with_suffix(".tmp")
+        try:
+            self._remove_unfinished()
+            temporary.mkdir(parents=True)
+            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+                checkpointer.save(temporary / _STATE, args=ocp.args.StandardSave(_to_dict(state)))
+            if records:
+                (temporary / _RECORDS).write_text(records)
+            _write_sums(temporary)
+            os.rename(temporary, path)
+            sync_folder(self._folder)
+        except (OSError, ValueError) as error:  # ValueError is TensorStore's for everything, a full disk included
+            number = getattr(error, "errno", None)
+            raise OSError(number, f"cannot write the checkpoint {path}: {first_line(error)}") from error
+        for old in self.rounds()[: -self._keep]:
+            doomed = self._folder / f"{old}.tmp"  # a kill in the middle leaves no checkpoint with files missing
+            os.rename(self._folder / str(old), doomed)
+            shutil.rmtree(doomed)
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a killed process was writing, also of earlier versions."""
+        for path in self._folder.glob("[0-9]*"):
+            if path.suffix == ".tmp" or ".orbax-checkpoint-tmp" in path.name:
+                shutil.rmtree(path)
+
+    def records_of(self, round_number: int) -> str | None:
+        """The checksum of the records that a checkpoint was saved with; None without one, as in earlier versions."""
+        path = self._folder / str(round_number) / _RECORDS
+        return read_whole(path).decode(errors="replace") if path.exists() else None
+
+    def set_aside(self, after: int) -> None:
+        """Renames the checkpoints of later rounds, ROUND to ROUND.set_aside, so that the run can go on from `after`."""
+        for number in self.rounds():
+            if number > after:
+                os.rename(self._folder / str(number), free_name(self._folder / f"{number}.set_aside"))
+
+    def restore(self, like: Any, reached: int | None = None) -> Restored:
+        """The state of the newest checkpoint that is whole. Nothing is renamed or deleted.
 
         Args:
             like: a pytree of the state's structure, with arrays or shapes for leaves.
+            reached: the last round of the records: a later checkpoint is not taken. None: any.
 
         Raises:
-            UserError: the checkpoint is of another structure, or of other shapes.
+            UserError: no checkpoint can be used, or it is of another structure, or of other shapes.
         """
-        step = self._open().latest_step()
-        try:
-            saved = {_of_today(name): name for name in dict(self._open().item_metadata(step))}
-            wanted = _to_dict(like)
-            _compare({name: self._open().item_metadata(step)[old] for name, old in saved.items()}, wanted)
-            item = {saved[name]: leaf for name, leaf in wanted.items()}
-            restored = self._open().restore(step, args=ocp.args.StandardRestore(item))
-        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(
-                f"the checkpoint {self._folder / str(step)} does not fit this configuration: {reason}"
-            ) from error
-        return jax.tree.unflatten(jax.tree.structure(like), [restored[saved[name]] for name in wanted])
+        wanted = _to_dict(like)
 
-    def shapes(self, round_number: int) -> dict[str, tuple[int, ...]]:
+        def read(path: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
+            names = {_of_today(name): name for name in saved}
+            _compare({today: saved[name] for today, name in names.items()}, wanted, path)
+            found = _read(path, {names[name]: leaf for name, leaf in wanted.items()})
+            return {name: found[names[name]] for name in wanted}
+
+        found, number, passed_over = self._first_whole(read, reached=reached)
+        return Restored(jax.tree.unflatten(jax.tree.structure(like), list(found.values())), number, passed_over)
+
+    def shapes(self, round_number: int | None = None) -> dict[str, tuple[int, ...]]:
         """The shapes of a checkpoint's leaves, by their paths in the state.
 
-        Raises:
-            UserError: there is no such checkpoint.
-        """
-        with self._open_parts(round_number) as manager:
-            found = dict(manager.item_metadata(round_number))
-        return {_of_today(name)[_DIGITS:]: tuple(leaf.shape) for name, leaf in found.items()}
+        Args:
+            round_number: the checkpoint's; None: the newest that is whole.
 
-    def restore_part(self, like: Any, round_number: int | None = None) -> Any:
+        Raises:
+            UserError: there is no such checkpoint, or it cannot be used.
+        """
+
+        def read(path: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
+            return {_of_today(name)[_DIGITS:]: tuple(leaf.shape) for name, leaf in saved.items()}
+
+        return self._first_whole(read, only=round_number)[0]
+
+    def restore_part(self, like: Any, round_number: int | None = None) -> Restored:
         """The named entries of a checkpoint, without reading the others.
 
         Args:
             like: a pytree with arrays or shapes for leaves, each at the path that it has in the state: for its model
                 `State(None, model)`.
-            round_number: the checkpoint's; None: the newest.
+            round_number: the checkpoint's; None: the newest that is whole.
 
         Raises:
-            UserError: there is no such checkpoint, or it has no such entries of these shapes.
+            UserError: there is no such checkpoint, or it cannot be used, or has no such entries of these shapes.
         """
-        step = self.latest_round() if round_number is None else round_number
-        if step is None:
+        leaves, structure = jax.tree.flatten_with_path(like)
+        wanted = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+        def read(path: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
+            names = {_of_today(name)[_DIGITS:]: name for name in saved}
+            for name, leaf in wanted.items():
+                if name not in names:
+                    raise UserError(f"the checkpoint {path} does not fit: it has no {name}")
+                shape = tuple(saved[names[name]].shape)
+                if shape != tuple(leaf.shape):
+                    raise UserError(
+                        f"the checkpoint {path} does not fit: {name} has shape {shape}, not {tuple(leaf.shape)}"
+                    )
+            found = _read(path, {names[name]: leaf for name, leaf in wanted.items()})
+            return {name: found[names[name]] for name in wanted}
+
+        found, number, passed_over = self._first_whole(read, only=round_number)
+        return Restored(jax.tree.unflatten(structure, list(found.values())), number, passed_over)
+
+    def _first_whole(
+        self,
+        read: Callable[[pathlib.Path, dict[str, Any]], dict[str, Any]],
+        reached: int | None = None,
+        only: int | None = None,
+    ) -> tuple[dict[str, Any], int, list[str]]:
+        """What `read` makes of the newest checkpoint that is whole, its round, and why newer ones were passed over.
+
+        Args:
+            read: (a checkpoint's folder, what it holds) -> leaves or their shapes, by name.
+            reached: the last round that is looked at; None: any.
+            only: the only round that is looked at; None: any.
+        """
+        rounds, passed_over = self.rounds(), []
+        if only is not None:
+            if only not in rounds:
+                raise UserError(f"there is no checkpoint {self._folder / str(only)}")
+            rounds = [only]
+        if not rounds:
             raise UserError(f"there is no checkpoint in {self._folder}")
-        wanted, structure = jax.tree.flatten_with_path(like)
-        wanted = {jax.tree_util.keystr(path): leaf for path, leaf in wanted}
-        with self._open_parts(step) as manager:
-            saved = {_of_today(name)[_DIGITS:]: name for name in dict(manager.item_metadata(step))}
-            missing = [name for name in wanted if name not in saved]
-            if missing:
-                raise UserError(f"the checkpoint {self._folder / str(step)} does not fit: it has no {missing[0]}")
-            item = {saved[name]: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
-            found = manager.restore(step, args=ocp.args.PyTreeRestore(item=item, partial_restore=True))
-        for name, leaf in wanted.items():
-            shape = tuple(found[saved[name]].shape)
-            if shape != tuple(leaf.shape):
-                raise UserError(
-                    f"the checkpoint {self._folder / str(step)} does not fit: {name} has shape {shape}, not "
-                    f"{tuple(leaf.shape)}"
-                )
-        return jax.tree.unflatten(structure, [found[saved[name]] for name in wanted])
+        for number in reversed(rounds):
+            path = self._folder / str(number)
+            if reached is not None and number > reached:
+                passed_over.append(f"the checkpoint {path} is later than the records, which reach round {reached}")
+                continue
+            try:
+                _check_sums(path)
+                saved = _metadata(path)
+                return read(path, saved), number, passed_over
+            except _DamagedError as damage:
+                passed_over.append(f"the checkpoint {path} is damaged: {damage}")
+        raise UserError(
+            f"no checkpoint can be used ({'; '.join(passed_over)}); put files of a copy back, or train in another "
+            "workdir"
+        )
 
-    def _open_parts(self, step: int) -> ocp.CheckpointManager:
-        """A second manager, for parts of a checkpoint: the first one's handler restores whole states only."""
-        if not (self._folder / str(step)).is_dir():
-            raise UserError(f"there is no checkpoint {self._folder / str(step)}")
-        options = ocp.CheckpointManagerOptions(create=False)
-        return ocp.CheckpointManager(self._folder, options=options, item_handlers=ocp.PyTreeCheckpointHandler())
 
-    def close(self) -> None:
-        """Releases the folder."""
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+class _DamagedError(Exception):
+    """A checkpoint is not what was written; the message says in what."""
+
+
+def _write_sums(folder: pathlib.Path) -> None:
+    """Writes the checksums of all files in a folder, when these are on the disk itself, and then to the disk, too."""
+    lines = []
+    for file in _files(folder):
+        with file.open("r+b") as opened:  # only what is open for writing can be synced everywhere
+            os.fsync(opened.fileno())
+            lines.append(f"{hashlib.file_digest(opened, 'sha256').hexdigest()}  {file.relative_to(folder).as_posix()}")
+    with (folder / SUMS).open("w") as sums:
+        sums.write("".join(f"{line}\n" for line in lines))
+        sums.flush()
+        os.fsync(sums.fileno())
+    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        sync_folder(path)
+
+
+def _check_sums(folder: pathlib.Path) -> None:
+    """Raises _DamagedError unless the folder holds the files of its checksums, and no others.
+
+    A checkpoint of an earlier version has no checksums: of such a one nothing can be said.
+    """
+    try:
+        if not (folder / SUMS).exists():
+            if (folder / _EARLIER).is_dir():
+                return
+            raise _DamagedError(f"there is no {SUMS}")
+        lines = read_whole(folder / SUMS).decode().splitlines()
+        listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        present = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
+        for name in sorted(listed.keys() | present.keys()):
+            if name not in present:
+                raise _DamagedError(f"{name} is missing")
+            if name not in listed:
+                raise _DamagedError(f"{name} is not in {SUMS}")
+            if not present[name].is_file():  # a pipe, say, for which one would wait
+                raise _DamagedError(f"{name} is no file")
+            with present[name].open("rb") as opened:
+                if hashlib.file_digest(opened, "sha256").hexdigest() != listed[name]:
+                    raise _DamagedError(f"{name} is not what was written")
+        if not present:
+            raise _DamagedError("it is empty")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _DamagedError(first_line(error)) from error
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """All that is in a folder and no folder itself, but for the checksums and hidden files, as file managers leave."""
+    found = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".")]
+    return sorted(path for path in found if path != folder / SUMS)
+
+
+def _item(folder: pathlib.Path) -> pathlib.Path:
+    """Orbax's folder in a checkpoint."""
+    return folder / (_STATE if (folder / SUMS).exists() else _EARLIER)
+
+
+def _metadata(folder: pathlib.Path) -> dict[str, Any]:
+    """What a checkpoint holds: a leaf's name -> something with its shape."""
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            return dict(checkpointer.metadata(_item(folder)).item_metadata.tree)
+    except Exception as error:  # The errors of Orbax and TensorStore have no common base.
+        raise _DamagedError(first_line(error)) from error
+
+
+def _read(folder: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Some leaves of a checkpoint, by the names that they have in it."""
+    item = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+    # To the host, whatever devices they were saved from.
+    to_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+    arguments = ocp.args.PyTreeRestore(item=item, restore_args=to_host, partial_restore=True)
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            return checkpointer.restore(_item(folder), args=arguments)
+    except Exception as error:  # As above.
+        raise _DamagedError(first_line(error)) from error
 
 
 def _to_dict(state: Any) -> dict[str, Any]:
@@ -141,12 +315,14 @@ def _of_today(name: str) -> str:
     return re.sub(rf"^(\d{{{_DIGITS}}})\.(params|batch_stats)\b", r"\1.model.\2", name)
 
 
-def _compare(saved: Any, wanted: dict[str, Any]) -> None:
-    """Raises ValueError with the first leaf in which a checkpoint differs from what is wanted."""
-    saved = dict(saved)
+def _compare(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:
+    """Raises UserError with the first leaf in which a checkpoint differs from what is wanted."""
     for name in sorted(saved.keys() | wanted.keys()):
         if name not in saved or name not in wanted:
-            where = "only in the checkpoint" if name in saved else "not in the checkpoint"
-            raise ValueError(f"{name[_DIGITS:]} is {where}")
-        if tuple(saved[name].shape) != tuple(wanted[name].shape):
-            raise ValueError(f"{name[_DIGITS:]} has shape {tuple(saved[name].shape)}, not {tuple(wanted[name].shape)}")
+            reason = f"{name[_DIGITS:]} is {'only in the checkpoint' if name in saved else 'not in the checkpoint'}"
+        elif tuple(saved[name].shape) != tuple(wanted[name].shape):
+            shapes = tuple(saved[name].shape), tuple(wanted[name].shape)
+            reason = f"{name[_DIGITS:]} has shape {shapes[0]}, not {shapes[1]}"
+        else:
+            continue
+        raise UserError(f"the checkpoint {path} does not fit this configuration: {reason}")

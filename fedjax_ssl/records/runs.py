@@ -3,7 +3,7 @@
 import collections
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,20 +17,23 @@ from fedjax_ssl.config import (
     measures_of,
     who_has_labels,
 )
+from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.engine.evaluation import RULE
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.records.snapshots import load_snapshots
+from fedjax_ssl.files import read_json
+from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import (
     CLASS_COUNTS,
     CONFIG,
-    DATASET,
     METRICS,
     SNAPSHOTS,
-    SUMMARY,
     TIMINGS,
     is_of_last_round,
-    read_lines,
+    read_records,
+    read_rounds,
+    read_summary,
 )
 
 
@@ -43,6 +46,7 @@ class RunRecords(NamedTuple):
         metrics: a dict for each round, at least one.
         timings: dicts with seconds of several kinds.
         summary: None for a run that is not finished.
+        damages: what is wrong with the files of these records, a line each; they are shown as far as they can be read.
     """
 
     folder: pathlib.Path
@@ -50,6 +54,7 @@ class RunRecords(NamedTuple):
     metrics: list[dict[str, Any]]
     timings: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    damages: tuple[str, ...] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -117,17 +122,22 @@ class RunRecords(NamedTuple):
         return sum(line.get(kind, 0.0) for line in self.timings)
 
     def dataset(self) -> dict[str, Any]:
-        """Name, classes and pixel statistics of the images; {} in folders of earlier versions."""
-        path = self.folder / DATASET
-        return json.loads(path.read_text()) if path.exists() else {}
+        """Name, classes and pixel statistics of the images, with names that can be shown; {} if they cannot be read, or
+        in folders of earlier versions.
+        """
+        facts = _or_empty(read_dataset, self.folder)
+        if facts:
+            facts["name"] = printable(str(facts.get("name")))
+            facts["class_names"] = [printable(name) for name in facts.get("class_names") or ()]
+        return facts
 
     def class_counts(self) -> dict[str, np.ndarray]:
-        """Who holds what, see `fedjax_ssl.data.class_counts`; {} in folders of earlier versions."""
-        path = self.folder / CLASS_COUNTS
-        if not path.exists():
+        """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read, or in folders of earlier
+        versions.
+        """
+        counts = _or_empty(_read_class_counts, self.folder)
+        if not counts:
             return {}
-        with np.load(path) as arrays:
-            counts = dict(arrays)
         counts.setdefault("labelled", np.zeros_like(counts["clients"]))  # in earlier versions no client had labels
         counts.setdefault("validation", np.zeros_like(counts["train"]))  # and there were no validation images
         return counts
@@ -138,9 +148,41 @@ class RunRecords(NamedTuple):
         return who_has_labels(self.config, int(counts["labelled"].sum()) if counts else None)
 
     def snapshots(self) -> dict[int, dict[str, np.ndarray]]:
-        """Round -> its snapshot, up to the last round of the records."""
+        """Round -> its snapshot, up to the last round of the records; without those that cannot be read."""
+        found = {number: _or_empty(load_snapshot, path) for number, path in self._snapshot_files().items()}
+        return {number: snapshot for number, snapshot in found.items() if snapshot}
+
+    def _snapshot_files(self) -> dict[int, pathlib.Path]:
         last = self.metrics[-1]["round"]
-        return {number: kept for number, kept in load_snapshots(self.folder / SNAPSHOTS).items() if number <= last}
+        return {number: path for number, path in snapshot_files(self.folder / SNAPSHOTS).items() if number <= last}
+
+    def unreadable(self) -> list[str]:
+        """A line for each file of the folder that a report needs and that cannot be read."""
+        lines = []
+        for read, path in [
+            (read_dataset, self.folder),
+            (_read_class_counts, self.folder),
+            *((load_snapshot, path) for path in self._snapshot_files().values()),
+        ]:
+            try:
+                read(path)
+            except UserError as error:
+                lines.append(str(error))
+        return lines
+
+
+def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path) -> dict[str, Any]:
+    """What is read, or {} if it cannot be; `RunRecords.unreadable` says why."""
+    try:
+        return read(path)
+    except UserError:
+        return {}
+
+
+def _read_class_counts(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of class_counts.npz; {} without the file."""
+    path = folder / CLASS_COUNTS
+    return read_arrays(str(path), None) if path.exists() else {}
 
 
 class Group(NamedTuple):
@@ -181,14 +223,15 @@ def read_run(folder: pathlib.Path) -> RunRecords:
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run: there is no {CONFIG}")
     try:
-        config = complete(json.loads((folder / CONFIG).read_text()))
-        metrics, timings = read_lines(folder / METRICS), read_lines(folder / TIMINGS)
-        summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).exists() else None
+        config = complete(read_json(folder / CONFIG))
+        metrics, timings = read_rounds(folder / METRICS), read_records(folder / TIMINGS)
+        summary, summary_damage = read_summary(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
-    if not metrics:
-        raise UserError(f"the run in {folder} has not finished a round yet")
-    return RunRecords(folder, config, metrics, timings, summary)
+    damages = tuple(filter(None, (metrics.damage, timings.damage, summary_damage)))
+    if not metrics.lines:
+        raise UserError(damages[0] if damages else f"the run in {folder} has not finished a round yet")
+    return RunRecords(folder, config, metrics.lines, timings.lines, summary, damages)
 
 
 def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -252,7 +295,7 @@ def _name(given: pathlib.Path, run: pathlib.Path) -> str:
     place = run.resolve().relative_to(given.resolve().parent)
     parts = place.parts[:-1] if place.name.startswith("seed_") and len(place.parts) > 1 else place.parts
     # A whole sweep's rows are told apart by what lies below its folder.
-    return "/".join(parts[1:] or parts).replace("_", " ")
+    return printable("/".join(parts[1:] or parts).replace("_", " "))
 
 
 def _tell_apart(groups: list[Group]) -> list[Group]:

@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 
+from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.files import replace_arrays
 
 
@@ -21,9 +22,24 @@ def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: di
 
 
 def load_snapshots(folder: pathlib.Path) -> dict[int, dict[str, np.ndarray]]:
-    """All snapshots of a folder, by round, the earliest first; those of earlier versions are of the test set."""
-    found = {}
-    for path in sorted(folder.glob("round_*.npz")):
-        with np.load(path) as arrays:
-            found[int(path.stem.removeprefix("round_"))] = {"of": np.array("test"), **arrays}
-    return found
+    """All snapshots of a folder, by round, the earliest first; those of earlier versions are of the test set.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    return {number: load_snapshot(path) for number, path in snapshot_files(folder).items()}
+
+
+def snapshot_files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
+    """Round -> the file of its snapshot, the earliest first."""
+    names = {path.stem.removeprefix("round_"): path for path in sorted(folder.glob("round_*.npz"))}
+    return {int(number): path for number, path in names.items() if number.isdecimal()}
+
+
+def load_snapshot(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """One snapshot.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    return {"of": np.array("test"), **read_arrays(str(path), None)}

@@ -1,15 +1,17 @@
 """A run's folder: its configuration, partition, metrics and summary. Files are replaced whole, or appended to."""
 
+import hashlib
 import json
 import math
 import os
 import pathlib
-from typing import Any
+import shutil
+from typing import Any, NamedTuple
 
 from fedjax_ssl.config import complete, differences
-from fedjax_ssl.errors import BusyError, UserError
+from fedjax_ssl.errors import BusyError, UserError, first_line
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import replace_file
+from fedjax_ssl.files import free_name, read_json, read_whole, replace_file
 from fedjax_ssl.methods import section_of
 
 try:
@@ -69,7 +71,7 @@ class Workdir:
 
     def _check_same_run(self) -> None:
         try:
-            old = complete(json.loads((self.path / CONFIG).read_text()))
+            old = complete(read_json(self.path / CONFIG))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {self.path / CONFIG}: {error}") from error
         found = differences(old, self.config)
@@ -94,10 +96,15 @@ class Workdir:
             self._lock()
             if not self.is_begun and (self.path / CONFIG).exists():
                 raise self._busy()  # another process began a run, and perhaps ended it, since the check
-            (self.path / SUMMARY).unlink(missing_ok=True)  # of fewer rounds
+            records = {METRICS: read_rounds(self.path / METRICS), TIMINGS: read_records(self.path / TIMINGS)}
+            # From here on things are changed.
+            for name in (SUMMARY, REPORT, MODEL_CARD):
+                (self.path / name).unlink(missing_ok=True)  # of fewer rounds
             replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
-            for name in (METRICS, TIMINGS):
-                kept = [line for line in read_lines(self.path / name) if line["round"] <= round_number]
+            for name, found in records.items():
+                if found.damage:
+                    shutil.copy2(self.path / name, free_name(self.path / f"{name}.set_aside"))
+                kept = [line for line in found.lines if line["round"] <= round_number]
                 replace_file(self.path / name, "".join(map(_to_line, kept)))
                 self._files[name] = (self.path / name).open("a")
         except OSError as error:
@@ -125,14 +132,23 @@ class Workdir:
         self._files[name].write("".join(map(_to_line, lines)))
         self._files[name].flush()
 
+    def sync(self) -> None:
+        """Waits until all lines are on the disk itself, before a checkpoint stands on them."""
+        for name in (METRICS, TIMINGS):
+            os.fsync(self._files[name].fileno())
+
+    def checksum(self, round_number: int) -> str:
+        """SHA-256 of the lines of METRICS up to a round."""
+        lines = read_whole(self.path / METRICS).split(b"\n")[:round_number] if round_number else []
+        return hashlib.sha256(b"\n".join(lines)).hexdigest()
+
     def read(self, name: str) -> list[dict[str, Any]]:
-        """The lines of METRICS or TIMINGS."""
-        return read_lines(self.path / name)
+        """The lines of METRICS or TIMINGS that can be read."""
+        return (read_rounds if name == METRICS else read_records)(self.path / name).lines
 
     def is_summarised(self) -> bool:
-        """Whether the summary exists and is that of the last round."""
-        path = self.path / SUMMARY
-        return path.exists() and is_of_last_round(json.loads(path.read_text()), self.read(METRICS))
+        """Whether the summary can be read and is that of the last round."""
+        return is_of_last_round(read_summary(self.path).summary, self.read(METRICS))
 
     def is_reported(self) -> bool:
         """Whether the report exists and is not older than the summary."""
@@ -150,17 +166,94 @@ class Workdir:
         self._files.clear()
 
 
+class Records(NamedTuple):
+    """The lines of a .jsonl file that can be used.
+
+    Attributes:
+        lines: a dict each, with an int for `round`.
+        damage: what is wrong with the file, '' if nothing is. A last line that a kill cut short is no damage.
+    """
+
+    lines: list[dict[str, Any]]
+    damage: str = ""
+
+
+class Summary(NamedTuple):
+    """A run's summary.
+
+    Attributes:
+        summary: None if there is none that can be used.
+        damage: what is wrong with it, or ''.
+    """
+
+    summary: dict[str, Any] | None
+    damage: str = ""
+
+
 def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> bool:
     """Whether a run's summary exists and is that of the last line of its metrics."""
     return summary is not None and bool(metrics) and summary["rounds"] == metrics[-1]["round"]
 
 
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a .jsonl file; a last line that a kill cut short is left out."""
+def read_summary(folder: pathlib.Path) -> Summary:
+    """The summary in a run's folder: a dict with an int for `rounds`."""
+    path = folder / SUMMARY
     if not path.exists():
-        return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+        return Summary(None)
+    try:
+        summary = read_json(path)
+    except (OSError, ValueError) as error:
+        return Summary(None, f"{path} is damaged ({first_line(error)})")
+    kinds = {"rounds": int, "versions": dict, "device": str, "backend": str}
+    if not isinstance(summary, dict) or any(
+        not isinstance(summary.get(name, None if name == "rounds" else kind()), kind) for name, kind in kinds.items()
+    ):
+        return Summary(None, f"{path} is damaged (it is no summary)")
+    return Summary(summary)
+
+
+def read_records(path: pathlib.Path) -> Records:
+    """The lines of a .jsonl file, without those that are no records of numbers.
+
+    Raises:
+        OSError: the file exists and cannot be opened.
+    """
+    if not path.exists():
+        return Records([])
+    # A last line without an end was cut short by a kill. Lines end with \n alone, whatever bytes a damage has left.
+    lines = read_whole(path).split(b"\n")[:-1]
+    parsed = [_parse(line) for line in lines]
+    bad = [number for number, record in enumerate(parsed, start=1) if record is None]
+    damage = f"line {', '.join(map(str, bad[:5]))} of {path} is damaged" if bad else ""
+    return Records([record for record in parsed if record is not None], damage)
+
+
+def read_rounds(path: pathlib.Path) -> Records:
+    """The lines of metrics.jsonl from round 1 on, up to the first that is damaged or missing.
+
+    Raises:
+        OSError: the file exists and cannot be opened.
+    """
+    found = read_records(path)
+    unbroken = 0
+    while unbroken < len(found.lines) and found.lines[unbroken]["round"] == unbroken + 1:
+        unbroken += 1
+    if unbroken < len(found.lines):
+        missing = f"round {unbroken + 1} is missing in {path}"
+        return Records(found.lines[:unbroken], f"{found.damage}; {missing}" if found.damage else missing)
+    return found
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line's record: its round and other numbers; None for anything else."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # of JSON, and of bytes that are no UTF-8
+        return None
+    if not isinstance(record, dict) or type(record.get("round")) is not int:
+        return None
+    is_number = all(value is None or isinstance(value, int | float) for value in record.values())
+    return record if is_number else None
 
 
 def _to_line(record: dict[str, Any]) -> str:

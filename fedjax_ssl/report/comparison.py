@@ -47,6 +47,7 @@ def write_comparison(
     rows = [Row(g.name, {}, g.runs, len(g.runs), g.runs[0].labels_revealed) for g in groups]
     table = make_table(rows, target)
     apart = [] if against is None else _differences(groups, pathlib.Path(against))
+    skipped += [line for group in groups for run in group.runs for line in run.damages]
     unfinished = [f"{run.folder} ({run.standing()})" for group in groups for run in group.runs if not run.is_finished]
     with style.styled():
         drawn = _draw(groups)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedjax_ssl.config import describe_method
+from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.workdir import MODEL_CARD
@@ -27,6 +28,7 @@ def write_model_card(run: RunRecords) -> None:
 def model_card(run: RunRecords) -> str:
     """The card, as Markdown."""
     config, dataset, last = run.config, run.dataset(), run.metrics[-1]
+    folder = printable(str(run.folder))
     data, name = config["data"], dataset.get("name", config["data"]["source"])
     labels = run.who_has_labels()
     method, source = describe_method(config["method"])
@@ -87,13 +89,13 @@ Nothing is known about images from elsewhere; look at the accuracy by class in `
 ```python
 import fedjax_ssl
 
-predict = fedjax_ssl.load("{run.folder}")
+predict = fedjax_ssl.load("{folder}")
 prediction = predict(images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside
 prediction.labels, prediction.probabilities
 ```
 
 ```
-python launch.py predict --workdir={run.folder} --npz=FILE --out=predictions.npz
+python launch.py predict --workdir={folder} --npz=FILE --out=predictions.npz
 ```
 
 ## Train it again
@@ -105,7 +107,7 @@ import json
 import fedjax_ssl
 
 config = fedjax_ssl.base_config()
-config.update(json.load(open("{run.folder}/config.json")))
+config.update(json.load(open("{folder}/config.json")))
 fedjax_ssl.train(config, "runs/again")
 ```
 """

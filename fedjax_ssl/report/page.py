@@ -4,7 +4,7 @@ import html
 import pathlib
 from typing import Any, NamedTuple
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.files import replace_file
 
 _STYLE = """
@@ -57,11 +57,14 @@ class Picture(NamedTuple):
     wide: bool = False
 
 
+def _text(text: str) -> str:
+    """A line of text as HTML."""
+    return html.escape(printable(text))
+
+
 def tiles(figures: dict[str, str]) -> str:
     """A few figures in large letters: name -> value."""
-    cells = "".join(
-        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in figures.items()
-    )
+    cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in figures.items())
     return f'<dl class="tiles">{cells}</dl>'
 
 
@@ -74,24 +77,24 @@ def _picture(picture: Picture) -> str:
     kind = ' class="wide"' if picture.wide else ""
     return (
         f'<figure{kind}><div class="scroll">{picture.svg}</div>'
-        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
+        f"<figcaption>{_text(picture.caption)}</figcaption></figure>"
     )
 
 
 def section(title: str, *parts: str) -> str:
     """A heading and its parts; '' if all of them are empty."""
     inside = "".join(part for part in parts if part)
-    return f"<section><h2>{html.escape(title)}</h2>{inside}</section>" if inside else ""
+    return f"<section><h2>{_text(title)}</h2>{inside}</section>" if inside else ""
 
 
 def note(text: str) -> str:
     """A line that stands out."""
-    return f'<p class="note">{html.escape(text)}</p>'
+    return f'<p class="note">{_text(text)}</p>'
 
 
 def paragraph(text: str) -> str:
     """A paragraph of plain text."""
-    return f"<p>{html.escape(text)}</p>"
+    return f"<p>{_text(text)}</p>"
 
 
 def code(text: str) -> str:
@@ -110,11 +113,11 @@ def table(
         changed: numbers of the rows in bold letters.
         long: numbers of the columns whose text may go over several lines.
     """
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    head = "".join(f"<th>{_text(column)}</th>" for column in columns)
     body = []
     for number, row in enumerate(rows):
         kinds = [' class="long"' if place in long else "" for place in range(len(row))]
-        cells = "".join(f"<td{kind}>{html.escape(str(cell))}</td>" for kind, cell in zip(kinds, row))
+        cells = "".join(f"<td{kind}>{_text(str(cell))}</td>" for kind, cell in zip(kinds, row))
         body.append(f"<tr{' class=changed' if number in changed else ''}>{cells}</tr>")
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
@@ -126,10 +129,10 @@ def write_page(path: pathlib.Path, title: str, lead: str, *sections: str) -> Non
         UserError: the file cannot be written.
     """
     text = (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head>\n<body><header><h1>{html.escape(title)}</h1>'
-        f'<p class="lead">{html.escape(lead)}</p></header>\n' + "\n".join(filter(None, sections)) + "\n</body></html>\n"
+        f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head>\n<body><header><h1>{_text(title)}</h1>'
+        f'<p class="lead">{_text(lead)}</p></header>\n' + "\n".join(filter(None, sections)) + "\n</body></html>\n"
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections, section_of
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.files import read_json
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
@@ -148,10 +149,13 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
     path = run.folder / PROFILE
     if not path.exists():
         return None
-    profile = json.loads(path.read_text())
-    if "config" not in profile:  # of an earlier version
+    try:
+        profile = read_json(path)
+        config, stages = profile["config"], profile["seconds_by_stage"]
+        differ = set(differences(complete(config), run.config)) - _OF_NO_WEIGHT
+    except (OSError, ValueError, KeyError, TypeError):  # damaged, or of an earlier version
         return None
-    return None if set(differences(complete(profile["config"]), run.config)) - _OF_NO_WEIGHT else profile
+    return profile if stages and isinstance(stages, dict) and not differ else None
 
 
 def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
@@ -167,7 +171,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         "up": f"{run.values('bytes_up').sum() / 1e6:,.1f} MB",
         "time in rounds": describe_seconds(run.seconds()),
     }
-    notes = []
+    notes = [page.note(f"A file of this run is damaged: {line}.") for line in (*run.damages, *run.unreadable())]
     if held_out:
         notes.append(
             page.note(
@@ -209,7 +213,7 @@ def _configuration(run: RunRecords) -> list[str]:
     parts = [page.table(["field", "value", "default"], rows, changed, long=(1,))]
     if versions:
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-        parts.append(page.paragraph(f"{run.summary['device']} ({run.summary['backend']}); {listed}."))
+        parts.append(page.paragraph(f"{run.summary.get('device', '-')} ({run.summary.get('backend', '-')}); {listed}."))
     return parts
 
 

@@ -1,6 +1,7 @@
 """How the report's pictures look: sizes, colours, and SVG that takes the page's text colour."""
 
 import contextlib
+import html
 import io
 import pathlib
 import re
@@ -10,6 +11,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replaced
 
 # Okabe and Ito's colours, which every kind of colour vision tells apart; without their yellow and black, which
@@ -47,6 +49,7 @@ _STYLE = {
     "legend.fontsize": 8,
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
+    "text.parse_math": False,  # a dollar sign in a class's name is one
     "svg.fonttype": "path",  # letters as outlines: nothing moves if the reader has other fonts
     "svg.hashsalt": "fedjax_ssl",  # the same picture gives the same file
 }
@@ -93,4 +96,4 @@ def inline_svg(figure: Figure, title: str) -> str:
     # The page decides its size; the viewBox keeps its shape.
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(printable(title))}"', 1)

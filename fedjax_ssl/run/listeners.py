@@ -127,8 +127,11 @@ class SaveCheckpoints(Listener):
         if not wanted or turn.done == self._saved:
             return
         before = time.monotonic()
-        for checkpoints, state in zip(self._checkpoints, self._group.split(jax.device_get(turn.state))):
-            checkpoints.save(turn.done, state)
+        for run in self._group.runs:
+            run.folder.sync()
+        states = self._group.split(jax.device_get(turn.state))
+        for run, checkpoints, state in zip(self._group.runs, self._checkpoints, states):
+            checkpoints.save(turn.done, state, run.folder.checksum(turn.done))
         seconds = (time.monotonic() - before) / len(self._checkpoints)
         for run in self._group.runs:
             run.folder.append(TIMINGS, [{"round": turn.done, "checkpoint_seconds": seconds}])

@@ -1,7 +1,6 @@
 """The records of a run: a line for each round, and the summary."""
 
 import importlib.metadata
-import json
 import math
 import platform
 from typing import Any
@@ -13,7 +12,9 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import labels_revealed, measured_each_round, measures_of
 from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
-from fedjax_ssl.records.snapshots import load_snapshots
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import read_json
+from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.wire import Traffic
 
@@ -84,14 +85,23 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
 def _began_with(folder: Workdir) -> dict[str, Any]:
     """The run whose model this one began with, if any."""
     path = folder.path / INIT_FROM
-    return {"init_from": json.loads(path.read_text())} if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        return {"init_from": read_json(path)}
+    except (OSError, ValueError):  # damaged
+        return {"init_from": None}
 
 
 def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, float | None]:
     """The last model's figures on the test set, where rounds are measured on another: from the last snapshot."""
     names = ["accuracy", "loss", *measures_of(config)]
-    taken = load_snapshots(folder.path / SNAPSHOTS).get(last_round)
-    if taken is None or taken["of"] != "test":  # somebody has deleted it
+    file = snapshot_files(folder.path / SNAPSHOTS).get(last_round)
+    try:
+        taken = None if file is None else load_snapshot(file)
+    except UserError:
+        taken = None
+    if taken is None or taken["of"] != "test":  # somebody has deleted it, or it is damaged
         return {f"test_{name}": None for name in names}
     with np.load(folder.path / CLASS_COUNTS) as counts:
         num_training = counts["anchors"] + counts["clients"].sum(axis=0)

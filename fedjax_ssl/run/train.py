@@ -15,18 +15,21 @@ from fedjax_ssl.config import for_seed, measured_each_round, validate
 from fedjax_ssl.data.partition import class_counts, save_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays, replace_file
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
     CLASS_COUNTS,
-    DATASET,
     INIT_FROM,
+    METRICS,
     PARTITION,
     TIMINGS,
     Workdir,
     fresh_workdir,
+    read_rounds,
 )
 from fedjax_ssl.run.experiment import build_experiments
 from fedjax_ssl.run.listeners import (
@@ -137,11 +140,47 @@ def open_runs(
 
 
 def restore_newest(folder: Workdir, like: State) -> State | None:
-    """The state of a run's newest checkpoint; None for a run that has none yet."""
+    """The state of a run's newest checkpoint that is whole and that its records reach; None for a run that has none.
+
+    Nothing is changed yet. What is wrong, and where the run therefore goes on, is said in a line each.
+
+    Raises:
+        UserError: there are records, but no checkpoint that can be used.
+    """
     if not folder.is_begun:
         return None
-    with contextlib.closing(Checkpoints(folder.path / CHECKPOINTS)) as checkpoints:
-        return None if checkpoints.latest_round() is None else checkpoints.restore(like)
+    checkpoints, metrics = Checkpoints(folder.path / CHECKPOINTS), read_rounds(folder.path / METRICS)
+    reached = len(metrics.lines)
+    if not checkpoints.rounds():
+        if reached:
+            raise UserError(
+                f"the workdir {folder.path} has records of {reached} rounds, but no checkpoint; put "
+                f"{folder.path / CHECKPOINTS} back, or train in another workdir"
+            )
+        return None
+    # Lines that are records, and not those that were written: a figure has changed.
+    fitting = [
+        number
+        for number in checkpoints.rounds()
+        if number <= reached and checkpoints.records_of(number) in (None, folder.checksum(number))
+    ]
+    changed = []
+    if any(number not in fitting for number in checkpoints.rounds() if number <= reached):
+        changed = [f"{folder.path / METRICS} is not what was written"]
+        reached = max(fitting, default=reached)
+    restored = checkpoints.restore(like, reached)
+    timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
+    untimed = sum(number not in timed for number in range(1, restored.round + 1))
+    for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
+        print(f"warning: {line}; the run goes on from round {restored.round}", file=sys.stderr, flush=True)
+    if untimed:
+        print(
+            f"warning: {folder.path / TIMINGS} has no seconds of {untimed} of {restored.round} rounds, which will be "
+            "missing in the summary's",
+            file=sys.stderr,
+            flush=True,
+        )
+    return restored.state
 
 
 def is_over(run: Run) -> bool:
@@ -182,13 +221,12 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
     first_round = runs[0].round
     for run in runs:
         run.folder.begin(first_round)
+        Checkpoints(run.folder.path / CHECKPOINTS).set_aside(after=first_round)
         run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
         _write_facts(run)
     with contextlib.ExitStack() as stack:
         trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in runs]
-        checkpoints = [
-            stack.enter_context(contextlib.closing(Checkpoints(run.folder.path / CHECKPOINTS))) for run in runs
-        ]
+        checkpoints = [Checkpoints(run.folder.path / CHECKPOINTS) for run in runs]
         title = title_of(config.seeds, [run.folder.config["seed"] for run in runs])
         measured = measured_each_round(config)
         progress = stack.enter_context(RoundProgress(config.num_rounds, first_round, title, None, measured))
@@ -218,7 +256,8 @@ def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Chec
     given = run.warm_start and run.warm_start.model
     state = jax.block_until_ready(program.init(*machine.put((run.experiment.data, given))))
     run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
-    checkpoints.save(0, jax.device_get(state))
+    run.folder.sync()
+    checkpoints.save(0, jax.device_get(state), run.folder.checksum(0))
     return state
 
 
@@ -230,7 +269,7 @@ def _write_facts(run: Run) -> None:
     dataset = experiment.dataset
     counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
     replace_arrays(folder / CLASS_COUNTS, **counts)
-    replace_file(folder / DATASET, json.dumps(dataset_facts(dataset), indent=2) + "\n")
+    write_dataset(folder, dataset_facts(dataset))
     if run.warm_start:
         replace_file(folder / INIT_FROM, json.dumps(run.warm_start.facts, indent=2) + "\n")
 

@@ -1,9 +1,8 @@
 """The model with which a run begins, where it is another run's: `config.init_from`."""
 
-import contextlib
-import json
 import os
 import pathlib
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +12,10 @@ from fedjax_ssl.config import complete, labels_revealed
 from fedjax_ssl.data import Partition, dataset_facts, load_partition
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import read_json
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, PARTITION
 from fedjax_ssl.run.experiment import Experiment
 
@@ -48,21 +49,27 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike | None = Non
     folder, number = _find_run(config.init_from, config.seed, root)
     where = f"init_from={config.init_from}: "
     try:
-        theirs = complete(json.loads((folder / CONFIG).read_text()))
-        facts = json.loads((folder / DATASET).read_text())
+        theirs, facts = complete(read_json(folder / CONFIG)), read_dataset(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"{where}cannot read the run in {folder}: {' '.join(str(error).split())}") from error
+    if not facts:
+        raise UserError(f"{where}the run in {folder} has no {DATASET}")
     _check_images(where, facts, dataset_facts(experiment.dataset))
     _check_normalisation(where, theirs["model"]["normalisation"], config.model.normalisation)
     _check_labels(where, folder, theirs, facts, experiment)
-    with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:
-        number = checkpoints.latest_round() if number is None else number
-        if number is None:
-            raise UserError(f"{where}the run in {folder} has no checkpoint yet")
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    if checkpoints.latest_round() is None:
+        raise UserError(f"{where}the run in {folder} has no checkpoint yet")
+    try:
         like = _shared_parts(where, experiment.state_shape.model, checkpoints.shapes(number))
-        model = jax.device_get(checkpoints.restore_part(State(None, like), number).model)
-    parts = list(model.params)
-    return WarmStart(model, {"run": str(folder.resolve()), "method": theirs["method"], "round": number, "parts": parts})
+        restored = checkpoints.restore_part(State(None, like), number)
+    except UserError as error:
+        raise error if str(error).startswith(where) else UserError(f"{where}{error}") from error
+    for line in restored.passed_over:
+        print(f"warning: {where}{line}; the model is that of round {restored.round}", file=sys.stderr, flush=True)
+    model = jax.device_get(restored.state.model)
+    told = {"run": str(folder.resolve()), "method": theirs["method"], "round": restored.round}
+    return WarmStart(model, {**told, "parts": list(model.params)})
 
 
 def _find_run(text: str, seed: int, root: str | os.PathLike | None) -> tuple[pathlib.Path, int | None]:
