@@ -181,7 +181,7 @@ def unlabelled_phase(problem: Problem) -> Phase:
         if options.unlabelled_from:
             num_steps = jnp.where(received.extra >= options.unlabelled_from, num_steps, 0)
         labelled = options.labelled_steps * jnp.minimum(jnp.sum(examples.labelled, axis=1), size)
-        kept = examples.present & (choice.sureness > options.threshold)
+        kept = examples.present & (choice.probability > options.threshold)
         experts = {"global": jnp.argmax(of_global, -1), "local": jnp.argmax(of_local, -1)}
         report = Report(choice.labels, kept | examples.labelled, jax.tree.map(jnp.int32, experts))
         work = Work(deck, choice, local, labelled.astype(jnp.float32))
@@ -190,19 +190,19 @@ def unlabelled_phase(problem: Problem) -> Phase:
     def loss(received: Broadcast, data, work: Work, batch: Batch, own, key):
         del own
         images, strong = data.images[batch.rows], view(problem, problem.strong, data, batch.rows, key)
-        labels, sureness, other, ratio = jax.tree.map(lambda leaf: leaf[batch.positions], work.choice)
-        kept = batch.mask & (sureness > options.threshold)  # eq. 4
-        agrees = kept & (jnp.argmax(other, axis=-1) == labels) & (options.experts == "both")
+        choice = jax.tree.map(lambda leaf: leaf[batch.positions], work.choice)
+        kept = batch.mask & (choice.probability > options.threshold)  # eq. 4
+        agrees = kept & choice.agrees
         mask = kept if over_kept else batch.mask
 
         def of(model) -> Loss:
             (of_images, of_strong), batch_stats = network.train(model, (images, strong), mask)
-            pair = jax.nn.log_softmax(of_images.logits), other
+            pair = jax.nn.log_softmax(of_images.logits), choice.other
             first, second = pair if options.kl_order == "trained_first" else pair[::-1]
             divergences = jnp.sum(jnp.exp(first) * (first - second), axis=-1)
-            weights = jnp.where(agrees, options.consistency_weight * ratio, 0.0)  # eq. 7
+            weights = jnp.where(agrees, options.consistency_weight * choice.ratio, 0.0)  # eq. 7
             consistency = jnp.sum(weights * divergences) / jnp.maximum(jnp.sum(agrees if over_kept else mask), 1)
-            value = fixmatch_loss(of_strong.logits, labels, kept, mask) + consistency  # eq. 8
+            value = fixmatch_loss(of_strong.logits, choice.labels, kept, mask) + consistency  # eq. 8
             if options.mean_proximal:
                 value += options.mean_proximal * mean_distance(model, received.model)
             metrics = {"unlabelled_loss": value, "consistency_loss": consistency, "kept": jnp.sum(kept)}
