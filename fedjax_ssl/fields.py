@@ -25,6 +25,7 @@ IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its
 # Words that every config file takes behind its colon, besides methods, their variants, recipes and backbones.
 WORDS = {
     "iid": {"data.alpha": IID_ALPHA},
+    "stratified": {"data.partition": "stratified"},  # FedMatch's batch-IID
     "two_classes": {"data.partition": "shards", "data.classes_per_client": 2},  # FedIL's non-IID
     "centralised": {"method": "anchors_only", "data.centralised": True},
 }
