@@ -23,5 +23,4 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fedmatch,labels_at_client")
     config.checkpoint_every = 50
-    config.fedmatch.unlabelled_batch = 90  # 450 unlabelled images in 5 batches
     return apply_arguments(config, arguments)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
@@ -33,7 +34,7 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.client.agreement import agreed_labels, inter_client_consistency
 from fedjax_ssl.client.compose import PLATEAU, in_turn, sparse_upload, with_plateau
-from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received, State, WireBytes, no_op
+from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received, State, WireBytes
 from fedjax_ssl.engine.interface import completed
 from fedjax_ssl.learning import sparse
 from fedjax_ssl.learning.batches import num_batches
@@ -43,8 +44,14 @@ from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row, tree_bytes
 from fedjax_ssl.methods.entry import Entry
-from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server import CLASSIFICATION, fedavg, own_optimizer, supervised_loss, train_on_anchors
+from fedjax_ssl.server import (
+    CLASSIFICATION,
+    fedavg,
+    make_statistics,
+    own_optimizer,
+    supervised_loss,
+    train_on_anchors,
+)
 from fedjax_ssl.server.similar_clients import embed_models, nearest_clients, no_uploads, remember_uploads
 
 SIGMA, PSI = "sigma", "psi"  # the parts of the parameters, each as large as the model
@@ -65,7 +72,7 @@ FIELDS = {
 _PAPER = {  # the setting of its experiments, besides the learning rates' rule
     "num_rounds": 200,
     "clients_per_round": 5,
-    "data.partition": "iid",
+    "data.partition": "stratified",
     "data.standardise": False,
     "model.name": "resnet9",
     "model.normalisation": "none",
@@ -124,8 +131,10 @@ def defaults() -> ConfigDict:
     section.pseudo_weight = 0.01  # lambda_a of the strong view's cross-entropy towards the label of the vote
     section.l2_weight = 10.0  # lambda_L2 of |sigma - psi|^2; it draws psi towards sigma
     section.l1_weight = 1e-4  # lambda_L1 of |psi|_1; with labels at the server the paper has 1e-5
-    section.smallest = 5e-6  # entries of psi of this size or less are 0 in messages and tests; at the server 1e-5
-    section.least_change = 5e-5  # entries that changed by this or less do not travel; with labels at the server 1e-5
+    # l1_thres: entries of psi of this size or less count as 0 in what travels, and are 0 in tests; with labels at the
+    # server 1e-5.
+    section.smallest = 5e-6
+    section.least_change = 5e-5  # delta_thres: entries that changed by no more stay; with labels at the server 1e-5
     section.index_bytes = 0  # of an entry's position in a sparse message; the paper counts values alone, 4 bytes each
     # Whether messages down are counted as sparse too, against what a client has: the server then remembers two models
     # for each of all clients, instead of one.
@@ -133,9 +142,10 @@ def defaults() -> ConfigDict:
     # The learning rate of a client (of the server, if it has the labels) is divided by 3 after so many of its visits
     # without a new lowest loss in training; 0: never. With labels at the server the paper has 20.
     section.patience = 5
-    # At clients with labels an epoch has as many unlabelled batches as labelled ones, and their size follows; it is at
-    # most this, else there are more steps. 450 unlabelled images beside 50 labelled ones make 5 batches of 90.
-    section.unlabelled_batch = 102
+    # At clients with labels an epoch has as many unlabelled batches as labelled ones, and their size follows: 450
+    # unlabelled images beside 50 labelled ones make 5 batches of 90. Above 0 it is at most this, and an epoch has more
+    # steps where that is too few. 0: no bound; every step then has room for the largest batch that any client can have.
+    section.unlabelled_batch = 0
     section.shuffle = True  # False: batches in the same order in each round, as in the public code
     return section
 
@@ -239,8 +249,15 @@ def fedmatch(problem: Problem) -> Method:
             message["entries"] = jnp.where(uploads.seen[clients], entries, message["entries"])
         if num_helpers:
             near, known = nearest_clients(uploads, clients, num_helpers)
-            helpers, present = row(uploads.params[PSI], near), known & helpers_travel(state)
-            each = jax.vmap(jax.vmap(lambda psi, own: helper_entries(psi, own, options), (0, None)))(helpers, held[PSI])
+            present = known & helpers_travel(state)
+
+            def gathered():
+                """Their psi, leaves [M, H, ...], and how many entries of each travel, [M, H]."""
+                helpers, count = row(uploads.params[PSI], near), lambda psi, own: helper_entries(psi, own, options)
+                return helpers, jax.vmap(jax.vmap(count, (0, None)))(helpers, held[PSI])
+
+            nothing = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(gathered))  # noqa: E731
+            helpers, each = jax.lax.cond(helpers_travel(state), gathered, nothing)
             message |= {"helpers": helpers, "present": present}
             message["entries"] += jnp.sum(jnp.where(present, each, 0.0), axis=1)
         return message
@@ -260,13 +277,14 @@ def fedmatch(problem: Problem) -> Method:
         down=lambda sent, own: entry_bytes * own["entries"] + tree_bytes((sent.model.batch_stats, sent.learning_rate)),
         up=lambda upload: entry_bytes * upload.told["entries"] + tree_bytes(upload.model.batch_stats),
     )
-    return alternating(problem, (local_training(problem, clients_train),))._replace(
+    return Method(
         init=init,
         server_before=server_before,
         broadcast=lambda state, data, key: global_model(problem, apart(state), extra=helpers_travel(state)),
         personal=personal,
+        phases=(local_training(problem, clients_train),),
         aggregate=aggregate,
-        server_after=no_op,
+        statistics=make_statistics(network, config.model.statistics),
         wire_bytes=wire_bytes,
     )
 
@@ -274,11 +292,16 @@ def fedmatch(problem: Problem) -> Method:
 def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
     """A client's epoch: in each step L_s moves sigma (if clients have labels), then L_u moves psi; a sparse upload."""
     network, config, options = problem.network, problem.config.client, problem.config.fedmatch
-    room = options.unlabelled_batch if SIGMA in parts else config.batch_size
+
+    def room_of(data) -> int:
+        """The length of an unlabelled batch's arrays; it depends on shapes alone."""
+        if SIGMA not in parts:
+            return config.batch_size
+        return options.unlabelled_batch or largest_batch(problem, data.client_index.shape[1])
 
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous
-        examples = Examples.of(data, cohort)
+        examples, room = Examples.of(data, cohort), room_of(data)
         # For the report, and for thresholds that adapt: training makes its labels step by step.
         scores = lambda images: network.probabilities(whole(received.model), images)  # noqa: E731
         unlabelled = examples._replace(present=examples.unlabelled)
@@ -313,6 +336,7 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
 
     def unsupervised(received, data, work: Work, batch: Batch, own, key):
         """L_u, which moves psi: consistency with helpers, the vote's label for a strong view, the L1 and L2 terms."""
+        room = room_of(data)
         batch = work.deck.cut(batch.index, work.batches, work.size, room)
         images, (weak_key, strong_key) = data.images[batch.rows], jax.random.split(key)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
@@ -346,9 +370,16 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
     if SIGMA in parts:
         of_sigma = {"metrics": ("labelled_loss",), "parts": (SIGMA,), "memory": SIGMA_OPTIMIZER}
         turns = [local_sgd(problem, prepare, supervised, **of_sigma), *turns]
+
+    def watched(work: Work, metrics) -> jax.Array:
+        """L_s of a client with labels, else L_u."""
+        if work.labelled is None:
+            return metrics["client_loss"]
+        return jnp.where(work.labelled.size > 0, metrics["labelled_loss"], metrics["client_loss"])
+
     phase = in_turn(*turns)
     if options.patience:
-        phase = with_plateau(phase, "labelled_loss" if SIGMA in parts else "client_loss", options.patience)
+        phase = with_plateau(phase, watched, options.patience)
     return sparse_upload(phase, options.least_change, smallest={PSI: options.smallest})
 
 
@@ -369,6 +400,36 @@ def distances(params) -> tuple[jax.Array, jax.Array]:
 def whole_batches(count: jax.Array, size: int) -> jax.Array:
     """Batches of an epoch: count / size to the nearest whole number (of two the even one), at least one."""
     return jnp.maximum(jnp.round(count / size).astype(jnp.int32), 1)
+
+
+# Every client has the same number of images, to within one: of labelled ones divided apart as well.
+EQUAL_SHARES = ("dirichlet_pairs", "iid", "lda", "stratified")
+EACH_CLASS = ("profiles", "stratified")  # and so many of each class, if it has them
+
+
+def largest_batch(problem: Problem, n_max: int) -> int:
+    """The most unlabelled images in a batch of any client with labels, as far as the configuration tells.
+
+    Where it does not tell how many labels a client of n images has at least, that is all n_max images.
+
+    Args:
+        problem: the run.
+        n_max: of any client.
+    """
+    config, size = problem.config, problem.config.client.batch_size
+    data, num_classes, images = config.data, problem.num_classes, np.arange(1, n_max + 1)
+    labelled = np.zeros_like(images)
+    if data.reveal_labels:
+        labelled = images
+    elif data.labels == "clients" and not data.partition_file:
+        if data.num_labelled and data.partition in EQUAL_SHARES:
+            labelled = np.minimum(images, data.num_labelled // config.num_clients)
+        elif data.labels_per_class and not data.num_labelled and data.partition in EACH_CLASS:
+            labelled = num_classes * np.minimum(images // num_classes, data.labels_per_class)
+        elif not data.labels_per_class and not data.num_labelled:
+            labelled = np.floor(data.labelled_share * images + 0.5).astype(int)
+    batches = np.maximum(np.round(labelled / size), 1)
+    return max(int(np.max(np.ceil((images - labelled) / batches))), 1)
 
 
 def num_entries(params) -> float:
@@ -401,10 +462,10 @@ ENTRY = Entry(
         "helpers": 0,
         "helper_interval": 1,
         "patience": 0,
-        "unlabelled_batch": 1,
+        "unlabelled_batch": 0,
         "smallest": 0.0,
         "least_change": 0.0,
         "index_bytes": 0,
     },
-    tiny={"fedmatch.threshold": 0.15, "fedmatch.helper_interval": 1, "fedmatch.unlabelled_batch": 32},
+    tiny={"fedmatch.threshold": 0.15, "fedmatch.helper_interval": 1},
 )
