@@ -200,6 +200,17 @@ def test_metrics_of_all_phases_arrive():
     assert metrics["uploads"] == 3 and metrics["local_steps"] == 5 + 8
 
 
+def test_images_without_a_label_of_any_kind_are_not_scored():
+    """Of four unlabelled images two have got a label, and one of these is right."""
+    made = jnp.array([[True, True, False, False, True]])
+    report = Report(jnp.array([[0, 1, 2, 2, 0]]), jnp.array([[True, False, False, False, True]]), made=made)
+    truth, unlabelled = jnp.array([[0, 2, 2, 2, 1]]), jnp.array([[True] * 4 + [False]])
+    scored = score_pseudo_labels(report, truth, unlabelled, 1)
+    assert (scored["pseudo_label_accuracy"], scored["qualified_share"]) == (0.5, 0.5)
+    assert scored["qualified_per_client"] == scored["qualified_accuracy"] == 1
+    assert score_pseudo_labels(report._replace(made=None), truth, unlabelled, 1)["pseudo_label_accuracy"] == 0.75
+
+
 def test_the_rule_in_use_is_scored_whatever_its_name():
     """JAX sorts the keys of a dict on their way through the engine; labelled examples and padding are not scored."""
     given = {0: 0, 6: 0}  # visible: one of client 2's, one of client 4's

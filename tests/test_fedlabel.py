@@ -34,6 +34,7 @@ from small_problem import (
 
 SOME, NO_LABELS, ALL = range(3)
 LABELLED_STEPS, UNLABELLED_STEPS, BETA = 4, 5, 0.6
+ROUND = jnp.int32(7)
 BOTH = {"fedlabel.upload": "two_models"}
 
 
@@ -60,7 +61,7 @@ class Round(NamedTuple):
     finished: Any
 
 
-def run(data, client, extra=(), **fields):
+def run(data, client, extra=ROUND, **fields):
     problem, method = build(**fields)
     received = sent_down(problem, extra)
     first, supervised = train(method.phases[0], received, data, client)
@@ -258,7 +259,7 @@ def test_the_divergence_is_of_images_with_the_same_label_from_both_experts(data,
     """Whichever expert it is taken to: where the local one labels and the received one differs there is none."""
     fields = {"kl_partner": partner, "loss_over": loss_over, "threshold": 0.4, "consistency_weight": 0.5}
     problem, method = build(**{f"fedlabel.{name}": value for name, value in fields.items()})
-    received, local = sent_down(problem), sent_down(problem, seed=23).model  # as if it had been trained
+    received, local = sent_down(problem, ROUND), sent_down(problem, seed=23).model  # as if it had been trained
     previous = Previous(jax.tree.map(lambda leaf: leaf[None], Upload(local)), jnp.array([True]))
     second, finished = train(method.phases[1], received, data, SOME, previous=previous)
     result = Round(problem, received, None, None, second, finished)
@@ -285,6 +286,32 @@ def test_the_report_has_both_experts_labels(data):
     np.testing.assert_array_equal(report.qualified, [*((probability > BETA) | known), False])
 
 
+@pytest.mark.parametrize("fields", [{}, {"threshold.debias": "app_u"}])
+def test_images_without_a_step_are_not_looked_at(data, fields):
+    """Two steps of three of five images: what is said of the others is nothing, and the report says so."""
+    steps = {"fedlabel.unlabelled_steps": 2, **fields}
+    result, size = run(data, SOME, **steps), 9
+    drawn = {position for _, positions in drawn_rows(result.second.work) for position in positions}
+    assert 3 <= len(drawn) < 6
+    report = result.second.report
+    np.testing.assert_array_equal(np.flatnonzero(report.made), sorted(drawn))
+    positions = np.array(sorted(drawn))
+    x = pixels_of(data, np.asarray(data.client_index[SOME])[positions])
+    local, local_statistics, _ = supervised_by_hand(result, data)
+    experts = (
+        probabilities(in_numpy(result.received.model.params), x, statistics_of(result.received.model)),
+        probabilities(local, x, local_statistics),
+    )
+    if fields:  # each expert's, divided by its own mean over these images
+        experts = [p / p.mean(axis=0) for p in experts]
+        experts = [p / p.sum(axis=1, keepdims=True) for p in experts]
+    labels, probability, *_ = choose_by_hand(*experts, "variance", "both")
+    np.testing.assert_array_equal(report.labels[positions], labels)
+    np.testing.assert_allclose(result.second.work.choice.probability[positions], probability, rtol=1e-4)
+    known = np.flatnonzero(np.asarray(data.visible_labels)[np.asarray(data.client_index[SOME])[:size]] >= 0)
+    np.testing.assert_array_equal(np.flatnonzero(report.qualified), sorted({*positions[probability > BETA], *known}))
+
+
 @pytest.mark.parametrize("normalisation", ["running", "static"])
 def test_without_a_label_that_counts_a_client_sends_its_supervised_model(data, normalisation):
     """beta = 1 is FedAvg on labels, to the statistics, with weight decay and all; and so is no unlabelled image."""
@@ -299,17 +326,15 @@ def test_without_a_label_that_counts_a_client_sends_its_supervised_model(data, n
 
 
 def test_unlabelled_images_wait_for_their_round(data):
-    """Before it a client makes its labelled steps alone, and still uploads; the round travels only if it is needed."""
+    """Before it a client makes its labelled steps alone, and still uploads; so the round travels."""
     field = {"fedlabel.unlabelled_from": 3}
     steps = [int(run(data, SOME, jnp.int32(number), **field).second.num_steps) for number in (2, 3)]
     assert steps == [0, UNLABELLED_STEPS]
     early = run(data, SOME, jnp.int32(2), **field)
     assert early.second.takes_part
     assert_model(early.finished.upload.model, in_numpy(early.supervised.upload.model.params))
-    for fields, travels in ((field, 7), ({}, ())):
-        problem, method = build(**fields)
-        state = State(jnp.int32(7), problem.network.init(jax.random.key(0)))
-        assert method.broadcast(state, data, None).extra == travels
+    problem, method = build(**field)
+    assert method.broadcast(State(ROUND, problem.network.init(jax.random.key(0))), data, None).extra == 7
 
 
 def test_weights_may_be_those_of_every_method(data):
