@@ -77,6 +77,11 @@ def validate(config: ConfigDict) -> None:
     }.items():
         if _get(config, field) not in known:
             raise UserError(f"{field} is {_get(config, field)!r}; known: {', '.join(known)}")
+    for field, default in {"kind": "fixed", "debias": "none"}.items():
+        if field not in method.threshold and config.threshold[field] != default:
+            raise UserError(
+                f"threshold.{field}={config.threshold[field]!r} is not for the method {section}, which does not read it"
+            )
     for field, least in {
         **{f"{section}.{field}": least for field, least in method.at_least.items()},
         "consistency.unlabelled_ratio": 1,
@@ -117,6 +122,9 @@ def validate(config: ConfigDict) -> None:
     snapshots = config.snapshot_rounds
     if any(type(number) is not int or number < 0 for number in snapshots):
         raise UserError(f"snapshot_rounds must be whole numbers from 0 on, as in (1, 50), not {tuple(snapshots)}")
+    for field, most in method.at_most.items():
+        if config[section][field] > most:
+            raise UserError(f"{section}.{field} must be at most {most:g}, not {config[section][field]}")
     for field, bound in method.above.items():
         if not config[section][field] > bound:
             raise UserError(f"{section}.{field} must be above {bound:g}, not {config[section][field]}")

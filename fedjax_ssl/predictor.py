@@ -123,7 +123,7 @@ def load(workdir: str | os.PathLike) -> Predictor:
         entry = find_method(config.method)
     except UserError as error:  # its file is gone, or is looked for from another folder than the run's
         raise UserError(f"the run in {folder} needs its method's file: {error}") from error
-    network = build_network(config, facts, entry.heads, entry.embedding)
+    network = build_network(config, facts, entry.heads_of(config), entry.embedding)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     with contextlib.closing(Checkpoints(folder / CHECKPOINTS)) as checkpoints:
         state = checkpoints.restore_part(State(None, model))

@@ -181,6 +181,46 @@ def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present
     np.testing.assert_allclose(plateau, [0.5 / 3, 0.0, 0.0], rtol=1e-6)
 
 
+def test_votes_may_be_of_probabilities_without_the_prior():
+    """Who is confident, and the label of the vote, of all voters' probabilities divided by the client's prior."""
+    problem, method = build("clients", threshold=0.6, helper_weight=0.0, l1_weight=0.0, l2_weight=0.0)
+    problem.config.threshold.debias, problem.config.client.epochs = "app_u", 1
+    data = federation([[0, -1, -1, 2, -1, -1, 1, -1, -1, -1]])
+    params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
+    received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(1e-9), jnp.bool_(True))
+    helper = random_params(problem, 6)
+    personal = {
+        "entries": jnp.float32(0),
+        "helpers": jax.tree.map(lambda leaf: leaf[None], helper),
+        "present": jnp.ones(1, bool),
+    }
+    job, finished = train(method.phases[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
+    work = job.work[0]
+    sigma, psi, of_helper = (in_numpy(one) for one in (params[SIGMA], params[PSI], helper))
+    theta, other = ({name: sigma[name] + one[name] for name in sigma} for one in (psi, of_helper))
+    rows, centre = np.asarray(work.deck.rows), statistics_of(received.model)
+    unlabelled = [place for place in range(10) if data.visible_labels[rows[place]] < 0]
+    prior = probabilities(theta, pixels_of(data, rows[unlabelled], mirrored), centre).mean(axis=0)
+    np.testing.assert_allclose(work.prior, prior, rtol=1e-5)
+
+    def divided(p):
+        return p / prior / (p / prior).sum(axis=1, keepdims=True)
+
+    losses, changed = [], []
+    for batch in np.split(np.asarray(work.deck.order)[0][:7], [4]):
+        x, strong = (pixels_of(data, rows[batch], view) for view in (problem.weak, problem.strong))
+        plain, by_helper = probabilities(theta, x, x.mean(axis=0)), probabilities(other, x, centre)
+        p, q = divided(plain), divided(by_helper)
+        votes = np.eye(CLASSES)[p.argmax(axis=1)] + np.eye(CLASSES)[q.argmax(axis=1)]
+        confident, labels = p.max(axis=1) >= 0.6, votes.argmax(axis=1)
+        of_strong = probabilities(theta, strong, strong.mean(axis=0))[np.arange(len(x)), labels]
+        losses.append(np.mean(-np.log(of_strong[confident])) if confident.any() else 0.0)
+        votes = np.eye(CLASSES)[plain.argmax(axis=1)] + np.eye(CLASSES)[by_helper.argmax(axis=1)]
+        changed += [*(labels != votes.argmax(axis=1)), *(confident != (plain.max(axis=1) >= 0.6))]
+    assert any(changed)
+    np.testing.assert_allclose(finished.metrics["pseudo_loss"], np.mean(losses), rtol=1e-4)
+
+
 def test_a_loss_that_falls_keeps_the_rate():
     """L_s of the client's own visit is remembered as the lowest; another client's rate is another number."""
     problem, method = build("clients", patience=2)

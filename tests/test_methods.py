@@ -179,7 +179,7 @@ def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):
 def test_bytes_are_those_of_the_messages(trained):
     """What the round itself sent, leaf by leaf; and who has which head is what the registry says."""
     entry, model = METHODS[trained.name], trained.states[0].model
-    assert set(model.params) == {*CLASSIFIER, *entry.heads}
+    assert set(model.params) == {*CLASSIFIER, *entry.heads_of(trained.experiment.problem.config)}
     traffic = bytes_per_client(trained.experiment.problem, trained.experiment.method, trained.states[0],
                                trained.experiment.data)  # fmt: skip
     if not trained.experiment.method.phases:
@@ -250,6 +250,7 @@ WRONG_SETTINGS = [(name, labels) for name in METHODS for labels in LABELS_AT if 
 WRONG_VALUES = [
     *((name, field, "nonsense") for name, entry in METHODS.items() for field in entry.choices),
     *((name, field, least - 1) for name, entry in METHODS.items() for field, least in entry.at_least.items()),
+    *((name, field, most + 1) for name, entry in METHODS.items() for field, most in entry.at_most.items()),
     *((name, field, bound) for name, entry in METHODS.items() for field, bound in entry.above.items()),
 ]
 

@@ -25,10 +25,15 @@ class Entry:
         fields: shared fields that it needs at other values, set by naming it in a config's arguments.
         variants: name -> fields in which a variant differs, such as the systems of its paper's tables.
         choices: field of its section -> the values that it may have.
-        at_least, above: field of its section -> the least value that it may have, and what it must be above.
+        at_least, at_most, above: field of its section -> the least and the greatest value that it may have, and what it
+            must be above.
         heads: name -> function of `config.model` that gives the head's factory: the heads that its model has besides
-            the classifier, see `fedjax_ssl.models.heads`.
+            the classifier, see `fedjax_ssl.models.heads`; None for a second classifier.
+        heads_if: head -> whether a run has it, by its configuration; a head that is not named is always there.
+        companions: name -> function of the configuration that gives the heads of a second network, whose model travels
+            with the first one's: see `fedjax_ssl.models.network`.
         embedding: the head whose outputs represent an image in pictures and predictions; '': the backbone's features.
+        threshold: the fields of `config.threshold`, of 'kind' and 'debias', that it reads; others have their defaults.
         tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
     """
 
@@ -41,10 +46,18 @@ class Entry:
     variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     choices: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     at_least: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    at_most: Mapping[str, float] = dataclasses.field(default_factory=dict)
     above: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    heads: Mapping[str, Callable[[ConfigDict], Callable]] = dataclasses.field(default_factory=dict)
+    heads: Mapping[str, Callable[[ConfigDict], Callable | None]] = dataclasses.field(default_factory=dict)
+    heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
+    companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)
     embedding: str = ""
+    threshold: tuple[str, ...] = ("kind", "debias")
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def heads_of(self, config: ConfigDict) -> dict[str, Callable[[ConfigDict], Callable | None]]:
+        """The heads that a run's model has besides the classifier."""
+        return {name: make for name, make in self.heads.items() if self.heads_if.get(name, lambda _: True)(config)}
 
 
 def check_entry(name: str, entry: Entry, where: str = "") -> None:
@@ -65,8 +78,10 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
     config.lock()
     for what, words, known in (
         ("settings", entry.settings, LABELS_AT),
+        ("threshold", entry.threshold, ("kind", "debias")),
         ("embedding", filter(None, [entry.embedding]), entry.heads),
-        *((what, getattr(entry, what), own) for what in ("choices", "at_least", "above")),
+        ("heads_if", entry.heads_if, entry.heads),
+        *((what, getattr(entry, what), own) for what in ("choices", "at_least", "at_most", "above")),
     ):
         for word in words:
             if word not in known:

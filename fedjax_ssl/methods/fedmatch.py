@@ -34,6 +34,7 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.client.agreement import agreed_labels, inter_client_consistency
 from fedjax_ssl.client.compose import PLATEAU, in_turn, sparse_upload, with_plateau
+from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received, State, WireBytes
 from fedjax_ssl.engine.interface import completed
 from fedjax_ssl.learning import sparse
@@ -159,6 +160,7 @@ class Work(NamedTuple):
         size: int32 [], unlabelled examples of a batch.
         labelled: its labelled examples; None if no client has any.
         thresholds: float32 [C], for each class.
+        prior: float32 [C], by which all voters' probabilities are divided, see `debiased`; None: by nothing.
         personal: the message to this client alone.
     """
 
@@ -167,6 +169,7 @@ class Work(NamedTuple):
     size: jax.Array
     labelled: Deck | None
     thresholds: jax.Array
+    prior: jax.Array | None
     personal: dict[str, Any]
 
 
@@ -305,7 +308,14 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
         # For the report, and for thresholds that adapt: training makes its labels step by step.
         scores = lambda images: network.probabilities(whole(received.model), images)  # noqa: E731
         unlabelled = examples._replace(present=examples.unlabelled)
-        made = label_cohort(problem, scores, data, unlabelled, threshold=options.threshold)
+        made = label_cohort(
+            problem,
+            scores,
+            data,
+            unlabelled,
+            threshold=options.threshold,
+            num_views=int(problem.config.threshold.debias != "none"),  # APP-U is of weak views
+        )
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
         keys = examples.keys
         if not options.shuffle:
@@ -318,7 +328,7 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
             batches = jnp.maximum(whole_batches(labelled.size, config.batch_size), num_batches(deck.size, room))
             size = -(-deck.size // batches)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * batches, 0)
-        work = Work(deck, batches, size, labelled, made.thresholds, cohort.personal)
+        work = Work(deck, batches, size, labelled, made.thresholds, made.prior, cohort.personal)
         return Jobs(num_steps, work, report, made.own)
 
     def supervised(received, data, work: Work, batch: Batch, own, key):
@@ -352,10 +362,13 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
 
         def of(model) -> Loss:
             (of_weak, of_strong), batch_stats = network.train(whole(model), (weak, strong), batch.mask)
-            guess, confident = qualify(jax.nn.softmax(of_weak.logits), work.thresholds, strictly=False)
+            voting, votes = of_weak.logits, helpers
+            if work.prior is not None:
+                voting, votes = debiased(voting, work.prior), debiased(votes, work.prior)
+            guess, confident = qualify(jax.nn.softmax(voting), work.thresholds, strictly=False)
             confident &= batch.mask  # Q
             helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)
-            pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, helpers, present), confident)
+            pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, votes, present), confident)
             l1, l2 = distances(model.params)
             value = options.helper_weight * helper_loss + options.pseudo_weight * pseudo_loss
             value += options.l1_weight * l1 + options.l2_weight * l2

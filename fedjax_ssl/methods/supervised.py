@@ -47,6 +47,7 @@ ENTRY = Entry(
     settings=LABELS_AT,
     fields=FIELDS,
     variants=VARIANTS,
+    threshold=(),
     tiny={
         "data.reveal_labels": True,
         "client.proximal": 0.1,

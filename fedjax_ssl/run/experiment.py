@@ -83,7 +83,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         magnitude=config.augment.magnitude,
     )
     entry = find_method(config.method)
-    network = build_network(config, dataset_facts(dataset), entry.heads, entry.embedding)
+    network = build_network(config, dataset_facts(dataset), entry.heads_of(config), entry.embedding)
     experiments, first = [], None
     for c, partition in zip(configs, partitions):
         problem = Problem(c, network, weak, strong, dataset.num_classes)
