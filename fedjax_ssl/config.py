@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.augment import BORDERS, check_rand_augment
 from fedjax_ssl.client.labels import DEBIASING
 from fedjax_ssl.client.thresholds import KINDS
-from fedjax_ssl.data import check_labels
+from fedjax_ssl.data import NORMALISATIONS, check_labels
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
@@ -65,6 +65,7 @@ def validate(config: ConfigDict) -> None:
         "consistency.batch_norm": ("auto", "apart", "together"),
         "consistency.epoch_length": ("longer", "unlabelled"),
         "consistency.labels_from": ("local", "received"),
+        "data.normalisation": NORMALISATIONS,
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
         "augment.flip": FLIPS,

@@ -93,6 +93,10 @@ def shared_fields() -> ConfigDict:
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
     config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
     config.data.standardise = True  # pixels by the channels' means and deviations; or 0 to 1 alone (FedMatch)
+    # By whose: their 'own'; or as public codes have it on every data set: 'cifar10', all by CIFAR-10's (FedLabel), or
+    # 'cifar10_in_training', a BUG of SAGE's and ProxyFL's: those who train by CIFAR-10's mean and deviations of 0.247,
+    # 0.244 and 0.262, tests by the own ones.
+    config.data.normalisation = "own"
     config.data.labels = "server"  # who holds them: 'server', 'clients', 'some_clients'; see docs/data.md
     config.data.labelled_share = 0.1  # of 'clients': the part of each client's images that has labels
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
@@ -169,9 +173,6 @@ def shared_fields() -> ConfigDict:
     # gone through once; 'unlabelled', the unlabelled images / client.batch_size rounded down, whatever mu is (SAGE:
     # with mu 2 it goes through them twice).
     config.consistency.epoch_length = "longer"
-    # A BUG of SAGE's and ProxyFL's code, to replicate it and for nothing else: clients train on images normalised by
-    # CIFAR-10's mean and a deviation of 0.247, 0.244 and 0.262, whatever the data set; tests take the data set's own.
-    config.consistency.code_normalisation = False
 
     config.log = ConfigDict()
     config.log.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over

@@ -12,6 +12,7 @@ from fedjax_ssl.errors import UserError
 
 def load(path, image_size=0, flip=False):
     fields = {"source": "folder", "path": str(path), "tfds_dir": "", "flip": flip, "standardise": True}
+    fields["normalisation"] = "own"
     fields["image_size"] = image_size
     return load_dataset(config_dict.ConfigDict(fields))
 

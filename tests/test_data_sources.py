@@ -14,6 +14,7 @@ from fedjax_ssl.errors import UserError
 
 def data_config(source="npz", path="", flip=False, standardise=True):
     fields = {"source": source, "path": str(path), "tfds_dir": "", "flip": flip, "standardise": standardise}
+    fields["normalisation"] = "own"
     return config_dict.ConfigDict(fields)
 
 

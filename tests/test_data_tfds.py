@@ -28,7 +28,8 @@ TRAIN, TEST = 40, 10
 
 
 def data_config(source, folder):
-    return config_dict.ConfigDict({"source": source, "path": "", "tfds_dir": str(folder), "standardise": True})
+    fields = {"source": source, "path": "", "tfds_dir": str(folder), "standardise": True, "normalisation": "own"}
+    return config_dict.ConfigDict(fields)
 
 
 def random_images(rng, count, size, channels):

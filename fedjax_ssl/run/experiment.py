@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.data import (
+    NORMALISATIONS,
     Dataset,
     FederatedData,
     Partition,
@@ -23,7 +24,7 @@ from fedjax_ssl.data import (
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key
 from fedjax_ssl.methods import find_method
-from fedjax_ssl.models.network import build_network
+from fedjax_ssl.models.network import Network, build_network
 
 
 class Experiment(NamedTuple):
@@ -87,7 +88,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     experiments, first = [], None
     for c, partition in zip(configs, partitions):
         problem = Problem(c, network, weak, strong, dataset.num_classes)
-        method = entry.factory(problem)
+        method = entry.factory(problem._replace(network=in_training(network, config.data.normalisation)))
         data, hidden_labels = federate(
             dataset, partition, c.seed, max(1, width), first, config.data.reveal_labels, config.data.centralised
         )
@@ -95,6 +96,11 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         shape = experiments[0].state_shape if experiments else jax.eval_shape(_initialise(method), data)
         experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, shape))
     return experiments
+
+
+def in_training(network: Network, normalisation: str) -> Network:
+    """The network as the method has it, for all that it trains and labels, where tests have `network`."""
+    return network._replace(**NORMALISATIONS[normalisation]) if normalisation == "cifar10_in_training" else network
 
 
 def initialise(experiment: Experiment, data: FederatedData) -> State:
