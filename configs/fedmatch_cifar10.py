@@ -22,5 +22,4 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fedmatch,labels_at_client")
-    config.checkpoint_every = 50
     return apply_arguments(config, arguments)

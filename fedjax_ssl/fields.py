@@ -79,7 +79,7 @@ def shared_fields() -> ConfigDict:
     config.schedule = "constant"  # of all learning rates, over rounds: 'constant' or 'cosine' to 0
     config.eval_batch_size = 500  # images at a time in labelling and evaluation; bounds the memory
     config.checkpoint_every = 10  # rounds between two checkpoints
-    config.checkpoint_every_persistent = 50  # instead, where clients keep optimisers: a model for each in a checkpoint
+    config.checkpoint_every_persistent = 50  # instead, where a checkpoint has a model (an optimiser) for each client
     config.snapshot_rounds = ()  # after which the report shows the latent space, and the last; 0: before the first
     # Performance only; None takes the measured default of the backend.
     config.lanes = config_dict.placeholder(int)  # clients trained side by side on each device
@@ -155,8 +155,8 @@ def shared_fields() -> ConfigDict:
     config.threshold.kind = "fixed"
     config.threshold.share = 0.5  # of 'share': the part of each client's examples that counts, those of largest score
     config.threshold.momentum = 0.9  # of the averages of 'freematch' at each client
-    # Of semifl, fixmatch, uda, sage and proxyfl: 'none', or 'app_u', probabilities divided by the client's mean of them
-    # before they label (FedDB): see fedjax_ssl/client/labels.py.
+    # Of all methods with labels by a softmax but fedil: 'none', or 'app_u', probabilities divided by the client's mean of
+    # them before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,

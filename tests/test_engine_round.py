@@ -200,6 +200,18 @@ def test_metrics_of_all_phases_arrive():
     assert metrics["uploads"] == 3 and metrics["local_steps"] == 5 + 8
 
 
+def test_clients_without_a_label_are_counted_in_each_round():
+    """Clients 2 and 4 have a label, 0 and 3 none."""
+    data = federation(visible={0: 0, 6: 0})
+    round_fn = jax.jit(make_round(problem(), toy_method(), lanes=2))
+    found = [
+        run(round_fn, clients, data=data)[1].metrics["clients_without_labels"] for clients in ([2, 4, 0], [3, 0, 2])
+    ]
+    assert [int(number) for number in found] == [1, 2]
+    with_anchors = data._replace(anchor_index=jnp.array([5]))
+    assert "clients_without_labels" not in run(round_fn, [2, 4, 0], data=with_anchors)[1].metrics
+
+
 def test_images_without_a_label_of_any_kind_are_not_scored():
     """Of four unlabelled images two have got a label, and one of these is right."""
     made = jnp.array([[True, True, False, False, True]])
