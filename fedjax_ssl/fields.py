@@ -155,8 +155,8 @@ def shared_fields() -> ConfigDict:
     config.threshold.kind = "fixed"
     config.threshold.share = 0.5  # of 'share': the part of each client's examples that counts, those of largest score
     config.threshold.momentum = 0.9  # of the averages of 'freematch' at each client
-    # Of all methods with labels by a softmax but fedil: 'none', or 'app_u', probabilities divided by the client's mean of
-    # them before they label (FedDB): see fedjax_ssl/client/labels.py.
+    # Of methods with labels by a softmax, all but fedil: 'none', or 'app_u', probabilities divided by the client's mean
+    # of them before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,

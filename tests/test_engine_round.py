@@ -58,7 +58,7 @@ def test_received_says_whose_row_is_whose(round_fn):
     np.testing.assert_allclose(metrics["steps"], (2 + 3 + 2 + 1) / 4)  # mean of the accepted that had a step
     assert result.healthy and metrics["round"] == state.round == 1
     # Without a report nothing is said of pseudo-labels.
-    assert not [name for name in metrics if "label" in name or "qualified" in name]
+    assert not [name for name in metrics if "pseudo_label" in name or "qualified" in name]
     assert metrics["test_accuracy"] == 0.75  # everything is taken for class 1
 
 
