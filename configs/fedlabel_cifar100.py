@@ -5,7 +5,8 @@
 
 ResNet-50, 100 clients, 10 a round, Dir 0.1, labels for 20 % of each client's images. The only configuration that its
 code has: 30 labelled and 10 unlabelled steps of 64 images, plain SGD at 0.003, threshold 0.3, lambda_0 = 0.05, 2,000
-rounds, unlabelled images from round 50 on (`code`; it takes the means of CIFAR-10 for the pixels, which is left out).
+rounds, unlabelled images from round 50 on (`code`; its means of CIFAR-10 for the pixels are
+--config.data.normalisation=cifar10).
 With the gradients of that code, which are never cleared, its ten unlabelled steps go as far as 55:
 --config.fedlabel.accumulate_gradients=true. The paper's test accuracy:
     FedAvg, all labels  24.67      FedProx + UDA       10.57

@@ -22,6 +22,4 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fedmatch,labels_at_client")
-    config.checkpoint_every = 50
-    config.fedmatch.unlabelled_batch = 90  # 450 unlabelled images in 5 batches
     return apply_arguments(config, arguments)

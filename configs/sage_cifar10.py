@@ -20,8 +20,8 @@ which round is not said:
     ProxyFL                    88.56  90.00  89.96
     SAGE, 10,000 labels        89.87  90.53  90.54
     ProxyFL, 10,000 labels     90.97  91.22  91.51
-Arguments: alpha=, iid, a backbone, other methods (supervised; fixmatch is FixMatch-LPL, with gpl FixMatch-GPL; proxyfl
-and its variants), recipes.
+Arguments: alpha=, stratified (the code's alpha = 0), a backbone, other methods (supervised; fixmatch is FixMatch-LPL,
+with gpl FixMatch-GPL; proxyfl and its variants), recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

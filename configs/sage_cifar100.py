@@ -21,8 +21,8 @@ which round is not said:
     SAGE, 10,000 labels        60.86  61.49  62.01
     ProxyFL, 10,000 labels     62.57  63.09  63.19
 ProxyFL's server tunes for 10 epochs, for it overfits with more.
-Arguments: alpha=, iid, a backbone, other methods (supervised; fixmatch is FixMatch-LPL, with gpl FixMatch-GPL; proxyfl
-and its variants), recipes.
+Arguments: alpha=, stratified (the code's alpha = 0), a backbone, other methods (supervised; fixmatch is FixMatch-LPL,
+with gpl FixMatch-GPL; proxyfl and its variants), recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -21,8 +21,8 @@ alpha = 0.1 is far milder here than in the other configs. Test accuracy as Proxy
     SAGE, 9,200 labels         94.31  94.56  94.68
     ProxyFL, 9,200 labels      95.03  95.40  95.34
 Digits are flipped, as in the code (`augment.flip`), unlike in the other configs of SVHN.
-Arguments: alpha=, iid, a backbone, other methods (supervised; fixmatch is FixMatch-LPL, with gpl FixMatch-GPL; proxyfl
-and its variants), recipes.
+Arguments: alpha=, stratified (the code's alpha = 0), a backbone, other methods (supervised; fixmatch is FixMatch-LPL,
+with gpl FixMatch-GPL; proxyfl and its variants), recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -11,7 +11,7 @@ from fedjax_ssl.client.labels import DEBIASING
 from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.client.self_training import TRAINERS
 from fedjax_ssl.client.thresholds import KINDS
-from fedjax_ssl.data import FITS, check_labels
+from fedjax_ssl.data import FITS, NORMALISATIONS, check_labels
 from fedjax_ssl.engine.measures import MEASURES, words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fields
@@ -75,6 +75,7 @@ def validate(config: ConfigDict) -> None:
         "trainer.labels_from": ("received", "local"),
         "trainer.accepted": ("trained_on", "confident"),
         "trainer.histogram": HISTOGRAMS,
+        "data.normalisation": NORMALISATIONS,
         "schedule": SCHEDULES,
         "server.augmentation": ("strong", "weak"),
         "augment.flip": FLIPS,
@@ -88,6 +89,11 @@ def validate(config: ConfigDict) -> None:
     }.items():
         if _get(config, field) not in known:
             raise UserError(f"{field} is {_get(config, field)!r}; known: {', '.join(known)}")
+    for field, default in {"kind": "fixed", "debias": "none"}.items():
+        if field not in method.threshold and config.threshold[field] != default:
+            raise UserError(
+                f"threshold.{field}={config.threshold[field]!r} is not for the method {section}, which does not read it"
+            )
     for field, least in {
         **{f"{section}.{field}": least for field, least in method.at_least.items()},
         "consistency.unlabelled_ratio": 1,

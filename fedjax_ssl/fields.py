@@ -25,6 +25,7 @@ IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its
 # Words that every config file takes behind its colon, besides methods, their variants, recipes and backbones.
 WORDS = {
     "iid": {"data.alpha": IID_ALPHA},
+    "stratified": {"data.partition": "stratified"},  # FedMatch's batch-IID
     "two_classes": {"data.partition": "shards", "data.classes_per_client": 2},  # FedIL's non-IID
     "centralised": {"method": "anchors_only", "data.centralised": True},
 }
@@ -84,7 +85,7 @@ def shared_fields() -> ConfigDict:
     config.eval_measures = ()
     config.eval_shots = (20, 100)  # of 'shots': classes of fewer training images have few, of more than the last many
     config.checkpoint_every = 10  # rounds between two checkpoints
-    config.checkpoint_every_persistent = 50  # instead, where clients keep optimisers: a model for each in a checkpoint
+    config.checkpoint_every_persistent = 50  # instead, where a checkpoint has a model (an optimiser) for each client
     config.snapshot_rounds = ()  # after which the report shows the latent space, and the last; 0: before the first
     # Performance only; None takes the measured default of the backend.
     config.lanes = config_dict.placeholder(int)  # clients trained side by side on each device
@@ -99,6 +100,10 @@ def shared_fields() -> ConfigDict:
     config.data.tfds_dir = ""  # TensorFlow Datasets' data_dir; '' is its default, ~/tensorflow_datasets
     config.data.flip = False  # for an npz or a folder: whether a mirrored image is still one of its class
     config.data.standardise = True  # pixels by the channels' means and deviations; or 0 to 1 alone (FedMatch)
+    # By whose: their 'own'; or as public codes have it on every data set: 'cifar10', all by CIFAR-10's (FedLabel), or
+    # 'cifar10_in_training', a BUG of SAGE's and ProxyFL's: those who train by CIFAR-10's mean and deviations of 0.247,
+    # 0.244 and 0.262, tests by the own ones.
+    config.data.normalisation = "own"
     config.data.labels = "server"  # who holds them: 'server', 'clients', 'some_clients'; see docs/data.md
     config.data.labelled_share = 0.1  # of 'clients': the part of each client's images that has labels
     config.data.labels_per_class = 0  # of 'clients', instead of the share: so many of each class that a client has
@@ -183,8 +188,8 @@ def shared_fields() -> ConfigDict:
     config.threshold.kind = "fixed"
     config.threshold.share = 0.5  # of 'share': the part of each client's examples that counts, those of largest score
     config.threshold.momentum = 0.9  # of the averages of 'freematch' at each client
-    # Of semifl, fixmatch, uda, sage and proxyfl: 'none', or 'app_u', probabilities divided by the client's mean of them
-    # before they label (FedDB): see fedjax_ssl/client/labels.py.
+    # Of methods with labels by a softmax, all but fedil: 'none', or 'app_u', probabilities divided by the client's mean
+    # of them before they label (FedDB): see fedjax_ssl/client/labels.py.
     config.threshold.debias = "none"
 
     # Of clients without labels in fedavg_semi, semianagg, isofed and twin_sight: how much each pseudo-label counts,
@@ -223,9 +228,6 @@ def shared_fields() -> ConfigDict:
     # gone through once; 'unlabelled', the unlabelled images / client.batch_size rounded down, whatever mu is (SAGE:
     # with mu 2 it goes through them twice).
     config.consistency.epoch_length = "longer"
-    # A BUG of SAGE's and ProxyFL's code, to replicate it and for nothing else: clients train on images normalised by
-    # CIFAR-10's mean and a deviation of 0.247, 0.244 and 0.262, whatever the data set; tests take the data set's own.
-    config.consistency.code_normalisation = False
 
     config.log = ConfigDict()
     config.log.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over

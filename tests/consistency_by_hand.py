@@ -60,7 +60,7 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
         given = pixels_of(data, of_labelled, mirrored)
         weak, strong = pixels_of(data, of_unlabelled, mirrored), pixels_of(data, of_unlabelled, negative)
         frozen = options.labels_from == "received"
-        in_pass = [] if frozen or label_mode == "eval" else [weak]
+        in_pass = [weak] if label_mode == "train" and (together or not frozen) else []
         pool = np.concatenate([given, *in_pass, strong]).mean(axis=0) if together else None
 
         def centre(x, pool=pool):
@@ -69,7 +69,7 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
         if frozen:
             p = probabilities(first, weak, start)
         else:
-            p = probabilities(model, weak, centre(weak) if in_pass else statistics)
+            p = probabilities(model, weak, centre(weak) if label_mode == "train" else statistics)
         of_received = [probabilities(first, weak, start)] if both else []
         targets, counted = rule(p, *of_received)
         share = np.sum(counted) / max(len(weak), 1)

@@ -12,7 +12,7 @@ from consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
 from fedjax_ssl import UserError
 from fedjax_ssl.client import Examples, label_cohort
 from fedjax_ssl.client.labels import debiased, mean_prediction
-from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.experiment import build_experiment
@@ -128,9 +128,10 @@ def test_labels_of_a_whole_round_take_it_too(data):
     np.testing.assert_array_equal(np.asarray(made.report.qualified)[0, :SIZE], p.max(axis=1) >= THRESHOLD)
 
 
-@pytest.mark.parametrize("name", ["proxyfl", "sage", "semifl", "uda"])
+@pytest.mark.parametrize("name", ["proxyfl", "sage", "semifl", "uda", "fedlabel", "fedmatch", "fedtrinet"])
 def test_a_round_of_every_method_with_softmax_labels_traces_with_it(name):
     config = apply_arguments(make_fedanchor_config(**DEBIASED, **{"augment.flavour": "none"}), name)
+    config.model.statistics = "all"
     experiment = build_experiment(config)
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)
     jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
@@ -141,5 +142,24 @@ def test_cosines_are_no_probabilities():
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)
     with pytest.raises(UserError, match=r"threshold.debias='app_u' is for labels by a softmax, not"):
         jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        *((name, "debias", "app_u") for name in ("fedanchor", "fedil", "supervised", "anchors_only")),
+        *((name, "kind", "sat") for name in ("fedlabel", "fedtrinet", "fedil", "supervised", "anchors_only")),
+    ],
+)
+def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
+    config = apply_arguments(base_config(), name)
+    config.data.labels = METHODS[name].settings[0]
+    validate(config)
+    config.threshold[field] = value
+    with pytest.raises(UserError, match=rf"^threshold\.{field}='{value}' is not for the method {name}, which does not"):
+        validate(config)
+
+
+def test_the_field_is_one_of_the_two_known():
     with pytest.raises(UserError, match=r"threshold.debias is 'feddb'; known: none, app_u"):
         build(**{"threshold.debias": "feddb"})

@@ -14,7 +14,7 @@ from fedjax_ssl.errors import UserError
 
 def load(path, image_size=0, flip=False, fit="crop"):
     fields = {"source": "folder", "path": str(path), "tfds_dir": "", "flip": flip, "standardise": True}
-    fields |= {"image_size": image_size, "fit": fit, "balanced_test": False}
+    fields |= {"image_size": image_size, "fit": fit, "balanced_test": False, "normalisation": "own"}
     return load_dataset(config_dict.ConfigDict(fields))
 
 

@@ -86,6 +86,24 @@ def test_pairs_are_milder_than_other_schemes_of_the_same_alpha():
     assert held["dirichlet_pairs"] > 5 > 4 > held["lda"]
 
 
+@pytest.mark.parametrize("images", [0, 120])
+def test_every_client_has_as_many_of_each_class(images):
+    """FedMatch's batch-IID: a hundredth of each class; with an uneven rest all is dealt, to within one."""
+    config = data_config(partition="stratified", labels="clients", labels_per_class=5, examples_per_client=images)
+    partition = make_partition(LABELS, 10, config, 100, 0)
+    assert np.all(class_counts(partition, LABELS, 10) == (images or 500) // 10)
+    labelled = np.bincount(LABELS[partition.labelled_rows], minlength=10)
+    np.testing.assert_array_equal(labelled, 500)
+    uneven = np.repeat(np.arange(4), [101, 30, 7, 55])
+    config = data_config(partition="stratified", labels="clients", examples_per_client=images and 10)
+    partition = make_partition(uneven, 4, config, 12, 0)
+    counts = class_counts(partition, uneven, 4)
+    assert_no_row_twice(partition, len(uneven))
+    assert counts.sum() == (120 if images else len(uneven))
+    assert np.all(np.ptp(counts, axis=0) <= 1) and np.ptp(counts.sum(axis=1)) <= 1
+    np.testing.assert_allclose(counts.sum(axis=0), np.bincount(uneven) * counts.sum() / len(uneven), atol=1)
+
+
 def test_profiles_are_those_of_ten_classes():
     """Of the first ten of 1,000 clients, many times: no class runs out. Client 3's profile as the source has it."""
     labels, config = labels_of(10, 100_000), data_config(partition="profiles")

@@ -16,7 +16,7 @@ from fedjax_ssl.errors import UserError
 
 def data_config(source="npz", path="", flip=False, standardise=True, balanced_test=False):
     fields = {"source": source, "path": str(path), "tfds_dir": "", "flip": flip, "standardise": standardise}
-    fields["balanced_test"] = balanced_test
+    fields |= {"balanced_test": balanced_test, "normalisation": "own"}
     return config_dict.ConfigDict(fields)
 
 

@@ -29,6 +29,7 @@ TRAIN, TEST = 40, 10
 
 def data_config(source, folder):
     fields = {"source": source, "path": "", "tfds_dir": str(folder), "standardise": True, "balanced_test": False}
+    fields["normalisation"] = "own"
     return config_dict.ConfigDict(fields)
 
 

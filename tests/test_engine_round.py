@@ -69,7 +69,7 @@ def test_received_says_whose_row_is_whose(round_fn):
     np.testing.assert_allclose(metrics["steps"], (2 + 3 + 2 + 1) / 4)  # mean of the accepted that had a step
     assert result.healthy and metrics["round"] == state.round == 1
     # Without a report nothing is said of pseudo-labels.
-    assert not [name for name in metrics if "label" in name or "qualified" in name]
+    assert not [name for name in metrics if "pseudo_label" in name or "qualified" in name]
     assert metrics["test_accuracy"] == 0.75  # everything is taken for class 1
 
 
@@ -332,6 +332,29 @@ def test_metrics_of_all_phases_arrive():
     metrics = run(jax.jit(make_round(problem(), method, lanes=2)), [3, 0, 2], [False, False, False])[1].metrics
     assert metrics["steps"] == (2 + 3) / 2 and metrics["later"] == 4.5
     assert metrics["uploads"] == 3 and metrics["local_steps"] == 5 + 8
+
+
+def test_clients_without_a_label_are_counted_in_each_round():
+    """Clients 2 and 4 have a label, 0 and 3 none."""
+    data = federation(visible={0: 0, 6: 0})
+    round_fn = jax.jit(make_round(problem(), toy_method(), lanes=2))
+    found = [
+        run(round_fn, clients, data=data)[1].metrics["clients_without_labels"] for clients in ([2, 4, 0], [3, 0, 2])
+    ]
+    assert [int(number) for number in found] == [1, 2]
+    with_anchors = data._replace(anchor_index=jnp.array([5]))
+    assert "clients_without_labels" not in run(round_fn, [2, 4, 0], data=with_anchors)[1].metrics
+
+
+def test_images_without_a_label_of_any_kind_are_not_scored():
+    """Of four unlabelled images two have got a label, and one of these is right."""
+    made = jnp.array([[True, True, False, False, True]])
+    report = Report(jnp.array([[0, 1, 2, 2, 0]]), jnp.array([[True, False, False, False, True]]), made=made)
+    truth, unlabelled = jnp.array([[0, 2, 2, 2, 1]]), jnp.array([[True] * 4 + [False]])
+    scored = score_pseudo_labels(report, truth, unlabelled, 1)
+    assert (scored["pseudo_label_accuracy"], scored["qualified_share"]) == (0.5, 0.5)
+    assert scored["qualified_per_client"] == scored["qualified_accuracy"] == 1
+    assert score_pseudo_labels(report._replace(made=None), truth, unlabelled, 1)["pseudo_label_accuracy"] == 0.75
 
 
 def test_the_rule_in_use_is_scored_whatever_its_name():

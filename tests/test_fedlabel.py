@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl.client.experts import choose, inverse_entropy, variance
 from fedjax_ssl.config import validate
-from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.engine.interface import Previous, Received, State, Upload
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, fedlabel
@@ -34,6 +34,7 @@ from small_problem import (
 
 SOME, NO_LABELS, ALL = range(3)
 LABELLED_STEPS, UNLABELLED_STEPS, BETA = 4, 5, 0.6
+ROUND = jnp.int32(7)
 BOTH = {"fedlabel.upload": "two_models"}
 
 
@@ -60,7 +61,7 @@ class Round(NamedTuple):
     finished: Any
 
 
-def run(data, client, extra=(), **fields):
+def run(data, client, extra=ROUND, **fields):
     problem, method = build(**fields)
     received = sent_down(problem, extra)
     first, supervised = train(method.phases[0], received, data, client)
@@ -79,7 +80,7 @@ def h_by_hand(p, confidence):
 
 
 def choose_by_hand(p_global, p_local, confidence, experts):
-    """Image by image: label, the surest probability, the other expert, and the quotient of eq. 7."""
+    """Image by image: label, its probability, the other expert, and the quotient of eq. 7."""
     rows = []
     for of_global, of_local in zip(p_global, p_local):
         h = {"global": h_by_hand(of_global, confidence), "local": h_by_hand(of_local, confidence)}
@@ -97,11 +98,13 @@ def test_the_surer_expert_labels(confidence, experts):
     of_global, of_local = 2 * rng.normal(size=(2, 3, 8, CLASSES)).astype(np.float32)
     found = jax.device_get(jax.jit(choose, static_argnums=(2, 3))(of_global, of_local, confidence, experts))
     flat = [softmax(logits.astype(np.float64)).reshape(-1, CLASSES) for logits in (of_global, of_local)]
-    labels, sureness, other, ratio = choose_by_hand(*flat, confidence, experts)
+    labels, probability, other, ratio = choose_by_hand(*flat, confidence, experts)
     np.testing.assert_array_equal(found.labels.reshape(-1), labels)
-    np.testing.assert_allclose(found.sureness.reshape(-1), sureness, rtol=1e-5)
+    np.testing.assert_allclose(found.probability.reshape(-1), probability, rtol=1e-5)
     np.testing.assert_allclose(np.exp(found.other).reshape(-1, CLASSES), other, rtol=1e-4)
     np.testing.assert_allclose(found.ratio.reshape(-1), ratio, rtol=1e-4)
+    agrees = flat[0].argmax(axis=1) == flat[1].argmax(axis=1)
+    np.testing.assert_array_equal(found.agrees.reshape(-1), agrees if experts == "both" else False)
     of_one = labels != flat[0].argmax(axis=1)
     assert experts != "both" or (0 < of_one.sum() < 24 and np.all(np.asarray(found.ratio) <= 1))
 
@@ -166,17 +169,19 @@ def unlabelled_by_hand(result, data, supervised, experts="both"):
     first = in_numpy(result.received.model.params)
     model, velocity, statistics = dict(first), at_rest(first), statistics_of(result.received.model)
     local, local_statistics = supervised
-    centre, history, total, agreed = statistics, [], at_rest(first), []
+    centre, history, total, agreed, contradicted = statistics, [], at_rest(first), [], []
     for rows, _ in drawn_rows(result.second.work):
         x, strong = pixels_of(data, rows), pixels_of(data, rows, negative)
         p_local = probabilities(local, x, local_statistics)
-        labels, sureness, other, ratio = choose_by_hand(
+        labels, probability, other, ratio = choose_by_hand(
             probabilities(first, x, centre), p_local, options.confidence, options.experts
         )
-        other = p_local if options.kl_partner == "supervised" else other
-        kept = sureness > options.threshold
+        kept = probability > options.threshold
+        # s^- of eq. 6, whatever the divergence is taken to.
         agrees = kept & (other.argmax(axis=1) == labels) & (experts == "both")
         agreed.append(agrees.sum())
+        contradicted.append(np.sum(kept & (p_local.argmax(axis=1) == labels) & ~agrees))
+        other = p_local if options.kl_partner == "supervised" else other
         if options.loss_over == "kept":
             x, strong, labels, other, ratio, agrees = (a[kept] for a in (x, strong, labels, other, ratio, agrees))
         counted = np.ones(len(x), bool) if options.loss_over == "kept" else kept
@@ -200,7 +205,7 @@ def unlabelled_by_hand(result, data, supervised, experts="both"):
         model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
         statistics = running_mean(statistics, x, strong)
         history.append([value, divergence, kept.sum()])
-    return model, statistics, np.array(history), agreed
+    return model, statistics, np.array(history), agreed, contradicted
 
 
 CODE = {
@@ -228,7 +233,7 @@ def test_both_phases_are_those_of_the_equations(data, client, fields):
     result = run(data, client, **{"fedlabel.consistency_weight": 0.5, **fields})
     local, local_statistics, losses = supervised_by_hand(result, data)
     experts = fields.get("fedlabel.experts", "both")
-    model, statistics, history, agreed = unlabelled_by_hand(result, data, (local, local_statistics), experts)
+    model, statistics, history, agreed, _ = unlabelled_by_hand(result, data, (local, local_statistics), experts)
     kept = history[:, 2]
     assert any(0 < count < 3 for count in kept)
     assert any(agreed) if "fedlabel.threshold" not in fields else 0 in kept[1:]
@@ -248,6 +253,24 @@ def test_both_phases_are_those_of_the_equations(data, client, fields):
             np.testing.assert_allclose(result.finished.metrics[name], value, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("loss_over", ["batch", "kept"])
+@pytest.mark.parametrize("partner", ["discarded", "supervised"])
+def test_the_divergence_is_of_images_with_the_same_label_from_both_experts(data, partner, loss_over):
+    """Whichever expert it is taken to: where the local one labels and the received one differs there is none."""
+    fields = {"kl_partner": partner, "loss_over": loss_over, "threshold": 0.4, "consistency_weight": 0.5}
+    problem, method = build(**{f"fedlabel.{name}": value for name, value in fields.items()})
+    received, local = sent_down(problem, ROUND), sent_down(problem, seed=23).model  # as if it had been trained
+    previous = Previous(jax.tree.map(lambda leaf: leaf[None], Upload(local)), jnp.array([True]))
+    second, finished = train(method.phases[1], received, data, SOME, previous=previous)
+    result = Round(problem, received, None, None, second, finished)
+    _, _, history, agreed, contradicted = unlabelled_by_hand(
+        result, data, (in_numpy(local.params), statistics_of(local))
+    )
+    assert any(contradicted) and any(agreed)
+    for name, value in zip(("unlabelled_loss", "consistency_loss", "kept"), history.mean(axis=0)):
+        np.testing.assert_allclose(finished.metrics[name], value, atol=1e-5, err_msg=name)
+
+
 def test_the_report_has_both_experts_labels(data):
     result = run(data, SOME)
     report, size = result.second.report, 9
@@ -255,12 +278,38 @@ def test_the_report_has_both_experts_labels(data):
     local, local_statistics, _ = supervised_by_hand(result, data)
     p_local = probabilities(local, x, local_statistics)
     p_global = probabilities(in_numpy(result.received.model.params), x, statistics_of(result.received.model))
-    labels, sureness, *_ = choose_by_hand(p_global, p_local, "variance", "both")
+    labels, probability, *_ = choose_by_hand(p_global, p_local, "variance", "both")
     np.testing.assert_array_equal(report.labels[:size], labels)
     np.testing.assert_array_equal(report.others["global"][:size], p_global.argmax(axis=1))
     np.testing.assert_array_equal(report.others["local"][:size], p_local.argmax(axis=1))
     known = np.asarray(data.visible_labels)[np.asarray(data.client_index[SOME])[:size]] >= 0
-    np.testing.assert_array_equal(report.qualified, [*((sureness > BETA) | known), False])
+    np.testing.assert_array_equal(report.qualified, [*((probability > BETA) | known), False])
+
+
+@pytest.mark.parametrize("fields", [{}, {"threshold.debias": "app_u"}])
+def test_images_without_a_step_are_not_looked_at(data, fields):
+    """Two steps of three of five images: what is said of the others is nothing, and the report says so."""
+    steps = {"fedlabel.unlabelled_steps": 2, **fields}
+    result, size = run(data, SOME, **steps), 9
+    drawn = {position for _, positions in drawn_rows(result.second.work) for position in positions}
+    assert 3 <= len(drawn) < 6
+    report = result.second.report
+    np.testing.assert_array_equal(np.flatnonzero(report.made), sorted(drawn))
+    positions = np.array(sorted(drawn))
+    x = pixels_of(data, np.asarray(data.client_index[SOME])[positions])
+    local, local_statistics, _ = supervised_by_hand(result, data)
+    experts = (
+        probabilities(in_numpy(result.received.model.params), x, statistics_of(result.received.model)),
+        probabilities(local, x, local_statistics),
+    )
+    if fields:  # each expert's, divided by its own mean over these images
+        experts = [p / p.mean(axis=0) for p in experts]
+        experts = [p / p.sum(axis=1, keepdims=True) for p in experts]
+    labels, probability, *_ = choose_by_hand(*experts, "variance", "both")
+    np.testing.assert_array_equal(report.labels[positions], labels)
+    np.testing.assert_allclose(result.second.work.choice.probability[positions], probability, rtol=1e-4)
+    known = np.flatnonzero(np.asarray(data.visible_labels)[np.asarray(data.client_index[SOME])[:size]] >= 0)
+    np.testing.assert_array_equal(np.flatnonzero(report.qualified), sorted({*positions[probability > BETA], *known}))
 
 
 @pytest.mark.parametrize("normalisation", ["running", "static"])
@@ -277,17 +326,15 @@ def test_without_a_label_that_counts_a_client_sends_its_supervised_model(data, n
 
 
 def test_unlabelled_images_wait_for_their_round(data):
-    """Before it a client makes its labelled steps alone, and still uploads; the round travels only if it is needed."""
+    """Before it a client makes its labelled steps alone, and still uploads; so the round travels."""
     field = {"fedlabel.unlabelled_from": 3}
     steps = [int(run(data, SOME, jnp.int32(number), **field).second.num_steps) for number in (2, 3)]
     assert steps == [0, UNLABELLED_STEPS]
     early = run(data, SOME, jnp.int32(2), **field)
     assert early.second.takes_part
     assert_model(early.finished.upload.model, in_numpy(early.supervised.upload.model.params))
-    for fields, travels in ((field, 7), ({}, ())):
-        problem, method = build(**fields)
-        state = State(jnp.int32(7), problem.network.init(jax.random.key(0)))
-        assert method.broadcast(state, data, None).extra == travels
+    problem, method = build(**field)
+    assert method.broadcast(State(ROUND, problem.network.init(jax.random.key(0))), data, None).extra == 7
 
 
 def test_weights_may_be_those_of_every_method(data):
@@ -301,7 +348,7 @@ def test_two_models_travel_apart(data):
     """w_U is the upload, w_L is told, and r_k counts pseudo-labels, at least one."""
     result = run(data, SOME, **BOTH, **{"fedlabel.weights": "pseudo_labels"})
     local, local_statistics, _ = supervised_by_hand(result, data)
-    model, statistics, history, _ = unlabelled_by_hand(result, data, (local, local_statistics))
+    model, statistics, history, *_ = unlabelled_by_hand(result, data, (local, local_statistics))
     assert_model(result.finished.upload.model, model, statistics)
     assert_model(result.finished.upload.told["supervised"], local, local_statistics)
     assert result.finished.upload.told["used"] == history[:, 2].sum() > 1

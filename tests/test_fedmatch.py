@@ -11,7 +11,7 @@ from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Received, Upload
 from fedjax_ssl.learning.plateau import Plateau, fresh_plateau
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods import METHODS, fedmatch
 from fedjax_ssl.methods.fedmatch import PARTS, PSI, SIGMA, UPLOADS
 from fedjax_ssl.server.similar_clients import Uploads, nearest_clients, noise_image
 from linear_network import at_rest, in_numpy, sgd_step
@@ -39,8 +39,8 @@ ENTRIES = 2 * (CLASSES + PIXELS * CLASSES)  # of sigma and psi
 def build(labels, weak=mirrored, **fields):
     """A problem with labels at 'clients' or at the 'server', and its method."""
     fields = {f"fedmatch.{name}": value for name, value in {**WEIGHTS, **fields}.items()}
-    sizes = {"client.batch_size": 2 if labels == "clients" else 4, "fedmatch.unlabelled_batch": 4}
-    problem = small_problem("fedmatch", weak=weak, **{"data.labels": labels, **sizes, **fields})
+    size = 2 if labels == "clients" else 4
+    problem = small_problem("fedmatch", weak=weak, **{"data.labels": labels, "client.batch_size": size, **fields})
     return problem, METHODS["fedmatch"].factory(problem)
 
 
@@ -160,15 +160,17 @@ def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present
     model, told = finished.upload
     np.testing.assert_allclose(statistics_of(model), after, atol=1e-6)
     assert any(np.any(np.abs(leaf) <= 0.5) for leaf in sigma.values())  # which is not cut
-    trained = {PSI: cut(psi, 0.5), **({SIGMA: sigma} if labels == "clients" else {})}
+    trained = {PSI: psi, **({SIGMA: sigma} if labels == "clients" else {})}
     assert set(model.params) == set(trained)
     entries = 0
     for name, new in trained.items():
         old, uploaded = in_numpy(params[name]), in_numpy(model.params[name])
+        compared = cut(new, 0.5) if name == PSI else new
         for leaf in new:
-            travels = np.abs(new[leaf] - old[leaf]) > 0.05
+            travels = np.abs(compared[leaf] - old[leaf]) > 0.05
             np.testing.assert_allclose(uploaded[leaf], np.where(travels, new[leaf], old[leaf]), atol=1e-5)
             assert np.all(uploaded[leaf][~travels] == old[leaf][~travels])  # to the bit
+            assert name == SIGMA or leaf == "bias" or np.any(travels & (compared[leaf] != new[leaf]))
             entries += travels.sum()
     assert told["entries"] == entries and 0 < entries < ENTRIES // (1 if labels == "clients" else 2)
 
@@ -177,6 +179,46 @@ def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present
     np.testing.assert_allclose(found, steps.mean(axis=0)[: len(names)], rtol=1e-4, atol=1e-6)
     plateau = finished.own[PLATEAU]  # a patience of one visit is over
     np.testing.assert_allclose(plateau, [0.5 / 3, 0.0, 0.0], rtol=1e-6)
+
+
+def test_votes_may_be_of_probabilities_without_the_prior():
+    """Who is confident, and the label of the vote, of all voters' probabilities divided by the client's prior."""
+    problem, method = build("clients", threshold=0.6, helper_weight=0.0, l1_weight=0.0, l2_weight=0.0)
+    problem.config.threshold.debias, problem.config.client.epochs = "app_u", 1
+    data = federation([[0, -1, -1, 2, -1, -1, 1, -1, -1, -1]])
+    params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
+    received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(1e-9), jnp.bool_(True))
+    helper = random_params(problem, 6)
+    personal = {
+        "entries": jnp.float32(0),
+        "helpers": jax.tree.map(lambda leaf: leaf[None], helper),
+        "present": jnp.ones(1, bool),
+    }
+    job, finished = train(method.phases[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
+    work = job.work[0]
+    sigma, psi, of_helper = (in_numpy(one) for one in (params[SIGMA], params[PSI], helper))
+    theta, other = ({name: sigma[name] + one[name] for name in sigma} for one in (psi, of_helper))
+    rows, centre = np.asarray(work.deck.rows), statistics_of(received.model)
+    unlabelled = [place for place in range(10) if data.visible_labels[rows[place]] < 0]
+    prior = probabilities(theta, pixels_of(data, rows[unlabelled], mirrored), centre).mean(axis=0)
+    np.testing.assert_allclose(work.prior, prior, rtol=1e-5)
+
+    def divided(p):
+        return p / prior / (p / prior).sum(axis=1, keepdims=True)
+
+    losses, changed = [], []
+    for batch in np.split(np.asarray(work.deck.order)[0][:7], [4]):
+        x, strong = (pixels_of(data, rows[batch], view) for view in (problem.weak, problem.strong))
+        plain, by_helper = probabilities(theta, x, x.mean(axis=0)), probabilities(other, x, centre)
+        p, q = divided(plain), divided(by_helper)
+        votes = np.eye(CLASSES)[p.argmax(axis=1)] + np.eye(CLASSES)[q.argmax(axis=1)]
+        confident, labels = p.max(axis=1) >= 0.6, votes.argmax(axis=1)
+        of_strong = probabilities(theta, strong, strong.mean(axis=0))[np.arange(len(x)), labels]
+        losses.append(np.mean(-np.log(of_strong[confident])) if confident.any() else 0.0)
+        votes = np.eye(CLASSES)[plain.argmax(axis=1)] + np.eye(CLASSES)[by_helper.argmax(axis=1)]
+        changed += [*(labels != votes.argmax(axis=1)), *(confident != (plain.max(axis=1) >= 0.6))]
+    assert any(changed)
+    np.testing.assert_allclose(finished.metrics["pseudo_loss"], np.mean(losses), rtol=1e-4)
 
 
 def test_a_loss_that_falls_keeps_the_rate():
@@ -192,19 +234,36 @@ def test_a_loss_that_falls_keeps_the_rate():
     assert plateau.lowest == finished.metrics["labelled_loss"] > 0
 
 
+def test_a_client_without_labels_goes_by_its_unlabelled_loss():
+    """Its L_s is 0 in every visit, which would be no new minimum from the second one on."""
+    problem, method = build("clients", patience=1, threshold=0.0)
+    data = federation([[0, -1, -1], [-1] * 5])
+    params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
+    received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(0.1), jnp.bool_(False))
+    personal = {"entries": jnp.float32(0)}
+    before = Plateau(jnp.float32(1.0), jnp.float32(1e3), jnp.int32(0))
+    for client, name in ((0, "labelled_loss"), (1, "client_loss")):
+        _, finished = train(method.phases[0], received, data, client, {PLATEAU: before}, personal=personal)
+        plateau = finished.own[PLATEAU]
+        assert plateau.lowest == finished.metrics[name] > 0 and plateau.factor == 1
+
+
 @pytest.mark.parametrize(
-    ("labelled", "unlabelled", "steps", "size"),
+    ("bound", "labelled", "unlabelled", "steps", "size"),
     [
-        (3, 7, 2, 4),  # 1.5 labelled batches of 2 are two; so are the unlabelled images
-        (5, 5, 2, 3),  # 2.5 are two as well
-        (1, 9, 3, 3),  # one, but of unlabelled images at most 4 are in a batch
-        (0, 10, 3, 4),
-        (4, 0, 2, 0),
-        (0, 0, 0, 0),  # takes no part
+        (0, 3, 7, 2, 4),  # 1.5 labelled batches of 2 are two; so are the unlabelled images
+        (0, 5, 5, 2, 3),  # 2.5 are two as well
+        (0, 1, 9, 1, 9),
+        (4, 1, 9, 3, 3),  # one, but of unlabelled images at most 4 are in a batch
+        (0, 0, 10, 1, 10),
+        (4, 0, 10, 3, 4),
+        (0, 4, 0, 2, 0),
+        (0, 0, 0, 0, 0),  # takes no part
     ],
 )
-def test_an_epoch_has_as_many_batches_of_both_kinds(labelled, unlabelled, steps, size):
-    problem, method = build("clients")
+def test_an_epoch_has_as_many_batches_of_both_kinds(bound, labelled, unlabelled, steps, size):
+    problem, method = build("clients", unlabelled_batch=bound)
+    problem.config.data.partition_file = "saved.npz"  # who has how many labels is not said
     data = federation([[1] * labelled + [-1] * unlabelled])
     job = prepared(problem, method, data, KEY)
     assert job.num_steps == 2 * steps  # epochs
@@ -218,6 +277,37 @@ def prepared(problem, method, data, key):
     cohort = Cohort(jnp.array([0]), {PLATEAU: fresh_plateau((1,))}, key, personal={"entries": jnp.zeros(1)})
     received = Broadcast(model, jnp.float32(0.1), jnp.bool_(False))
     return jax.tree.map(lambda leaf: leaf[0], method.phases[0].prepare(received, data, cohort, None))
+
+
+@pytest.mark.parametrize(
+    ("expected", "fields"),
+    [
+        (1125, {"data.num_labelled": 5000, "data.partition": "dirichlet_pairs", "client.batch_size": 128}),  # SAGE's
+        (225, {"data.labels_per_class": 25, "data.partition": "stratified", "client.batch_size": 25}),
+        (2250, {"data.labels_per_class": 25, "data.partition": "profiles", "client.batch_size": 250}),
+        # A client of 477 images, 95 of them labelled, has 1.48 batches of 64: its 382 others are one batch.
+        (382, {"data.labelled_share": 0.2, "client.batch_size": 64}),
+        (2500, {"data.labels_per_class": 5, "client.batch_size": 10}),  # a client may have no labelled image
+        (2500, {"data.num_labelled": 5000, "data.partition": "dirichlet_classes"}),
+        (2500, {"data.labelled_share": 0.2, "data.partition_file": "saved.npz"}),
+        (1, {"data.reveal_labels": True}),
+    ],
+)
+def test_the_largest_batch_is_that_of_the_client_with_the_fewest_labels_beside_it(expected, fields):
+    problem = small_problem("fedmatch", **{"data.labels": "clients", "num_clients": 20, **fields})
+    problem = problem._replace(num_classes=10)
+    assert fedmatch.largest_batch(problem, 2500) == expected
+
+
+def test_the_room_of_a_batch_changes_nothing():
+    data, found = federation([[0, -1, -1, 2, -1, -1, 1, -1, -1, -1]]), []
+    for bound in (0, 4):
+        problem, method = build("clients", unlabelled_batch=bound, threshold=0.6)
+        params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
+        received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(0.1), jnp.bool_(False))
+        personal = {"entries": jnp.float32(0)}
+        found.append(train(method.phases[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)[1])
+    np.testing.assert_allclose(numbers(found[0].upload), numbers(found[1].upload), atol=1e-6)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -399,7 +489,8 @@ def test_what_travels_down_is_counted_entry_by_entry(round_number, sparse_down):
     np.testing.assert_array_equal(message["present"], [[round_number == 9] * 2, [False] * 2])
     for place, helper in enumerate((3, 2)):
         psi = jax.tree.map(lambda leaf, place=place: leaf[0, place], message["helpers"])
-        np.testing.assert_array_equal(numbers(psi), numbers(held[helper][PSI]))
+        expected = numbers(held[helper][PSI]) if round_number == 9 else 0  # they are not even looked up
+        np.testing.assert_array_equal(numbers(psi), expected)
 
     cut_off = lambda x: np.where(np.abs(x) <= 0.2, 0, x)  # noqa: E731
     parts = {name: numbers(state.server[PARTS][name]) for name in (SIGMA, PSI)}
@@ -435,4 +526,5 @@ def test_a_setting_of_the_paper_is_a_word(setting, labels):
     config = apply_arguments(base_config(), f"fedmatch,{setting},non_iid")
     validate(config)
     assert (config.data.labels, config.model.name, config.data.partition) == (labels, "resnet9", "profiles")
+    assert apply_arguments(base_config(), f"fedmatch,{setting}").data.partition == "stratified"
     assert config.client.momentum == config.server.weight_decay == config.client.clip_norm == 0

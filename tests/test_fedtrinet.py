@@ -223,7 +223,7 @@ def votes_by_hand(data, client, players, received, own, tuned):
 @pytest.mark.parametrize("players", ["three", "two", "one"])
 def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, players):
     """Without labels the spliced network votes untuned. What has a label keeps it, and labelled images get none."""
-    problem, method = build(**{"fedtrinet.players": players, "fedtrinet.many": 2})
+    problem, method = build(**{"fedtrinet.players": players, "fedtrinet.min_new_labels": 2})
     number, received = fedtrinet.PLAYERS[players], sent(problem, threshold=0.0)
     own = memory({1: 2, 4: 0}, rounds=5)
     model, previous = tuned_model(problem, client)
@@ -236,7 +236,14 @@ def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, play
     sums = np.sort(votes.max(axis=1)[free])
     threshold = (sums[len(sums) // 2 - 1] + sums[len(sums) // 2]) / 2  # some pass it, some do not
     received = received._replace(extra=Extra(jnp.int32(VOTING), jnp.float32(threshold)))
-    job = prepare(method.phases[1], received, data, client, own, previous)
+    if players == "one":  # the code's FedAvg with pseudo-labels: nothing is spliced, tuned or remembered of a model
+        own, previous, tuned = (
+            {ACCEPTED: own[ACCEPTED]},
+            None,
+            (in_numpy(received.model.params), statistics_of(received.model)),
+        )
+        assert len(method.phases) == 1
+    job = prepare(method.phases[-1], received, data, client, own, previous)
     new = [i for i in free if votes[i].max() >= threshold]
     for i in new:
         labels[i] = votes[i].argmax()
@@ -268,6 +275,47 @@ def test_while_clients_train_on_labels_alone_nothing_is_accepted(data):
     assert prepare(method.phases[1], received, data, NO_LABELS, memory(), nobody).num_steps == 0
 
 
+def test_one_player_trains_the_global_model(data):
+    """FedAvg with pseudo-labels: two epochs of plain SGD from the received model on labels and accepted images."""
+    problem, method = build(**{"fedtrinet.players": "one"})
+    received, own = sent(problem, threshold=9.0), {ACCEPTED: memory({1: 2, 4: 0})[ACCEPTED]}
+    job, finished = train(method.phases[0], received, data, SOME, own)
+    model, statistics, config = in_numpy(received.model.params), statistics_of(received.model), problem.config.client
+    velocity, labels, rows = at_rest(model), np.asarray(job.work.labels), np.asarray(data.client_index[SOME])
+    assert int(job.num_steps) == 4  # five images in batches of three, twice
+    for epoch in np.asarray(job.work.deck.order):
+        for batch in (epoch[:3], epoch[3:5]):
+            x = pixels_of(data, rows[batch], mirrored)
+            targets = np.eye(CLASSES)[labels[batch]] / len(x)
+            gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)[1]
+            model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+            statistics = running_mean(statistics, x)
+    assert_model(finished.upload.model, model, statistics)
+    assert finished.own == {}
+    assert set(method.init(data, jax.random.key(0)).clients) == {ACCEPTED}
+
+
+def test_the_vote_may_be_of_probabilities_without_the_prior(data):
+    """Each player's are divided by its own mean over the client's unlabelled images."""
+    problem, method = build(**{"threshold.debias": "app_u"})
+    received, own = sent(problem, threshold=0.0), memory()
+    model, previous = tuned_model(problem)
+    x, unlabelled = pixels_of(data, np.asarray(data.client_index[SOME])[:9]), np.array(LABELS) < 0
+    votes = 0
+    for params, statistics in (
+        (in_numpy(received.model.params), statistics_of(received.model)),
+        (in_numpy(model.params), statistics_of(model)),
+        (in_numpy(own[LOCAL].params), statistics_of(own[LOCAL])),
+    ):
+        p = probabilities(params, x, statistics)
+        ratio = p / p[unlabelled].mean(axis=0)
+        votes = votes + ratio / ratio.sum(axis=1, keepdims=True)
+    job = prepare(method.phases[1], received, data, SOME, own, previous)
+    np.testing.assert_array_equal(job.report.labels[:9][unlabelled], votes.argmax(axis=1)[unlabelled])
+    plain = prepare(build()[1].phases[1], received, data, SOME, own, previous).report.labels[:9][unlabelled]
+    assert np.any(plain != votes.argmax(axis=1)[unlabelled])
+
+
 # --- The loss. -------------------------------------------------------------------------------------------------------
 
 
@@ -279,7 +327,7 @@ def weight_by_hand(s):
 @pytest.mark.parametrize("number, rounds", [(2, 0), (2, 1), (40, 1), (100, 3)])  # before, on and behind the slope
 def test_training_goes_on_from_the_tuned_network_on_labels_and_accepted_images(data, number, rounds):
     """1/2 (CE(all) + a(s) CE(accepted)) once a round has brought many new labels, until then CE(all)."""
-    problem, method = build(**{"fedtrinet.many": 99})
+    problem, method = build(**{"fedtrinet.min_new_labels": 99})
     config, own = problem.config.client, memory({1: 2, 4: 0, 5: 1, 8: 1}, rounds)
     received = sent(problem, number, threshold=9.0)
     first, tuned = train(method.phases[0], received, data, SOME, own)

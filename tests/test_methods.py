@@ -22,7 +22,9 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
 from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.train import checkpoint_interval
 from fedjax_ssl.run.wire import bytes_per_client
+from small_problem import federation, small_problem
 
 # Of all methods. Optimisers that survive rounds give everybody something to remember; pre-training is the very training
 # that the server does in a round, compiled once more.
@@ -323,6 +325,24 @@ def test_centralised_data_are_the_server_s():
     np.testing.assert_array_equal(np.sort(data.anchor_index), np.sort(owned))
     np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], np.asarray(experiment.hidden_labels)[owned])
     assert len(owned) == 40 + NUM_CLIENTS * 33
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ("fixmatch", 10),
+        ("fixmatch,strong", 50),  # an optimiser with momentum for each client
+        ("fedtrinet", 50),  # its last model
+        ("fedtrinet,one_player", 10),
+        ("fedmatch", 50),  # at the server, its last upload
+        ("fedmatch,no_helpers", 50),
+    ],
+)
+def test_states_with_a_model_for_each_client_are_checkpointed_less_often(words, every):
+    problem = small_problem(words, **{"data.labels": "clients"})
+    method = METHODS[problem.config.method].factory(problem)
+    state = jax.eval_shape(method.init, federation([[0, -1], [-1]]), jax.random.key(0))
+    assert checkpoint_interval(problem.config, state) == every
 
 
 def test_own_optimisers_are_checkpointed_at_an_interval_of_their_own_and_resumed(tmp_path):

@@ -90,9 +90,15 @@ def unit(rows):
 
 
 class Labels:
-    """What a step takes for given: labels, who is confident, candidates, weights; from the models before it."""
+    """What a step takes for given: labels, who is confident, candidates, weights; from the models before it.
 
-    def __init__(self, options, local, received, truth, of_given):
+    With a prior P all probabilities are divided by it.
+    """
+
+    def __init__(self, options, local, received, truth, of_given, prior=1.0):
+        local, received, of_given = (
+            p / prior / np.sum(p / prior, axis=1, keepdims=True) for p in (local, received, of_given)
+        )
         self.label = received.argmax(axis=1)
         self.sure = received.max(axis=1) >= THRESHOLD
         if options.confident == "either":
@@ -147,9 +153,18 @@ def numerical_gradient(function, w, step=1e-6):
     return gradient
 
 
-@pytest.mark.parametrize(("variants", "client"), [((), A_FEW), (("code",), A_FEW), ((), NO_LABELS)])
-def test_local_training_is_that_of_the_equations(data, variants, client):
-    problem, method = build(*variants, **{"proxyfl.contrastive_weight": 0.7, "consistency.unlabelled_weight": 0.8})
+@pytest.mark.parametrize(
+    ("variants", "client", "fields"),
+    [
+        ((), A_FEW, {}),
+        (("code",), A_FEW, {}),
+        (("code",), A_FEW, {"threshold.debias": "app_u"}),
+        ((), NO_LABELS, {}),
+    ],
+)
+def test_local_training_is_that_of_the_equations(data, variants, client, fields):
+    weights = {"proxyfl.contrastive_weight": 0.7, "consistency.unlabelled_weight": 0.8}
+    problem, method = build(*variants, **weights, **fields)
     options, config = problem.config.proxyfl, problem.config.client
     received = sent_down(problem, extra=jnp.asarray(PRIOR_SENT, jnp.float32))
     job, finished = train(method.phases[0], received, data, client, jit=True)
@@ -168,8 +183,9 @@ def test_local_training_is_that_of_the_equations(data, variants, client):
         truth = np.asarray(data.visible_labels)[of_labelled]
         pool = np.concatenate([given, weak, strong]).mean(axis=0)
         p = lambda x, model, centre: softmax((x - centre) @ model["kernel"] + model["bias"])  # noqa: E731
+        prior = 1.0 if job.work.prior is None else np.asarray(job.work.prior, np.float64)
         labels = Labels(
-            options, p(weak, w, pool), p(weak, first, statistics), truth, p(given, first, statistics)
+            options, p(weak, w, pool), p(weak, first, statistics), truth, p(given, first, statistics), prior
         )  # fmt: skip
         seen |= {*labels.sure, *(len(s) for s in labels.sets)}
         counts += np.bincount(truth, minlength=CLASSES)
@@ -357,6 +373,26 @@ def test_each_part_is_switched_off_alone(data):
         assert np.allclose(after.model.params["classifier"]["kernel"], mean, atol=1e-5) != tuning
         for name in (FEATURES, PROXIES):  # not trained, and not decayed
             np.testing.assert_array_equal(after.model.params[name]["kernel"], state.model.params[name]["kernel"])
+
+
+@pytest.mark.parametrize("client", [A_FEW, NO_LABELS])
+def test_without_both_it_is_fixmatch_with_global_labels(data, client):
+    """The "none" row of its ablation, where the loss is the code's mean over the batch; batch statistics and all."""
+    finished = []
+    for variants, method, fields in (
+        (("plain_proxyfl",), "proxyfl", {"proxyfl.loss_over": "batch"}),
+        ((), "fixmatch", {"consistency.labels_from": "received"}),
+    ):
+        problem, built = build(*variants, method=method, **fields)
+        finished.append(train(built.phases[0], sent_down(problem), data, client)[1])
+    assert finished[0].metrics.keys() == finished[1].metrics.keys()
+    for found, expected in zip(*(jax.tree.leaves((one.metrics, one.upload)) for one in finished)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    of_confident = train(build("plain_proxyfl")[1].phases[0], sent_down(problem), data, client)[1]
+    assert (
+        client == NO_LABELS
+        or of_confident.metrics["unlabelled_loss"] > 1.2 * finished[0].metrics["unlabelled_loss"] > 0
+    )
 
 
 def test_without_both_it_is_sage_that_trusts_the_global_model_alone(data):

@@ -9,9 +9,10 @@ from conftest import TINY_BACKBONE
 from consistency_by_hand import assert_as_by_hand, train_by_hand
 from fedjax_ssl import UserError
 from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.engine.interface import Cohort
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.sage import mixed_labels
-from fedjax_ssl.models.network import build_network
+from fedjax_ssl.run.experiment import build_experiment
 from linear_network import softmax
 from small_problem import CLASSES, federation, prepare, sent_down, small_problem, train
 
@@ -140,27 +141,41 @@ def test_its_protocol_is_that_of_the_paper():
     assert apply_arguments(config, "fixmatch").num_clients == 20 and config.method == "fixmatch"
 
 
-def test_the_code_s_normalisation_is_that_of_the_clients_alone():
-    images = federation([[0, -1, -1]])
-    images = images._replace(images=jnp.repeat(images.images, 3, axis=-1))
-    facts = {"num_classes": CLASSES, "image_shape": (2, 2, 3), "mean": (0.4377, 0.4438, 0.4728), "std": (0.2,) * 3}
-    code = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)}
-    fields = {"model.name": TINY_BACKBONE, "model.normalisation": "group", "data.labels": "clients"}
+@pytest.mark.parametrize("method", ["sage", "supervised"])
+def test_the_code_s_normalisation_is_that_of_training_alone(tmp_path, method):
+    """For every method: a client's step is that of other means and deviations, the round's test is not."""
+    rng, path = np.random.default_rng(0), tmp_path / "images.npz"
+    images, labels = rng.integers(0, 256, (30, 2, 2, 3)).astype(np.uint8), np.arange(30) % CLASSES
+    np.savez(path, x_train=images, y_train=labels, x_test=images[:6], y_test=labels[:6])
+    config = apply_arguments(base_config(), method)
+    config.update_from_flattened_dict({
+        "data.source": "npz", "data.path": str(path), "data.labels": "clients", "model.name": TINY_BACKBONE,
+        "num_clients": 2, "clients_per_round": 1, "augment.flavour": "none", "augment.padding": 0,
+    })  # fmt: skip
+    own = build_experiment(config)
+    config.data.normalisation = "cifar10_in_training"
+    code = build_experiment(config)
+    networks = code.problem.network, own.problem.network  # with which tests are done
+    assert len({(network.mean, network.std) for network in networks}) == 1
+    state = jax.jit(own.method.init)(own.data, jax.random.key(0))
+    cohort = Cohort(jnp.array([0]), {}, jax.random.key(1))
+    others = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)}
+    expected = METHODS[method].factory(own.problem._replace(network=own.problem.network._replace(**others)))
 
-    def gaps(bug, **other):
-        problem = small_problem("sage", **fields, **{"consistency.code_normalisation": bug})
-        problem = problem._replace(network=build_network(problem.config, {**facts, **other}))
-        phase = METHODS["sage"].factory(problem).phases[0]
-        assert problem.network.std == facts["std"] or other  # the test's stay as they are
-        model = problem.network.init(jax.random.key(0))
-        return prepare(phase, sent_down(build()[0])._replace(model=model), images, 0).report.facts["score_gap"][:3]
+    def stepped(method):
+        phase, received = method.phases[0], method.broadcast(state, own.data, None)
+        job = jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, own.data, cohort, None))
+        carry = phase.start(received, job.work, {})
+        carry = jax.jit(phase.step)(received, own.data, job.work, carry, jnp.int32(0), jax.random.key(2))
+        return np.asarray(carry.learner.model.params["classifier"]["kernel"])
 
-    np.testing.assert_array_equal(gaps(True), gaps(False, **code))
-    assert np.all(gaps(True) != gaps(False))
-    grey = small_problem("sage", **fields, **{"consistency.code_normalisation": True})
-    grey = grey._replace(network=build_network(grey.config, {**facts, "image_shape": (2, 2, 1), "mean": (0.0,)}))
-    with pytest.raises(UserError, match=r"code_normalisation is of images with 3 channels; those of cifar10 have 1"):
-        METHODS["sage"].factory(grey)
+    np.testing.assert_array_equal(stepped(code.method), stepped(expected))
+    assert np.any(stepped(code.method) != stepped(own.method))
+    config.data.normalisation = "cifar10"  # of the tests, too
+    assert build_experiment(config).problem.network.std == (0.2023, 0.1994, 0.2010)
+    config.data.standardise = False
+    with pytest.raises(UserError, match=r"data.normalisation='cifar10' is for standardised images of 3 channels"):
+        build_experiment(config)
 
 
 def test_labels_of_one_model_are_refused():

@@ -265,6 +265,18 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_pat
     assert is_named or sweep == load_sweep(str(path))  # the default's name needs not be said
 
 
+def test_what_a_round_costs_is_measured_with_helpers_and_at_named_rates(tmp_path):
+    """FedLabel's Table 5: whoever takes part has uploaded in the round before; SAGE's: no method's rate is silent."""
+    cells = plan(load_sweep(f"{ROOT}/configs/sweeps/fedlabel_table5.py"), tmp_path)
+    (fedmatch,) = [cell.config for cell in cells if cell.config.method == "fedmatch"]
+    assert fedmatch.fedmatch.helper_interval == 1 and fedmatch.num_rounds > 1
+    assert fedmatch.clients_per_round == fedmatch.num_clients
+    sweep = load_sweep(f"{ROOT}/configs/sweeps/sage_table.py")
+    rates = {cell.config.method: cell.config.client.learning_rate for cell in plan(sweep, tmp_path)}
+    assert rates.pop("fedmatch") == 0.003 and set(rates.values()) == {0.1}
+    assert sweep.methods["FedMatch"][1] == {"client.learning_rate": 0.003}
+
+
 @pytest.mark.parametrize(
     ("table", "dataset", "anchors"),
     [

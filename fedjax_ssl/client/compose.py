@@ -1,6 +1,7 @@
 """Phases of local training made of others: continued, in turn, with less memory, a falling rate, sparse uploads."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,23 +85,35 @@ def in_turn(*phases: Phase) -> Phase:
             phase.finish(received, work, with_model(training, model), num_steps)
             for phase, training in zip(phases, carries)
         ]
-        params, told, own, metrics = {}, {}, {}, {}
-        for finished in each:
-            params |= finished.upload.model.params
-            told |= finished.upload.told
-            own |= finished.own
-            metrics |= finished.metrics
-        return Finished(Upload(Model(params, each[-1].upload.model.batch_stats), told), own, metrics)
+        params = disjoint(finished.upload.model.params for finished in each)
+        told, own = disjoint(finished.upload.told for finished in each), disjoint(finished.own for finished in each)
+        upload = Upload(Model(params, each[-1].upload.model.batch_stats), told)
+        return Finished(upload, own, disjoint(finished.metrics for finished in each))
 
     return Phase(phases[0].prepare, start, step, finish)
 
 
-def with_plateau(phase: Phase, watched: str, patience: int) -> Phase:
+def disjoint(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries of all of them.
+
+    Raises:
+        ValueError: two have an entry of the same name.
+    """
+    union = {}
+    for mapping in mappings:
+        twice = sorted(union.keys() & mapping.keys())
+        if twice:
+            raise ValueError(f"two phases in turn have an entry {twice[0]!r}; give each a name of its own")
+        union |= mapping
+    return union
+
+
+def with_plateau(phase: Phase, watched: Callable[..., jax.Array], patience: int) -> Phase:
     """A phase at each client's own learning rate: a third of it after `patience` visits without a new lowest loss.
 
     Args:
         phase: reads its learning rate from the broadcast, as `local_sgd` does.
-        watched: name of the metric that is the loss.
+        watched: (work, metrics) -> float32 [], the loss of a visit.
         patience: in visits of the client.
 
     Returns:
@@ -122,7 +135,7 @@ def with_plateau(phase: Phase, watched: str, patience: int) -> Phase:
 
     def finish(received, work, carry, num_steps) -> Finished:
         finished = phase.finish(at_own_rate(received, work[1]), work[0], carry, num_steps)
-        plateau = after_epoch(work[1], finished.metrics[watched], patience)
+        plateau = after_epoch(work[1], watched(work[0], finished.metrics), patience)
         return finished._replace(own={**finished.own, PLATEAU: plateau})
 
     return Phase(prepare, start, step, finish)
@@ -133,8 +146,8 @@ def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, floa
 
     Args:
         phase: of `local_sgd`, or made of such.
-        least_change: an entry travels if it differs from the received one by more than this.
-        smallest: by part, entries of this magnitude or less first become 0.
+        least_change: an entry travels, as it is, if it differs from the received one by more than this.
+        smallest: by part, entries of this magnitude or less are taken for 0 in that comparison.
 
     Returns:
         The Phase; it tells how many `entries` travel, float32 [].
@@ -143,9 +156,9 @@ def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, floa
     def finish(received, work, carry, num_steps) -> Finished:
         finished = phase.finish(received, work, carry, num_steps)
         new, told = finished.upload.model.params, finished.upload.told
-        new = {name: sparse.cut(part, smallest[name]) if name in smallest else part for name, part in new.items()}
         old = select(received.model.params, tuple(new))
-        travels = sparse.differs(new, old, least_change)
+        compared = {name: sparse.cut(part, smallest[name]) if name in smallest else part for name, part in new.items()}
+        travels = sparse.differs(compared, old, least_change)
         model = finished.upload.model._replace(params=jax.tree.map(jnp.where, travels, new, old))
         return finished._replace(upload=Upload(model, {**told, "entries": sparse.count(travels)}))
 

@@ -1,8 +1,8 @@
-"""Local SGD on a labelled and an unlabelled batch in each step, as in FixMatch and UDA.
+"""Local SGD on a labelled and an unlabelled batch in each step: FixMatch, UDA, SAGE, ProxyFL.
 
-The strong view of an unlabelled image is trained towards a model's prediction of its weak view, made in the same step;
-labelled images, if the client has any, add their cross-entropy. Which examples have a label is data: a client with
-labels only, with none, or with a few goes through the same step.
+The strong view of an unlabelled image is trained towards a label of its weak view, made in the same step; labelled
+images, if the client has any, add their cross-entropy. Which examples have a label is data: a client with labels only,
+with none, or with a few goes through the same step. What differs is a method's `Rule`.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import debiased, label_cohort
 from fedjax_ssl.client.local_sgd import Loss, local_sgd
-from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Jobs, Phase, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -23,54 +23,58 @@ from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import Network
 
 
-class Rule(NamedTuple):
-    """Targets and loss of a method, from the two views.
+class Step(NamedTuple):
+    """What one step knows. What a rule does not read is dead code, which XLA drops.
 
     Attributes:
-        target: (logits of the weak views [B, C], thresholds [C]) -> (targets, a pytree with leaves [B, ...]; and
-            weights, bool or float32 [B], of each image in the loss).
-        loss: (logits of the strong views [B, C], targets, weights [B], mask [B]) -> float32 [].
-        by_both: whether `target` takes the logits of both models, (local [B, C], received [B, C], thresholds [C]).
-        also: (received, model, Step) -> Loss, without statistics, a further loss of what the step has passed; None:
-            none. It needs `by_both`.
-        metrics: names of its metrics.
+        received: the `Broadcast`.
+        model: in training; the loss is a function of it.
+        thresholds: float32 [C], see `label_cohort`.
+        last_epoch: bool [], whether the step is one of the last local epoch.
+        mask: bool [B], which unlabelled images are present; in a loss, which of them have a strong view.
+        by_local: float32 [B, C], logits of their weak views by the model in training; no gradient. By their batch's
+            statistics, see `label_mode`; by the model's, where these views have no pass in training.
+        by_received: float32 [B, C], by the received model and its statistics. With `threshold.debias` these and
+            `labelled_by_received` are of probabilities without the prior.
+        labels: int32 [B'], of the labelled images; B' is 0 if no client has labels.
+        labelled_mask: bool [B'], which of these are present.
+        labelled_by_received: float32 [B', C], logits of their weak views by the received model.
+        weak: Outputs of the weak views in training, [B, ...]; None where they have no pass.
+        strong, labelled: Outputs of the strong views and of the labelled images' weak ones, [B, ...] and [B', ...];
+            None for a rule's `label`.
+    """
+
+    received: Broadcast
+    model: Model
+    thresholds: jax.Array
+    last_epoch: jax.Array
+    mask: jax.Array
+    by_local: jax.Array
+    by_received: jax.Array
+    labels: jax.Array
+    labelled_mask: jax.Array
+    labelled_by_received: jax.Array
+    weak: Outputs | None
+    strong: Outputs | None = None
+    labelled: Outputs | None = None
+
+
+class Rule(NamedTuple):
+    """What a method does with the unlabelled images of a step.
+
+    Attributes:
+        label: Step -> (targets, a pytree with leaves [B, ...]; and weights, bool or float32 [B], of each image in the
+            loss).
+        loss: (Step, targets, weights) -> Loss, without statistics: what the step adds to the labelled images'
+            cross-entropy. Its metrics have `unlabelled_loss`.
+        metrics: names of its other metrics.
         sums: shapes of its `sums`, by name, see `local_sgd`.
     """
 
-    target: Callable[..., tuple[Any, jax.Array]]
-    loss: Callable[..., jax.Array]
-    by_both: bool = False
-    also: Callable[..., Loss] | None = None
+    label: Callable[[Step], tuple[Any, jax.Array]]
+    loss: Callable[[Step, Any, jax.Array], Loss]
     metrics: tuple[str, ...] = ()
     sums: Mapping[str, tuple[int, ...]] = {}
-
-
-class Step(NamedTuple):
-    """What one step has passed through the model in training, for a further loss.
-
-    Attributes:
-        weak, strong: Outputs of the unlabelled images' views, [B, ...].
-        local, received: float32 [B, C], logits of the weak views by both models, as labels take them; no gradient.
-        mask: bool [B].
-        given: Outputs of the labelled images' weak views, [B', ...]; None if no client has labels.
-        labels: int32 [B'].
-        given_received: float32 [B', C], their logits by the received model.
-        given_mask: bool [B'].
-        thresholds: float32 [C].
-        last_epoch: bool [], whether the step is one of the last local epoch.
-    """
-
-    weak: Outputs
-    strong: Outputs
-    local: jax.Array
-    received: jax.Array
-    mask: jax.Array
-    given: Outputs | None
-    labels: jax.Array | None
-    given_received: jax.Array | None
-    given_mask: jax.Array | None
-    thresholds: jax.Array
-    last_epoch: jax.Array
 
 
 class Work(NamedTuple):
@@ -106,29 +110,25 @@ def consistency_phase(
         rule: targets and loss of the unlabelled images.
         threshold: see `label_cohort`.
         label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval', by its
-            own. The received model (`labels_from`) always takes its own.
+            own. The received model always takes its own.
         loss_over: 'batch', every unlabelled image has a strong view; 'confident', only those of weight above 0 have
             one and enter its batch statistics, and a step in which no image counts is skipped.
         parts: of the model that are trained and uploaded.
 
     Raises:
-        UserError: `loss_over='confident'` with one pass for all views; one model's labels for a rule of both;
-            `code_normalisation` of grey images.
+        UserError: `loss_over='confident'` with one pass for all views.
     """
-    config, options = problem.config.client, problem.config.consistency
-    if options.code_normalisation:
-        problem = _normalised_as_the_code_does(problem)
-    network = problem.network
+    network, config, options = problem.network, problem.config.client, problem.config.consistency
     where = problem.config.data
     clients_have_labels = where.labels != "server" or where.reveal_labels or where.centralised
-    only_confident, by_received = loss_over == "confident", options.labels_from == "received"
+    only_confident = loss_over == "confident"
     together = options.batch_norm == "together" or (
         options.batch_norm == "auto" and clients_have_labels and not only_confident
     )
     if together and only_confident:
         raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
-    if rule.by_both and by_received:
-        raise UserError("consistency.labels_from='received' is for a method that labels by one model, not by both")
+    # With statistics apart nobody needs weak views in training that the received model labels.
+    weak_in_training = label_mode == "train" and (together or options.labels_from == "local")
     unlabelled_size = options.unlabelled_ratio * config.batch_size
     fixed_length = options.epoch_length == "unlabelled"
 
@@ -165,72 +165,80 @@ def consistency_phase(
         weak_key, strong_key, labelled_key = jax.random.split(key, 3)
         images = data.images[batch.rows]
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
-        of_received = None
-        if by_received or rule.by_both:
-            of_received = network.predict(received.model, weak).logits
-        given = []  # the labelled images' views, and which of them are present
-        if work.labelled is not None:
+        last_epoch = batch.index >= work.num_steps - work.num_steps // config.epochs
+
+        def predicted(model, images):
+            """Logits in evaluation mode."""
+            return network.predict(model, images).logits
+
+        def for_labels(logits):
+            logits = jax.lax.stop_gradient(logits)
+            return logits if work.prior is None else debiased(logits, work.prior)
+
+        by_received = for_labels(predicted(received.model, weak))
+        if clients_have_labels:
             known = work.labelled.batch(batch.index, config.batch_size)
-            known_weak = problem.weak(labelled_key, data.images[known.rows])
-            given = [([known_weak], known.mask)]
+            labels, labelled_mask = data.visible_labels[known.rows], known.mask
+            labelled = problem.weak(labelled_key, data.images[known.rows])
+            labelled_by_received = for_labels(predicted(received.model, labelled))
+        else:
+            labels, labelled_mask, labelled_by_received = jnp.zeros(0, jnp.int32), jnp.zeros(0, bool), by_received[:0]
 
         def of(model) -> Loss:
-            of_weak = of_received if by_received else None
-            if label_mode == "eval" and not by_received:
-                of_weak = network.predict(model, weak).logits
-            in_training = [weak] if of_weak is None else []
+            groups = [([labelled], labelled_mask)] if clients_have_labels else []
             # The confident images are known only after their weak views have passed.
-            views = in_training if only_confident else [*in_training, strong]
-            passed, after = train_views(network, model, [*given, (views, batch.mask)], together)
-            of_given = passed.pop(0) if given else None
-            weak_passed = passed.pop(0) if in_training else None
-            of_weak = jax.lax.stop_gradient(weak_passed.logits if of_weak is None else of_weak)
-            labelling = (of_weak, of_received) if rule.by_both else (of_weak,)
-            if work.prior is not None:
-                labelling = tuple(debiased(logits, work.prior) for logits in labelling)
-            targets, weights = rule.target(*labelling, work.thresholds)
-            counted = batch.mask
+            unlabelled = [weak] * weak_in_training + [strong] * (not only_confident)
+            passed, after = train_views(network, model, [*groups, (unlabelled, batch.mask)], together)
+            of_labelled = passed.pop(0) if clients_have_labels else None
+            of_weak = passed.pop(0) if weak_in_training else None
+            by_local = for_labels(of_weak.logits if weak_in_training else predicted(model, weak))
+            step = Step(
+                received, model, work.thresholds, last_epoch, batch.mask, by_local, by_received, labels, labelled_mask,
+                labelled_by_received, of_weak,
+            )  # fmt: skip
+            targets, weights = rule.label(step)
+            share = jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+            counts = None
             if only_confident:
-                counted = batch.mask & (weights > 0)
-                passed, after = train_views(network, after, [([strong], counted)])
-            unlabelled_loss = rule.loss(passed[0].logits, targets, weights, counted)
-            value = options.unlabelled_weight * unlabelled_loss
-            metrics = {"confident_share": jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)}
-            if given:
-                labelled_loss = cross_entropy(of_given.logits, data.visible_labels[known.rows], known.mask)
-                value = labelled_loss + value
-                metrics |= {"labelled_loss": labelled_loss, "unlabelled_loss": unlabelled_loss}
-            counts = jnp.any(jnp.concatenate([counted, *(mask for _, mask in given)])) if only_confident else None
-            sums = {}
-            if rule.also is not None:
-                last_epoch = batch.index >= work.num_steps - work.num_steps // config.epochs
-                labelled = (None,) * 4
-                if given:
-                    by_both = network.predict(received.model, known_weak).logits
-                    labelled = of_given, data.visible_labels[known.rows], by_both, known.mask
-                step = Step(weak_passed, passed[0], *labelling, batch.mask, *labelled, work.thresholds,
-                            last_epoch)  # fmt: skip
-                further = rule.also(received, model, step)
-                value, metrics, sums = value + further.value, {**metrics, **further.metrics}, further.sums
-            return Loss(value, after.batch_stats, {"client_loss": value, **metrics}, counts=counts, sums=sums)
+                step = step._replace(mask=batch.mask & (weights > 0))
+                passed, after = train_views(network, after, [([strong], step.mask)])
+                counts = jnp.any(step.mask) | jnp.any(labelled_mask)
+            (of_strong,) = passed
+            if not clients_have_labels:
+                of_labelled = jax.tree.map(lambda leaf: leaf[:0], of_strong)
+            result = rule.loss(step._replace(strong=of_strong, labelled=of_labelled), targets, weights)
+            labelled_loss = cross_entropy(of_labelled.logits, labels, labelled_mask)
+            value = labelled_loss + result.value
+            metrics = {"client_loss": value, "confident_share": share, **result.metrics}
+            if clients_have_labels:
+                metrics["labelled_loss"] = labelled_loss
+            return Loss(value, after.batch_stats, metrics, counts=counts, sums=result.sums)
 
         return of
 
-    metrics = ("client_loss", "confident_share")
-    metrics += ("labelled_loss", "unlabelled_loss") if clients_have_labels else ()
-    metrics += rule.metrics
+    metrics = ("client_loss", "confident_share", "unlabelled_loss", *rule.metrics)
+    metrics += ("labelled_loss",) if clients_have_labels else ()
     return local_sgd(problem, prepare, loss, metrics=metrics, parts=parts, batch_size=unlabelled_size, sums=rule.sums)
 
 
-def _normalised_as_the_code_does(problem: Problem) -> Problem:
-    """A problem whose network takes pixels as the clients of SAGE's code do."""
-    network = problem.network
-    if len(network.mean) != 3:
-        raise UserError(
-            f"consistency.code_normalisation is of images with 3 channels; those of {problem.config.data.source} have "
-            f"{len(network.mean)}"
-        )
-    return problem._replace(network=network._replace(mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616)))
+def by_one_model(problem: Problem, step: Step) -> jax.Array:
+    """Logits of the weak views by the model that `consistency.labels_from` names: float32 [B, C]."""
+    return step.by_received if problem.config.consistency.labels_from == "received" else step.by_local
+
+
+def check_both_label(problem: Problem, name: str) -> None:
+    """For methods that read both models' logits.
+
+    Raises:
+        UserError: the configuration has labels by the received model alone.
+    """
+    if problem.config.consistency.labels_from != "local":
+        raise UserError(f"consistency.labels_from='received' is for a method that labels by one model; {name} has both")
+
+
+def unlabelled_loss(problem: Problem, value: jax.Array) -> Loss:
+    """lambda_u L_u, a rule's loss."""
+    return Loss(problem.config.consistency.unlabelled_weight * value, (), {"unlabelled_loss": value})
 
 
 def train_views(

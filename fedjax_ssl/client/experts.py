@@ -11,14 +11,16 @@ class Choice(NamedTuple):
 
     Attributes:
         labels: int32 [...], of the chosen expert.
-        sureness: float32 [...], its largest probability.
+        probability: float32 [...], that of this label.
         other: float32 [..., C], logarithms of the other expert's probabilities.
+        agrees: bool [...], whether both experts have this label; False where one labels alone.
         ratio: float32 [...], h(other) / h(chosen), from 0 to 1 if the surer one was chosen.
     """
 
     labels: jax.Array
-    sureness: jax.Array
+    probability: jax.Array
     other: jax.Array
+    agrees: jax.Array
     ratio: jax.Array
 
 
@@ -49,9 +51,12 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
     takes_local = h_local > h_global if experts == "both" else jnp.full(h_local.shape, experts == "local")
     chosen = jnp.where(takes_local[..., None], of_local, of_global)
     h_chosen, h_other = jnp.where(takes_local, h_local, h_global), jnp.where(takes_local, h_global, h_local)
+    other = jnp.where(takes_local[..., None], of_global, of_local)
+    labels = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
     return Choice(
-        labels=jnp.argmax(chosen, axis=-1).astype(jnp.int32),
-        sureness=jnp.exp(jnp.max(chosen, axis=-1)),
-        other=jnp.where(takes_local[..., None], of_global, of_local),
+        labels=labels,
+        probability=jnp.exp(jnp.max(chosen, axis=-1)),
+        other=other,
+        agrees=(jnp.argmax(other, axis=-1) == labels) & (experts == "both"),
         ratio=jnp.where(h_chosen > 0, h_other / jnp.where(h_chosen > 0, h_chosen, 1.0), 1.0),
     )

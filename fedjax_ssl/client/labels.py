@@ -76,7 +76,7 @@ def label_cohort(
     scores_used, prior = scored if used is None else scored[used], None
     if debias:
         prior = mean_prediction(scores_used, examples.present)
-        scores_used = jax.nn.softmax(debiased(jnp.log(scores_used), prior[:, None, :]))
+        scores_used = jax.nn.softmax(without_prior(problem, jnp.log(scores_used), examples.present))
     thresholds, own = jax.vmap(lambda s, p, o: class_thresholds(problem.config.threshold, threshold, s, p, o))(
         scores_used, examples.present, examples.own
     )
@@ -99,6 +99,22 @@ def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
     """
     total = jnp.sum(jnp.where(present[..., None], probabilities, 0.0), axis=-2)
     return total / jnp.maximum(jnp.sum(present, axis=-1, keepdims=True), 1)
+
+
+def without_prior(problem: Problem, logits: jax.Array, present: jax.Array) -> jax.Array:
+    """A model's logits of each client's images, as `threshold.debias` has them: by 'app_u' `debiased`.
+
+    Args:
+        problem: the run.
+        logits: float32 [..., n, C].
+        present: bool [..., n], the images over which the model's mean prediction is taken.
+
+    Returns:
+        float32 [..., n, C].
+    """
+    if problem.config.threshold.debias == "none":
+        return logits
+    return debiased(logits, mean_prediction(jax.nn.softmax(logits), present)[..., None, :])
 
 
 def debiased(logits: jax.Array, prior: jax.Array) -> jax.Array:

@@ -53,5 +53,6 @@ def freezing(head: tuple[str, ...]) -> Callable[[optax.GradientTransformation], 
             lambda path, _: path[0].key == "backbone" and path[1].key in head, params
         )
 
+    # Before the optimiser, so that no norm or momentum has the head's gradient; and after it, for what decay adds.
     frozen = optax.masked(optax.set_to_zero(), is_head)
     return lambda optimizer: optax.chain(frozen, optimizer, frozen)

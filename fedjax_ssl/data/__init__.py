@@ -12,11 +12,12 @@ from fedjax_ssl.data.partition import (
     make_partition,
     save_partition,
 )
-from fedjax_ssl.data.sources import SOURCES, Dataset, dataset_facts, load_dataset
+from fedjax_ssl.data.sources import NORMALISATIONS, SOURCES, Dataset, dataset_facts, load_dataset
 
 __all__ = [
     "FITS",
     "LABELS",
+    "NORMALISATIONS",
     "PARTITIONS",
     "SEED_AXES",
     "SOURCES",

@@ -40,6 +40,12 @@ class FederatedData(NamedTuple):
     test_labels: jax.Array
     seed: jax.Array
 
+    @property
+    def at_clients(self) -> jax.Array:
+        """bool [N], which rows of `images` a client holds."""
+        present = jnp.arange(self.client_index.shape[1]) < self.client_size[:, None]
+        return jnp.zeros(len(self.images), bool).at[self.client_index].max(present)
+
 
 # Which arrays differ between the seeds of one run; all seeds share one copy of the images.
 SEED_AXES = FederatedData(

@@ -68,17 +68,26 @@ _PUBLISHED = {
 SOURCES = ("digits", "npz", "folder", *_PUBLISHED)
 
 
+# Of `data.normalisation`: means and deviations of the pixels, in place of the data set's own.
+NORMALISATIONS = {
+    "own": {},
+    "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)},
+    "cifar10_in_training": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)},
+}
+
+
 def load_dataset(config: Any) -> Dataset:
     """Loads the data set that a configuration names.
 
     Args:
         config: the `data` section. Read are `source` (one of `SOURCES`); for an npz and a folder `path` and `flip`,
           for a folder `image_size` and `fit`, too; for a published data set `tfds_dir`, the folder of TensorFlow
-          Datasets ('' = its default); `balanced_test`; and `standardise`.
+          Datasets ('' = its default); `balanced_test`; `standardise`; and `normalisation` (one of `NORMALISATIONS`).
 
     Returns:
         The data set; unless `standardise`, with means of 0 and deviations of 1, which leave pixels from 0 to 1; with
-        `balanced_test` the first test images of each class, as many as the smallest class has.
+        `normalisation` 'cifar10' with those of CIFAR-10; with `balanced_test` the first test images of each class, as
+        many as the smallest class has.
 
     Raises:
         UserError: the source is unknown, the file or folder is missing or malformed, or a published data set is neither
@@ -88,9 +97,16 @@ def load_dataset(config: Any) -> Dataset:
     if config.balanced_test:
         rows = first_of_each_class(dataset.y_test)
         dataset = dataset._replace(x_test=dataset.x_test[rows], y_test=dataset.y_test[rows])
+    channels, name = dataset.x_train.shape[-1], config.normalisation
+    if name != "own" and (channels != 3 or not config.standardise):
+        raise UserError(
+            f"data.normalisation={name!r} is for standardised images of 3 channels; those of {config.source} have "
+            f"{channels}, and data.standardise is {config.standardise}"
+        )
+    if name == "cifar10":
+        return dataset._replace(**NORMALISATIONS[name])
     if config.standardise:
         return dataset
-    channels = dataset.x_train.shape[-1]
     return dataset._replace(mean=(0.0,) * channels, std=(1.0,) * channels)
 
 

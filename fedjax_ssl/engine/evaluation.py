@@ -71,7 +71,8 @@ def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array,
     Args:
         report: leaves [R, n_max].
         truth: int32 [R, n_max], the true labels.
-        unlabelled: bool [R, n_max], False for padding and where the label is visible.
+        unlabelled: bool [R, n_max], False for padding and where the label is visible. Of these the ones count of which
+            the report says that a label was made.
         num_jobs: how many of the rows are not padding.
 
     Returns:
@@ -80,6 +81,8 @@ def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array,
         number over the cohort, and `qualified_share`, their share of all; and the mean of each of the report's facts
         over the examples where it is finite.
     """
+    if report.made is not None:
+        unlabelled = unlabelled & report.made
     qualified = report.qualified & unlabelled
 
     def accuracy(labels: jax.Array, counted: jax.Array) -> jax.Array:

@@ -170,12 +170,14 @@ class Report(NamedTuple):
         qualified: bool [M, n_max], which of its examples a client trains on.
         others: by name, labels int32 [M, n_max] of other rules, which are scored as well.
         facts: by name, float32 [M, n_max], numbers of each example, whose means over the unlabelled ones are reported.
+        made: bool [M, n_max], which examples got a label at all; None: all. The others are not scored.
     """
 
     labels: jax.Array
     qualified: jax.Array
     others: Mapping[str, jax.Array] = {}
     facts: Mapping[str, jax.Array] = {}
+    made: jax.Array | None = None
 
 
 class Jobs(NamedTuple):

@@ -86,6 +86,8 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
                 rows, sizes = data.client_index[result.clients], _sizes(data, result)
                 unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
                 scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, len(draw.clients))
+        if method.phases and not len(data.anchor_index):  # labels, if there are any, are at clients
+            from_clients["clients_without_labels"] = jnp.sum(data.labelled_size[draw.clients] == 0)
         metrics = {"round": state.round, **measured, **scored, **before, **from_clients, **after}
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 

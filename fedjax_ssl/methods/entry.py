@@ -33,6 +33,7 @@ class Entry:
         companions: name -> function of the configuration that gives the heads of a second network, whose model travels
             with the first one's: see `fedjax_ssl.models.network`.
         embedding: the head whose outputs represent an image in pictures and predictions; '': the backbone's features.
+        threshold: the fields of `config.threshold`, of 'kind' and 'debias', that it reads; others have their defaults.
         tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
     """
 
@@ -51,6 +52,7 @@ class Entry:
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)
     embedding: str = ""
+    threshold: tuple[str, ...] = ("kind", "debias")
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def heads_of(self, config: ConfigDict) -> dict[str, Callable[[ConfigDict], Callable | None]]:
@@ -76,6 +78,7 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
     config.lock()
     for what, words, known in (
         ("settings", entry.settings, LABELS_AT),
+        ("threshold", entry.threshold, ("kind", "debias")),
         ("embedding", filter(None, [entry.embedding]), entry.heads),
         ("heads_if", entry.heads_if, entry.heads),
         *((what, getattr(entry, what), own) for what in ("choices", "at_least", "at_most", "above")),

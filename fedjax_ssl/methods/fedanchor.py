@@ -265,5 +265,6 @@ ENTRY = Entry(
     above={"temperature": 0.0},
     heads=HEADS,
     embedding=HEAD,
+    threshold=("kind",),
     tiny={"fedanchor.threshold": 0.5},
 )

@@ -204,5 +204,6 @@ ENTRY = Entry(
     variants=VARIANTS,
     choices={"count_per": ("epoch", "round"), "labels_from": ("local", "global")},
     at_least={"successive": 1, "average_rounds": 1, "stop_rounds": 1},
+    threshold=(),
     tiny={"fedil.threshold": 0.2, "fedil.successive": 1},
 )

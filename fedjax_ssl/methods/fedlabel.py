@@ -8,11 +8,13 @@ Cho, Joshi and Dimitriadis, ICCV 2023 (arXiv 2307.08809). Every client has a few
   4. both changes travel in one upload, with the number r_k of images that were used, which is its weight.
 
 Steps are numbers of SGD steps, on minibatches drawn uniformly. The experts do not change in the second phase and see
-raw images in evaluation mode, so their labels are made once a round, which is the same as anew in each step. The paper
-does not say what becomes of batch normalisation's statistics: a sum of two changes could make a variance negative, so
-here they are the mean of those of the phases that took a step. The variant `code` is what the public code does.
+raw images in evaluation mode, so the labels of all images that are drawn are made once a round, which is the same as
+anew in each step. The paper does not say what becomes of batch normalisation's statistics: a sum of two changes could
+make a variance negative, so here they are the mean of those of the phases that took a step. The variant `code` is what
+the public code does.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,6 +38,7 @@ from fedjax_ssl.client import (
     trained_models,
 )
 from fedjax_ssl.client.experts import CONFIDENCES, EXPERTS, Choice, choose
+from fedjax_ssl.client.labels import without_prior
 from fedjax_ssl.engine import CLASSIFIER, Augmentation, Broadcast, Jobs, Method, Phase, Problem, Report, trained_parts
 from fedjax_ssl.learning.losses import fixmatch_loss
 from fedjax_ssl.learning.sgd import Model
@@ -141,10 +144,10 @@ def fedlabel(problem: Problem) -> Method:
         weighted_by=None if options.weights == "shared" else told_weights(USED),
         combine=half_of_each() if options.upload == "two_models" else None,
     )
-    method = method._replace(aggregate=aggregation.aggregate)
-    if options.unlabelled_from:  # clients must then know the round
-        method = method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.round))
-    return method
+    return method._replace(
+        aggregate=aggregation.aggregate,
+        broadcast=lambda state, data, key: global_model(problem, state, extra=state.round),
+    )
 
 
 def supervised_phase(problem: Problem) -> Phase:
@@ -157,52 +160,97 @@ def supervised_phase(problem: Problem) -> Phase:
         deck = Deck.drawn(examples, examples.labelled, examples.keys, options.labelled_steps, size)
         return Jobs(deck.num_steps(size), OnLabels.of(problem, examples, deck))
 
-    loss = loss_on_labels(problem, view=lambda *rows: view(problem, problem.weak, *rows))
+    loss = loss_on_labels(problem, view=functools.partial(view, problem, problem.weak))
     return local_sgd(problem, prepare, loss, metrics=("client_loss",), handed_on=True)
 
 
 def unlabelled_phase(problem: Problem) -> Phase:
     """tau' steps of eq. 8 on unlabelled images, and the upload of both phases."""
-    options, size, network = problem.config.fedlabel, problem.config.client.batch_size, problem.network
-    over_kept = options.loss_over == "kept"
-
-    def logits(model, images):
-        return network.predict(model, images).logits
+    options, size = problem.config.fedlabel, problem.config.client.batch_size
 
     def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
         examples, local = Examples.of(data, cohort), trained_models(received, previous)
-        of_global = score_cohort(problem, lambda images: logits(received.model, images), data.images, examples)
-        of_local = score_by_own_models(problem, logits, local, data.images, examples.rows)
+        deck = Deck.drawn(examples, examples.unlabelled, examples.keys, options.unlabelled_steps, size)
+        of_global, of_local, made = score_drawn(problem, received.model, local, data, examples, deck)
         choice = choose(of_global, of_local, options.confidence, options.experts)  # eq. 3
         if options.kl_partner == "supervised":
             choice = choice._replace(other=jax.nn.log_softmax(of_local))
-        deck = Deck.drawn(examples, examples.unlabelled, examples.keys, options.unlabelled_steps, size)
-        num_steps = deck.num_steps(size)
-        if options.unlabelled_from:
-            num_steps = jnp.where(received.extra >= options.unlabelled_from, num_steps, 0)
         labelled = options.labelled_steps * jnp.minimum(jnp.sum(examples.labelled, axis=1), size)
-        kept = examples.present & (choice.sureness > options.threshold)
+        kept = made & (choice.probability > options.threshold)
         experts = {"global": jnp.argmax(of_global, -1), "local": jnp.argmax(of_local, -1)}
-        report = Report(choice.labels, kept | examples.labelled, jax.tree.map(jnp.int32, experts))
+        report = Report(choice.labels, kept | examples.labelled, jax.tree.map(jnp.int32, experts), made=made)
         work = Work(deck, choice, local, labelled.astype(jnp.float32))
+        num_steps = jnp.where(received.extra >= options.unlabelled_from, deck.num_steps(size), 0)
         return Jobs(num_steps, work, report, takes_part=previous.took_part | (num_steps > 0))
+
+    return local_sgd(
+        problem,
+        prepare,
+        loss_on_kept(problem),
+        metrics=("unlabelled_loss", "consistency_loss", "kept"),
+        send=both_changes if options.upload == "sum" else None,
+        told=functools.partial(told, problem),
+        adapt=adapt_of(options),
+        memory=UNLABELLED,
+    )
+
+
+def score_drawn(
+    problem: Problem, received: Model, local: Model, data, examples: Examples, deck: Deck
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What both experts say of the images that have a step; of all, if the largest client has no more.
+
+    Args:
+        problem: the run.
+        received: w.
+        local: w_L, leaves [M, ...].
+        data: the federation's.
+        examples: of the cohort.
+        deck: of its unlabelled images.
+
+    Returns:
+        Logits of w and of w_L, float32 [M, n_max, C], 0 for the other images; and which they are of, bool [M, n_max].
+    """
+
+    def logits(model, images):
+        return problem.network.predict(model, images).logits
+
+    (num_jobs, n_max), place = examples.rows.shape, jnp.arange(examples.rows.shape[1])
+    positions = deck.order.reshape(num_jobs, -1)
+    if positions.shape[1] >= n_max:
+        positions = jnp.broadcast_to(place, (num_jobs, n_max))
+    drawn = examples._replace(rows=jnp.take_along_axis(examples.rows, positions, axis=1))
+    put = jax.vmap(lambda at, values: jnp.zeros((n_max, *values.shape[1:]), values.dtype).at[at].set(values))
+    made = put(positions, jnp.ones(positions.shape, bool)) & examples.present
+    each = (
+        score_cohort(problem, functools.partial(logits, received), data.images, drawn),
+        score_by_own_models(problem, logits, local, data.images, drawn.rows),
+    )
+    known = made & examples.unlabelled
+    return *(without_prior(problem, put(positions, scores), known) for scores in each), made
+
+
+def loss_on_kept(problem: Problem) -> Callable:
+    """Eq. 8, the loss of the second phase."""
+    options, network = problem.config.fedlabel, problem.network
+    over_kept = options.loss_over == "kept"
 
     def loss(received: Broadcast, data, work: Work, batch: Batch, own, key):
         del own
         images, strong = data.images[batch.rows], view(problem, problem.strong, data, batch.rows, key)
-        labels, sureness, other, ratio = jax.tree.map(lambda leaf: leaf[batch.positions], work.choice)
-        kept = batch.mask & (sureness > options.threshold)  # eq. 4
-        agrees = kept & (jnp.argmax(other, axis=-1) == labels) & (options.experts == "both")
+        choice = jax.tree.map(lambda leaf: leaf[batch.positions], work.choice)
+        kept = batch.mask & (choice.probability > options.threshold)  # eq. 4
+        agrees = kept & choice.agrees
         mask = kept if over_kept else batch.mask
 
         def of(model) -> Loss:
             (of_images, of_strong), batch_stats = network.train(model, (images, strong), mask)
-            pair = jax.nn.log_softmax(of_images.logits), other
+            pair = jax.nn.log_softmax(of_images.logits), choice.other
             first, second = pair if options.kl_order == "trained_first" else pair[::-1]
             divergences = jnp.sum(jnp.exp(first) * (first - second), axis=-1)
-            weights = jnp.where(agrees, options.consistency_weight * ratio, 0.0)  # eq. 7
+            weights = jnp.where(agrees, options.consistency_weight * choice.ratio, 0.0)  # eq. 7
             consistency = jnp.sum(weights * divergences) / jnp.maximum(jnp.sum(agrees if over_kept else mask), 1)
-            value = fixmatch_loss(of_strong.logits, labels, kept, mask) + consistency  # eq. 8
+            value = fixmatch_loss(of_strong.logits, choice.labels, kept, mask) + consistency  # eq. 8
             if options.mean_proximal:
                 value += options.mean_proximal * mean_distance(model, received.model)
             metrics = {"unlabelled_loss": value, "consistency_loss": consistency, "kept": jnp.sum(kept)}
@@ -211,33 +259,27 @@ def unlabelled_phase(problem: Problem) -> Phase:
 
         return of
 
-    def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model:
-        """w + (w_L - w) + (w_U - w); statistics are the mean of those of the phases that took a step."""
-        params = jax.tree.map(
-            lambda u, local, w: u + (local - w), model.params, work.supervised.params, received.model.params
-        )
-        share = jnp.where(totals["kept"] > 0, jnp.where(work.labelled > 0, 0.5, 1.0), 0.0)
-        mean = lambda local, u: (1 - share) * local + share * u  # noqa: E731
-        return Model(params, jax.tree.map(mean, work.supervised.batch_stats, model.batch_stats))
+    return loss
 
-    def told(work: Work, model: Model, totals) -> dict:
-        """r_k; and w_L if it is averaged apart."""
-        del model
-        kept_alone = options.weights == "pseudo_labels"
-        used = jnp.maximum(totals["kept"], 1.0) if kept_alone else work.labelled + totals["kept"]
-        apart = {SUPERVISED: trained_parts(network, work.supervised, CLASSIFIER)}
-        return {USED: used, **(apart if options.upload == "two_models" else {})}
 
-    return local_sgd(
-        problem,
-        prepare,
-        loss,
-        metrics=("unlabelled_loss", "consistency_loss", "kept"),
-        send=both_changes if options.upload == "sum" else None,
-        told=told,
-        adapt=adapt_of(options),
-        memory=UNLABELLED,
+def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model:
+    """w + (w_L - w) + (w_U - w); statistics are the mean of those of the phases that took a step."""
+    params = jax.tree.map(
+        lambda u, local, w: u + (local - w), model.params, work.supervised.params, received.model.params
     )
+    share = jnp.where(totals["kept"] > 0, jnp.where(work.labelled > 0, 0.5, 1.0), 0.0)
+    mean = lambda local, u: (1 - share) * local + share * u  # noqa: E731
+    return Model(params, jax.tree.map(mean, work.supervised.batch_stats, model.batch_stats))
+
+
+def told(problem: Problem, work: Work, model: Model, totals) -> dict:
+    """r_k; and w_L if it is averaged apart."""
+    del model
+    options = problem.config.fedlabel
+    kept_alone = options.weights == "pseudo_labels"
+    used = jnp.maximum(totals["kept"], 1.0) if kept_alone else work.labelled + totals["kept"]
+    apart = {SUPERVISED: trained_parts(problem.network, work.supervised, CLASSIFIER)}
+    return {USED: used, **(apart if options.upload == "two_models" else {})}
 
 
 def view(problem: Problem, augment: Augmentation, data, rows: jax.Array, key: jax.Array) -> jax.Array:
@@ -297,5 +339,6 @@ ENTRY = Entry(
         "unlabelled_from": 0,
         "mean_proximal": 0,
     },
+    threshold=("debias",),
     tiny={"fedlabel.labelled_steps": 3, "fedlabel.unlabelled_steps": 2, "fedlabel.threshold": 0.1},
 )

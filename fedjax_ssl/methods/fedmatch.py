@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
@@ -33,7 +34,8 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.client.agreement import agreed_labels, inter_client_consistency
 from fedjax_ssl.client.compose import PLATEAU, in_turn, sparse_upload, with_plateau
-from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received, State, WireBytes, no_op
+from fedjax_ssl.client.labels import debiased
+from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received, State, WireBytes
 from fedjax_ssl.engine.interface import completed
 from fedjax_ssl.learning import sparse
 from fedjax_ssl.learning.batches import num_batches
@@ -43,8 +45,14 @@ from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row, tree_bytes
 from fedjax_ssl.methods.entry import Entry
-from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.server import CLASSIFICATION, fedavg, own_optimizer, supervised_loss, train_on_anchors
+from fedjax_ssl.server import (
+    CLASSIFICATION,
+    fedavg,
+    make_statistics,
+    own_optimizer,
+    supervised_loss,
+    train_on_anchors,
+)
 from fedjax_ssl.server.similar_clients import embed_models, nearest_clients, no_uploads, remember_uploads
 
 SIGMA, PSI = "sigma", "psi"  # the parts of the parameters, each as large as the model
@@ -65,7 +73,7 @@ FIELDS = {
 _PAPER = {  # the setting of its experiments, besides the learning rates' rule
     "num_rounds": 200,
     "clients_per_round": 5,
-    "data.partition": "iid",
+    "data.partition": "stratified",
     "data.standardise": False,
     "model.name": "resnet9",
     "model.normalisation": "none",
@@ -124,8 +132,10 @@ def defaults() -> ConfigDict:
     section.pseudo_weight = 0.01  # lambda_a of the strong view's cross-entropy towards the label of the vote
     section.l2_weight = 10.0  # lambda_L2 of |sigma - psi|^2; it draws psi towards sigma
     section.l1_weight = 1e-4  # lambda_L1 of |psi|_1; with labels at the server the paper has 1e-5
-    section.smallest = 5e-6  # entries of psi of this size or less are 0 in messages and tests; at the server 1e-5
-    section.least_change = 5e-5  # entries that changed by this or less do not travel; with labels at the server 1e-5
+    # l1_thres: entries of psi of this size or less count as 0 in what travels, and are 0 in tests; with labels at the
+    # server 1e-5.
+    section.smallest = 5e-6
+    section.least_change = 5e-5  # delta_thres: entries that changed by no more stay; with labels at the server 1e-5
     section.index_bytes = 0  # of an entry's position in a sparse message; the paper counts values alone, 4 bytes each
     # Whether messages down are counted as sparse too, against what a client has: the server then remembers two models
     # for each of all clients, instead of one.
@@ -133,9 +143,10 @@ def defaults() -> ConfigDict:
     # The learning rate of a client (of the server, if it has the labels) is divided by 3 after so many of its visits
     # without a new lowest loss in training; 0: never. With labels at the server the paper has 20.
     section.patience = 5
-    # At clients with labels an epoch has as many unlabelled batches as labelled ones, and their size follows; it is at
-    # most this, else there are more steps. 450 unlabelled images beside 50 labelled ones make 5 batches of 90.
-    section.unlabelled_batch = 102
+    # At clients with labels an epoch has as many unlabelled batches as labelled ones, and their size follows: 450
+    # unlabelled images beside 50 labelled ones make 5 batches of 90. Above 0 it is at most this, and an epoch has more
+    # steps where that is too few. 0: no bound; every step then has room for the largest batch that any client can have.
+    section.unlabelled_batch = 0
     section.shuffle = True  # False: batches in the same order in each round, as in the public code
     return section
 
@@ -149,6 +160,7 @@ class Work(NamedTuple):
         size: int32 [], unlabelled examples of a batch.
         labelled: its labelled examples; None if no client has any.
         thresholds: float32 [C], for each class.
+        prior: float32 [C], by which all voters' probabilities are divided, see `debiased`; None: by nothing.
         personal: the message to this client alone.
     """
 
@@ -157,6 +169,7 @@ class Work(NamedTuple):
     size: jax.Array
     labelled: Deck | None
     thresholds: jax.Array
+    prior: jax.Array | None
     personal: dict[str, Any]
 
 
@@ -241,8 +254,15 @@ def fedmatch(problem: Problem) -> Method:
             message["entries"] = jnp.where(uploads.seen[clients], entries, message["entries"])
         if num_helpers:
             near, known = nearest_clients(uploads, clients, num_helpers)
-            helpers, present = row(uploads.params[PSI], near), known & helpers_travel(state)
-            each = jax.vmap(jax.vmap(lambda psi, own: helper_entries(psi, own, options), (0, None)))(helpers, held[PSI])
+            present = known & helpers_travel(state)
+
+            def gathered():
+                """Their psi, leaves [M, H, ...], and how many entries of each travel, [M, H]."""
+                helpers, count = row(uploads.params[PSI], near), lambda psi, own: helper_entries(psi, own, options)
+                return helpers, jax.vmap(jax.vmap(count, (0, None)))(helpers, held[PSI])
+
+            nothing = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(gathered))  # noqa: E731
+            helpers, each = jax.lax.cond(helpers_travel(state), gathered, nothing)
             message |= {"helpers": helpers, "present": present}
             message["entries"] += jnp.sum(jnp.where(present, each, 0.0), axis=1)
         return message
@@ -262,13 +282,14 @@ def fedmatch(problem: Problem) -> Method:
         down=lambda sent, own: entry_bytes * own["entries"] + tree_bytes((sent.model.batch_stats, sent.learning_rate)),
         up=lambda upload: entry_bytes * upload.told["entries"] + tree_bytes(upload.model.batch_stats),
     )
-    return alternating(problem, (local_training(problem, clients_train),))._replace(
+    return Method(
         init=init,
         server_before=server_before,
         broadcast=lambda state, data, key: global_model(problem, apart(state), extra=helpers_travel(state)),
         personal=personal,
+        phases=(local_training(problem, clients_train),),
         aggregate=aggregate,
-        server_after=no_op,
+        statistics=make_statistics(network, config.model.statistics),
         wire_bytes=wire_bytes,
     )
 
@@ -276,15 +297,27 @@ def fedmatch(problem: Problem) -> Method:
 def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
     """A client's epoch: in each step L_s moves sigma (if clients have labels), then L_u moves psi; a sparse upload."""
     network, config, options = problem.network, problem.config.client, problem.config.fedmatch
-    room = options.unlabelled_batch if SIGMA in parts else config.batch_size
+
+    def room_of(data) -> int:
+        """The length of an unlabelled batch's arrays; it depends on shapes alone."""
+        if SIGMA not in parts:
+            return config.batch_size
+        return options.unlabelled_batch or largest_batch(problem, data.client_index.shape[1])
 
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous
-        examples = Examples.of(data, cohort)
+        examples, room = Examples.of(data, cohort), room_of(data)
         # For the report, and for thresholds that adapt: training makes its labels step by step.
         scores = lambda images: network.probabilities(whole(received.model), images)  # noqa: E731
         unlabelled = examples._replace(present=examples.unlabelled)
-        made = label_cohort(problem, scores, data, unlabelled, threshold=options.threshold)
+        made = label_cohort(
+            problem,
+            scores,
+            data,
+            unlabelled,
+            threshold=options.threshold,
+            num_views=int(problem.config.threshold.debias != "none"),  # APP-U is of weak views
+        )
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
         keys = examples.keys
         if not options.shuffle:
@@ -297,7 +330,7 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
             batches = jnp.maximum(whole_batches(labelled.size, config.batch_size), num_batches(deck.size, room))
             size = -(-deck.size // batches)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * batches, 0)
-        work = Work(deck, batches, size, labelled, made.thresholds, cohort.personal)
+        work = Work(deck, batches, size, labelled, made.thresholds, made.prior, cohort.personal)
         return Jobs(num_steps, work, report, made.own)
 
     def supervised(received, data, work: Work, batch: Batch, own, key):
@@ -315,6 +348,7 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
 
     def unsupervised(received, data, work: Work, batch: Batch, own, key):
         """L_u, which moves psi: consistency with helpers, the vote's label for a strong view, the L1 and L2 terms."""
+        room = room_of(data)
         batch = work.deck.cut(batch.index, work.batches, work.size, room)
         images, (weak_key, strong_key) = data.images[batch.rows], jax.random.split(key)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
@@ -330,10 +364,13 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
 
         def of(model) -> Loss:
             (of_weak, of_strong), batch_stats = network.train(whole(model), (weak, strong), batch.mask)
-            guess, confident = qualify(jax.nn.softmax(of_weak.logits), work.thresholds, strictly=False)
+            voting, votes = of_weak.logits, helpers
+            if work.prior is not None:
+                voting, votes = debiased(voting, work.prior), debiased(votes, work.prior)
+            guess, confident = qualify(jax.nn.softmax(voting), work.thresholds, strictly=False)
             confident &= batch.mask  # Q
             helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)
-            pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, helpers, present), confident)
+            pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, votes, present), confident)
             l1, l2 = distances(model.params)
             value = options.helper_weight * helper_loss + options.pseudo_weight * pseudo_loss
             value += options.l1_weight * l1 + options.l2_weight * l2
@@ -348,9 +385,16 @@ def local_training(problem: Problem, parts: tuple[str, ...]) -> Phase:
     if SIGMA in parts:
         of_sigma = {"metrics": ("labelled_loss",), "parts": (SIGMA,), "memory": SIGMA_OPTIMIZER}
         turns = [local_sgd(problem, prepare, supervised, **of_sigma), *turns]
+
+    def watched(work: Work, metrics) -> jax.Array:
+        """L_s of a client with labels, else L_u."""
+        if work.labelled is None:
+            return metrics["client_loss"]
+        return jnp.where(work.labelled.size > 0, metrics["labelled_loss"], metrics["client_loss"])
+
     phase = in_turn(*turns)
     if options.patience:
-        phase = with_plateau(phase, "labelled_loss" if SIGMA in parts else "client_loss", options.patience)
+        phase = with_plateau(phase, watched, options.patience)
     return sparse_upload(phase, options.least_change, smallest={PSI: options.smallest})
 
 
@@ -371,6 +415,36 @@ def distances(params) -> tuple[jax.Array, jax.Array]:
 def whole_batches(count: jax.Array, size: int) -> jax.Array:
     """Batches of an epoch: count / size to the nearest whole number (of two the even one), at least one."""
     return jnp.maximum(jnp.round(count / size).astype(jnp.int32), 1)
+
+
+# Every client has the same number of images, to within one: of labelled ones divided apart as well.
+EQUAL_SHARES = ("dirichlet_pairs", "iid", "lda", "stratified")
+EACH_CLASS = ("profiles", "stratified")  # and so many of each class, if it has them
+
+
+def largest_batch(problem: Problem, n_max: int) -> int:
+    """The most unlabelled images in a batch of any client with labels, as far as the configuration tells.
+
+    Where it does not tell how many labels a client of n images has at least, that is all n_max images.
+
+    Args:
+        problem: the run.
+        n_max: of any client.
+    """
+    config, size = problem.config, problem.config.client.batch_size
+    data, num_classes, images = config.data, problem.num_classes, np.arange(1, n_max + 1)
+    labelled = np.zeros_like(images)
+    if data.reveal_labels:
+        labelled = images
+    elif data.labels == "clients" and not data.partition_file:
+        if data.num_labelled and data.partition in EQUAL_SHARES:
+            labelled = np.minimum(images, data.num_labelled // config.num_clients)
+        elif data.labels_per_class and not data.num_labelled and data.partition in EACH_CLASS:
+            labelled = num_classes * np.minimum(images // num_classes, data.labels_per_class)
+        elif not data.labels_per_class and not data.num_labelled:
+            labelled = np.floor(data.labelled_share * images + 0.5).astype(int)
+    batches = np.maximum(np.round(labelled / size), 1)
+    return max(int(np.max(np.ceil((images - labelled) / batches))), 1)
 
 
 def num_entries(params) -> float:
@@ -403,10 +477,10 @@ ENTRY = Entry(
         "helpers": 0,
         "helper_interval": 1,
         "patience": 0,
-        "unlabelled_batch": 1,
+        "unlabelled_batch": 0,
         "smallest": 0.0,
         "least_change": 0.0,
         "index_bytes": 0,
     },
-    tiny={"fedmatch.threshold": 0.15, "fedmatch.helper_interval": 1, "fedmatch.unlabelled_batch": 32},
+    tiny={"fedmatch.threshold": 0.15, "fedmatch.helper_interval": 1},
 )

@@ -18,6 +18,7 @@ that no round of labels alone has drawn has the initial model for its last one (
 from it). Players are in evaluation mode, where the code leaves batch statistics of single images on.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ from fedjax_ssl.client import (
     trained_models,
 )
 from fedjax_ssl.client.consistency import train_views
+from fedjax_ssl.client.labels import without_prior
 from fedjax_ssl.client.splicing import freezing, head_part, splice
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Report, State
 from fedjax_ssl.learning.batches import map_batches
@@ -83,12 +85,13 @@ def defaults() -> ConfigDict:
     section.decay_rounds = 50  # then it is (1 - r / decay_rounds) factor m
     section.protection = True  # in the end it is factor m / 2; False: it falls on, to 0
     section.protected_from = 35  # from this round on
-    # Who votes: 'three', the last local, the spliced and the global model; 'one', the global one. 'two', without the
-    # local one, is an ERROR of the code with a factor for three: nothing is accepted where 2.8 m > 2.
+    # Who votes: 'three', the last local, the spliced and the global model; 'one', the global one, from which training
+    # then goes on: nothing is spliced. 'two', without the local one, is an ERROR of the code with a factor for three:
+    # nothing is accepted where 2.8 m > 2.
     section.players = "three"
     section.head_blocks = 1  # of the backbone, in the head part; 2 in the code's demo
     section.freeze_head = True  # while the spliced network is tuned
-    section.many = 10  # new labels in a round, after which a client trains on accepted images apart as well
+    section.min_new_labels = 10  # in a round, after which a client trains on accepted images apart as well
     section.accepted_weight = 0.15  # of that loss in the end
     section.ramp_from = 50  # the local epoch, counted from r = 0, up to which the weight is 0
     section.ramp_epochs = 100  # so many later it is all there
@@ -112,7 +115,7 @@ class Accepted(NamedTuple):
 
     Attributes:
         labels: int32 [n_max], -1 for an image that has none.
-        rounds: int32 [], how many rounds brought `many` new ones.
+        rounds: int32 [], how many rounds brought `min_new_labels`.
     """
 
     labels: jax.Array
@@ -141,17 +144,18 @@ def fedtrinet(problem: Problem) -> Method:
     """The code's rounds as a Method."""
     options, num_clients = problem.config.fedtrinet, problem.config.num_clients
     head = head_part(problem.network, options.head_blocks)
-    adapt = freezing(head) if options.freeze_head else None
+    adapt, splices = freezing(head) if options.freeze_head else None, options.players != "one"
 
     def own(data, model) -> dict:
         nobody = jnp.full(data.client_index.shape, -1, jnp.int32)
-        return {
-            **own_optimizers(problem, model, CLASSIFIER, TUNING, adapt),
-            LOCAL: jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), model),
-            ACCEPTED: Accepted(nobody, jnp.zeros(num_clients, jnp.int32)),
-        }
+        memory = {ACCEPTED: Accepted(nobody, jnp.zeros(num_clients, jnp.int32))}
+        if splices:
+            memory |= own_optimizers(problem, model, CLASSIFIER, TUNING, adapt)
+            memory[LOCAL] = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), model)
+        return memory
 
-    frame = alternating(problem, (tuning(problem, head, adapt), training(problem, head)), own=own)
+    phases = (tuning(problem, head, adapt), training(problem, head)) if splices else (training(problem, head),)
+    frame = alternating(problem, phases, own=own)
 
     def init(data, key) -> State:
         state = frame.init(data, key)
@@ -165,8 +169,8 @@ def fedtrinet(problem: Problem) -> Method:
         return state._replace(server={**state.server, CONFIDENCE: now}), {"mean_confidence": now}
 
     def broadcast(state: State, data, key) -> Broadcast:
-        number = state.round - options.warm_up_rounds
-        return global_model(problem, state, Extra(number, threshold_at(options, number, state.server[CONFIDENCE])))
+        r = state.round - options.warm_up_rounds
+        return global_model(problem, state, Extra(r, threshold_at(options, r, state.server[CONFIDENCE])))
 
     return frame._replace(init=init, server_before=server_before, broadcast=broadcast)
 
@@ -175,9 +179,7 @@ def mean_confidence(problem: Problem, model: Model, data) -> jax.Array:
     """m, the mean of the largest probability over the reference set: float32 []."""
     images, counted = data.test_images, jnp.ones(len(data.test_images), bool)
     if problem.config.fedtrinet.reference == "unlabelled":
-        present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
-        images, counted = data.images, jnp.zeros(len(data.images), bool).at[data.client_index].max(present)
-        counted &= data.visible_labels < 0
+        images, counted = data.images, data.at_clients & (data.visible_labels < 0)
     largest = map_batches(
         lambda rows: jnp.max(problem.network.probabilities(model, images[rows]), axis=-1),
         jnp.arange(len(images)),
@@ -186,21 +188,19 @@ def mean_confidence(problem: Problem, model: Model, data) -> jax.Array:
     return jnp.sum(jnp.where(counted, largest, 0.0)) / jnp.maximum(jnp.sum(counted), 1)
 
 
-def threshold_at(options: ConfigDict, number: jax.Array, confidence: jax.Array) -> jax.Array:
+def threshold_at(options: ConfigDict, r: jax.Array, confidence: jax.Array) -> jax.Array:
     """The threshold of round r; before the first one none that a sum of probabilities reaches.
 
     Args:
         options: `config.fedtrinet`.
-        number: int32 [], r.
+        r: int32 [], the round.
         confidence: float32 [], m.
     """
     full = options.factor * confidence
-    threshold = jnp.where(
-        number < options.full_rounds, full, jnp.maximum(1 - number / options.decay_rounds, 0.0) * full
-    )
+    threshold = jnp.where(r < options.full_rounds, full, jnp.maximum(1 - r / options.decay_rounds, 0.0) * full)
     if options.protection:
-        threshold = jnp.where(number < options.protected_from, threshold, full / 2)
-    return jnp.where(number < 0, PLAYERS[options.players] + 1.0, threshold)
+        threshold = jnp.where(r < options.protected_from, threshold, full / 2)
+    return jnp.where(r < 0, PLAYERS[options.players] + 1.0, threshold)
 
 
 def tuning(problem: Problem, head: tuple[str, ...], adapt: Callable | None) -> Phase:
@@ -232,28 +232,34 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
     """The vote of the three players, and local epochs on labels and accepted images."""
     options, config, network = problem.config.fedtrinet, problem.config.client, problem.network
 
+    def logits(model, images):
+        return network.predict(model, images).logits
+
     def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
-        examples, old, local = Examples.of(data, cohort), cohort.own[ACCEPTED], cohort.own[LOCAL]
-        voting = received.extra.round >= 0
-        # Without a label to be tuned on, the spliced network is taken as it is.
-        spliced = jax.vmap(lambda model: splice(head, received.model, model))(local)
-        start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
+        examples, old = Examples.of(data, cohort), cohort.own[ACCEPTED]
+        voting, players = received.extra.round >= 0, ()
+        if options.players == "one":
+            start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(old.rounds), *leaf.shape)), received.model)
+        else:
+            # Without a label to be tuned on, the spliced network is taken as it is.
+            spliced = jax.vmap(lambda model: splice(head, received.model, model))(cohort.own[LOCAL])
+            start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
+            players = (start, cohort.own[LOCAL])[: PLAYERS[options.players] - 1]
 
         def vote():
             """The sum of the players' probabilities, [M, n_max, C]."""
-            votes = score_cohort(
-                problem, lambda images: network.probabilities(received.model, images), data.images, examples
-            )
-            for models in (start, local)[: PLAYERS[options.players] - 1]:
-                votes += score_by_own_models(problem, network.probabilities, models, data.images, examples.rows)
-            return votes
+            each = [score_cohort(problem, functools.partial(logits, received.model), data.images, examples)]
+            for models in players:
+                each.append(score_by_own_models(problem, logits, models, data.images, examples.rows))
+            return sum(jax.nn.softmax(without_prior(problem, z, examples.unlabelled)) for z in each)
 
         shape = (*examples.rows.shape, problem.num_classes)
         votes = jax.lax.cond(voting, vote, lambda: jnp.zeros(shape))
         chosen = jnp.argmax(votes, axis=-1).astype(jnp.int32)
         new = examples.unlabelled & (old.labels < 0) & (jnp.max(votes, axis=-1) >= received.extra.threshold)
         accepted = Accepted(
-            jnp.where(new, chosen, old.labels), old.rounds + (jnp.sum(new, axis=1) >= options.many).astype(jnp.int32)
+            jnp.where(new, chosen, old.labels),
+            old.rounds + (jnp.sum(new, axis=1) >= options.min_new_labels).astype(jnp.int32),
         )
         has_one = accepted.labels >= 0
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
@@ -296,7 +302,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
         loss,
         metrics=("client_loss", "accepted_loss", "accepted"),
         begin=lambda received, work, own: work.start,
-        remember=lambda own, model, aux, index: {LOCAL: model},
+        remember=None if options.players == "one" else lambda own, model, aux, index: {LOCAL: model},
     )
 
 
@@ -314,9 +320,15 @@ ENTRY = Entry(
         "full_rounds": 0,
         "protected_from": 0,
         "head_blocks": 1,
-        "many": 1,
+        "min_new_labels": 1,
         "accepted_weight": 0,
     },
     above={"factor": 0.0, "decay_rounds": 0, "ramp_epochs": 0},
-    tiny={"fedtrinet.warm_up_rounds": 0, "fedtrinet.factor": 1.5, "fedtrinet.many": 1, "fedtrinet.ramp_from": 0},
+    threshold=("debias",),
+    tiny={
+        "fedtrinet.warm_up_rounds": 0,
+        "fedtrinet.factor": 1.5,
+        "fedtrinet.min_new_labels": 1,
+        "fedtrinet.ramp_from": 0,
+    },
 )

@@ -13,7 +13,8 @@ from FedAvg:
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import Rule, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import fixmatch_loss
@@ -47,10 +48,13 @@ def fixmatch(problem: Problem) -> Method:
     """FedAvg+FixMatch as a Method."""
     options, data = problem.config.fixmatch, problem.config.data
 
-    def label(logits, thresholds):  # eq. 4: hard labels of the weak views, and which of them are confident
-        return qualify(jax.nn.softmax(logits), thresholds, strictly=False)
+    def label(step: Step):  # eq. 4: hard labels of the weak views, and which of them are confident
+        return qualify(jax.nn.softmax(by_one_model(problem, step)), step.thresholds, strictly=False)
 
-    rule = Rule(label, fixmatch_loss)
+    def loss(step: Step, labels, confident) -> Loss:
+        return unlabelled_loss(problem, fixmatch_loss(step.strong.logits, labels, confident, step.mask))
+
+    rule = Rule(label, loss)
     phase = consistency_phase(problem, rule, options.threshold, options.label_mode, options.loss_over)
     method = alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
     if options.server == "alternate":

@@ -8,7 +8,8 @@ FedAvg+FixMatch with a few labels at every client:
   3. ICPL: images without a confident label are trained on as well. Each image is drawn to the proxies of the classes
      that it may have, and away from images that it shares none of them with (`proxyfl.contrastive`). For that, clients
      tell the counts of their labels, and the prior of the classes comes down.
-Both can be switched off alone; without both it is FixMatch with global labels.
+Both can be switched off alone. Without both and with `proxyfl.loss_over='batch'` (code) it is FixMatch with global
+labels; the paper's mean over confident images is a longer step where few are.
 
 Paper and public code differ; the defaults are the paper's, the code's are the variant `code`. Of the server's tuning
 the code's is the default, for it is what its figures come from: eq. 2 is `proxyfl.tuning_negatives='client'`.
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, global_model, own_thresholds, qualify
+from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received
 from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, fixmatch_loss, unit_vectors
 from fedjax_ssl.methods.entry import Entry
@@ -91,26 +93,31 @@ def proxyfl(problem: Problem) -> Method:
     options = problem.config.proxyfl
     parts = (*CLASSIFIER, FEATURES, PROXIES) if options.contrastive else CLASSIFIER
 
-    def confident(local, received, thresholds):
+    check_both_label(problem, "proxyfl")
+
+    def label(step: Step):
         """Labels of the received model, and which of them count: int32 and bool [B]."""
-        labels, counts = qualify(jax.nn.softmax(received), thresholds, strictly=False)
+        labels, counts = qualify(jax.nn.softmax(step.by_received), step.thresholds, strictly=False)
         if options.confident == "either":
-            counts |= qualify(jax.nn.softmax(local), thresholds, strictly=False)[1]
+            counts |= qualify(jax.nn.softmax(step.by_local), step.thresholds, strictly=False)[1]
         return labels, counts
 
-    def mean_over_confident(logits, labels, counts, mask):  # eq. 9
-        return cross_entropy(logits, labels, counts & mask)
+    def loss(step: Step, labels, counts) -> Loss:
+        mean = cross_entropy(step.strong.logits, labels, counts & step.mask)  # eq. 9
+        if options.loss_over == "batch":
+            mean = fixmatch_loss(step.strong.logits, labels, counts, step.mask)
+        of_labels = unlabelled_loss(problem, mean)
+        if not options.contrastive:
+            return of_labels
+        further = contrastive_loss(options, step, labels, counts)
+        metrics = {**of_labels.metrics, **further.metrics}
+        return Loss(of_labels.value + further.value, (), metrics, sums=further.sums)
 
-    rule = Rule(confident, mean_over_confident if options.loss_over == "confident" else fixmatch_loss, by_both=True)
-    links = []
+    rule, links = Rule(label, loss), []
     if options.tuning:
         links.append(Link(functools.partial(tune_proxies, options)))
     if options.contrastive:
-        rule = rule._replace(
-            also=functools.partial(contrastive_loss, options, confident),
-            metrics=("contrastive_loss",),
-            sums={COUNTS: (problem.num_classes,)},
-        )
+        rule = rule._replace(metrics=("contrastive_loss",), sums={COUNTS: (problem.num_classes,)})
         uniform = jnp.full(problem.num_classes, 1 / problem.num_classes)
         links.append(Link(functools.partial(update_prior, options), lambda params: {PRIOR: uniform}))
     phase = consistency_phase(problem, rule, options.threshold, parts=parts)
@@ -126,39 +133,36 @@ def proxyfl(problem: Problem) -> Method:
     return method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR]))
 
 
-def contrastive_loss(options, confident, received, model, step: Step) -> Loss:
+def contrastive_loss(options, step: Step, labels: jax.Array, counts: jax.Array) -> Loss:
     """ICPL: every image towards the proxies of its candidate classes, away from images with none of them.
 
     A confident image's one candidate is its label; the others' are the classes more likely than in the prior.
     """
-    p, prior, num_classes = jax.nn.softmax(step.received), received.extra, step.received.shape[-1]
+    p, prior, num_classes = jax.nn.softmax(step.by_received), step.received.extra, step.by_received.shape[-1]
 
     def candidates(p, labels, counts):  # xi_i
         return jnp.where(counts[:, None], jax.nn.one_hot(labels, num_classes) > 0, p > prior)
 
-    labels, counts = confident(step.local, step.received, step.thresholds)
     xi = candidates(p, labels, counts)
-    weights = p if options.weights_from == "received" else jax.nn.softmax(step.local)
+    weights = p if options.weights_from == "received" else jax.nn.softmax(step.by_local)
     weights = jnp.where(counts[:, None], 1.0, weights) * xi
+    of_labelled = jax.nn.one_hot(step.labels, num_classes)
+    labelled_xi = of_labelled > 0
+    if options.labelled_sets == "received":
+        q = jax.nn.softmax(step.labelled_by_received)
+        labelled_xi = candidates(q, *qualify(q, step.thresholds, strictly=False))
     # Both views of an image have its candidates; labelled images are negatives alone.
-    views, sets, masks = [step.weak, step.strong], [xi, xi], [step.mask, step.mask]
-    pulls, number = [weights, weights], len(step.mask)
-    told = jax.nn.one_hot(labels, num_classes) * (counts & step.mask)[:, None]
-    if step.given is not None:
-        of_given = jax.nn.one_hot(step.labels, num_classes)
-        truth = of_given > 0
-        if options.labelled_sets == "received":
-            q = jax.nn.softmax(step.given_received)
-            truth = candidates(q, *qualify(q, step.thresholds, strictly=False))
-        views, sets, masks = [*views, step.given], [*sets, truth], [*masks, step.given_mask]
-        pulls.append(jnp.zeros_like(of_given))
-        told = jnp.concatenate([told, of_given * step.given_mask[:, None]])
+    sets, mask = jnp.concatenate([xi, xi, labelled_xi]), jnp.concatenate([step.mask, step.mask, step.labelled_mask])
+    pulls, number = jnp.concatenate([weights, weights, jnp.zeros_like(of_labelled)]), len(step.mask)
+    told = jnp.concatenate([
+        jax.nn.one_hot(labels, num_classes) * (counts & step.mask)[:, None],
+        of_labelled * step.labelled_mask[:, None],
+    ])  # fmt: skip
 
-    sets, mask = jnp.concatenate(sets), jnp.concatenate(masks)
-    z = unit_vectors(jnp.concatenate([view.heads[FEATURES] for view in views]))
-    omega = model.params["classifier"]["kernel"].T
-    v = unit_vectors(jnp.matmul(omega, model.params[PROXIES]["kernel"], precision="highest"))
-    positives = jnp.sum(z * jnp.matmul(jnp.concatenate(pulls), v, precision="highest"), axis=-1)
+    z = unit_vectors(jnp.concatenate([view.heads[FEATURES] for view in (step.weak, step.strong, step.labelled)]))
+    omega = step.model.params["classifier"]["kernel"].T
+    v = unit_vectors(jnp.matmul(omega, step.model.params[PROXIES]["kernel"], precision="highest"))
+    positives = jnp.sum(z * jnp.matmul(pulls, v, precision="highest"), axis=-1)
     losses = disjoint_sets_losses(z, positives, sets, mask, options.least_similarity)[: 2 * number]
     usable = (mask & jnp.any(sets, axis=1))[: 2 * number]
     sure = jnp.tile(counts, 2)
@@ -226,5 +230,6 @@ ENTRY = Entry(
         FEATURES: lambda config: functools.partial(Projection, True),
         PROXIES: lambda config: functools.partial(Projection, False),
     },
+    heads_if={name: lambda config: config.proxyfl.contrastive for name in (FEATURES, PROXIES)},
     tiny={"proxyfl.threshold": 0.2, "proxyfl.tuning_epochs": 2},
 )

@@ -11,17 +11,17 @@ Nothing but the model travels, and the mean is FedAvg's.
 The public code has one optimiser for all clients and rounds, so that a client starts with the momentum that the client
 before it ended with; clients that are trained side by side cannot, and here each one starts afresh. It weights an
 upload by 2000 times the labelled images and the unlabelled ones, which is uniform where clients have equally many; here
-`aggregation.weights` says it. Its training images' normalisation is `consistency.code_normalisation`.
+`aggregation.weights` says it. Its training images' normalisation is `data.normalisation`.
 """
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import Rule, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.learning.losses import soft_label_loss
 from fedjax_ssl.methods.entry import Entry
@@ -61,8 +61,15 @@ def defaults() -> ConfigDict:
 def sage(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
     options = problem.config.sage
-    rule = Rule(functools.partial(mixed_labels, half_gap=options.half_gap), soft_label_loss, by_both=True)
-    phase = consistency_phase(problem, rule, options.threshold)
+    check_both_label(problem, "sage")
+
+    def target(step: Step):
+        return mixed_labels(step.by_local, step.by_received, step.thresholds, half_gap=options.half_gap)
+
+    def loss(step: Step, targets, weights) -> Loss:
+        return unlabelled_loss(problem, soft_label_loss(step.strong.logits, targets, weights, step.mask))
+
+    phase = consistency_phase(problem, Rule(target, loss), options.threshold)
     return alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
 
 

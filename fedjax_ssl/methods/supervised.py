@@ -67,6 +67,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     choices={"cohort": ("all", "labelled")},
+    threshold=(),
     tiny={
         "data.reveal_labels": True,
         "client.proximal": 0.1,

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import Rule, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.learning.losses import soft_label_loss
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
@@ -37,11 +38,15 @@ def uda(problem: Problem) -> Method:
     """FedAvg+UDA as a Method."""
     options = problem.config.uda
 
-    def target(logits, thresholds):
-        _, confident = qualify(jax.nn.softmax(logits), thresholds, strictly=False)
+    def target(step: Step):
+        logits = by_one_model(problem, step)
+        _, confident = qualify(jax.nn.softmax(logits), step.thresholds, strictly=False)
         return jax.nn.softmax(logits / options.temperature), confident.astype(jnp.float32)
 
-    phase = consistency_phase(problem, Rule(target, soft_label_loss), options.threshold, options.label_mode)
+    def loss(step: Step, targets, weights) -> Loss:
+        return unlabelled_loss(problem, soft_label_loss(step.strong.logits, targets, weights, step.mask))
+
+    phase = consistency_phase(problem, Rule(target, loss), options.threshold, options.label_mode)
     return alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
 
 

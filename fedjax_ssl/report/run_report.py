@@ -98,14 +98,18 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         "less a cosine says about the class.",
     )
     names = class_names(run)
-    at_server = run.config["data"]["labels"] == "server"
+    at_server, counts = run.config["data"]["labels"] == "server", run.class_counts()
+    without = ""
+    if counts and run.config["data"]["labels"] == "clients":
+        number = int(np.sum(counts["labelled"].sum(axis=1) == 0))
+        without = f" {number} of {len(counts['labelled'])} clients {'has' if number == 1 else 'have'} no label."
     also = "and each class before and after the server took its anchors"
     pictures.add(
         "who_holds_what",
-        figures.who_holds_what(run.class_counts(), names),
+        figures.who_holds_what(counts, names),
         f"Who holds what: images of each class at each client, "
         f"{also if at_server else 'those of them that have labels, and both by class'}. Clients may hold fewer images "
-        "than there are where their number is limited. Grey cells have none.",
+        f"than there are where their number is limited. Grey cells have none.{without}",
         wide=True,
     )
     snapshots = run.snapshots()

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import check_resized, strong_augment, weak_augment
 from fedjax_ssl.data import (
+    NORMALISATIONS,
     Dataset,
     FederatedData,
     Partition,
@@ -24,7 +25,7 @@ from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
-from fedjax_ssl.models.network import build_network
+from fedjax_ssl.models.network import Network, build_network
 
 
 class Experiment(NamedTuple):
@@ -89,7 +90,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     experiments, first = [], None
     for c, partition in zip(configs, partitions):
         problem = Problem(c, network, weak, strong, dataset.num_classes)
-        method = entry.factory(problem)
+        method = entry.factory(problem._replace(network=in_training(network, config.data.normalisation)))
         data, hidden_labels = federate(
             dataset, partition, c.seed, max(1, width), first, config.data.reveal_labels, config.data.centralised
         )
@@ -97,6 +98,11 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         shape = experiments[0].state_shape if experiments else jax.eval_shape(_initialise(method), data)
         experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, shape))
     return experiments
+
+
+def in_training(network: Network, normalisation: str) -> Network:
+    """The network as the method has it, for all that it trains and labels, where tests have `network`."""
+    return network._replace(**NORMALISATIONS[normalisation]) if normalisation == "cifar10_in_training" else network
 
 
 def initialise(experiment: Experiment, data: FederatedData, given: Model | None = None) -> State:
@@ -110,8 +116,8 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
     method, problem = experiment.method, experiment.problem
     if given is not None:
         # Whatever a method makes of the first model, such as copies of it, it makes of this one.
-        problem = problem._replace(network=problem.network._replace(given=given))
-        method = find_method(problem.config.method).factory(problem)
+        network = in_training(problem.network, problem.config.data.normalisation)._replace(given=given)
+        method = find_method(problem.config.method).factory(problem._replace(network=network))
     return _initialise(method)(data)
 
 

@@ -17,6 +17,7 @@ from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays, replace_file
+from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
@@ -235,7 +236,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
         states = [_first_state(machine, program, run, store) for run, store in zip(runs, checkpoints)]
         group = make_group(machine, runs)
-        every = config.checkpoint_every_persistent if config.client.persistent else config.checkpoint_every
+        every = checkpoint_interval(config, runs[0].experiment.state_shape)
         listeners = [
             WriteRecords(runs),
             FeedTrackers(trackers),
@@ -246,6 +247,13 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             StopOnSignal(signals),
         ]
         return run_rounds(machine, program, group, states, listeners)
+
+
+def checkpoint_interval(config: ConfigDict, state: State) -> int:
+    """Rounds between two checkpoints of a state (arrays or shapes): fewer where it has a model for every client."""
+    of_clients = config.num_clients * tree_bytes(state.model.params)
+    large = tree_bytes((state.clients, state.server)) >= of_clients
+    return config.checkpoint_every_persistent if large else config.checkpoint_every
 
 
 def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Checkpoints) -> State:

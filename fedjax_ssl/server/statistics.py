@@ -73,9 +73,7 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
         int32 [1, n] rows, padded, n the largest possible number; and int32 [1], their number.
     """
     num_rows, (num_clients, n_max) = len(data.images), data.client_index.shape
-    present = jnp.arange(n_max) < data.client_size[:, None]
-    owned = jnp.zeros(num_rows, bool).at[data.anchor_index].set(True)
-    owned = owned.at[jnp.where(present, data.client_index, num_rows)].set(True, mode="drop")
+    owned = data.at_clients.at[data.anchor_index].set(True)
     rows = jnp.nonzero(owned, size=min(num_rows, len(data.anchor_index) + num_clients * n_max), fill_value=0)[0]
     return rows[None], jnp.sum(owned)[None]
 
