@@ -4,9 +4,9 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
-import numpy as np
+_unfinished: set[pathlib.Path] = set()  # temporary files of this process
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:
@@ -15,8 +15,10 @@ def replace_file(path: pathlib.Path, text: str) -> None:
         file.write(text.encode())
 
 
-def replace_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
-    """Writes an npz file."""
+def replace_arrays(path: pathlib.Path, **arrays: Any) -> None:
+    """Writes an npz file of arrays."""
+    import numpy as np  # here, for whoever only replaces text should not wait for it
+
     with replaced(path) as file:
         np.savez_compressed(file, **arrays)
 
@@ -25,6 +27,7 @@ def replace_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
 def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file that replaces `path` at the end; after an error, `path` is unchanged."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    _unfinished.add(temporary)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -33,3 +36,11 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+        _unfinished.discard(temporary)
+
+
+def discard_unfinished() -> None:
+    """Removes the temporary files that are being written, for a process that ends in the middle."""
+    for temporary in list(_unfinished):
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.cli.parse import call_in_file, load_config_file, overridden_fields, override
+from fedjax_ssl.cli.source_docs import CONFIGS
 from fedjax_ssl.config import add_section, differences, flatten, for_seed, labels_revealed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
@@ -29,7 +30,7 @@ from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_lines
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 from fedjax_ssl.run.train import train
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = CONFIGS.parent
 
 
 class Sweep(NamedTuple):

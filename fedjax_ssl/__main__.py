@@ -1,0 +1,47 @@
+"""The program: signals are watched from its first moment on, before anything large is imported."""
+
+import os
+import sys
+import threading
+
+from fedjax_ssl.run.signals import watch_signals
+
+
+def enter(program: str = "python -m fedjax_ssl") -> int:
+    """Runs the command line of this process.
+
+    Args:
+        program: how it was started, for what is printed.
+
+    Returns:
+        The exit status, see `fedjax_ssl.commands.main`.
+    """
+    # XLA tells of slow compilation as of an error, with advice for its developers. Its errors are raised as well.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    argv = sys.argv[1:]
+
+    def farewell() -> str:
+        commands = sys.modules.get("fedjax_ssl.commands")
+        if not hasattr(commands, "farewell"):  # it is being imported
+            return "nothing has been written or changed"
+        return commands.farewell(argv).replace("python launch.py", program)
+
+    with watch_signals(farewell):
+        from fedjax_ssl.commands import main
+
+        status = main(argv, program)
+    if any(thread.name.startswith("compiler") for thread in threading.enumerate()):
+        # After an error: an interpreter waits for its threads, and nobody needs what they compile.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def installed() -> int:
+    """The command `fedjax-ssl`."""
+    return enter("fedjax-ssl")
+
+
+if __name__ == "__main__":
+    sys.exit(enter())
