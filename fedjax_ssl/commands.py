@@ -173,14 +173,14 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
     def say(text: str) -> None:
         print(text.replace("python launch.py", program), file=sys.stderr, flush=True)
 
-    if {"-h", "--help", "help"} & set(argv):
-        command = next((word for word in argv if word in COMMANDS), None)
-        text = help.of_command(command, COMMANDS[command]) if command else help.overview(COMMANDS)
-        print(text.replace("python launch.py", program))
-        return 0
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:
-        run(command, words)
+        if {"-h", "--help", "help"} & set(argv):
+            named = next((word for word in argv if word in COMMANDS), None)
+            text = help.of_command(named, COMMANDS[named]) if named else help.overview(COMMANDS)
+            print(text.replace("python launch.py", program), flush=True)
+        else:
+            run(command, words)
     except (UserError, flags.Error) as error:
         say(f"error: {error}")
         return 2
@@ -190,6 +190,9 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
     except StoppedError as error:
         say(f"stopped: {error} (details: {write_log(error, error.folder)})")
         return 4
+    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return 128 + 13  # as if SIGPIPE had ended it
     except (KeyboardInterrupt, SystemExit) as error:
         say(f"stopped; {farewell(argv)}")
         return 130 if isinstance(error, KeyboardInterrupt) else error.code
@@ -217,12 +220,12 @@ def write_log(error: BaseException, folder: pathlib.Path | None = None) -> pathl
         error: any.
         folder: where error.log is to lie; the folder for temporary files if it is None or cannot be written to.
     """
-    for place, name in ((folder, "error.log"), (None, f"fedjax_ssl-error-{os.getpid()}.log")):
+    for name in (*([folder.absolute() / "error.log"] if folder else []), f"fedjax_ssl-error-{os.getpid()}.log"):
         path = None
         try:
-            path = (place or pathlib.Path(tempfile.gettempdir())) / name
+            path = pathlib.Path(tempfile.gettempdir()) / name  # which leaves an absolute name as it is
             path.write_text("".join(traceback.format_exception(error)))
-            return path.absolute()
+            return path
         except OSError:
             with contextlib.suppress(OSError):
                 if path is not None:

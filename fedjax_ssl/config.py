@@ -9,7 +9,7 @@ from fedjax_ssl.augment import BORDERS, check_rand_augment
 from fedjax_ssl.client.labels import DEBIASING
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.data import check_labels
-from fedjax_ssl.errors import UserError, nearest
+from fedjax_ssl.errors import UserError, known_are, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.optimizers import check_optimizer
@@ -76,7 +76,7 @@ def validate(config: ConfigDict) -> None:
         "threshold.kind": KINDS,
     }.items():
         if _get(config, field) not in known:
-            raise UserError(f"{field} is {_get(config, field)!r}; known: {', '.join(known)}")
+            raise UserError(f"{field} is {_get(config, field)!r}{known_are(_get(config, field), known)}")
     for field, least in {
         **{f"{section}.{field}": least for field, least in method.at_least.items()},
         "consistency.unlabelled_ratio": 1,

@@ -48,6 +48,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; the nearest is {found[0]}" if found else ""
 
 
+def known_are(word: object, known: Iterable[str]) -> str:
+    """The end of a message about a word that is none of those known: the nearest, if one is like it, and all."""
+    known = list(known)
+    return f"{nearest(str(word), known)}; known: {', '.join(known)}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

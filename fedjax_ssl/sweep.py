@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.cli.parse import call_in_file, load_config_file, overridden_fields, override
 from fedjax_ssl.cli.source_docs import CONFIGS
 from fedjax_ssl.config import add_section, differences, flatten, for_seed, labels_revealed, validate
-from fedjax_ssl.errors import BusyError, TrainingError, UserError
+from fedjax_ssl.errors import BusyError, TrainingError, UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import read_run
@@ -146,7 +146,7 @@ def of_dataset(datasets: Mapping[str, Any], name: str) -> Any:
         UserError: it does not know the data set.
     """
     if name not in datasets:
-        raise UserError(f"the sweep has no data set {name!r}; known: {', '.join(datasets)}")
+        raise UserError(f"the sweep has no data set {name!r}{known_are(name, datasets)}")
     return datasets[name]
 
 

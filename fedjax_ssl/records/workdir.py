@@ -8,7 +8,9 @@ import pathlib
 import tempfile
 from typing import Any
 
-from fedjax_ssl.config import complete, differences
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import base_config, complete, differences
 from fedjax_ssl.errors import BusyError, UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import replace_file
@@ -76,8 +78,11 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
         saved = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / CONFIG}: {' '.join(str(error).split())}") from error
-    if not isinstance(saved, dict):
+    if not isinstance(saved, dict) or not isinstance(saved.get("method"), str):
         raise UserError(f"cannot read {folder / CONFIG}: it holds no configuration but {str(saved)[:40]!r}")
+    for name, value in base_config().items():
+        if isinstance(value, ConfigDict) and not isinstance(saved.get(name, {}), dict):
+            raise UserError(f"cannot read {folder / CONFIG}: {name} is {str(saved[name])[:40]!r} and no section")
     return saved
 
 
