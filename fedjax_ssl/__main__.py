@@ -27,8 +27,11 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
         return commands.farewell(argv).replace("python launch.py", program)
 
     with watch_signals(farewell):
+        from absl import logging
+
         from fedjax_ssl.commands import main
 
+        logging.set_verbosity(logging.FATAL)  # Orbax logs each traceback of its threads, and raises the error
         status = main(argv, program)
     if any(thread.name.startswith("compiler") for thread in threading.enumerate()):
         # After an error: an interpreter waits for its threads, and nobody needs what they compile.

@@ -59,8 +59,17 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+_CODE = "os_error_code"  # of TensorStore, with a number
 # What libraries that write files or take memory say in errors of kinds of their own.
-_OUTSIDE_WORDS = ("No space left on device", "[OS error", "File too large", "Disk quota exceeded", "Input/output error")
+_OUTSIDE_WORDS = (
+    "No space left on device",
+    "File too large",
+    "Disk quota exceeded",
+    "Input/output error",
+    "Permission denied",
+    "Read-only file system",
+    _CODE,
+)
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")
 _OF_DAMAGED_FILES = (UnicodeDecodeError, json.JSONDecodeError, zipfile.BadZipFile, zlib.error, EOFError)
 
@@ -78,13 +87,13 @@ def outside_reason(error: BaseException) -> str | None:
             return ": ".join([*names[:1], each.strerror])
         if isinstance(each, OSError):  # of a library, which says more than its kind
             return text
+        said = [word for word in _OUTSIDE_WORDS if word in str(each)]  # before the memory: a disk is a resource as well
+        if said:
+            return said[0] if said[0] != _CODE else f"{kind}: {text[:200]}"
         if isinstance(each, MemoryError) or any(word in str(each) for word in _OUT_OF_MEMORY):
             return f"the memory does not suffice ({kind}: {text[:200]})"
         if isinstance(each, _OF_DAMAGED_FILES):
             return f"a file is damaged or of another kind ({kind}: {text})"
-        said = [word for word in _OUTSIDE_WORDS if word in str(each)]
-        if said:
-            return f"{said[0]} ({kind})" if said[0] != "[OS error" else text[:300]
     return None
 
 

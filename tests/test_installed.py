@@ -1,4 +1,4 @@
-"""What an installation brings: the command, the configs beside the package, and a checkout that finds its own Python."""
+"""What an installation brings: the command and the configs; and a checkout that finds its own Python."""
 
 import os
 import shutil
@@ -22,14 +22,7 @@ def built(tmp_path_factory):
         shutil.copy(ROOT / name, folder)
     for name in ("fedjax_ssl", "configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [
-        sys.executable,
-        "-c",
-        "import setuptools; exec(open('setup.py').read())",
-        "-q",
-        "build",
-        "--build-lib=lib",
-    ]
+    command = [sys.executable, "setup.py", "-q", "build", "--build-lib=lib"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return folder / "lib"
 
@@ -68,7 +61,7 @@ def test_a_config_is_found_from_any_folder_and_the_users_comes_first(tmp_path, m
     assert parse_config("configs/quickstart.py:semifl", []).method == "semifl"
     (tmp_path / "quickstart.py").write_text("def get_config(): return {}")
     assert find_config_file("quickstart.py") == "quickstart.py"
-    with pytest.raises(UserError, match="there is no config file quickstar.py; the nearest is"):
+    with pytest.raises(UserError, match=r"there is no config file quickstar\.py; the nearest is"):
         find_config_file("quickstar.py")
 
 
