@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from types import TracebackType
 
 from fedjax_ssl.run.signals import watch_signals
 
@@ -32,6 +33,7 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
         from fedjax_ssl.commands import main
 
         logging.set_verbosity(logging.FATAL)  # Orbax logs each traceback of its threads, and raises the error
+        sys.excepthook = leave_out_callbacks
         status = main(argv, program)
     if any(thread.name.startswith("compiler") for thread in threading.enumerate()):
         # After an error: an interpreter waits for its threads, and nobody needs what they compile.
@@ -39,6 +41,15 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def leave_out_callbacks(kind: type, error: BaseException, trace: TracebackType | None) -> None:
+    """Prints an error as Python does, but for those of TensorStore's callbacks that come after their checkpoint failed.
+
+    The failure itself is raised. For `sys.excepthook`, which threads of C++ call as well.
+    """
+    if threading.current_thread() is threading.main_thread() or "Event loop is closed" not in str(error):
+        sys.__excepthook__(kind, error, trace)
 
 
 def installed() -> int:

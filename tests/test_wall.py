@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import launch
 from conftest import ROOT, make_tiny_config
 from fedjax_ssl import StoppedError, UserError, commands, train
+from fedjax_ssl.__main__ import leave_out_callbacks
 from fedjax_ssl.errors import outside_reason
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.run import under_way
@@ -230,6 +232,19 @@ def test_whoever_closes_the_output_sees_no_traceback():
     process.stdout.close()
     assert process.wait(60) == 141 and process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys):
+    def in_thread(error):
+        thread = threading.Thread(target=lambda: leave_out_callbacks(type(error), error, None))
+        thread.start()
+        thread.join()
+        return capsys.readouterr().err
+
+    assert in_thread(RuntimeError("Event loop is closed")) == ""
+    assert "ValueError: other" in in_thread(ValueError("other"))
+    leave_out_callbacks(RuntimeError, RuntimeError("Event loop is closed"), None)
+    assert "Event loop is closed" in capsys.readouterr().err
 
 
 def test_the_error_names_its_folder(tmp_path):
