@@ -24,7 +24,7 @@ WORDS = ("--config.num_rounds=12", "--config.checkpoint_every=1", "--config.clie
 # Stage -> what begins it: a part of a line on stderr, a file in the run's folder, or seconds after the start.
 STAGES = {
     "Python starts": 0.15,
-    "importing": "loading JAX",
+    "importing": 0.8,
     "reading the data": "reading and dividing",
     "tracing": "tracing a round",
     "compiling": "compiling the",

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from types import TracebackType
+from typing import Any
 
 from fedjax_ssl.run.signals import watch_signals
 
@@ -33,7 +33,7 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
         from fedjax_ssl.commands import main
 
         logging.set_verbosity(logging.FATAL)  # Orbax logs each traceback of its threads, and raises the error
-        sys.excepthook = leave_out_callbacks
+        sys.unraisablehook = leave_out_callbacks
         status = main(argv, program)
     if any(thread.name.startswith("compiler") for thread in threading.enumerate()):
         # After an error: an interpreter waits for its threads, and nobody needs what they compile.
@@ -43,13 +43,15 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
     return status
 
 
-def leave_out_callbacks(kind: type, error: BaseException, trace: TracebackType | None) -> None:
-    """Prints an error as Python does, but for those of TensorStore's callbacks that come after their checkpoint failed.
+def leave_out_callbacks(unraisable: Any) -> None:
+    """Prints an error that nobody can catch as Python does, but for TensorStore's after a checkpoint failed.
 
-    The failure itself is raised. For `sys.excepthook`, which threads of C++ call as well.
+    For `sys.unraisablehook`. TensorStore calls back into a loop that has ended; the failure itself is raised elsewhere.
     """
-    if threading.current_thread() is threading.main_thread() or "Event loop is closed" not in str(error):
-        sys.__excepthook__(kind, error, trace)
+    trace = unraisable.exc_traceback
+    is_callback = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"  # called from C++
+    if not (is_callback and isinstance(unraisable.exc_value, RuntimeError)):
+        sys.__unraisablehook__(unraisable)
 
 
 def installed() -> int:
