@@ -15,7 +15,7 @@ COLOURS = {"run": ("#eceff4", "#8a94a6"), "server": ("#e3ecfb", "#4a76c0"), "cli
 
 # (lane, colour, title, lines in the code's font, lines in words)
 RUN = [
-    ("run", "1. Words become a configuration", ["launch.py: main, run", "cli/parse.py: parse_config"], []),
+    ("run", "1. Words become a configuration", ["commands.py: main, run", "cli/parse.py: parse_config"], []),
     (
         "run",
         "2. Data, partition, model, method; compiled; initialised and pre-trained",
@@ -78,7 +78,7 @@ ROUND = [
         ["a line in metrics.jsonl; checkpoints"],
     ),
 ]
-NOTES = ["All files but launch.py are in fedjax_ssl/;", "equations are those of the FedAnchor paper."]
+NOTES = ["All files are in fedjax_ssl/;", "equations are those of the FedAnchor paper."]
 HEAD = """<title>One round of FedAnchor, from the command line to the aggregated model</title>
 <defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto">
 <path d="M0,0 L10,5 L0,10 z" fill="#3d4757"/></marker></defs>

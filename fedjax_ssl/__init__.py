@@ -3,9 +3,19 @@
 import importlib
 from typing import Any
 
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.errors import StoppedError, TrainingError, UserError
 
-__all__ = ["Prediction", "Predictor", "State", "TrainingError", "UserError", "base_config", "load", "train"]
+__all__ = [
+    "Prediction",
+    "Predictor",
+    "State",
+    "StoppedError",
+    "TrainingError",
+    "UserError",
+    "base_config",
+    "load",
+    "train",
+]
 
 # Name -> module, imported when it is asked for: JAX takes seconds, and neither --help nor a typing error needs it.
 _HOMES = {

@@ -13,7 +13,7 @@ from fedjax_ssl.client.self_training import TRAINERS
 from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.data import FITS, NORMALISATIONS, check_labels
 from fedjax_ssl.engine.measures import MEASURES, words_of
-from fedjax_ssl.errors import UserError, nearest
+from fedjax_ssl.errors import UserError, known_are, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, FLIPS, RECIPES, WORDS, shared_fields
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.optimizers import check_optimizer
@@ -88,7 +88,7 @@ def validate(config: ConfigDict) -> None:
         "threshold.kind": KINDS,
     }.items():
         if _get(config, field) not in known:
-            raise UserError(f"{field} is {_get(config, field)!r}; known: {', '.join(known)}")
+            raise UserError(f"{field} is {_get(config, field)!r}{known_are(_get(config, field), known)}")
     for field, default in {"kind": "fixed", "debias": "none"}.items():
         if field not in method.threshold and config.threshold[field] != default:
             raise UserError(

@@ -1,7 +1,11 @@
-"""The two errors that a user can get: a request that cannot be fulfilled, and a training that failed."""
+"""The errors that a user can get: a request that cannot be fulfilled, a training that failed, a stopped run."""
 
 import difflib
-from collections.abc import Iterable
+import json
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
 
 
 class UserError(ValueError):
@@ -17,6 +21,21 @@ class TrainingError(RuntimeError):
 
     The command line prints the message and exits with status 3; the last good checkpoint is kept.
     """
+
+
+class StoppedError(RuntimeError):
+    """The operating system, a file or the memory ended a run that was under way: a full disk, a folder that is gone.
+
+    The command line prints the message and exits with status 4; the last checkpoint is kept, and the run can be
+    resumed when the cause is mended.
+
+    Attributes:
+        folder: the workdir that resumes it.
+    """
+
+    def __init__(self, message: str, folder: pathlib.Path | None = None):
+        super().__init__(message)
+        self.folder = folder
 
 
 class BusyError(UserError):
@@ -41,6 +60,59 @@ def printable(text: str) -> str:
     )
 
 
+def known_are(word: object, known: Iterable[str]) -> str:
+    """The end of a message about a word that is none of those known: the nearest, if one is like it, and all."""
+    known = list(known)
+    return f"{nearest(str(word), known)}; known: {', '.join(known)}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+_CODE = "os_error_code"  # of TensorStore, with a number
+# What libraries that write files or take memory say in errors of kinds of their own.
+_OUTSIDE_WORDS = (
+    "No space left on device",
+    "File too large",
+    "Disk quota exceeded",
+    "Input/output error",
+    "Permission denied",
+    "Read-only file system",
+    _CODE,
+)
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")
+_OF_DAMAGED_FILES = (UnicodeDecodeError, json.JSONDecodeError, zipfile.BadZipFile, zlib.error, EOFError)
+
+
+def outside_reason(error: BaseException) -> str | None:
+    """What the operating system, a file or the memory says of itself in an error, in one line; None for other errors.
+
+    Args:
+        error: with the errors that caused it, which are looked at as well.
+    """
+    for each in _causes(error):
+        kind, text = type(each).__name__, first_line(each)
+        if isinstance(each, OSError) and each.strerror:
+            names = [str(name) for name in (each.filename, each.filename2) if name is not None]
+            return ": ".join([*names[:1], each.strerror])
+        if isinstance(each, OSError):  # of a library, which says more than its kind
+            return text
+        said = [word for word in _OUTSIDE_WORDS if word in str(each)]  # before the memory: a disk is a resource as well
+        if said:
+            return said[0] if said[0] != _CODE else f"{kind}: {text[:200]}"
+        if isinstance(each, MemoryError) or any(word in str(each) for word in _OUT_OF_MEMORY):
+            return f"the memory does not suffice ({kind}: {text[:200]})"
+        if isinstance(each, _OF_DAMAGED_FILES):
+            return f"a file is damaged or of another kind ({kind}: {text})"
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what caused it, each once."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-import numpy as np
+_unfinished: set[pathlib.Path] = set()  # temporary files of this process
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:
@@ -18,8 +18,10 @@ def replace_file(path: pathlib.Path, text: str) -> None:
         file.write(text.encode(errors="backslashreplace"))
 
 
-def replace_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
-    """Writes an npz file."""
+def replace_arrays(path: pathlib.Path, **arrays: Any) -> None:
+    """Writes an npz file of arrays."""
+    import numpy as np  # here, for whoever only replaces text should not wait for it
+
     with replaced(path) as file:
         np.savez_compressed(file, **arrays)
 
@@ -28,6 +30,7 @@ def replace_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
 def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file that replaces `path` at the end; after an error, `path` is unchanged."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    _unfinished.add(temporary)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -37,6 +40,7 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
         sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+        _unfinished.discard(temporary)
 
 
 def read_whole(path: pathlib.Path) -> bytes:
@@ -81,3 +85,10 @@ def free_name(path: pathlib.Path) -> pathlib.Path:
     """The path, or the first of PATH_2, PATH_3, ... that does not exist."""
     names = itertools.chain([path], (path.with_name(f"{path.name}_{number}") for number in itertools.count(2)))
     return next(name for name in names if not name.exists())
+
+
+def discard_unfinished() -> None:
+    """Removes the temporary files that are being written, for a process that ends in the middle."""
+    for temporary in list(_unfinished):
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

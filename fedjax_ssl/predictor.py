@@ -15,13 +15,13 @@ from fedjax_ssl.config import complete
 from fedjax_ssl.data.npz import open_archive, read_arrays
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import read_json, replace_arrays
+from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
-from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET
+from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, read_config, refuse_code
 
 BATCH_SIZE = 256  # images at a time: one program for any number, and a bound for the memory
 
@@ -115,13 +115,10 @@ def load(workdir: str | os.PathLike, allow_code: bool = False) -> Predictor:
         raise UserError(f"{folder} holds no run: there is no {CONFIG}{seeds}")
     if not (folder / DATASET).exists():
         raise UserError(f"the run in {folder} has no {DATASET}; start it again to have it written")
-    try:
-        saved = read_json(folder / CONFIG)
-        config = ConfigDict(complete(saved))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
+    saved = read_config(folder)
+    config = ConfigDict(complete(saved))
     if not allow_code:
-        _refuse_code(folder, config)
+        refuse_code(folder, config, "if you trust it, say allow_code=True, or --allow_code on the command line")
     facts = read_dataset(folder)
     if config.method not in METHODS and not is_own(config.method):
         raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
@@ -144,16 +141,6 @@ def load(workdir: str | os.PathLike, allow_code: bool = False) -> Predictor:
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
     return Predictor(tuple(facts["image_shape"]), tuple(class_names), restored.round, outputs)
-
-
-def _refuse_code(folder: pathlib.Path, config: ConfigDict) -> None:
-    """Raises a UserError if a saved configuration names code that is not this library's."""
-    for field, name in {"method": config.method, "model.name": config.model.name}.items():
-        if is_own(name) and name not in METHODS:
-            raise UserError(
-                f"the run in {folder} names code, {field}={name}, which loading its model would run; if you trust it, "
-                "say allow_code=True, or --allow_code on the command line"
-            )
 
 
 def predict_file(

@@ -24,8 +24,9 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.cli.parse import call_in_file, load_config_file, overridden_fields, override
+from fedjax_ssl.cli.source_docs import CONFIGS
 from fedjax_ssl.config import add_section, differences, flatten, for_seed, labels_revealed, validate
-from fedjax_ssl.errors import BusyError, TrainingError, UserError
+from fedjax_ssl.errors import BusyError, TrainingError, UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import read_run
@@ -33,7 +34,7 @@ from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds
 from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
 from fedjax_ssl.run.train import train
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = CONFIGS.parent
 WARM_UP = "warm up"  # the name of the cells that are in no row of the table
 WAIT_SECONDS = 5.0  # between two looks at a warm-up that another process is at
 
@@ -160,7 +161,7 @@ def of_dataset(datasets: Mapping[str, Any], name: str) -> Any:
         UserError: it does not know the data set.
     """
     if name not in datasets:
-        raise UserError(f"the sweep has no data set {name!r}; known: {', '.join(datasets)}")
+        raise UserError(f"the sweep has no data set {name!r}{known_are(name, datasets)}")
     return datasets[name]
 
 

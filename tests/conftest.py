@@ -87,6 +87,15 @@ def pytest_configure(config):
         budget.listen()  # the process that only hands tests out needs no JAX
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_clock():
+    """No lines from things that take long on a busy machine among those that tests compare."""
+    from fedjax_ssl.run import clock
+
+    with mock.patch.object(clock, "FIRST_LINE_SECONDS", float("inf")):
+        yield
+
+
 @pytest.fixture(scope="session")
 def root():
     return ROOT

@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
 NAME = "fedjax_ssl"
 
 # From the ground up; a room may import rooms of floors below it, those of its own floor only where they are itself.
-# A room is a folder, or a flat file. `fedjax_ssl` itself, the face of all, stands on top.
+# A room is a folder, or a flat file. `fedjax_ssl` itself, the face of all, stands on top, and on it the commands.
 FLOORS = (
     ("errors", "files", "fields"),
     ("imports", "learning"),
@@ -27,6 +27,8 @@ FLOORS = (
     ("run",),
     ("sweep",),
     ("__init__",),
+    ("commands",),
+    ("__main__",),
 )
 # What a room may import of the library at all, where that is less than all that is below it.
 KNOWS = {

@@ -44,7 +44,7 @@ def test_overrides():
         ("--config.method=fedmagic", "method is 'fedmagic'.*; known: .*fedanchor"),
         ("--config.model.name=vgg", "'vgg'; known: .*cnn.*resnet18.*wrn28_2"),
         ("--config.model.normalisation=layer", "'layer'; known: .*static"),
-        ("--config.model.dtype=float16", "'float16'; known: .*bfloat16"),
+        ("--config.model.dtype=float16", "'float16'; the nearest is bfloat16; known: .*float32"),
         ("--config.model.statistics=moon", "'moon'; known: .*server"),
         ("--config.data.source=imagenet", "imagenet.*digits.*cifar10"),
         ("--config.data.partition=pie", "pie.*lda"),

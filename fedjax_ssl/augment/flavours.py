@@ -27,7 +27,7 @@ import math
 from typing import Literal, NamedTuple
 
 from fedjax_ssl.augment.operations import Operation
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, known_are
 
 
 class PoolEntry(NamedTuple):
@@ -228,5 +228,5 @@ def get_flavour(name: str) -> Flavour:
         UserError: there is no such flavour; the message lists the known ones.
     """
     if name not in FLAVOURS:
-        raise UserError(f"unknown RandAugment flavour {name!r}; known are {', '.join(sorted(FLAVOURS))}")
+        raise UserError(f"augment.flavour is {name!r}{known_are(name, sorted(FLAVOURS))}")
     return FLAVOURS[name]

@@ -64,10 +64,11 @@ def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
     if not chosen.pool:
         return chosen
     if num_ops < 0:
-        raise UserError(f"RandAugment's number of operations must be at least 0, got {num_ops}")
+        raise UserError(f"augment.num_ops, RandAugment's number of operations, must be at least 0, not {num_ops}")
     if not 0 <= magnitude <= chosen.max_magnitude:
         raise UserError(
-            f"the magnitude of RandAugment flavour {flavour!r} goes from 0 to {chosen.max_magnitude}, got {magnitude}"
+            f"augment.magnitude, of RandAugment's flavour {flavour!r}, goes from 0 to {chosen.max_magnitude}, "
+            f"not {magnitude}"
         )
     return chosen
 

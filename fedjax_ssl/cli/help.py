@@ -4,10 +4,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.cli.source_docs import PACKAGE, docstring, read_arguments, read_fields, read_methods, summary
+from fedjax_ssl.cli.source_docs import CONFIGS, docstring, read_arguments, read_fields, read_methods, summary
 from fedjax_ssl.fields import RECIPES
 
-CONFIGS = PACKAGE.parent / "configs"
 WIDTH = 80
 
 EXAMPLES = """\
@@ -15,6 +14,7 @@ EXAMPLES = """\
   python launch.py --config=configs/fedanchor_mnist.py --workdir=runs/a
   python launch.py --config=configs/fedanchor_mnist.py:semifl,strong,alpha=0.5
   python launch.py --config=configs/fedanchor_cifar10.py --config.num_rounds=20
+  python launch.py --workdir=runs/a       resumes a run that was stopped
   python launch.py --config.seeds='(0, 1, 2)' --workdir=runs/three_seeds
   python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/methods
 """

@@ -10,8 +10,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from fedjax_ssl.cli.source_docs import CONFIGS
 from fedjax_ssl.config import add_section, flatten
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.imports import one_line
 
 OVERRIDE = "--config."
 
@@ -72,26 +74,52 @@ def call_in_file(file: str, name: str) -> Any:
     function = load_python_file(path, name)
     if colon and not inspect.signature(function).parameters:
         raise UserError(f"{path} takes no argument behind its colon, but is given {argument!r}")
-    return function(*([argument] if colon else []))
+    with one_line("config", file, f"{name} fails"):
+        return function(*([argument] if colon else []))
 
 
 def load_python_file(path: str, function: str) -> Callable:
-    """A function of a Python file."""
-    if not pathlib.Path(path).is_file():
-        raise UserError(f"there is no config file {path}{_nearest_file(pathlib.Path(path))}")
+    """A function of a Python file.
+
+    Args:
+        path: of the file, as seen from the current folder, or else from the library's: configs/NAME.py.
+        function: its name.
+
+    Raises:
+        UserError: there is no such file or function, or running the file fails.
+    """
+    path = find_config_file(path)
     spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
     if spec is None:
         raise UserError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with one_line("config", path, "running it fails", path):
+        spec.loader.exec_module(module)
     if not hasattr(module, function):
         raise UserError(f"{path} has no function {function}")
     return getattr(module, function)
 
 
+def find_config_file(path: str) -> str:
+    """A config file's path: as it is given, or in the library's own folder, from wherever a command is started.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    places = (pathlib.Path(path), CONFIGS.parent / path, CONFIGS / path)
+    try:
+        found = next((place for place in places if place.is_file()), None)
+    except (OSError, ValueError) as error:  # too long, or with a zero byte
+        raise UserError(f"there is no config file {path!r} ({first_line(error)})") from error
+    if found is None:
+        raise UserError(f"there is no config file {path}{_nearest_file(pathlib.Path(path))}")
+    return str(found)
+
+
 def _nearest_file(path: pathlib.Path) -> str:
     """A hint for a path that does not exist: a file of nearly this name, in its folder or in configs/."""
-    files = {file.name: file for folder in (pathlib.Path("configs"), path.parent) for file in folder.glob("*.py")}
+    folders = (CONFIGS, pathlib.Path("configs"), path.parent)
+    files = {file.name: file for folder in folders for file in folder.glob("*.py")}
     match = difflib.get_close_matches(path.name, files, n=1)
     return f"; the nearest is {files[match[0]]}" if match else ""
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent
+# In a checkout beside the package, where it is installed inside.
+CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
 
 
 class Field(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_ssl.data import npz
 from fedjax_ssl.data.long_tail import check_tail, cut_to_tail, draw_of_each_class, tail_counts
 from fedjax_ssl.data.partition_schemes import PARTITIONS
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import replace_arrays
 
 __all__ = [
@@ -68,7 +68,7 @@ def check_labels(config: Any, num_clients: int) -> None:
         UserError: a field has an impossible value.
     """
     if config.labels not in LABELS:
-        raise UserError(f"data.labels is {config.labels!r}; known: {', '.join(LABELS)}")
+        raise UserError(f"data.labels is {config.labels!r}{known_are(config.labels, LABELS)}")
     if not 0 < config.labelled_share <= 1:
         raise UserError(f"data.labelled_share must be above 0 and at most 1, not {config.labelled_share}")
     if type(config.labels_per_class) is not int or config.labels_per_class < 0:
@@ -294,9 +294,9 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
     if config.partition_file:
         return _load_for(config, len(labels), num_clients)
     if config.partition not in PARTITIONS:
-        raise UserError(f"unknown data.partition {config.partition!r}; known: {', '.join(PARTITIONS)}")
+        raise UserError(f"data.partition is {config.partition!r}{known_are(config.partition, PARTITIONS)}")
     if config.anchors not in ANCHOR_DRAWS:
-        raise UserError(f"unknown data.anchors {config.anchors!r}; known: {', '.join(ANCHOR_DRAWS)}")
+        raise UserError(f"data.anchors is {config.anchors!r}{known_are(config.anchors, ANCHOR_DRAWS)}")
     if config.examples_per_client < 0:
         raise UserError(f"data.examples_per_client={config.examples_per_client} must be 0 (all) or more")
     if seed < 0:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data import folder, npz, tfds
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, known_are
 
 
 class Dataset(NamedTuple):
@@ -124,7 +124,7 @@ def _load(config: Any) -> Dataset:
         arrays = tfds.load_tfds(config.source, config.tfds_dir)._asdict()
         facts["class_names"] = facts["class_names"] or arrays["class_names"]
         return Dataset(config.source, **(arrays | facts))
-    raise UserError(f"unknown data.source {config.source!r}; known sources: {', '.join(SOURCES)}")
+    raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
 
 
 def first_of_each_class(labels: np.ndarray) -> np.ndarray:

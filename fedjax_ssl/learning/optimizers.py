@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.errors import UserError, first_line, known_are
 
 
 def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
@@ -43,7 +43,7 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     taken = inspect.signature(factory).parameters
     unknown = [option for option in options if option not in taken]
     if unknown:
-        raise UserError(f"optimizer {name!r} takes no {unknown[0]!r}; known: {', '.join(taken)}")
+        raise UserError(f"optimizer {name!r} takes no {unknown[0]!r}{known_are(unknown[0], taken)}")
     if spares and "weight_decay" in taken:
         raise UserError(f"optimizer {name!r} decays by its own rule, so that spare_classifier cannot be had")
     shared = {field: config[field] for field in ("momentum", "nesterov", "weight_decay") if field in taken}

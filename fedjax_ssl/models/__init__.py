@@ -9,7 +9,7 @@ import functools
 
 import jax.numpy as jnp
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.heads import Heads, Linear, Outputs
@@ -76,7 +76,7 @@ def build_model(config, num_classes, heads=None):
         ("dtype", config.dtype, _DTYPES, ""),
     ):
         if value not in known:
-            raise UserError(f"unknown model.{field} {value!r}; known: {', '.join(sorted(known))}{otherwise}")
+            raise UserError(f"model.{field} is {value!r}{known_are(value, sorted(known))}{otherwise}")
     factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
     backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype])
     if config.width:

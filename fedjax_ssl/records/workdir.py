@@ -1,18 +1,22 @@
 """A run's folder: its configuration, partition, metrics and summary. Files are replaced whole, or appended to."""
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import pathlib
 import shutil
+import tempfile
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_ssl.config import complete, differences
 from fedjax_ssl.errors import BusyError, UserError, first_line
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import free_name, read_json, read_whole, replace_file
-from fedjax_ssl.methods import section_of
+from fedjax_ssl.imports import is_own
+from fedjax_ssl.methods import METHODS, section_of
 
 try:
     import fcntl
@@ -39,6 +43,60 @@ def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
             raise UserError(f"cannot make the folder {workdir}: {error.strerror}") from error
 
 
+def check_folder(path: str | os.PathLike) -> None:
+    """Checks that files can be written into a folder, which need not exist; leaves nothing behind.
+
+    Raises:
+        UserError: it is no folder, or the operating system lets nobody write there, or not this user.
+    """
+    if not os.fspath(path):
+        raise UserError("the workdir is empty; leave it out for a fresh folder under runs/")
+    folder, made = pathlib.Path(path), []
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"the workdir {folder} is not a folder")
+        # Made and removed: permissions alone do not say whether a disk is read-only, or a name too long for it.
+        for place in (*reversed(folder.parents), folder):
+            if not place.exists():
+                place.mkdir()
+                made.append(place)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, ValueError) as error:  # a ValueError for a zero byte
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write to the workdir {str(folder)[:200]!r}: {reason}") from error
+    finally:
+        for place in reversed(made):
+            with contextlib.suppress(OSError):  # another process has made something in it meanwhile
+                place.rmdir()
+
+
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+    """A run's configuration as it was saved.
+
+    Raises:
+        UserError: it cannot be read, or is none.
+    """
+    try:
+        saved = read_json(folder / CONFIG)
+        complete(saved)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {folder / CONFIG}: {' '.join(str(error).split())}") from error
+    return saved
+
+
+def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) -> None:
+    """Raises a UserError if a saved configuration names code that is not this library's.
+
+    Args:
+        folder: the run's.
+        config: complete.
+        remedy: what to do for a folder that one trusts.
+    """
+    for field, name in {"method": config["method"], "model.name": config["model"]["name"]}.items():
+        if is_own(name) and name not in METHODS:
+            raise UserError(f"the run in {folder} names code, {field}={name}, which would be run; {remedy}")
+
+
 class Workdir:
     """The folder of one run. Nothing is written before `begin`."""
 
@@ -53,14 +111,13 @@ class Workdir:
             UserError: the folder holds a run of another configuration, or something that is no run, or another
                 process is using it.
         """
+        check_folder("runs" if path is None else path)  # before anything takes long
         self.path = None if path is None else pathlib.Path(path)
         self.config = json.loads(json.dumps(config))  # as it will be read: JSON makes lists of tuples
         self._files: dict[str, Any] = {}
         self.is_begun = path is not None and (self.path / CONFIG).exists()
         if path is None:
             return
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"the workdir {self.path} is not a folder")
         if self.is_begun:
             self._check_same_run()
             self._lock()
@@ -70,11 +127,7 @@ class Workdir:
                 raise UserError(f"the workdir {self.path} holds {ours[0]} but no {CONFIG}; choose another workdir")
 
     def _check_same_run(self) -> None:
-        try:
-            old = complete(read_json(self.path / CONFIG))
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read {self.path / CONFIG}: {error}") from error
-        found = differences(old, self.config)
+        found = differences(complete(read_config(self.path)), self.config)
         refused = {name: pair for name, pair in found.items() if name not in CHANGES_NO_RESULT}
         grown = refused.get("num_rounds")
         if grown and grown[0] <= grown[1] and self.config["schedule"] == "constant":

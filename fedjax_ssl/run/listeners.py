@@ -49,6 +49,8 @@ class ShowProgress(Listener):
     def take(self, turn: Turn) -> None:
         if turn.lines[0]:
             self._progress.update(turn.lines[0][-1])
+        else:
+            self._progress.begin()
 
 
 class StopOnFailure(Listener):

@@ -21,7 +21,8 @@ from fedjax_ssl.engine.round import num_jobs, one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.learning.trees import row
-from fedjax_ssl.records.workdir import fresh_workdir
+from fedjax_ssl.records.workdir import check_folder, fresh_workdir
+from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
 from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.programs import compile_dispatch
@@ -54,20 +55,26 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None =
     validate(config)
     if rounds < 1:
         raise UserError(f"rounds must be at least 1, not {rounds}")
+    check_folder("runs" if workdir is None else workdir)
     with use_machine(config) as machine:
-        experiment = build_experiment(config)
+        with doing("reading and dividing the data"):
+            experiment = build_experiment(config)
         data, hidden_labels = machine.put((experiment.data, experiment.hidden_labels))
         dispatch = compile_dispatch(machine, [experiment])
-        state = machine.jit(functools.partial(initialise, experiment))(data)
-        flops = step_flops(experiment, state) if experiment.method.phases else None
+        with doing("the first state, with pre-training"):
+            state = jax.block_until_ready(machine.jit(functools.partial(initialise, experiment))(data))
+        with doing("compiling a client's step, to count its operations"):
+            flops = step_flops(experiment, state) if experiment.method.phases else None
         folder = _make_folder(workdir)
-        state = dispatch(state, data, hidden_labels, machine.put(jnp.int32(1))).state
-        jax.block_until_ready(state)
-        with jax.profiler.trace(str(folder / "trace")):
+        with doing("a round before those that are traced"):
+            state = dispatch(state, data, hidden_labels, machine.put(jnp.int32(1))).state
+            jax.block_until_ready(state)
+        with doing(f"tracing rounds: {rounds}"), jax.profiler.trace(str(folder / "trace")):
             started = time.perf_counter()
             result = jax.block_until_ready(dispatch(state, data, hidden_labels, machine.put(jnp.int32(rounds))))
             seconds = time.perf_counter() - started
-        by_stage = seconds_by_stage(folder / "trace", dispatch.as_text(), seconds)
+        with doing("reading the trace"):
+            by_stage = seconds_by_stage(folder / "trace", dispatch.as_text(), seconds)
         results, ran = jax.device_get(result.results), int(result.rounds_done)
         local_steps, lane_steps = (float(s[:ran].sum()) for s in (results.metrics["local_steps"], results.lane_steps))
         figures = {

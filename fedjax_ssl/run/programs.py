@@ -4,7 +4,7 @@ import concurrent.futures
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_dispatch, make_round, num_jobs, over_seeds
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.run.clock import Doing, doing
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 
@@ -41,16 +42,60 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         UserError: an error that only tracing detects, or too little memory.
     """
     started = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(1) as aside:  # the compiler does not hold Python's lock
-        init = None
+    with doing("compiling") as task, Compilers() as compilers:
+        task.text = "tracing the first state and the outputs"
         if with_init:
             lowered = machine.jit(functools.partial(initialise, experiments[0])).lower(experiments[0].data, given)
-            init = aside.submit(lowered.compile)
-        lowered = _lower_snapshots(machine, experiments[0])
-        snapshots = {name: aside.submit(snapshot.compile) for name, snapshot in lowered.items()}
-        dispatch = compile_dispatch(machine, experiments)
-        snapshots = {name: snapshot.result() for name, snapshot in snapshots.items()}
-        return Program(init and init.result(), dispatch, snapshots, time.monotonic() - started)
+            compilers.compile("the first state", lowered)
+        snapshots = _lower_snapshots(machine, experiments[0])
+        for name, lowered in snapshots.items():
+            compilers.compile(f"the outputs on {name} images", lowered)
+        task.text = "tracing a round"
+        compilers.compile("the rounds", lower_dispatch(machine, experiments), aside=False)
+        programs = compilers.wait(task)
+        machine.check_memory(programs["the rounds"])
+        return Program(
+            programs.get("the first state"),
+            programs["the rounds"],
+            {name: programs[f"the outputs on {name} images"] for name in snapshots},
+            time.monotonic() - started,
+        )
+
+
+class Compilers:
+    """Two threads that compile side by side, for the compiler does not hold Python's lock. A context manager.
+
+    The main thread only waits, so that Python still handles signals; after an exception nobody waits for the threads.
+    """
+
+    def __init__(self):
+        self._large, self._aside = (concurrent.futures.ThreadPoolExecutor(1, "compiler") for _ in range(2))
+        self._programs: dict[str, concurrent.futures.Future] = {}
+
+    def __enter__(self) -> "Compilers":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for pool in (self._large, self._aside):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
+        """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
+        self._programs[name] = (self._aside if aside else self._large).submit(lowered.compile)
+
+    def wait(self, task: Doing) -> dict[str, Any]:
+        """The compiled programs by name, in the order of their start, when all are ready.
+
+        Args:
+            task: shows what is still being compiled.
+        """
+        left = dict(self._programs)
+        while left:
+            task.text = f"compiling {', '.join(left)}"
+            concurrent.futures.wait(left.values(), return_when=concurrent.futures.FIRST_COMPLETED)
+            for name in [name for name, program in left.items() if program.done()]:
+                left.pop(name).result()
+        return {name: program.result() for name, program in self._programs.items()}
 
 
 def _lower_snapshots(machine: Machine, experiment: Experiment) -> dict[str, jax.stages.Lowered]:
@@ -68,11 +113,20 @@ def _lower_snapshots(machine: Machine, experiment: Experiment) -> dict[str, jax.
 
 
 def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callable:
-    """Compiles the program of many rounds, for one experiment or for several seeds' together.
+    """Compiles the program of many rounds alone.
 
     Raises:
         UserError: it does not fit into the memory.
     """
+    with Compilers() as compilers, doing("tracing a round") as task:
+        compilers.compile("the rounds", lower_dispatch(machine, experiments))
+        (program,) = compilers.wait(task).values()
+    machine.check_memory(program)
+    return program
+
+
+def lower_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.stages.Lowered:
+    """Traces the program of many rounds, for one experiment or for several seeds' together."""
     first, num_seeds = experiments[0], len(experiments)
     config = first.problem.config
     jobs = num_jobs(first.problem, first.method, first.state_shape, first.data)
@@ -84,6 +138,4 @@ def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callabl
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
     capacity = max(config.rounds_per_dispatch or 0, DISPATCH_CAPACITY)
     dispatch = machine.jit(make_dispatch(round_fn, capacity, first.method.converged), donate_argnums=0)
-    program = dispatch.lower(state, data, first.hidden_labels, jnp.int32(1)).compile()
-    machine.check_memory(program)
-    return program
+    return dispatch.lower(state, data, first.hidden_labels, jnp.int32(1))

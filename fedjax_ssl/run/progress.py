@@ -1,6 +1,7 @@
 """Progress of a run on the screen: a bar in a terminal, plain lines elsewhere."""
 
 import collections
+import contextlib
 import datetime
 import math
 import sys
@@ -9,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 from fedjax_ssl.engine.evaluation import RULE
+from fedjax_ssl.run.clock import doing
 
 SECONDS_BETWEEN_LINES = 10.0
 UPDATES_FOR_SPEED = 20  # only the latest ones: the speed of rounds changes
@@ -37,6 +39,7 @@ class RoundProgress:
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._num_rounds, self._title, self._measured = num_rounds, title, measured
         self._last_line = -math.inf
+        self._first_round = contextlib.ExitStack()
         # (moment, rounds done) of the latest updates. Rich gives no estimate if a round takes long.
         self._seen = collections.deque([(time.monotonic(), done)], maxlen=UPDATES_FOR_SPEED)
         # In a narrow terminal the title wraps and the bar gets short; the numbers stay whole.
@@ -44,7 +47,7 @@ class RoundProgress:
             *([TextColumn("{task.description}", markup=False, table_column=Column())] if title else []),
             TextColumn("round {task.completed}/{task.total}"),
             BarColumn(None, table_column=Column(min_width=4, max_width=24)),
-            TextColumn("{task.fields[left]}"),
+            _Left(table_column=Column(no_wrap=True)),
             console=self._console,
             disable=not self._console.is_interactive,
         )
@@ -56,7 +59,14 @@ class RoundProgress:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._first_round.close()
         self._bar.stop()
+
+    def begin(self) -> None:
+        """The first round begins: what came before says nothing of how long the others take."""
+        self._seen[0] = (time.monotonic(), self._seen[0][1])
+        if not self._console.is_interactive:
+            self._first_round.enter_context(doing(f"round {self._seen[0][1] + 1}"))
 
     def say(self, text: str) -> None:
         """A line above the bar."""
@@ -64,6 +74,7 @@ class RoundProgress:
 
     def update(self, metrics: dict[str, Any]) -> None:
         """Shows a round's figures, and how long the rest will take."""
+        self._first_round.close()
         done, figures = metrics["round"], describe(metrics, self._measured)
         self._seen.append((time.monotonic(), done))
         left = self._time_left()
@@ -79,6 +90,13 @@ class RoundProgress:
             return ""
         seconds = (now - before) / (done - first) * (self._num_rounds - done)
         return f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
+
+
+class _Left(ProgressColumn):
+    """The time left; until it is known, the time so far, so that something moves."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["left"] or str(datetime.timedelta(seconds=int(task.elapsed or 0))))
 
 
 class _Bar(Progress):

@@ -1,11 +1,27 @@
-"""Signals that end a run, held back until its state is saved."""
+"""SIGINT and SIGTERM. They end the process at once, but for a run's rounds, which are saved first.
 
+The commands leave by `os._exit`: Python's handlers wait until the compiler or a computation returns, and an interpreter
+that ends while XLA compiles in a thread crashes. A caller of `train` keeps its own handlers until the rounds begin.
+"""
+
+import contextlib
+import os
 import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from fedjax_ssl.files import discard_unfinished
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+_holding: list["Signals"] = []  # the last one gets the signals that a watching process receives
+_watched = False
 
 
 class Signals:
-    """SIGINT and SIGTERM wait for the end of a dispatch; a second one of the same kind acts at once.
+    """SIGINT and SIGTERM wait for the end of a dispatch; a second one acts at once. A context manager.
 
     Attributes:
         received: the signal that waits; None without one.
@@ -16,24 +32,92 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
+        _holding.append(self)
+        if _watched:
+            return self
+
         def remember(number, _):
             self.received = number
             signal.signal(number, self._before[number])
 
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(ValueError):  # not in the main thread: signals are left to the caller
+            for number in ENDING:
                 self._before[number] = signal.signal(number, remember)
-        except ValueError:  # not in the main thread: signals are left to the caller
-            pass
         return self
 
     def __exit__(self, *_: Any) -> None:
+        _holding.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def act(self) -> None:
-        """Ends the run if a signal waits."""
+        """Ends the run if a signal waits.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM.
+        """
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:
             raise SystemExit(128 + self.received)
+
+
+@contextlib.contextmanager
+def watch_signals(farewell: Callable[[], str]) -> Iterator[None]:
+    """Ends this process within a moment of SIGINT or SIGTERM, whatever it is doing, unless a `Signals` holds it back.
+
+    The exit status is 128 plus the signal's number. For a process of its own, in its
+    main thread.
+
+    Args:
+        farewell: the line's end that says what is left behind and how to resume.
+    """
+    global _watched
+    # The operating system's handler writes the number into a socket, also while Python waits for the compiler. A
+    # thread reads it, which needs no more than Python's lock, and that the compiler does not hold.
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in ENDING}
+    before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=_watch, args=(reading, farewell), name="signals", daemon=True)
+    _watched = True
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        _watched = False
+        writing.close()
+        thread.join()
+        reading.close()
+
+
+def _watch(reading: socket.socket, farewell: Callable[[], str]) -> None:
+    while number := reading.recv(1):
+        if number[0] not in ENDING:
+            continue
+        holder = _holding[-1] if _holding else None
+        if holder is None or holder.received is not None:
+            _leave(number[0], farewell())
+        holder.received = number[0]
+        _say(f"{_name(number[0])}: the rounds in progress end and are saved; once more leaves at once")
+
+
+def _leave(number: int, farewell: str) -> None:
+    """Ends the process without waiting for anything: a lock is released with it, and files are replaced whole."""
+    _say(f"{_name(number)}: {farewell}")
+    discard_unfinished()
+    os._exit(128 + number)
+
+
+def _say(text: str) -> None:
+    """A line on stderr, past Python's buffers and their locks, which the main thread may hold."""
+    clear = "\r\x1b[K\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else ""  # and the cursor is back
+    with contextlib.suppress(OSError):
+        os.write(2, f"{clear}{text}\n".encode())
+
+
+def _name(number: int) -> str:
+    return "interrupted" if number == signal.SIGINT else signal.Signals(number).name

@@ -21,6 +21,7 @@ from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
+from fedjax_ssl.records.resuming import save_seeds
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
     CLASS_COUNTS,
@@ -29,9 +30,12 @@ from fedjax_ssl.records.workdir import (
     PARTITION,
     TIMINGS,
     Workdir,
+    check_folder,
     fresh_workdir,
     read_rounds,
 )
+from fedjax_ssl.run.advice import Advise
+from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.experiment import build_experiments
 from fedjax_ssl.run.listeners import (
     FeedTrackers,
@@ -49,6 +53,7 @@ from fedjax_ssl.run.progress import RoundProgress, title_of
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.summary import summarise
 from fedjax_ssl.run.trackers import open_trackers
+from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.run.warm_start import find_warm_start
 
 
@@ -75,12 +80,14 @@ def train(
     Raises:
         UserError: the configuration, the data or the folder is not usable; nothing has been written.
         TrainingError: the global state is no longer finite, or every upload of a round was dropped.
+        StoppedError: the disk, a file or the memory ended the run, whose last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, with a checkpoint written.
     """
     validate(config)
     with use_machine(config) as machine, contextlib.ExitStack() as open_folders:
         # User errors are raised here, before anything is written.
-        runs = open_runs(config, workdir, open_folders, root)
+        with doing("reading and dividing the data"):
+            runs = open_runs(config, workdir, open_folders, root)
         groups = group_runs(machine, [run for run in runs if not is_over(run)])
         if groups:
             print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
@@ -96,6 +103,8 @@ def train(
                 run.folder.path = parent / f"seed_{run.folder.config['seed']}"
 
         states = {run.folder.config["seed"]: run.state for run in runs}
+        if config.seeds and groups:
+            save_seeds(runs[0].folder.path.parent, config.seeds)
         for run in filter(is_over, runs):
             _conclude(run)  # it may have been killed before it wrote its summary
             on_finish()
@@ -103,9 +112,10 @@ def train(
             sharing = sum(len(other) for other in groups if len(other) == len(group))
             trained = train_group(machine, config, group, programs[len(group)], sharing)
             states.update(zip([run.folder.config["seed"] for run in group], trained))
-            for run in group:
-                _conclude(run)
-                on_finish()
+            with under_way(resumed_by(config, group[0])):
+                for run in group:
+                    _conclude(run)
+                    on_finish()
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
@@ -128,6 +138,8 @@ def open_runs(
     """
     configs = [for_seed(config, seed) for seed in config.seeds or (config.seed,)]
     apart = workdir is not None and config.seeds
+    if apart:
+        check_folder(workdir)
     paths = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
     folders = [
         open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict()))) for path, c in zip(paths, configs)
@@ -138,6 +150,11 @@ def open_runs(
     # A run that is resumed has its own checkpoint, and needs the other run no more.
     starts = [find_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
     return [Run(*parts) for parts in zip(experiments, folders, states, starts)]
+
+
+def resumed_by(config: ConfigDict, run: Run) -> pathlib.Path:
+    """The workdir that resumes a run of a command: its own folder, or with several seeds the one above."""
+    return run.folder.path.parent if config.seeds else run.folder.path
 
 
 def restore_newest(folder: Workdir, like: State) -> State | None:
@@ -223,24 +240,29 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
     for run in runs:
         run.folder.begin(first_round)
         Checkpoints(run.folder.path / CHECKPOINTS).set_aside(after=first_round)
-        run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
-        _write_facts(run)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(under_way(resumed_by(config, runs[0])))
+        for run in runs:
+            run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
+            _write_facts(run)
         trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in runs]
         checkpoints = [Checkpoints(run.folder.path / CHECKPOINTS) for run in runs]
         title = title_of(config.seeds, [run.folder.config["seed"] for run in runs])
         measured = measured_each_round(config)
-        progress = stack.enter_context(RoundProgress(config.num_rounds, first_round, title, None, measured))
-        signals = stack.enter_context(Signals())
+        progress = RoundProgress(config.num_rounds, first_round, title, None, measured)
         for run in runs:
             progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
-        states = [_first_state(machine, program, run, store) for run, store in zip(runs, checkpoints)]
+        with doing("the first state, with pre-training"):
+            states = [_first_state(machine, program, run, store) for run, store in zip(runs, checkpoints)]
         group = make_group(machine, runs)
+        stack.enter_context(progress)
+        signals = stack.enter_context(Signals())
         every = checkpoint_interval(config, runs[0].experiment.state_shape)
         listeners = [
             WriteRecords(runs),
             FeedTrackers(trackers),
             ShowProgress(progress),
+            Advise(config, group, progress.say),
             StopOnFailure(runs),
             SaveSnapshots(group, program.snapshots, config.snapshot_rounds),
             SaveCheckpoints(group, checkpoints, every, signals),
@@ -289,10 +311,13 @@ def _conclude(run: Run) -> None:
         run.folder.write_summary(summarise(config, run.folder))
     if not config.log.report or run.folder.is_reported():
         return
-    from fedjax_ssl.report import write_report
+    with doing("loading what draws the report"):
+        from fedjax_ssl.report import write_report
 
     try:
-        print(f"report {write_report(run.folder.path)}", file=sys.stderr)
+        with doing("drawing the report"):
+            page = write_report(run.folder.path)
+        print(f"report {page}", file=sys.stderr)
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"the run is complete, but its report failed: {why}", file=sys.stderr)

@@ -1,0 +1,63 @@
+"""The program: signals are watched from its first moment on, before anything large is imported."""
+
+import os
+import sys
+import threading
+from typing import Any
+
+from fedjax_ssl.run.signals import watch_signals
+
+
+def enter(program: str = "python -m fedjax_ssl") -> int:
+    """Runs the command line of this process.
+
+    Args:
+        program: how it was started, for what is printed.
+
+    Returns:
+        The exit status, see `fedjax_ssl.commands.main`.
+    """
+    # XLA tells of slow compilation as of an error, with advice for its developers. Its errors are raised as well.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    argv = sys.argv[1:]
+
+    def farewell() -> str:
+        commands = sys.modules.get("fedjax_ssl.commands")
+        if not hasattr(commands, "farewell"):  # it is being imported
+            return "nothing has been written or changed"
+        return commands.farewell(argv).replace("python launch.py", program)
+
+    with watch_signals(farewell):
+        from absl import logging
+
+        from fedjax_ssl.commands import main
+
+        logging.set_verbosity(logging.FATAL)  # Orbax logs each traceback of its threads, and raises the error
+        sys.unraisablehook = leave_out_callbacks
+        status = main(argv, program)
+    if any(thread.name.startswith("compiler") for thread in threading.enumerate()):
+        # After an error: an interpreter waits for its threads, and nobody needs what they compile.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def leave_out_callbacks(unraisable: Any) -> None:
+    """Prints an error that nobody can catch as Python does, but for TensorStore's after a checkpoint failed.
+
+    For `sys.unraisablehook`. TensorStore calls back into a loop that has ended; the failure itself is raised elsewhere.
+    """
+    trace = unraisable.exc_traceback
+    is_callback = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"  # called from C++
+    if not (is_callback and isinstance(unraisable.exc_value, RuntimeError)):
+        sys.__unraisablehook__(unraisable)
+
+
+def installed() -> int:
+    """The command `fedjax-ssl`."""
+    return enter("fedjax-ssl")
+
+
+if __name__ == "__main__":
+    sys.exit(enter())

@@ -1,0 +1,234 @@
+"""The commands: what `python launch.py`, `fedjax-ssl` and `python -m fedjax_ssl` do, and their exit statuses."""
+
+import contextlib
+import os
+import pathlib
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+from absl import flags
+
+from fedjax_ssl.cli import help
+from fedjax_ssl.cli.help import Command
+from fedjax_ssl.cli.source_docs import CONFIGS
+from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
+from fedjax_ssl.run.clock import doing
+from fedjax_ssl.run.under_way import folder_under_way
+
+QUICKSTART = CONFIGS / "quickstart.py"
+
+
+# Each command imports what it needs: most of it takes seconds, and help needs none of it.
+def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Trains, or resumes a run that was stopped; the default.
+
+    The workdir gets config.json, partition.npz, metrics.jsonl (a line a round),
+    timings.jsonl, checkpoints/, tensorboard/ and at the end summary.json and
+    report.html. --workdir=RUN alone resumes from RUN's last checkpoint, by its
+    own config.json. Several seeds: --config.seeds='(0, 1, 2)'.
+
+    Watch it with: tensorboard --logdir=runs
+    """
+    with doing("loading JAX"):
+        from fedjax_ssl import train
+        from fedjax_ssl.cli.parse import override, parse_config
+        from fedjax_ssl.records.resuming import saved_config
+
+    saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
+    config = override(saved, overrides) if saved else parse_config(own.config or str(QUICKSTART), overrides)
+    train(config, own.workdir)
+
+
+def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Runs what a file in configs/sweeps/ lists, into one table.
+
+    Some take a data set: configs/sweeps/fedanchor_table1.py:svhn. The table is
+    WORKDIR/table.md, .csv and .tex, and grows as runs finish; at the end
+    WORKDIR/report.html shows them all. Started again, a sweep skips finished
+    runs and resumes the others; the same command may run several times at once.
+    --config.FIELD=VALUE holds for all runs, so FIELD must not be one in which
+    they differ.
+    """
+    with doing("loading JAX"):
+        from fedjax_ssl import sweep
+
+    sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run)
+
+
+def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Traces a few rounds and says where their time goes.
+
+    The workdir, a fresh one, gets trace/, profile.json and profile.txt.
+    """
+    with doing("loading JAX"):
+        from fedjax_ssl.cli.parse import parse_config
+        from fedjax_ssl.run.profiling import profile
+
+    profile(parse_config(own.config or str(QUICKSTART), overrides), own.rounds, own.workdir)
+
+
+def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Writes what runs show: pictures, a page, a table.
+
+    One run gets WORKDIR/report.html, figures/ and MODEL_CARD.md, as it does by
+    itself when it is over. Several runs, or a folder of them, go into one page,
+    with the table as CSV, Markdown and LaTeX: --out=compare.html. Runs that
+    differ in nothing but the seed are one curve with a band.
+    """
+    with doing("loading what draws the report"):
+        from fedjax_ssl.report import report
+
+    with doing("drawing the report"):
+        page = report(words, own.out, own.target, own.against)
+    print(page)
+
+
+def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Classifies the images of a file by a run's model.
+
+    The output gets labels [B], probabilities [B, C] and embeddings [B, D].
+    """
+    with doing("loading JAX"):
+        from fedjax_ssl.predictor import predict_file
+
+    with doing("compiling and predicting"):
+        prediction = predict_file(own.workdir, own.npz, own.out, own.key, own.allow_code)
+    print(f"{own.out}: {len(prediction.labels)} images")
+
+
+CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS, what to run; default: configs/quickstart.py")}
+WORKDIR = {"workdir": (None, "where results go; default: a fresh folder under runs/")}
+COMMANDS = {
+    "train": Command(
+        run_train,
+        {
+            **CONFIG,
+            **WORKDIR,
+            "allow_code": (False, "--workdir=RUN alone may import FILE.py:NAME"),
+        },
+    ),
+    "sweep": Command(
+        run_sweep,
+        {"workdir": (None, "of the whole sweep"), "dry_run": (False, "lists the runs and does nothing")},
+        "FILE[:DATASET]",
+    ),
+    "report": Command(
+        run_report,
+        {
+            "out": (None, "NAME.html, for several runs"),
+            "target": ("0.9", "accuracy to which rounds are counted"),
+            "against": (None, "runs of one configuration, to take paired differences from"),
+        },
+        "RUN...",
+    ),
+    "predict": Command(
+        run_predict,
+        {
+            "workdir": (None, "of the run"),
+            "npz": (None, "the file with the images, uint8 [B, H, W, C]"),
+            "out": (None, "the npz file to be written"),
+            "key": ("", "the images' name in the file; by default images, x or x_test"),
+            "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
+        },
+    ),
+    "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),
+}
+
+
+def run(command: str, words: list[str]) -> None:
+    """Carries one command out."""
+    own = flags.FlagValues()
+    for name, (default, meaning) in COMMANDS[command].flags.items():
+        define = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}.get(type(default), flags.DEFINE_string)
+        define(name, default, meaning, flag_values=own)
+    overrides = [word for word in words if word.startswith("--config.")]
+    words = own(["launch.py", *(word for word in words if word not in overrides)])[1:]
+    for name in COMMANDS[command].flags:
+        if own[name].present and own[name].value == "":  # as of a shell's variable that is not set
+            raise UserError(f"--{name} is empty; leave it out, or give it a value")
+    if not COMMANDS[command].fits(words):
+        names, see = COMMANDS[command].words, f"see python launch.py {command} --help"
+        if len(words) < len(names.split()):
+            raise UserError(f"which {command}? python launch.py {command} {names}; {see}")
+        word = words[-1]
+        meant = f"; a config is given as --config={word}" if ".py" in word else nearest(word, COMMANDS)
+        raise UserError(f"cannot make sense of {word!r}{meant}; {see}")
+    COMMANDS[command].run(own, words, overrides)
+
+
+def main(argv: list[str], program: str = "python launch.py") -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the words behind the program's name.
+        program: how it was started, for what is printed.
+
+    Returns:
+        The exit status: 0; 2 for what the user can mend, before a run began; 3 for failed training; 4 for a run that
+        something outside ended, which can be resumed; 130 and 143 after SIGINT and SIGTERM. An error that is none of
+        these is the library's own, and is raised.
+    """
+
+    def say(text: str) -> None:
+        print(text.replace("python launch.py", program), file=sys.stderr, flush=True)
+
+    command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
+    try:
+        if {"-h", "--help", "help"} & set(argv):
+            named = next((word for word in argv if word in COMMANDS), None)
+            text = help.of_command(named, COMMANDS[named]) if named else help.overview(COMMANDS)
+            print(text.replace("python launch.py", program), flush=True)
+        else:
+            run(command, words)
+    except (UserError, flags.Error) as error:
+        say(f"error: {error}")
+        return 2
+    except TrainingError as error:
+        say(f"training failed: {error}")
+        return 3
+    except StoppedError as error:
+        say(f"stopped: {error} (details: {write_log(error, error.folder)})")
+        return 4
+    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return 128 + 13  # as if SIGPIPE had ended it
+    except (KeyboardInterrupt, SystemExit) as error:
+        say(f"stopped; {farewell(argv)}")
+        return 130 if isinstance(error, KeyboardInterrupt) else error.code
+    except Exception as error:
+        reason = outside_reason(error)
+        if reason is None:
+            raise
+        say(f"error: {reason} (details: {write_log(error)})")
+        return 2
+    return 0
+
+
+def farewell(argv: list[str]) -> str:
+    """What an interrupted command leaves behind, and how to resume it."""
+    if argv[:1] == ["sweep"]:
+        return "the same command resumes the sweep"
+    folder = folder_under_way()
+    return f"python launch.py --workdir={folder} resumes the run" if folder else "nothing has been written or changed"
+
+
+def write_log(error: BaseException, folder: pathlib.Path | None = None) -> pathlib.Path | str:
+    """Writes an error's traceback; returns the file's path, or what to read in its place.
+
+    Args:
+        error: any.
+        folder: where error.log is to lie; the folder for temporary files if it is None or cannot be written to.
+    """
+    for name in (*([folder.absolute() / "error.log"] if folder else []), f"fedjax_ssl-error-{os.getpid()}.log"):
+        path = None
+        try:
+            path = pathlib.Path(tempfile.gettempdir()) / name  # which leaves an absolute name as it is
+            path.write_text("".join(traceback.format_exception(error)))
+            return path
+        except OSError:
+            with contextlib.suppress(OSError):
+                if path is not None:
+                    path.unlink(missing_ok=True)  # without room a part of it may be there
+    return "no log could be written"

@@ -1,0 +1,63 @@
+"""What a workdir says of itself, enough to resume what runs in it."""
+
+import json
+import pathlib
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import add_section, base_config, complete, flatten
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.records.workdir import CONFIG, read_config, refuse_code
+
+SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
+
+
+def save_seeds(folder: pathlib.Path, seeds: tuple[int, ...]) -> None:
+    """Notes which seeds a command trains in the subfolders of a folder, some of which may not exist yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / SEEDS, json.dumps(list(seeds)) + "\n")
+
+
+def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
+    """The configuration of what a workdir holds, a run or several seeds' runs; None where it holds neither.
+
+    Args:
+        workdir: need not exist.
+        allow_code: whether a method or a model that a file defines may be imported; the configuration names the file,
+            and who wrote it may not be who resumes.
+
+    Raises:
+        UserError: the configuration cannot be read, or it names code and that is not allowed.
+    """
+    folder = pathlib.Path(workdir)
+    try:
+        seeds = tuple(map(int, json.loads((folder / SEEDS).read_text()))) if (folder / SEEDS).is_file() else ()
+        places = [folder, *(folder / f"seed_{seed}" for seed in seeds)]
+        place = next((place for place in places if (place / CONFIG).is_file()), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read the workdir {workdir!r}: {' '.join(str(error).split())}") from error
+    if place is None:
+        return None
+    saved = read_config(place)
+    if not allow_code:
+        remedy = "if you trust it, resume it with --allow_code, or by the command that began it"
+        refuse_code(place, complete(saved), remedy)
+    return _typed(saved, place, seeds)
+
+
+def _typed(saved: dict[str, Any], place: pathlib.Path, seeds: tuple[int, ...]) -> ConfigDict:
+    """A saved configuration with the types of its fields, for these seeds."""
+    config = base_config()
+    config.method = saved.get("method", config.method)
+    add_section(config)
+    fields = flatten(complete(saved))
+    for name, value in fields.items():
+        try:
+            config.update_from_flattened_dict({name: tuple(value) if isinstance(value, list) else value})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{place / CONFIG}: {name} is {value!r}: {' '.join(str(error).split())}") from error
+    if seeds:
+        config.seeds, config.seed = seeds, base_config().seed
+    return config

@@ -1,0 +1,8 @@
+"""The packages, of which pyproject.toml cannot say that two lie in folders of other names: the configs."""
+
+from setuptools import find_packages, setup
+
+# In a checkout configs/ lies beside the package, where people look for it; installed it lies inside.
+CONFIGS = {"fedjax_ssl.configs": "configs", "fedjax_ssl.configs.sweeps": "configs/sweeps"}
+
+setup(packages=[*find_packages(include=["fedjax_ssl*"]), *CONFIGS], package_dir=CONFIGS)

@@ -1,0 +1,85 @@
+"""What an installation brings: the command and the configs; and a checkout that finds its own Python."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from conftest import ROOT
+from fedjax_ssl.cli import source_docs
+from fedjax_ssl.cli.parse import find_config_file, parse_config
+from fedjax_ssl.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """What setuptools puts into a wheel, in a folder."""
+    folder = tmp_path_factory.mktemp("built")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("fedjax_ssl", "configs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "setup.py", "-q", "build", "--build-lib=lib"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "lib"
+
+
+def test_an_installation_has_every_module_and_every_config(built):
+    def names(folder):
+        return {path.relative_to(folder) for path in folder.rglob("*.py")}
+
+    assert names(ROOT / "configs") == names(built / "fedjax_ssl" / "configs") != set()
+    assert names(ROOT / "fedjax_ssl") == {n for n in names(built / "fedjax_ssl") if n.parts[0] != "configs"}
+    assert [path.name for path in built.iterdir()] == ["fedjax_ssl"]
+
+
+def test_the_command_takes_configs_from_any_folder(built, tmp_path):
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["fedjax-ssl"].partition(":")
+    words = ["--config=configs/fedanchor_mnist.py:semifl", "--config.seed=one"]
+    code = f"import sys; sys.argv[1:] = {words!r}; import {module} as program; sys.exit(program.{function}())"
+    environment = {**os.environ, "PYTHONPATH": str(built)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "config.seed takes a value of type int" in done.stderr, done.stderr
+    helped = subprocess.run(
+        [sys.executable, "-m", "fedjax_ssl", "sweep", "--help"], cwd=tmp_path, env=environment, capture_output=True
+    )
+    assert b"python -m fedjax_ssl sweep FILE" in helped.stdout and b"launch.py" not in helped.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_is_found_from_any_folder_and_the_users_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    library = source_docs.CONFIGS / "quickstart.py"
+    assert find_config_file("configs/quickstart.py") == find_config_file("quickstart.py") == str(library)
+    assert find_config_file("configs/sweeps/mnist_methods.py") == str(
+        source_docs.CONFIGS / "sweeps" / "mnist_methods.py"
+    )
+    assert parse_config("configs/quickstart.py:semifl", []).method == "semifl"
+    (tmp_path / "quickstart.py").write_text("def get_config(): return {}")
+    assert find_config_file("quickstart.py") == "quickstart.py"
+    with pytest.raises(UserError, match=r"there is no config file quickstar\.py; the nearest is"):
+        find_config_file("quickstar.py")
+
+
+@pytest.mark.parametrize("has_venv", [True, False])
+def test_launch_py_of_a_python_without_libraries(has_venv, tmp_path):
+    """After `make quickstart` the system's Python hands over to that of .venv; before, it says what to do."""
+    shutil.copy(ROOT / "launch.py", tmp_path)
+    if has_venv:
+        python = tmp_path / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text('#!/bin/sh\necho "handed over: $*"\n')
+        python.chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    bare = [sys.executable, "-S", "-I", str(tmp_path / "launch.py"), "--workdir=runs/a b"]  # -S: no installed libraries
+    done = subprocess.run(bare, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    if has_venv:
+        assert done.stdout == f"handed over: {tmp_path / 'launch.py'} --workdir=runs/a b\n" and done.returncode == 0
+    else:
+        assert done.returncode == 1 and done.stderr.startswith(
+            "error: fedjax_ssl is not installed for this Python; make"
+        )

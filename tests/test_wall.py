@@ -1,0 +1,256 @@
+"""What the operating system or a file says is one line and a status; the line names a file with the traceback."""
+
+import asyncio
+import ctypes
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import launch
+from conftest import ROOT, make_tiny_config
+from fedjax_ssl import StoppedError, UserError, commands, train
+from fedjax_ssl.__main__ import leave_out_callbacks
+from fedjax_ssl.errors import outside_reason
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.run import under_way
+from fedjax_ssl.run.listeners import SaveCheckpoints, WriteRecords
+
+FULL = OSError(28, "No space left on device", "runs/a/metrics.jsonl")
+
+
+def outcome(capfd, *words):
+    """The exit status of a command, and its one line."""
+    status = launch.main(list(map(str, words)))
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return status, lines[0]
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (FULL, "runs/a/metrics.jsonl: No space left on device"),
+        (PermissionError(13, "Permission denied", "x"), "x: Permission denied"),
+        (OSError("cannot identify image file"), "cannot identify image file"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a file is damaged .*UnicodeDecodeError"),
+        (json.JSONDecodeError("Expecting value", "", 0), "a file is damaged .*Expecting value"),
+        (zipfile.BadZipFile("File is not a zip file"), "a file is damaged .*not a zip"),
+        (MemoryError("Unable to allocate 3 TiB"), "memory does not suffice .*3 TiB"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"), "memory does not suffice"),
+        (ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device"), "^No space left on device"),
+    ],
+)
+def test_what_comes_from_outside_is_told_from_the_librarys_own_errors(error, line, capfd, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a library hides it") from error
+
+    assert re.search(line, outside_reason(error))
+    monkeypatch.setattr(commands, "run", fail)
+    status, told = outcome(capfd)
+    log = pathlib.Path(re.search(r"\(details: (.*)\)$", told)[1])
+    text = log.read_text()
+    log.unlink()
+    assert status == 2 and re.search(line.lstrip("^"), told) and "a library hides it" in text and "in fail" in text
+
+
+def test_an_error_of_the_librarys_own_stays_a_traceback(monkeypatch):
+    def fail(*_):
+        try:
+            raise FULL
+        except OSError:  # handled, and not the cause
+            raise TypeError("a slip of ours")  # noqa: B904
+
+    monkeypatch.setattr(commands, "run", fail)
+    assert outside_reason(KeyError("x")) is None
+    with pytest.raises(TypeError, match="a slip"):
+        launch.main([])
+
+
+@pytest.mark.parametrize("listener", [WriteRecords, SaveCheckpoints])
+def test_a_full_disk_stops_a_run_which_is_resumed_to_the_bit(finished_run, tmp_path, monkeypatch, capfd, listener):
+    """After two rounds, while the records or a checkpoint are written."""
+    reference, run = finished_run[0], tmp_path / "run"
+    real, config = listener.take, make_tiny_config(checkpoint_every=1)
+
+    def take(self, turn):
+        if turn.done == 3:
+            raise FULL
+        real(self, turn)
+
+    monkeypatch.setattr(listener, "take", take)
+    monkeypatch.setattr(commands, "run", lambda *_: train(config, run))
+    assert launch.main([]) == 4
+    line = capfd.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("stopped: runs/a/metrics.jsonl: No space left on device; the last checkpoint is kept")
+    assert f"--workdir={run} resumes" in line and f"details: {run / 'error.log'}" in line
+    assert "in take" in (run / "error.log").read_text()
+    assert Checkpoints(run / "checkpoints").latest_round() == 2 and under_way.folder_under_way() is None
+    monkeypatch.setattr(listener, "take", real)
+    train(config, run)
+    assert (run / "metrics.jsonl").read_bytes() == (reference / "metrics.jsonl").read_bytes()
+
+
+def test_a_log_goes_where_there_is_room(tmp_path):
+    try:
+        raise FULL
+    except OSError as error:
+        assert commands.write_log(error, tmp_path) == tmp_path / "error.log"
+        elsewhere = commands.write_log(error, tmp_path / "gone")
+    assert elsewhere.exists() and elsewhere.parent != tmp_path
+    elsewhere.unlink()
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "predict", "profile", "report"])
+def test_an_empty_flag_is_refused(command, capfd, tmp_path, monkeypatch):
+    """An empty shell variable is no wish for the current folder."""
+    monkeypatch.chdir(tmp_path)
+    name = next(name for name in ("workdir", "out") if name in launch.COMMANDS[command].flags)
+    assert outcome(capfd, command, f"--{name}=")[0] == 2
+    assert list(tmp_path.iterdir()) == []
+    for folder in ("", os.fspath("")):
+        with pytest.raises(UserError, match="workdir is empty"):
+            train(make_tiny_config(), folder)
+        with pytest.raises(UserError, match="workdir is empty"):
+            train(make_tiny_config(seeds=(0, 1)), folder)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [("a/" + "x" * 300, "File name too long"), ("a\0b", "null (byte|character)"), ("file/run", "Not a directory")],
+)
+def test_a_workdir_that_cannot_be_is_noticed_before_anything_is_compiled(name, words, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("fedjax_ssl.run.train.compile_program", None)
+    with pytest.raises(UserError, match=f"cannot write to the workdir .*{words}"):
+        train(make_tiny_config(), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_workdir_without_permission_is_noticed_before_anything_is_compiled(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr("fedjax_ssl.run.train.compile_program", None)
+    if os.getuid():
+        (tmp_path / "mine").chmod(0o500)
+    else:  # whom permissions do not stop, but a folder of the system does
+        tmp_path = pathlib.Path("/proc")
+    with pytest.raises(UserError, match="cannot write to the workdir"):
+        train(make_tiny_config(), tmp_path / "mine" / "run")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "{", "3", "{}", '{"method": 3}', '{"method": "fedil", "model": 4}', "\xff"]
+)
+def test_a_config_json_that_is_none(text, finished_run, tmp_path, capfd):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run[0], run)
+    (run / "config.json").write_bytes(text.encode("latin-1"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for config in ([], [f"--config={launch.QUICKSTART}"]):
+        status, line = outcome(capfd, f"--workdir={run}", *config)
+        assert status == 2 and f"cannot read {run / 'config.json'}: " in line
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def npz_of(path, **members):
+    """An npz file whose members are these bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def header(shape):
+    text = str({"descr": "|u1", "fortran_order": False, "shape": shape}).ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    "kind", ["empty", "no_npy", "not_even_by_name", "huge", "not_python", "encrypted", "compression"]
+)
+def test_an_npz_that_cannot_be_read(kind, tmp_path, capfd):
+    path = tmp_path / "images.npz"
+    good = header((2, 8, 8)) + bytes(128)
+    member = {
+        "empty": b"",
+        "no_npy": b"hello",
+        "huge": header((2**40, 2**20)),
+        "not_python": b"\x93NUMPY\x01\x00\x03\x00(((",
+    }
+    names = ["x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy"]
+    names = [name.removesuffix(".npy") for name in names] if kind == "not_even_by_name" else names
+    npz_of(path, **{name: member.get(kind, b"hello" if kind == "not_even_by_name" else good) for name in names})
+    if kind in ("encrypted", "compression"):  # a flag, or a method that does not exist, in both headers of each member
+        data = bytearray(path.read_bytes())
+        for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            for found in re.finditer(re.escape(mark), bytes(data)):
+                data[found.start() + flags + (0 if kind == "encrypted" else 2)] |= 1 if kind == "encrypted" else 99
+        path.write_bytes(data)
+    words = ["--config.data.source=npz", f"--config.data.path={path}", f"--workdir={tmp_path / 'run'}"]
+    status, line = outcome(capfd, f"--config={launch.QUICKSTART}", *words)
+    assert status == 2 and f"data.path={path}" in line and "details" not in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ["def get_config(: pass", "1 / 0", "def get_config(): return {}['x']", "\xff = 1"])
+def test_a_config_file_that_fails_is_one_line(text, tmp_path, capfd):
+    path = tmp_path / "mine.py"
+    path.write_bytes(text.encode("latin-1"))
+    status, line = outcome(capfd, f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    assert status == 2 and str(path) in line and "Error" in line
+
+
+@pytest.mark.parametrize(
+    "word, line",
+    [
+        ("augment.num_ops=-1", "augment.num_ops, .* must be at least 0, not -1"),
+        ("augment.magnitude=99", "augment.magnitude, .* not 99"),
+        ("fedanchor.mix_order=mix_then_augmnt", "fedanchor.mix_order is .*; the nearest is mix_then_augment; known"),
+        ("augment.flavour=standart", "augment.flavour is 'standart'"),
+        ("model.name=resnt18", "model.name is 'resnt18'; the nearest is resnet18; known"),
+        ("model.normalisation=statik", "model.normalisation is 'statik'; the nearest is static"),
+        ("data.source=cifar11", "data.source is 'cifar11'; the nearest is cifar10"),
+        ("data.partition=dirichlet_client", "data.partition is .*; the nearest is dirichlet_clients"),
+        ("data.labels=client", "data.labels is 'client'; the nearest is clients; known"),
+        ("schedule=cosin", "schedule is 'cosin'; the nearest is cosine; known"),
+        ("server.optimizer=adm", "adm"),
+    ],
+)
+def test_a_wrong_word_names_its_field_and_the_nearest_word(word, line, capfd, tmp_path):
+    status, told = outcome(capfd, f"--config={launch.QUICKSTART}", f"--config.{word}", f"--workdir={tmp_path / 'run'}")
+    assert status == 2 and re.search(line, told), told
+
+
+def test_whoever_closes_the_output_sees_no_traceback():
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "launch.py"), "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    assert process.wait(60) == 141 and process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys, monkeypatch):
+    """Called from C, as ctypes does it, an error has no caller in Python that could catch it."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    monkeypatch.setattr(sys, "unraisablehook", leave_out_callbacks)
+    for called, text in (
+        (functools.partial(loop.call_soon_threadsafe, print), ""),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+    ):
+        ctypes.CFUNCTYPE(None)(called)()
+        told = capsys.readouterr().err
+        assert text in told and bool(told) == bool(text)
+
+
+def test_the_error_names_its_folder(tmp_path):
+    with pytest.raises(StoppedError) as caught, under_way.under_way(tmp_path):
+        raise FULL
+    assert caught.value.folder == tmp_path and caught.value.__cause__ is FULL
