@@ -151,7 +151,7 @@ def test_a_run_records_and_shows_its_measures(measured_run):
     partition = np.load(measured_run / "partition.npz")
     rows = partition["validation_index"]
     sets = {"validation": (digits.x_train[rows], digits.y_train[rows]), "test": (digits.x_test, digits.y_test)}
-    predict = load(measured_run)
+    predict = load(measured_run, allow_code=True)
     summary = json.loads((measured_run / "summary.json").read_text())
     for name, (images, labels) in sets.items():
         scores = predict(images).probabilities.astype(np.float64)

@@ -294,7 +294,10 @@ def test_a_value_that_makes_no_sense_is_refused(name, field, value):
     [
         ({"threshold.kind": "soft"}, "threshold.kind is 'soft'; known: fixed"),
         ({"threshold.momentum": 1.0}, "threshold.momentum"),
-        ({"aggregation.optimizer": "adamw"}, "aggregation.optimizer is 'adamw'; known: fedavg, fedavgm"),
+        (
+            {"aggregation.optimizer": "adamw"},
+            "aggregation.optimizer is 'adamw'; the nearest is fedadam; known: fedavg, fedavgm",
+        ),
     ],
 )
 def test_wrong_options_of_every_method_are_named(fields, words):

@@ -107,7 +107,7 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
             {"workdir": tmp_path / "gone", "npz": images, "out": out},
             f"no file gone/mine.py, as seen from {os.getcwd()}",
         ),
-        ({"workdir": tmp_path / "torn", "npz": images, "out": out}, "cannot read the run"),
+        ({"workdir": tmp_path / "torn", "npz": images, "out": out}, "cannot read"),
     ]:
         assert launch.main(["predict", "--allow_code", *(f"--{name}={value}" for name, value in words.items())]) == 2, (
             words

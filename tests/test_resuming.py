@@ -36,7 +36,7 @@ def test_a_run_is_resumed_by_its_folder_alone(finished_run, tmp_path, capfd):
     capfd.readouterr()
     assert launch.main(words) == 2  # the model is a file's, and a folder may be anybody's
     line = capfd.readouterr().err
-    assert f"imports code: model.name={TINY_BACKBONE}; --allow_code" in line
+    assert f"names code, model.name={TINY_BACKBONE}, which would be run" in line and "--allow_code" in line
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert launch.main([*words, "--allow_code"]) == 0
     assert (run / "metrics.jsonl").read_bytes() == (finished_run[0] / "metrics.jsonl").read_bytes()

@@ -1,6 +1,5 @@
 """A sweep whose rows begin with one trained model: it is trained once for each seed and value, before them."""
 
-import contextlib
 import csv
 import json
 import shutil
@@ -51,8 +50,7 @@ def sweep_file(tmp_path_factory):
 
 
 def model_after(folder, like, number):
-    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
-        return checkpoints.restore_part(State(None, like), number).model
+    return Checkpoints(folder / "checkpoints").restore_part(State(None, like), number).state.model
 
 
 def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsys, monkeypatch):
@@ -69,7 +67,7 @@ def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsy
         facts = json.loads((row / "summary.json").read_text())["init_from"]
         assert (facts["run"], facts["round"]) == (str(warm), 1)
         assert "init_from" not in json.loads((cold / "summary.json").read_text())
-        assert load(row).round == 2
+        assert load(row, allow_code=True).round == 2
     assert [row["method"] for row in csv.DictReader((root / "table.csv").open())] == ["Warm", "Cold"]
 
     # The folder may be moved: rows know the warm-up by its place in it.

@@ -1,6 +1,5 @@
 """Runs that begin with another run's model: what is taken, what is refused, and that resuming needs it no more."""
 
-import contextlib
 import json
 import shutil
 
@@ -16,6 +15,7 @@ from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.run.experiment import build_experiment, initialise
@@ -41,8 +41,7 @@ def copied(folder, to, **changes):
 
 
 def saved_model(folder, like, number):
-    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
-        return checkpoints.restore_part(State(None, like), number).model
+    return Checkpoints(folder / "checkpoints").restore_part(State(None, like), number).state.model
 
 
 def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_run, tmp_path):
@@ -109,9 +108,8 @@ class Refused:
     """What is wrong with another run, and the line that says it."""
 
     def of_pixels(folder):
-        facts = json.loads((folder / "dataset.json").read_text())
-        (folder / "dataset.json").write_text(json.dumps({**facts, "image_shape": [8, 8, 3]}))
-        return {}, "its model is for images of 8x8x3, but those of this run are 8x8x1"
+        write_dataset(folder, {**read_dataset(folder), "image_shape": [9, 8, 1]})
+        return {}, "its model is for images of 9x8x1, but those of this run are 8x8x1"
 
     def of_normalisation(folder):
         line = "its model.normalisation is 'static', but this run's is 'group'"

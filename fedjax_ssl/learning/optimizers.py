@@ -30,7 +30,7 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay)
-    spares = config.get("spare_classifier", False)
+    spares = getattr(config, "spare_classifier", False)
     if spares:
         clip, decay = optax.masked(clip, _but_the_classifier), optax.masked(decay, _but_the_classifier)
     name, options = _parse(config.optimizer)

@@ -79,6 +79,8 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     try:
         saved = read_json(folder / CONFIG)
         complete(saved)
+        if "method" not in saved:
+            raise ValueError("it names no method")
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / CONFIG}: {' '.join(str(error).split())}") from error
     return saved
