@@ -36,6 +36,10 @@ ONE_SEED = {
     "FixMatch": ("fixmatch,strong", TWO_EPOCHS),
     "FedAnchor, 250 anchors": ("strong", {**FOUND, **FEWER}),
     "Its server alone, 250 anchors": ("strong,no_clients", {**ITS_SERVER, **FEWER}),
+    "FedAnchor, contrastive on the head alone": (
+        "strong",
+        {**FOUND, "fedanchor.contrastive_trains": "anchor_head", "server.epochs": 2, "server.pretrain_epochs": 80},
+    ),
     "FedAnchor, the paper's own": "plain",
 }
 
