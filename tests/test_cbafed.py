@@ -14,7 +14,8 @@ from fedjax_ssl import train as train_run
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, Rule, accept, class_rule, given_labels
+from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, Rule, accept, class_rule
+from fedjax_ssl.methods.frames import given_labels
 from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (
     CLASSES,

@@ -53,8 +53,13 @@ def logit_adjustment(counts: jax.Array, strength: float, absent: float) -> jax.A
         absent: the count of a class that the client does not have. With a count near 0 such a class never costs
             anything, so that nothing holds its logit.
     """
+    return strength * jnp.log(class_shares(counts, absent))
+
+
+def class_shares(counts: jax.Array, absent: float) -> jax.Array:
+    """pi_c of numbers of images float32 [..., C], where a class without any has `absent`: float32 [..., C], sum 1."""
     counts = jnp.where(counts > 0, counts, absent)
-    return strength * jnp.log(counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1e-12))
+    return counts / jnp.sum(counts, axis=-1, keepdims=True)
 
 
 def loss_on_labels(problem: Problem, metric: str = "client_loss", view: Callable | None = None) -> Callable:

@@ -38,7 +38,6 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.on_labels import class_counts
 from fedjax_ssl.client.residual import with_residual
-from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,
     Broadcast,
@@ -55,7 +54,7 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.residual import drawn_back
 from fedjax_ssl.learning.trees import where
 from fedjax_ssl.methods.entry import Entry
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import alternating, given_labels
 from fedjax_ssl.server import Flow, Link, fedavg
 
 COUNTS = "class_counts"  # the accepted pseudo-labels of each class: told by a client, remembered by the server
@@ -160,13 +159,6 @@ def cbafed(problem: Problem) -> Method:
     aggregation = fedavg(problem, weighted_by=by_labels(options.labelled_factor), after_mean=(residual(options),))
     method = alternating(problem, (on_given_labels(problem), on_accepted_labels(problem)), aggregation=aggregation)
     return method._replace(init=init, broadcast=broadcast, aggregate=aggregate)
-
-
-def given_labels(data: FederatedData, num_classes: int) -> jax.Array:
-    """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
-    present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
-    labels = jnp.where(present, data.visible_labels[data.client_index], -1)
-    return jnp.sum(class_counts(labels, num_classes), axis=0)
 
 
 def class_rule(counts: jax.Array, options: ConfigDict) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import (
     LABELLED,
     class_counts,
+    class_shares,
     global_model,
     needs_prior,
     own_optimizers,
@@ -106,7 +107,7 @@ def trained_by_role(
         tell: see `self_training`.
         own: as `alternating`'s.
     """
-    parts = trained_parts_of(problem)
+    config, parts = problem.config, trained_parts_of(problem)
 
     def memory(data, model):
         return {**own_trainer(problem, data), **(own(data, model) if own else {})}
@@ -119,7 +120,7 @@ def trained_by_role(
 
     def init(data, key):
         state = method.init(data, key)
-        shares = labelled_shares(data, problem.num_classes)
+        shares = class_shares(given_labels(data, problem.num_classes), config.client.absent_class)
         return state._replace(server={**state.server, PRIOR: shares})
 
     return method._replace(
@@ -137,10 +138,8 @@ def unlabelled_images(received: Received) -> jax.Array:
     return jnp.where(received.accepted, jnp.maximum(received.sizes - labelled_images(received), 0.0), 0.0)
 
 
-def labelled_shares(data, num_classes: int) -> jax.Array:
-    """The shares of classes among the clients' labelled images, float32 [C]; uniform if there are none."""
+def given_labels(data, num_classes: int) -> jax.Array:
+    """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
     present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
     labels = jnp.where(present, data.visible_labels[data.client_index], -1)
-    counts = class_counts(labels.reshape(-1), num_classes)
-    total = jnp.sum(counts)
-    return jnp.where(total > 0, counts / jnp.maximum(total, 1), 1.0 / num_classes)
+    return jnp.sum(class_counts(labels, num_classes), axis=0)
