@@ -96,6 +96,9 @@ def trained_by_role(
 
     The labelled clients' part of the mean is weighted by their labelled images (SemiAnAgg, eq. 2 and 6).
 
+    Where a run begins with a given model (`init_from`) that lacks a classifier of the trainer, that one begins as a
+    copy of the given classifier.
+
     A trainer that needs the shares of classes among the labelled images gets them with every broadcast. The labelled
     clients tell them once, before the first round.
 
@@ -107,6 +110,7 @@ def trained_by_role(
         tell: see `self_training`.
         own: as `alternating`'s.
     """
+    problem = with_given_heads(problem, trained_parts_of(problem))
     config, parts = problem.config, trained_parts_of(problem)
 
     def memory(data, model):
@@ -126,6 +130,15 @@ def trained_by_role(
     return method._replace(
         init=init, broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR])
     )
+
+
+def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
+    """The problem whose given model, if it has one, has all of these parts: a linear head is then the classifier."""
+    given = problem.network.given
+    if given is None or "classifier" not in given.params:
+        return problem
+    params = {**dict.fromkeys(parts, given.params["classifier"]), **given.params}
+    return problem._replace(network=problem.network._replace(given=given._replace(params=params)))
 
 
 def labelled_images(received: Received) -> jax.Array:
