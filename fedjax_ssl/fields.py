@@ -160,6 +160,7 @@ def shared_fields() -> ConfigDict:
     # cbafed, isofed; the views of all but fedlabel and fedtrinet.
     config.client.logit_adjustment = 0.0  # tau: tau log(share of the class there) joins the logits in the loss
     config.client.absent_class = 0.5  # the count of a class that the client lacks, in that share
+    config.client.share_offset = 0.0  # joins every share in the place of that count (SemiAnAgg's code: 1e-12); 0: none
     config.client.labelled_views = "weak"  # 'both': half the loss of the weak view, half that of the strong one
     # Of the phase on unlabelled images behind that of fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight;
     # None: as above.

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from consistency_by_hand import batches
-from fedjax_ssl import UserError
+from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client import STANDARD, own_optimizers, own_trainer, self_training
 from fedjax_ssl.client.acr import loss_of_both
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.on_labels import logit_adjustment
+from fedjax_ssl.client.on_labels import OnLabels, class_shares
 from fedjax_ssl.client.self_training import make_trainer
 from fedjax_ssl.client.trainers import Seen
-from fedjax_ssl.config import validate
+from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.interface import CLASSIFIER, Previous
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.frames import PRIOR
@@ -266,11 +266,24 @@ def test_the_balanced_softmax_of_a_client_on_both_views(data):
 
 
 def test_an_absent_class_has_half_an_image():
-    found = logit_adjustment(jnp.array([[3.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), 2.0, 0.5)
-    np.testing.assert_allclose(found[0], 2 * np.log(np.array([3, 0.5, 1]) / 4.5), rtol=1e-6)
-    np.testing.assert_allclose(found[1], 2 * np.log([1 / 3] * 3), rtol=1e-6)  # of a client without labels: no matter
-    with_none = logit_adjustment(jnp.array([3.0, 0.0, 1.0]), 1.0, 1e-8)
-    assert np.log(1e-8 / 4) == pytest.approx(float(with_none[1]), rel=1e-5)  # the code's way
+    found = class_shares(jnp.array([[3.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), base_config().client)
+    np.testing.assert_allclose(found[0], np.array([3, 0.5, 1]) / 4.5, rtol=1e-6)
+    np.testing.assert_allclose(found[1], [1 / 3] * 3, rtol=1e-6)  # of a client without labels: no matter
+
+
+@pytest.mark.parametrize("images", [5, 6621])
+def test_semianagg_s_code_adds_a_tiny_share(images):
+    """Whatever the client's size, an absent class has log 1e-12; here as the loss gets it."""
+    config = apply_arguments(base_config(), "semianagg,code")
+    problem = small_problem("semianagg,code")
+    labels = jnp.array([[0] * (images - 2) + [2, 2]])
+    work = OnLabels.of(problem, types.SimpleNamespace(labels=labels), None)
+    expected = [np.log(1 - 2 / images), -27.63102, np.log(2 / images)]
+    np.testing.assert_allclose(work.adjustment[0], expected, rtol=1e-5, atol=1e-7)
+    validate(config)
+    with pytest.raises(UserError, match=r"client\.share_offset must be at least 0"):
+        config.client.share_offset = -1.0
+        validate(config)
 
 
 def test_supervised_takes_it_too(data):

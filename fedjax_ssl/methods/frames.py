@@ -124,7 +124,7 @@ def trained_by_role(
 
     def init(data, key):
         state = method.init(data, key)
-        shares = class_shares(given_labels(data, problem.num_classes), config.client.absent_class)
+        shares = class_shares(given_labels(data, problem.num_classes), config.client)
         return state._replace(server={**state.server, PRIOR: shares})
 
     return method._replace(

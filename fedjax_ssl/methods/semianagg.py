@@ -61,7 +61,7 @@ VARIANTS = {
         "client.spare_classifier": True,
         "client.labelled_views": "both",
         "client.logit_adjustment": 1.0,
-        "client.absent_class": 1e-8,
+        "client.share_offset": 1e-12,
         "trainer.accepted": "confident",
     },
     "balanced": {"client.logit_adjustment": 1.0},  # the balanced softmax at labelled clients, as on CIFAR-100-LT
