@@ -234,6 +234,17 @@ def test_semianagg_s_mean_and_a_dropped_upload():
         assert np.ptp(scores[chosen]) > 0.01  # not the uniform mean
 
 
+@pytest.mark.parametrize(("without", "told"), [("uniform", 0.0), ("labelled", 0.0), ("labelled", 2.0)])
+def test_a_round_in_which_nobody_has_a_pseudo_label(without, told):
+    """All cosines are then 1. A dropped upload's labels do not count."""
+    accepted, labels = np.array([1, 1, 1, 0, 1], bool), np.array([0.0, told, 0.0, 9.0, 0.0])
+    words = {"accepted": jnp.float32(labels), COSINES: jnp.ones((5, CLASSES))}
+    model, stacked = aggregated("semianagg", accepted, words, **{"semianagg.without_labels": without})
+    of_labelled = LABELS * accepted / LABELS[accepted].sum()
+    uniform = in_halves(LABELS * accepted, 1.0 * (accepted & (OTHERS > 0)))
+    assert_mean(model, stacked, uniform if without == "uniform" or told else of_labelled)
+
+
 # --- The anchor. -----------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import STANDARD, Examples
+from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
 from fedjax_ssl.client.compose import without_memory
 from fedjax_ssl.engine import Method, Problem, Received
 from fedjax_ssl.learning.losses import unit_vectors
@@ -63,6 +63,7 @@ VARIANTS = {
         "client.logit_adjustment": 1.0,
         "client.share_offset": 1e-12,
         "trainer.accepted": "confident",
+        "semianagg.without_labels": "labelled",
     },
     "balanced": {"client.logit_adjustment": 1.0},  # the balanced softmax at labelled clients, as on CIFAR-100-LT
 }
@@ -77,6 +78,9 @@ def defaults() -> ConfigDict:
     section.anchor_seed = 0  # all that the clients need to make the anchor
     # Images that the cosines are of: 'confident', with a pseudo-label at or above trainer.threshold, or 'all'.
     section.compared = "confident"
+    # The weights of clients without labels in a round in which none of them has a pseudo-label to tell of (see
+    # trainer.accepted): 'uniform', to which eq. 5 comes; or 'labelled', none, so that the others' mean is all.
+    section.without_labels = "uniform"
     return section
 
 
@@ -98,7 +102,11 @@ def semianagg(problem: Problem) -> Method:
         return {COSINES: class_cosines(cosines, labels, compared, problem.num_classes)}
 
     def weights(received: Received) -> jax.Array:
-        return diversity(received.uploads.told[COSINES], unlabelled_images(received) > 0)
+        scores = diversity(received.uploads.told[COSINES], unlabelled_images(received) > 0)
+        if options.without_labels == "uniform":
+            return scores
+        told = jnp.where(received.accepted, received.uploads.told[ACCEPTED], 0.0)
+        return jnp.where(jnp.sum(told) > 0, scores, 0.0)
 
     method = trained_by_role(problem, weights, options.labelled_share, tell=tell, own=own)
     return method._replace(phases=tuple(without_memory(phase, ANCHOR) for phase in method.phases))
@@ -176,7 +184,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
-    choices={"compared": ("confident", "all")},
+    choices={"compared": ("confident", "all"), "without_labels": ("uniform", "labelled")},
     at_least={"labelled_share": 0, "anchor_seed": 0},
     at_most={"labelled_share": 1},
     tiny={"trainer.threshold": 0.2, "trainer.name": "acr", "trainer.estimate_from": 0, "clients_per_round": 8},
