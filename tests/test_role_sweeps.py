@@ -105,3 +105,12 @@ def test_semianagg_s_rows_differ_in_what_their_names_say(planned, name):
             imbalanced = any(part in name for part in ("isic", "_lt", "clients.py:50"))
             balanced = "ACR" not in row and ("code" in row or imbalanced)
             assert config.client.logit_adjustment == float(balanced), row
+
+
+@pytest.mark.parametrize("name", [name for name in ROUNDS if name.startswith("semianagg")])
+def test_who_trains_on_both_views_of_a_labelled_image(planned, name):
+    """SemiAnAgg's setting; RSCFed, IsoFed and CBAFed have their own, and ACR its own loss."""
+    for row, config in planned[0][name].items():
+        of_setting = config.method in ("semianagg", "fedavg_semi", "supervised")
+        views = "both" if of_setting and "ACR" not in row else "weak"
+        assert (config.client.labelled_views, config.client.spare_classifier) == (views, of_setting), row

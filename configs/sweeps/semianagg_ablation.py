@@ -16,12 +16,12 @@ from fedjax_ssl.sweep import Sweep, of_dataset
 
 # Rounds of the warm-up, the accuracy to which rounds are counted.
 DATASETS = {"svhn": (250, 0.8), "cifar100": (500, 0.3), "cifar100_lt": (500, 0.15), "isic": (250, 0.65)}
-# ACR adjusts the labelled client's logits itself.
+# ACR has a loss of its own on labelled images.
 TRAINERS = {
     "FixMatch": {"trainer.name": "fixmatch"},
     "FreeMatch": {"trainer.name": "freematch", "trainer.counters": "persistent"},
     "SoftMatch": {"trainer.name": "softmatch", "trainer.counters": "persistent"},
-    "ACR": {"trainer.name": "acr", "client.logit_adjustment": 0.0},
+    "ACR": {"trainer.name": "acr", "client.logit_adjustment": 0.0, "client.labelled_views": "weak"},
     "counters of all rounds": {"trainer.counters": "persistent"},
 }
 

@@ -59,7 +59,12 @@ from fedjax_ssl.server import Flow, Link, fedavg
 
 COUNTS = "class_counts"  # the accepted pseudo-labels of each class: told by a client, remembered by the server
 GIVEN, RECORD = "given_labels", "record"  # in the server's memory: given labels of each class, the record of weights
-FIELDS = {"data.labels": "some_clients", "client.persistent": True}
+FIELDS = {
+    "data.labels": "some_clients",
+    "client.persistent": True,
+    "client.labelled_views": "weak",
+    "client.spare_classifier": False,
+}
 VARIANTS = {
     "paper": {  # the setting of its experiments, with as many epochs and rounds as in its code
         "num_rounds": 1002,

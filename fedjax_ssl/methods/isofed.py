@@ -44,7 +44,12 @@ from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating, trained_by_role, unlabelled_images
 from fedjax_ssl.server import labelled_clients, only_eligible
 
-FIELDS = {"data.labels": "some_clients", "trainer.name": "fixmatch"}
+FIELDS = {
+    "data.labels": "some_clients",
+    "trainer.name": "fixmatch",
+    "client.labelled_views": "weak",
+    "client.spare_classifier": False,
+}
 VARIANTS = {
     "no_adaptation": {"isofed.adaptation": "none"},
     "unlabelled_first": {"isofed.order": "unlabelled_first"},

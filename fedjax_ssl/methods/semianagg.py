@@ -33,7 +33,7 @@ from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import Network
 
-FIELDS = {"data.labels": "some_clients"}
+FIELDS = {"data.labels": "some_clients", "trainer.threshold": 0.9}
 VARIANTS = {
     "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
         "num_rounds": 500,
@@ -54,12 +54,11 @@ VARIANTS = {
         "augment.flip": "always",
         "augment.padding": 0,
         "augment.resized": 40,
-        "trainer.threshold": 0.9,
-    },
-    # Both views of each labelled image, by the balanced softmax with next to no share for absent classes.
-    "code": {
-        "client.spare_classifier": True,
         "client.labelled_views": "both",
+        "client.spare_classifier": True,
+    },
+    # The balanced softmax on every set, with next to no share for absent classes.
+    "code": {
         "client.logit_adjustment": 1.0,
         "client.share_offset": 1e-12,
         "trainer.accepted": "confident",
