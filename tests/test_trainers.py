@@ -100,6 +100,14 @@ def test_a_later_label_replaces_a_stored_one():
     assert state[3] == 1 and state[4] == -1
 
 
+def test_softmatch_without_memory_of_equal_scores():
+    """No variance, and no image below the mean: all count."""
+    trainer = TRAINERS["softmatch"](options_of(momentum=0.0), CLASSES)
+    logits = np.tile(np.array([2.0, 0.0, 0.0], np.float32), (N_MAX, 1))
+    for [(weights, _)] in over_batches(trainer, logits)[0]:
+        np.testing.assert_allclose(weights, np.ones(len(weights)), atol=1e-5)
+
+
 def fairness_by_hand(by_class, histogram, logits):
     """sum a log b of the accepted images' logits."""
     p = softmax(logits)
