@@ -249,8 +249,9 @@ def test_a_round_in_which_nobody_has_a_pseudo_label(without, told):
 
 
 def test_the_anchor_is_one_untrained_network_of_the_seed(data):
+    """ResNet-9 itself begins otherwise, with a variance of 1 / fan-in."""
     config = base_config()
-    config.update_from_flattened_dict({"data.source": "digits", "model.name": "resnet8"})
+    config.update_from_flattened_dict({"data.source": "digits", "model.name": "resnet9", "model.width": 8})
     network = build_network(config, dataset_facts(load_dataset(config.data)))
     make = lambda network: jax.jit(lambda key: anchor_model(network, key))(jax.random.key(0))  # noqa: E731
     anchor = make(network)

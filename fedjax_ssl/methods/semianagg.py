@@ -114,8 +114,8 @@ def semianagg(problem: Problem) -> Method:
 def anchor_model(network: Network, key: jax.Array) -> Model:
     """An untrained network whose convolutions are normal with variance 2 / fan-out (He et al., 2015).
 
-    Other parameters and the statistics of its normalisation are as they begin; a run that begins with a trained model
-    (`init_from`) has an untrained anchor all the same.
+    Other parameters, linear layers of a backbone among them, and the statistics of its normalisation are as they begin;
+    a run that begins with a trained model (`init_from`) has an untrained anchor all the same.
     """
     model = (network if network.given is None else network._replace(given=None)).init(key)
     leaves, treedef = jax.tree.flatten(model.params["backbone"])
