@@ -40,7 +40,7 @@ from fedjax_ssl.client import (
     score_cohort,
     unlabelled_phase,
 )
-from fedjax_ssl.client.self_training import MEMORY, make_trainer
+from fedjax_ssl.client.self_training import MEMORY, fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen
 from fedjax_ssl.engine import CLASSIFIER, Images, Jobs, Method, Phase, Problem, Report
 from fedjax_ssl.errors import UserError
@@ -61,6 +61,7 @@ VARIANTS = {
         "num_clients": 10,
         "clients_per_round": 5,
         "data.labelled_clients": 4,
+        "data.partition": "dirichlet_clients",  # inferred: sizes differ, by which both models are averaged
         "data.alpha": 0.1,
         "augment.num_ops": 3,
         "client.epochs": 1,
@@ -210,8 +211,9 @@ def without_labels(problem: Problem) -> Phase:
             problem, lambda images: network.probabilities(received.model, images), data.images, examples
         )
         labels, confident = qualify(scores, problem.config.trainer.threshold, strictly=False)
-        fresh = jax.tree.map(lambda leaf: leaf[: len(cohort.clients)], own_trainer(problem, data))
-        renewed = fresh if problem.config.trainer.counters == "per_round" else {}
+        renewed = {}
+        if problem.config.trainer.counters == "per_round":
+            renewed = {MEMORY: fresh_states(trainer, *examples.rows.shape)}
         return jobs._replace(report=Report(labels, (confident & examples.present) | examples.labelled), own=renewed)
 
     def loss(received, data, work: Work, batch: Batch, own, key):
