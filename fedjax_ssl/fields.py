@@ -213,7 +213,7 @@ def shared_fields() -> ConfigDict:
     config.trainer.strength = 2.0  # tau, the largest adjustment of logits by log pi, and the balanced head's
     config.trainer.estimate_from = 5  # the rounds that a client has had before it estimates its shares of classes
     config.trainer.estimate_momentum = 0.99  # of the estimate, over batches
-    config.trainer.histogram = "counts"  # of confident labels; 'presence': 1 for each class that a batch has (its code)
+    config.trainer.histogram = "counts"  # of confident labels in a batch; 'presence': 1 for each class that has one
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,
     # proxyfl.

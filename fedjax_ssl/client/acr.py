@@ -72,6 +72,10 @@ def acr(options, num_classes: int) -> Trainer:
     of the estimate u to pi, to uniform and to reversed pi in the client's last round: the further its images are from
     the labelled ones, the more their labels are adjusted. u moves by the histogram of the confident labels of h_b, once
     the client has taken part in `trainer.estimate_from` rounds; before that tau_t = tau. It always survives rounds.
+
+    The histogram counts labels (`trainer.histogram`). The public code adds to an index several times at once, which
+    keeps what one image of each class writes, confident or not, and adds distances in steps with a confident image
+    alone; 'presence', 1 for each class with a confident label, is the like of it that depends on no order.
     """
 
     def targets(old: Estimate, seen: Seen):
