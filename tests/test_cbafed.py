@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from conftest import TINY_BACKBONE, make_fedanchor_config
+from fedjax_ssl import base_config
 from fedjax_ssl import train as train_run
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.interface import Received, Upload
@@ -55,6 +56,12 @@ def rule(thresholds=(0.5, 0.5, 0.5), rare=(False, False, False), all_train=True)
 
 
 # --- Which labels count. ---------------------------------------------------------------------------------------------
+
+
+def test_the_paper_s_backbone_and_the_other_stem():
+    config = apply_arguments(base_config(), "cbafed,paper")
+    assert config.model.name == "resnet18_imagenet"
+    assert apply_arguments(config, "resnet18").model.name == "resnet18"
 
 
 @pytest.mark.parametrize("num_classes, cap", [(3, 0.95), (10, 0.9), (100, 0.85)])
