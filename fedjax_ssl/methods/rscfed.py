@@ -44,6 +44,8 @@ VARIANTS = {
         "data.partition": "dirichlet_clients",
         "data.alpha": 0.8,
         "data.labelled_rule": "most_classes",
+        "model.name": "lenet",
+        "model.normalisation": "none",
         "client.epochs": 1,
         "client.batch_size": 64,
         "client.learning_rate": 0.03,
