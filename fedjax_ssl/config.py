@@ -162,6 +162,8 @@ def validate(config: ConfigDict) -> None:
         value = _get(config, field)
         if value is not None and not value > 0:
             raise UserError(f"{field} must be above 0, not {value}")
+    if config.client.share_offset < 0:
+        raise UserError(f"client.share_offset must be at least 0, not {config.client.share_offset}")
     for field in ("threshold.momentum", "aggregation.momentum", "trainer.momentum", "trainer.estimate_momentum"):
         if not 0 <= _get(config, field) < 1:
             raise UserError(f"{field} must be at least 0 and below 1, not {_get(config, field)}")

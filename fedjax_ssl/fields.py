@@ -132,7 +132,7 @@ def shared_fields() -> ConfigDict:
     config.data.centralised = False  # the server holds the clients' images and their labels, too: likewise
 
     config.model = ConfigDict()
-    # 'cnn', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8';
+    # 'cnn', 'lenet', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8';
     # 'resnet18_imagenet', whose stem is for images of about 224 x 224 pixels; or your own, see docs/own_model.md.
     # SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     config.model.name = "resnet18"
@@ -160,6 +160,7 @@ def shared_fields() -> ConfigDict:
     # cbafed, isofed; the views of all but fedlabel and fedtrinet.
     config.client.logit_adjustment = 0.0  # tau: tau log(share of the class there) joins the logits in the loss
     config.client.absent_class = 0.5  # the count of a class that the client lacks, in that share
+    config.client.share_offset = 0.0  # joins every share in the place of that count (SemiAnAgg's code: 1e-12); 0: none
     config.client.labelled_views = "weak"  # 'both': half the loss of the weak view, half that of the strong one
     # Of the phase on unlabelled images behind that of fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight;
     # None: as above.
@@ -212,7 +213,7 @@ def shared_fields() -> ConfigDict:
     config.trainer.strength = 2.0  # tau, the largest adjustment of logits by log pi, and the balanced head's
     config.trainer.estimate_from = 5  # the rounds that a client has had before it estimates its shares of classes
     config.trainer.estimate_momentum = 0.99  # of the estimate, over batches
-    config.trainer.histogram = "counts"  # of confident labels; 'presence': 1 for each class that a batch has (its code)
+    config.trainer.histogram = "counts"  # of confident labels in a batch; 'presence': 1 for each class that has one
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,
     # proxyfl.

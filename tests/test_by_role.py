@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 
 from consistency_by_hand import batches
-from fedjax_ssl import UserError
+from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client import STANDARD, own_optimizers, own_trainer, self_training
-from fedjax_ssl.client.on_labels import logit_adjustment
-from fedjax_ssl.config import validate
+from fedjax_ssl.client.acr import loss_of_both
+from fedjax_ssl.client.deck import Batch
+from fedjax_ssl.client.on_labels import OnLabels, class_shares
+from fedjax_ssl.client.self_training import make_trainer
+from fedjax_ssl.client.trainers import Seen
+from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.interface import CLASSIFIER, Previous
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.frames import labelled_shares
+from fedjax_ssl.methods.frames import PRIOR
+from fedjax_ssl.models import Outputs
 from linear_network import at_rest, in_numpy, sgd_step, softmax
 from small_problem import (
     CLASSES,
@@ -261,11 +266,24 @@ def test_the_balanced_softmax_of_a_client_on_both_views(data):
 
 
 def test_an_absent_class_has_half_an_image():
-    found = logit_adjustment(jnp.array([[3.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), 2.0, 0.5)
-    np.testing.assert_allclose(found[0], 2 * np.log(np.array([3, 0.5, 1]) / 4.5), rtol=1e-6)
-    np.testing.assert_allclose(found[1], 2 * np.log([1 / 3] * 3), rtol=1e-6)  # of a client without labels: no matter
-    with_none = logit_adjustment(jnp.array([3.0, 0.0, 1.0]), 1.0, 1e-8)
-    assert np.log(1e-8 / 4) == pytest.approx(float(with_none[1]), rel=1e-5)  # the code's way
+    found = class_shares(jnp.array([[3.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), base_config().client)
+    np.testing.assert_allclose(found[0], np.array([3, 0.5, 1]) / 4.5, rtol=1e-6)
+    np.testing.assert_allclose(found[1], [1 / 3] * 3, rtol=1e-6)  # of a client without labels: no matter
+
+
+@pytest.mark.parametrize("images", [5, 6621])
+def test_semianagg_s_code_adds_a_tiny_share(images):
+    """Whatever the client's size, an absent class has log 1e-12; here as the loss gets it."""
+    config = apply_arguments(base_config(), "semianagg,code")
+    problem = small_problem("semianagg,code")
+    labels = jnp.array([[0] * (images - 2) + [2, 2]])
+    work = OnLabels.of(problem, types.SimpleNamespace(labels=labels), None)
+    expected = [np.log(1 - 2 / images), -27.63102, np.log(2 / images)]
+    np.testing.assert_allclose(work.adjustment[0], expected, rtol=1e-5, atol=1e-7)
+    validate(config)
+    with pytest.raises(UserError, match=r"client\.share_offset must be at least 0"):
+        config.client.share_offset = -1.0
+        validate(config)
 
 
 def test_supervised_takes_it_too(data):
@@ -280,12 +298,43 @@ def test_supervised_takes_it_too(data):
 # --- ACR's phases. ---------------------------------------------------------------------------------------------------
 
 
+def prior_of(problem, data):
+    """What clients are sent of the labelled images."""
+    init = METHODS["fedavg_semi"].factory(problem).init
+    return jax.jit(lambda data: init(data, jax.random.key(0)).server[PRIOR])(data)
+
+
+def test_a_class_without_labels_takes_no_image_from_the_others():
+    """The labelled client has no image of class 2; with a share of 0 every label would be 2."""
+    problem = small_problem("fedavg_semi", SmallNetwork(STANDARD, head_dim=CLASSES), **{"trainer.name": "acr"})
+    prior = prior_of(problem, federation([[0, 1, 0, 0], [-1] * 8]))
+    np.testing.assert_allclose(prior, np.array([3, 1, 0.5]) / 4.5, rtol=1e-6)
+    sure = 8 * jnp.eye(CLASSES)
+    seen = Seen(Outputs(sure, {STANDARD: sure}, ()), Batch(*[np.arange(3)] * 3, np.ones(3, bool), 0, 0), 8, prior)
+    trainer = make_trainer(problem)
+    targets, _ = jax.jit(lambda state: trainer.targets(state, seen))(trainer.start(8))
+    for target in targets:
+        np.testing.assert_array_equal(target.labels, [0, 1, 2])
+
+    received = sent_down(problem, prior)
+    loss = loss_of_both(problem, "labelled_loss")
+    rows = np.array([1, 2, 3])
+    small = federation([[0, 1, 0, 0], [-1] * 8])
+    value = loss(received, small, None, Batch(rows, rows, rows, np.ones(3, bool), 0, 0), {}, None)(received.model).value
+    x = pixels_of(small, rows, mirrored)
+    x, params = x - x.mean(axis=0), in_numpy(received.model.params)
+    standard = x @ np.asarray(received.model.params[STANDARD]["kernel"], float) + 0.1 * params["bias"].sum()
+    balanced = x @ params["kernel"] + params["bias"] + 2 * np.log(np.array([3, 1, 0.5]) / 4.5)
+    expected = -sum(np.log(softmax(z)[np.arange(3), [0, 1, 0]]).mean() for z in (standard, balanced))
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
 def test_both_classifiers_of_acr_train(data):
     """Each on its labels; the unlabelled loss is the mean over two strong views, which here are the same."""
     network = SmallNetwork(STANDARD, head_dim=CLASSES)
     fields = {"trainer.name": "acr", "trainer.threshold": 0.85, "trainer.strength": 1.5}
     problem = small_problem("fedavg_semi", network, **fields)
-    prior = labelled_shares(data, CLASSES)
+    prior = prior_of(problem, data)
     np.testing.assert_allclose(prior, np.array([4, 2, 1]) / 7, rtol=1e-6)  # of both clients with labels
     received, own = sent_down(problem, prior), memory_of(problem, data, BOTH)
     phases = self_training(problem)

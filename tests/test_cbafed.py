@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from conftest import TINY_BACKBONE, make_fedanchor_config
+from fedjax_ssl import base_config
 from fedjax_ssl import train as train_run
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, Rule, accept, class_rule, given_labels
+from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, Rule, accept, class_rule
+from fedjax_ssl.methods.frames import given_labels
 from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (
     CLASSES,
@@ -54,6 +56,12 @@ def rule(thresholds=(0.5, 0.5, 0.5), rare=(False, False, False), all_train=True)
 
 
 # --- Which labels count. ---------------------------------------------------------------------------------------------
+
+
+def test_the_paper_s_backbone_and_the_other_stem():
+    config = apply_arguments(base_config(), "cbafed,paper")
+    assert config.model.name == "resnet18_imagenet"
+    assert apply_arguments(config, "resnet18").model.name == "resnet18"
 
 
 @pytest.mark.parametrize("num_classes, cap", [(3, 0.95), (10, 0.9), (100, 0.85)])

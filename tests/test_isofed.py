@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from consistency_by_hand import batches
-from fedjax_ssl.client import own_teachers
+from fedjax_ssl.client import STANDARD, own_teachers
 from fedjax_ssl.client.compose import continued
 from fedjax_ssl.engine.interface import Cohort, Jobs, Phase, Report, State
 from fedjax_ssl.methods import METHODS
@@ -16,6 +16,7 @@ from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (
     CLASSES,
     NUM_CLIENTS,
+    SmallNetwork,
     assert_model,
     federation,
     handed_on,
@@ -110,7 +111,11 @@ def information_gradient(model, x, kind):
 
 
 def adapted_by_hand(problem, data, client, received, deck):
-    config, model = problem.config.client, in_numpy(received.model.params)
+    """Passes over all images with the rate and the clipping of the client's role."""
+    config, model = problem.config.client.copy_and_resolve_references(), in_numpy(received.model.params)
+    if client != LABELLED:
+        config.learning_rate = config.unlabelled_learning_rate or config.learning_rate
+        config.clip_norm = config.unlabelled_clip_norm or config.clip_norm
     statistics, velocity, losses = statistics_of(received.model), at_rest(model), []
     for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
         x = pixels_of(data, np.asarray(data.client_index[client])[batch], mirrored)
@@ -124,25 +129,50 @@ def adapted_by_hand(problem, data, client, received, deck):
 @pytest.mark.parametrize("kind", ["information", "entropy"])
 @pytest.mark.parametrize("client", [LABELLED, UNLABELLED])
 def test_the_adaptation_looks_at_no_label(kind, client, data):
-    problem, method = method_of(**{"isofed.adaptation": kind, "isofed.adaptation_epochs": 2})
+    fields = {"client.unlabelled_learning_rate": 0.2, "client.unlabelled_clip_norm": 0.1}
+    problem, method = method_of(**{"isofed.adaptation": kind, "isofed.adaptation_epochs": 2, **fields})
     received = sent_down(problem)
-    job, finished = train(method.phases[0], received, data, client, personal=jnp.bool_(True))
-    assert int(job.num_steps) == 4 and int(job.work.deck.size) == (5 if client == LABELLED else 4)
-    model, statistics, losses = adapted_by_hand(problem, data, client, received, job.work.deck)
+    phases = [method.phases[0]] if client == LABELLED else method.phases[:3]
+    job, finished = through(phases, received, data, client)[-1]
+    work, role = (job.work, "labelled") if client == LABELLED else (job.work[0], "unlabelled")
+    assert int(job.num_steps) == 4 and int(work.deck.size) == (5 if client == LABELLED else 4)
+    model, statistics, losses = adapted_by_hand(problem, data, client, received, work.deck)
     assert_model(finished.upload.model, model, statistics)
-    np.testing.assert_allclose(finished.metrics["adaptation_loss"], np.mean(losses), rtol=1e-4)
+    np.testing.assert_allclose(finished.metrics[f"{role}_adaptation_loss"], np.mean(losses), rtol=1e-4)
     hidden = data._replace(visible_labels=jnp.full_like(data.visible_labels, -1))
-    blind = train(method.phases[0], received, hidden, client, personal=jnp.bool_(True))[1]
+    blind = through(phases, received, hidden, client)[-1][1]
     for found, expected in zip(jax.tree.leaves(blind.upload), jax.tree.leaves(finished.upload)):
         np.testing.assert_array_equal(found, expected)
 
 
+def through(phases, received, data, client, own=None):
+    """What a client with a turn does in phases that follow each other: of each its job, and what it leaves behind."""
+    done, before = [], None
+    for phase in phases:
+        done.append(train(phase, received, data, client, own or {}, before, personal=jnp.bool_(True)))
+        before = handed_on(*done[-1])
+    return done
+
+
+def test_the_adaptation_has_an_optimiser_of_its_own_and_a_second_classifier_rests(data):
+    """No momentum of it reaches training, and no loss of it the head, which weight decay would shrink."""
+    fields = {"client.persistent": True, "client.weight_decay": 0.5, "trainer.name": "acr"}
+    network = SmallNetwork(STANDARD, head_dim=CLASSES)
+    problem = small_problem("isofed", network, **{"client.epochs": 1, **fields})
+    method, received = METHODS["isofed"].factory(problem), sent_down(problem)
+    phase = method.phases[0]
+    _, finished = train(phase, received, data, LABELLED, personal=jnp.bool_(True))
+    assert "opt_state" not in finished.own
+    old, new = received.model.params, finished.upload.model.params
+    np.testing.assert_array_equal(new[STANDARD]["kernel"], old[STANDARD]["kernel"])
+    assert np.any(new["classifier"]["kernel"] != old["classifier"]["kernel"])
+
+
 def test_a_labelled_client_goes_on_from_the_adapted_model(data):
-    problem, (adaptation, labelled, unlabelled) = method_of()[0], method_of()[1].phases
-    received, turn, own = sent_down(problem), jnp.bool_(True), {"trainer": ()}
-    first = train(adaptation, received, data, LABELLED, own, personal=turn)
-    job, finished = train(labelled, received, data, LABELLED, own, handed_on(*first), personal=turn)
-    last_job, last = train(unlabelled, received, data, LABELLED, own, handed_on(job, finished), personal=turn)
+    problem, method = method_of()
+    received = sent_down(problem)
+    first, (job, _), (between, _), (last_job, last) = through(method.phases, received, data, LABELLED, {"trainer": ()})
+    assert int(between.num_steps) == 0  # the other role's adaptation
     config = problem.config.client
     model, statistics, _ = adapted_by_hand(problem, data, LABELLED, received, first[0].work.deck)
     velocity = at_rest(model)
@@ -158,13 +188,12 @@ def test_a_labelled_client_goes_on_from_the_adapted_model(data):
 
 def test_an_unlabelled_client_goes_on_from_the_adapted_model(data):
     """Through a labelled phase in which it has no step."""
-    problem, (adaptation, labelled, unlabelled) = method_of()[0], method_of()[1].phases
-    received, turn, own = sent_down(problem), jnp.bool_(True), {"trainer": ()}
-    first = train(adaptation, received, data, UNLABELLED, own, personal=turn)
-    between = train(labelled, received, data, UNLABELLED, own, handed_on(*first), personal=turn)
-    assert int(between[0].num_steps) == 0 and bool(between[0].takes_part)
-    job = prepare(unlabelled, received, data, UNLABELLED, own, handed_on(*between), turn)
-    model, statistics, _ = adapted_by_hand(problem, data, UNLABELLED, received, first[0].work.deck)
+    problem, method = method_of()
+    received, own = sent_down(problem), {"trainer": ()}
+    first, between, adapted = through(method.phases[:3], received, data, UNLABELLED, own)
+    assert int(first[0].num_steps) == 0 and int(between[0].num_steps) == 0
+    job = prepare(method.phases[3], received, data, UNLABELLED, own, handed_on(*adapted), jnp.bool_(True))
+    model, statistics, _ = adapted_by_hand(problem, data, UNLABELLED, received, adapted[0].work[0].deck)
     assert_model(job.work.begin, model, statistics)
     assert int(job.num_steps) == 2
 
@@ -172,14 +201,12 @@ def test_an_unlabelled_client_goes_on_from_the_adapted_model(data):
 def test_a_mean_teacher_in_the_place_of_pseudo_labels(data):
     """The student begins with the adapted model; the first target is the received model's, as in RSCFed."""
     problem, method = method_of(",mean_teacher", **{"isofed.consistency_weight": 3.0})
-    received, turn = sent_down(problem), jnp.bool_(True)
+    received = sent_down(problem)
     own = jax.tree.map(lambda leaf: leaf[0], own_teachers(problem, received.model))
-    first = train(method.phases[0], received, data, UNLABELLED, own, personal=turn)
-    between = train(method.phases[1], received, data, UNLABELLED, own, handed_on(*first), personal=turn)
-    job, last = train(method.phases[2], received, data, UNLABELLED, own, handed_on(*between), personal=turn)
-    model, _, _ = adapted_by_hand(problem, data, UNLABELLED, received, first[0].work.deck)
+    _, _, adapted, (job, last) = through(method.phases, received, data, UNLABELLED, own)
+    model, _, _ = adapted_by_hand(problem, data, UNLABELLED, received, adapted[0].work[0].deck)
     teacher, centre, losses = in_numpy(received.model.params), statistics_of(received.model), []
-    config, velocity, statistics = problem.config.client, at_rest(model), statistics_of(between[1].upload.model)
+    config, velocity, statistics = problem.config.client, at_rest(model), statistics_of(adapted[1].upload.model)
     for step, batch in enumerate(batches(np.asarray(job.work.rest.deck.order), 4, 3)):
         x = pixels_of(data, np.asarray(data.client_index[UNLABELLED])[batch], mirrored)
         q = probabilities(teacher, x, centre) ** 2

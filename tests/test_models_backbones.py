@@ -69,6 +69,7 @@ def assert_trees_close(actual, expected, atol=2e-5):
 @pytest.mark.parametrize(
     ("name", "num_classes", "count"),
     [
+        ("lenet", 10, 92_626),  # with RSCFed's projector
         ("resnet8", 10, 78_042),
         ("wrn16_1", 10, 175_066),
         ("resnet18", 10, 11_173_962),
@@ -83,7 +84,7 @@ def assert_trees_close(actual, expected, atol=2e-5):
     ],
 )
 def test_number_of_learnable_parameters(name, num_classes, count):
-    built = model(num_classes, name=name)
+    built = model(num_classes, name=name, **({"normalisation": "none"} if name == "lenet" else {}))
     variables = jax.eval_shape(built.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
 
@@ -277,7 +278,34 @@ def test_a_width_that_a_backbone_cannot_have(name, width):
         model(name=name, width=width)
 
 
-@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_lenet_against_numpy_and_what_it_refuses():
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(2, 16, 18, 3)).astype(np.float32)
+    built = model(name="lenet", normalisation="none")
+    params = jax.jit(built.init)(jax.random.key(0), images)["params"]
+    bias = {f"bias{i}": jnp.asarray(rng.normal(size=n), jnp.float32) for i, n in enumerate((6, 16))}
+    params["backbone"].update(bias)
+    features = jax.jit(built.apply)({"params": params}, images).features
+
+    own, x = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["backbone"]), images.astype(np.float64)
+    for i in range(2):
+        windows = np.lib.stride_tricks.sliding_window_view(x, (5, 5), axis=(1, 2))  # [n, h, w, in, 5, 5]
+        x = np.einsum("nhwcij,ijco->nhwo", windows, own[f"conv{i}"]["kernel"]) + own[f"bias{i}"]
+        x = np.maximum(x, 0)[:, : x.shape[1] // 2 * 2, : x.shape[2] // 2 * 2]
+        x = x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, -1).max(axis=(2, 4))
+    x = x.reshape(len(x), -1)
+    for name in ("hidden0", "hidden1", "project0"):
+        x = np.maximum(x @ own[name]["kernel"] + own[name]["bias"], 0)
+    np.testing.assert_allclose(features, x @ own["project1"]["kernel"] + own["project1"]["bias"], atol=1e-4)
+    for options, shape, line in (
+        ({"normalisation": "running"}, (1, 16, 16, 3), "normalises nothing"),
+        ({"normalisation": "none"}, (1, 8, 16, 3), "images of 16x16 or more, not 8x16"),
+    ):
+        with pytest.raises(UserError, match=line):
+            jax.eval_shape(model(name="lenet", **options).init, jax.random.key(0), jnp.zeros(shape))
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES.keys() - {"lenet"}))
 @pytest.mark.parametrize("shape", [(32, 32, 3), (9, 13, 1)])
 def test_shapes_and_tree_for_any_image(name, shape):
     images = jnp.zeros((4, *shape))

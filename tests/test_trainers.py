@@ -14,7 +14,7 @@ from fedjax_ssl.client.self_training import TRAINERS
 from fedjax_ssl.client.trainers import Averages, Seen, Target, fairness
 from fedjax_ssl.models import Outputs
 from linear_network import softmax
-from trainers_by_hand import FixMatch, FlexMatch, FreeMatch, SoftMatch
+from trainers_by_hand import FixMatch, FlexMatch, FreeMatch, SoftMatch, fairness_by_hand
 
 CLASSES, N_MAX, SIZE, ROOM = 3, 12, 9, 4
 # Of a client of nine images, in three batches of two passes: a short batch, an empty one, one image alone.
@@ -100,13 +100,12 @@ def test_a_later_label_replaces_a_stored_one():
     assert state[3] == 1 and state[4] == -1
 
 
-def fairness_by_hand(by_class, histogram, logits):
-    """sum a log b of the accepted images' logits."""
-    p = softmax(logits)
-    shares = np.bincount(p.argmax(axis=1), minlength=CLASSES) / len(p)
-    a = np.array([q / h if h else 0.0 for q, h in zip(by_class, histogram)])
-    b = np.array([q / h if h else 0.0 for q, h in zip(p.mean(axis=0), shares)])
-    return np.sum(a / a.sum() * np.log(b / b.sum() + 1e-12))
+def test_softmatch_without_memory_of_equal_scores():
+    """No variance, and no image below the mean: all count."""
+    trainer = TRAINERS["softmatch"](options_of(momentum=0.0), CLASSES)
+    logits = np.tile(np.array([2.0, 0.0, 0.0], np.float32), (N_MAX, 1))
+    for [(weights, _)] in over_batches(trainer, logits)[0]:
+        np.testing.assert_allclose(weights, np.ones(len(weights)), atol=1e-5)
 
 
 def test_fairness_and_its_gradient():

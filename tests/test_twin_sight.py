@@ -7,8 +7,9 @@ import pytest
 
 from conftest import SMALL, make_fedanchor_config
 from consistency_by_hand import batches
+from fedjax_ssl.client import own_trainer
 from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.engine.interface import trained_parts
+from fedjax_ssl.engine.interface import Cohort, Previous, Upload, trained_parts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import tree_bytes
@@ -27,10 +28,12 @@ from small_problem import (
     mirrored,
     negative,
     pixels_of,
+    prepare,
     sent_down,
     small_problem,
     train,
 )
+from trainers_by_hand import FreeMatch, fairness_by_hand
 
 LABELLED, UNLABELLED, BOTH = range(3)
 FEATURES, DIM = 3, 2
@@ -246,6 +249,61 @@ def test_a_client_without_labels(arguments, data):
     assert sum(pseudo.found) > 0
     assert_same(finished.upload.model, *expected)
     np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
+
+
+def freematch_of(problem):
+    """FreeMatch's loss of the second view with its fairness term; its averages move once in each step."""
+    options, rule, step = problem.config.trainer, FreeMatch(CLASSES, problem.config.trainer.momentum), {}
+
+    def supervised(model, start, rows, first, second):
+        p = np.exp(log_p(start, first))
+        if step.get("start") is not start:
+            step.update(start=start, weights=rule.weigh(p, rows))
+        weights, logits = step["weights"], log_p(model, second)
+        found.append(weights.mean())
+        value = -np.sum(weights * logits[np.arange(len(rows)), p.argmax(axis=1)]) / len(rows)
+        if np.any(weights):
+            value += options.fairness_weight * fairness_by_hand(rule.by_class, rule.histogram, logits[weights > 0])
+        return problem.config.twin_sight.pseudo_weight * value
+
+    found = supervised.found = []
+    supervised.sees_both, supervised.rule = True, rule
+    return supervised
+
+
+@pytest.mark.parametrize("counters", ["per_round", "persistent"])
+def test_freematch_s_averages_and_its_term(counters, data):
+    fields = {"trainer.momentum": 0.3, "trainer.fairness_weight": 0.4, "trainer.counters": counters}
+    problem = problem_of(",freematch", **fields)
+    phases, received = METHODS["twin_sight"].factory(problem).phases, sent_down(problem)
+    own = jax.tree.map(lambda leaf: leaf[UNLABELLED], own_trainer(problem, data))
+    idle = handed_on(*train(phases[0], received, data, UNLABELLED, own))
+    job, finished = train(phases[1], received, data, UNLABELLED, own, idle, jit=True)
+    freematch = freematch_of(problem)
+    *expected, losses = by_hand(problem, data, UNLABELLED, *start_of(received), job.work.rest.deck, freematch)
+    assert 0 < np.mean(freematch.found) < 1
+    assert_same(finished.upload.model, *expected)
+    np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
+    averages, rule = finished.own["trainer"], freematch.rule
+    np.testing.assert_allclose(averages.level, rule.level, rtol=1e-4)
+    np.testing.assert_allclose(averages.by_class, rule.by_class, rtol=1e-4)
+    again = prepare(phases[1], received, data, UNLABELLED, finished.own, idle)
+    begins = again.own.get("trainer", averages)
+    np.testing.assert_allclose(begins.level, rule.level if counters == "persistent" else 1 / CLASSES, rtol=1e-4)
+
+
+def test_a_cohort_of_more_rows_than_clients_has_a_state_for_each(data):
+    """RSCFed's groups, say, name a client twice."""
+    problem = problem_of(",freematch")
+    phase, received = METHODS["twin_sight"].factory(problem).phases[1], sent_down(problem)
+    clients = jnp.array([UNLABELLED] * (len(data.client_size) + 1))
+    own = jax.tree.map(lambda leaf: leaf[clients], own_trainer(problem, data))
+    upload = jax.tree.map(lambda leaf: jnp.zeros((len(clients), *leaf.shape)), Upload(received.model))
+    previous = Previous(upload, jnp.zeros(len(clients), bool))
+    jobs = jax.eval_shape(
+        lambda own: phase.prepare(received, data, Cohort(clients, own, jax.random.key(0)), previous).own, own
+    )
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(jobs)} == {len(clients)}
 
 
 def test_without_pseudo_labels_the_classifier_stays(data):

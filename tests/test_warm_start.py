@@ -11,7 +11,8 @@ import pytest
 import launch
 from conftest import SMALL, make_fedanchor_config, make_tiny_config
 from fedjax_ssl import train
-from fedjax_ssl.engine.interface import State
+from fedjax_ssl.client import STANDARD
+from fedjax_ssl.engine.interface import CLASSIFIER, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -64,6 +65,23 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
     shutil.rmtree(other)
     chex.assert_trees_all_equal(train(config, run), state)
     assert json.loads((run / "summary.json").read_text())["init_from"] == facts
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_second_classifier_that_the_given_model_lacks_is_a_copy_of_the_first(has_head):
+    """ACR labels images by it from the first round on."""
+    fields = {"method": "fedavg_semi", "trainer.name": "acr", "data.labels": "some_clients"}
+    fields |= {"data.num_anchors": 0, "model.normalisation": "running"}
+    experiment = build_experiment(make_tiny_config(**{"data.reveal_labels": False, **FRESH, **fields}))
+    data = experiment.data
+    fresh = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(data).model)
+    given = jax.tree.map(lambda leaf: leaf + 1, fresh)
+    if not has_head:
+        given = given._replace(params={part: given.params[part] for part in CLASSIFIER})
+    begun_with = jax.jit(lambda data: initialise(experiment, data, given))(data).model.params
+    source = given.params[STANDARD if has_head else "classifier"]
+    chex.assert_trees_all_equal(jax.device_get(begun_with[STANDARD]), source)
+    chex.assert_trees_all_equal(jax.device_get(begun_with["classifier"]), given.params["classifier"])
 
 
 def test_a_checkpoint_is_named_by_its_round(finished_run):

@@ -6,6 +6,8 @@ places among the client's images, and returns their weights.
 
 import numpy as np
 
+from linear_network import softmax
+
 
 class FixMatch:
     def __init__(self, tau):
@@ -69,3 +71,12 @@ class SoftMatch:
             self.variance = m * self.variance + (1 - m) * best.var(ddof=1)
         below = np.minimum(best - self.mean, 0)
         return np.exp(-(below**2) / (2 * self.variance / self.n**2))
+
+
+def fairness_by_hand(by_class, histogram, logits):
+    """sum a log b of the accepted images' logits."""
+    p = softmax(logits)
+    shares = np.bincount(p.argmax(axis=1), minlength=p.shape[1]) / len(p)
+    a = np.array([q / h if h else 0.0 for q, h in zip(by_class, histogram)])
+    b = np.array([q / h if h else 0.0 for q, h in zip(p.mean(axis=0), shares)])
+    return np.sum(a / a.sum() * np.log(b / b.sum() + 1e-12))

@@ -14,6 +14,7 @@ The paper's accuracies, on CIFAR-10 / CIFAR-100 / SVHN:
     Twin-sight                         70.06  49.98  62.94
 How many images count in the mean of FedAvg+FixMatch is not said: here all do. Twin-sight's own rows are its text's, its
 code's, and the text's without what ties both models to each other.
+FreeMatch's averages begin anew in each round, as in its code, so that its thresholds stay near 1 / C.
 """
 
 from fedjax_ssl.sweep import Sweep, of_dataset

@@ -3,7 +3,8 @@
 Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistency Is All You Need", CVPR 2023.
 One classifier, the head `STANDARD`, learns the labelled images' distribution of classes; the other, which is tested, is
 balanced. In a federation the unlabelled images are each client's own, and so is the estimate of their distribution; the
-labelled images' shares of classes pi are sent down (C numbers). The paper's epoch is a round.
+labelled images' shares of classes pi are sent down (C numbers), in which a class that no labelled client has counts as
+`client.absent_class` images. The paper's epoch is a round.
 """
 
 from collections.abc import Callable
@@ -40,9 +41,13 @@ class Estimate(NamedTuple):
     rounds: jax.Array
 
 
-def adjustment(prior: jax.Array) -> jax.Array:
-    """log pi_c of shares float32 [..., C], by which logits are adjusted; of absent classes -27.6, as in the code."""
-    return jnp.log(prior + 1e-12)
+def adjustment(prior: jax.Array, strength: jax.Array | float) -> jax.Array:
+    """log(pi_c^tau + 1e-12) of shares float32 [..., C], by which logits are adjusted: float32 [..., C].
+
+    Near a share of 0 it is -27.6 for every tau, and would decide every label: `Broadcast.extra` has no such share, see
+    `class_shares`.
+    """
+    return jnp.log(jnp.power(prior, strength) + 1e-12)
 
 
 def reversed_shares(prior: jax.Array) -> jax.Array:
@@ -67,17 +72,20 @@ def acr(options, num_classes: int) -> Trainer:
     of the estimate u to pi, to uniform and to reversed pi in the client's last round: the further its images are from
     the labelled ones, the more their labels are adjusted. u moves by the histogram of the confident labels of h_b, once
     the client has taken part in `trainer.estimate_from` rounds; before that tau_t = tau. It always survives rounds.
+
+    The histogram counts labels (`trainer.histogram`). The public code adds to an index several times at once, which
+    keeps what one image of each class writes, confident or not, and adds distances in steps with a confident image
+    alone; 'presence', 1 for each class with a confident label, is the like of it that depends on no order.
     """
 
     def targets(old: Estimate, seen: Seen):
         standard, balanced, mask = seen.outputs.heads[STANDARD], seen.outputs.logits, seen.batch.mask
-        log_prior = adjustment(seen.prior)
         p = [
             jax.nn.softmax(logits)
             for logits in (
-                standard - old.strength * log_prior,
+                standard - adjustment(seen.prior, old.strength),
                 standard,
-                standard - options.strength * log_prior,
+                standard - adjustment(seen.prior, options.strength),
                 balanced,
             )
         ]
@@ -132,7 +140,7 @@ def loss_of_both(problem: Problem, metric: str) -> Callable:
 
         def of(model) -> Loss:
             (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)
-            balanced = outputs.logits + strength * adjustment(received.extra)
+            balanced = outputs.logits + adjustment(received.extra, strength)
             value = cross_entropy(outputs.heads[STANDARD], labels, batch.mask)
             value += cross_entropy(balanced, labels, batch.mask)
             return Loss(value, batch_stats, {metric: value})

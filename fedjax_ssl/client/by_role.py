@@ -84,11 +84,6 @@ def unlabelled_phase(
     Returns:
         The Phase. Every upload tells `LABELLED`.
     """
-    of_role = unlabelled_problem(problem)
-    factor = of_role.config.client.learning_rate / problem.config.client.learning_rate
-
-    def at_own_rate(received: Broadcast) -> Broadcast:
-        return received._replace(learning_rate=received.learning_rate * factor)
 
     def prepare_both(received, data, cohort, previous) -> Jobs:
         jobs = prepare(received, data, cohort, previous)
@@ -98,7 +93,7 @@ def unlabelled_phase(
         return jobs._replace(work=work, takes_part=previous.took_part | takes_part)
 
     phase = local_sgd(
-        of_role,
+        unlabelled_problem(problem),
         prepare_both,
         lambda received, data, work, *rest: loss(received, data, work.rest, *rest),
         metrics=metrics,
@@ -111,6 +106,16 @@ def unlabelled_phase(
         sums=sums,
         **options,
     )
+    return at_unlabelled_rate(problem, phase)
+
+
+def at_unlabelled_rate(problem: Problem, phase: Phase) -> Phase:
+    """A phase of `local_sgd` at `client.unlabelled_learning_rate`, on the schedule of the broadcast's rate."""
+    factor = unlabelled_problem(problem).config.client.learning_rate / problem.config.client.learning_rate
+
+    def at_own_rate(received: Broadcast) -> Broadcast:
+        return received._replace(learning_rate=received.learning_rate * factor)
+
     return phase._replace(
         start=lambda received, work, own: phase.start(at_own_rate(received), work, own),
         step=lambda received, *rest: phase.step(at_own_rate(received), *rest),

@@ -19,7 +19,7 @@ class OnLabels(NamedTuple):
 
     Attributes:
         deck: its labelled examples.
-        adjustment: float32 [C], added to the logits in the loss, see `logit_adjustment`; None: nothing is.
+        adjustment: float32 [C], added to the logits in the loss, see `class_shares`; None: nothing is.
     """
 
     deck: Deck
@@ -32,7 +32,7 @@ class OnLabels(NamedTuple):
         if not config.logit_adjustment:
             return cls(deck)
         counts = class_counts(examples.labels, problem.num_classes)
-        return cls(deck, logit_adjustment(counts, config.logit_adjustment, config.absent_class))
+        return cls(deck, config.logit_adjustment * jnp.log(class_shares(counts, config)))
 
 
 def class_counts(labels: jax.Array, num_classes: int) -> jax.Array:
@@ -40,21 +40,23 @@ def class_counts(labels: jax.Array, num_classes: int) -> jax.Array:
     return jnp.sum(jax.nn.one_hot(labels, num_classes), axis=-2)
 
 
-def logit_adjustment(counts: jax.Array, strength: float, absent: float) -> jax.Array:
-    """tau log pi_c, what the logits of a client's loss get: float32 [..., C].
+def class_shares(counts: jax.Array, config) -> jax.Array:
+    """pi_c, by whose logarithm, times tau, the logits of a loss are adjusted: float32 [..., C].
 
     The loss l(z + tau log pi, y) trains z to rank classes as if all were equally frequent; a prediction takes z as it
     is. With tau = 1 it is the balanced softmax (Ren et al., NeurIPS 2020, arXiv 2007.10740), for other tau the
     logit-adjusted loss (Menon et al., ICLR 2021, arXiv 2007.07314).
 
     Args:
-        counts: float32 [..., C], n_c, the client's labelled examples of each class.
-        strength: tau.
-        absent: the count of a class that the client does not have. With a count near 0 such a class never costs
-            anything, so that nothing holds its logit.
+        counts: float32 [..., C], n_c, the labelled examples of each class.
+        config: the section `client`. A class without examples has n_c = `absent_class`. Or, with a `share_offset` e,
+            pi_c = n_c / sum_c n_c + e: with e near 0 a class without examples never costs anything, so that nothing
+            holds its logit.
     """
-    counts = jnp.where(counts > 0, counts, absent)
-    return strength * jnp.log(counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1e-12))
+    if config.share_offset:
+        return counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1) + config.share_offset
+    counts = jnp.where(counts > 0, counts, config.absent_class)
+    return counts / jnp.sum(counts, axis=-1, keepdims=True)
 
 
 def loss_on_labels(problem: Problem, metric: str = "client_loss", view: Callable | None = None) -> Callable:

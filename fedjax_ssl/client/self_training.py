@@ -62,10 +62,11 @@ def needs_prior(problem: Problem) -> bool:
 def own_trainer(problem: Problem, data) -> dict[str, Any]:
     """The entry of `State.clients` for the rule's state, every leaf [K, ...]."""
     num_clients, n_max = data.client_index.shape
-    return {MEMORY: _fresh(make_trainer(problem), num_clients, n_max)}
+    return {MEMORY: fresh_states(make_trainer(problem), num_clients, n_max)}
 
 
-def _fresh(trainer: Trainer, num_clients: int, n_max: int) -> Any:
+def fresh_states(trainer: Trainer, num_clients: int, n_max: int) -> Any:
+    """The rule's states of clients that have seen nothing, every leaf [num_clients, ...]."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), trainer.start(n_max))
 
 
@@ -102,7 +103,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
         """The states of a cohort at the beginning of a round."""
         if trainer.next_round is not None:
             return jax.vmap(trainer.next_round)(states)
-        return _fresh(trainer, *shape) if options.counters == "per_round" else states
+        return fresh_states(trainer, *shape) if options.counters == "per_round" else states
 
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous

@@ -238,7 +238,8 @@ def softmatch(options, num_classes: int) -> Trainer:
             moved(old.variance, variance, options.momentum, count > 1),
         )
         below = jnp.minimum(best - mu, 0.0)
-        weights = jnp.exp(-jnp.square(below) * options.n_sigma**2 / (2 * sigma2))
+        bounded = jnp.maximum(sigma2, 1e-8)  # equal scores have none
+        weights = jnp.exp(-jnp.square(below) * options.n_sigma**2 / (2 * bounded))
         return hard_target(seen, weights), Gaussian(mu, sigma2, by_class, old.seen | (count > 0))
 
     share = 1.0 / num_classes

@@ -56,6 +56,16 @@ def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:
     return {part: jax.tree.map(lambda _, own=part != "classifier": own, leaves) for part, leaves in params.items()}
 
 
+def without_parts(optimizer: optax.GradientTransformation, parts: tuple[str, ...]) -> optax.GradientTransformation:
+    """The optimiser whose steps leave these parts as they are: no weight decay, no momentum of earlier steps."""
+
+    def update(gradients, state, params):
+        updates, state = optimizer.update(gradients, state, params)
+        return {**updates, **{part: jax.tree.map(jnp.zeros_like, updates[part]) for part in parts}}, state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
 def check_optimizer(field: str, config) -> None:
     """Checks that a section's optimiser can be used: its step may need gradients and parameters, nothing else.
 

@@ -38,7 +38,6 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.on_labels import class_counts
 from fedjax_ssl.client.residual import with_residual
-from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,
     Broadcast,
@@ -55,12 +54,17 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.residual import drawn_back
 from fedjax_ssl.learning.trees import where
 from fedjax_ssl.methods.entry import Entry
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import alternating, given_labels
 from fedjax_ssl.server import Flow, Link, fedavg
 
 COUNTS = "class_counts"  # the accepted pseudo-labels of each class: told by a client, remembered by the server
 GIVEN, RECORD = "given_labels", "record"  # in the server's memory: given labels of each class, the record of weights
-FIELDS = {"data.labels": "some_clients", "client.persistent": True}
+FIELDS = {
+    "data.labels": "some_clients",
+    "client.persistent": True,
+    "client.labelled_views": "weak",
+    "client.spare_classifier": False,
+}
 VARIANTS = {
     "paper": {  # the setting of its experiments, with as many epochs and rounds as in its code
         "num_rounds": 1002,
@@ -70,6 +74,7 @@ VARIANTS = {
         "data.partition": "dirichlet_clients",
         "data.alpha": 0.8,
         "data.labelled_rule": "most_classes",
+        "model.name": "resnet18_imagenet",  # at 32x32 pixels, too; the argument resnet18 takes the stem for those
         "client.epochs": 1,
         "client.batch_size": 64,
         "client.learning_rate": 0.03,
@@ -160,13 +165,6 @@ def cbafed(problem: Problem) -> Method:
     aggregation = fedavg(problem, weighted_by=by_labels(options.labelled_factor), after_mean=(residual(options),))
     method = alternating(problem, (on_given_labels(problem), on_accepted_labels(problem)), aggregation=aggregation)
     return method._replace(init=init, broadcast=broadcast, aggregate=aggregate)
-
-
-def given_labels(data: FederatedData, num_classes: int) -> jax.Array:
-    """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
-    present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
-    labels = jnp.where(present, data.visible_labels[data.client_index], -1)
-    return jnp.sum(class_counts(labels, num_classes), axis=0)
 
 
 def class_rule(counts: jax.Array, options: ConfigDict) -> tuple[jax.Array, jax.Array]:

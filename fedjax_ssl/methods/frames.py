@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import (
     LABELLED,
     class_counts,
+    class_shares,
     global_model,
     needs_prior,
     own_optimizers,
@@ -95,6 +96,9 @@ def trained_by_role(
 
     The labelled clients' part of the mean is weighted by their labelled images (SemiAnAgg, eq. 2 and 6).
 
+    Where a run begins with a given model (`init_from`) that lacks a classifier of the trainer, that one begins as a
+    copy of the given classifier.
+
     A trainer that needs the shares of classes among the labelled images gets them with every broadcast. The labelled
     clients tell them once, before the first round.
 
@@ -106,7 +110,8 @@ def trained_by_role(
         tell: see `self_training`.
         own: as `alternating`'s.
     """
-    parts = trained_parts_of(problem)
+    problem = with_given_heads(problem, trained_parts_of(problem))
+    config, parts = problem.config, trained_parts_of(problem)
 
     def memory(data, model):
         return {**own_trainer(problem, data), **(own(data, model) if own else {})}
@@ -119,12 +124,21 @@ def trained_by_role(
 
     def init(data, key):
         state = method.init(data, key)
-        shares = labelled_shares(data, problem.num_classes)
+        shares = class_shares(given_labels(data, problem.num_classes), config.client)
         return state._replace(server={**state.server, PRIOR: shares})
 
     return method._replace(
         init=init, broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR])
     )
+
+
+def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
+    """The problem whose given model, if it has one, has all of these parts: a linear head is then the classifier."""
+    given = problem.network.given
+    if given is None or "classifier" not in given.params:
+        return problem
+    params = {**dict.fromkeys(parts, given.params["classifier"]), **given.params}
+    return problem._replace(network=problem.network._replace(given=given._replace(params=params)))
 
 
 def labelled_images(received: Received) -> jax.Array:
@@ -137,10 +151,8 @@ def unlabelled_images(received: Received) -> jax.Array:
     return jnp.where(received.accepted, jnp.maximum(received.sizes - labelled_images(received), 0.0), 0.0)
 
 
-def labelled_shares(data, num_classes: int) -> jax.Array:
-    """The shares of classes among the clients' labelled images, float32 [C]; uniform if there are none."""
+def given_labels(data, num_classes: int) -> jax.Array:
+    """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
     present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
     labels = jnp.where(present, data.visible_labels[data.client_index], -1)
-    counts = class_counts(labels.reshape(-1), num_classes)
-    total = jnp.sum(counts)
-    return jnp.where(total > 0, counts / jnp.maximum(total, 1), 1.0 / num_classes)
+    return jnp.sum(class_counts(labels, num_classes), axis=0)

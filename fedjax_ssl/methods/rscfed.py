@@ -30,7 +30,12 @@ from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import distance_reweighted, fedavg
 from fedjax_ssl.server.consensus import DISTANCES
 
-FIELDS = {"data.labels": "some_clients", "client.persistent": True}
+FIELDS = {
+    "data.labels": "some_clients",
+    "client.persistent": True,
+    "client.labelled_views": "weak",
+    "client.spare_classifier": False,
+}
 VARIANTS = {
     "paper": {  # the setting of its experiments on SVHN and CIFAR-100
         "num_rounds": 1000,
@@ -39,6 +44,8 @@ VARIANTS = {
         "data.partition": "dirichlet_clients",
         "data.alpha": 0.8,
         "data.labelled_rule": "most_classes",
+        "model.name": "lenet",
+        "model.normalisation": "none",
         "client.epochs": 1,
         "client.batch_size": 64,
         "client.learning_rate": 0.03,

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.client import STANDARD, Examples
+from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
 from fedjax_ssl.client.compose import without_memory
 from fedjax_ssl.engine import Method, Problem, Received
 from fedjax_ssl.learning.losses import unit_vectors
@@ -33,7 +33,7 @@ from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import Network
 
-FIELDS = {"data.labels": "some_clients"}
+FIELDS = {"data.labels": "some_clients", "trainer.threshold": 0.9}
 VARIANTS = {
     "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
         "num_rounds": 500,
@@ -54,15 +54,15 @@ VARIANTS = {
         "augment.flip": "always",
         "augment.padding": 0,
         "augment.resized": 40,
-        "trainer.threshold": 0.9,
-    },
-    # Both views of each labelled image, by the balanced softmax with next to no share for absent classes.
-    "code": {
-        "client.spare_classifier": True,
         "client.labelled_views": "both",
+        "client.spare_classifier": True,
+    },
+    # The balanced softmax on every set, with next to no share for absent classes.
+    "code": {
         "client.logit_adjustment": 1.0,
-        "client.absent_class": 1e-8,
+        "client.share_offset": 1e-12,
         "trainer.accepted": "confident",
+        "semianagg.without_labels": "labelled",
     },
     "balanced": {"client.logit_adjustment": 1.0},  # the balanced softmax at labelled clients, as on CIFAR-100-LT
 }
@@ -77,6 +77,9 @@ def defaults() -> ConfigDict:
     section.anchor_seed = 0  # all that the clients need to make the anchor
     # Images that the cosines are of: 'confident', with a pseudo-label at or above trainer.threshold, or 'all'.
     section.compared = "confident"
+    # The weights of clients without labels in a round in which none of them has a pseudo-label to tell of (see
+    # trainer.accepted): 'uniform', to which eq. 5 comes; or 'labelled', none, so that the others' mean is all.
+    section.without_labels = "uniform"
     return section
 
 
@@ -98,7 +101,11 @@ def semianagg(problem: Problem) -> Method:
         return {COSINES: class_cosines(cosines, labels, compared, problem.num_classes)}
 
     def weights(received: Received) -> jax.Array:
-        return diversity(received.uploads.told[COSINES], unlabelled_images(received) > 0)
+        scores = diversity(received.uploads.told[COSINES], unlabelled_images(received) > 0)
+        if options.without_labels == "uniform":
+            return scores
+        told = jnp.where(received.accepted, received.uploads.told[ACCEPTED], 0.0)
+        return jnp.where(jnp.sum(told) > 0, scores, 0.0)
 
     method = trained_by_role(problem, weights, options.labelled_share, tell=tell, own=own)
     return method._replace(phases=tuple(without_memory(phase, ANCHOR) for phase in method.phases))
@@ -107,8 +114,8 @@ def semianagg(problem: Problem) -> Method:
 def anchor_model(network: Network, key: jax.Array) -> Model:
     """An untrained network whose convolutions are normal with variance 2 / fan-out (He et al., 2015).
 
-    Other parameters and the statistics of its normalisation are as they begin; a run that begins with a trained model
-    (`init_from`) has an untrained anchor all the same.
+    Other parameters, linear layers of a backbone among them, and the statistics of its normalisation are as they begin;
+    a run that begins with a trained model (`init_from`) has an untrained anchor all the same.
     """
     model = (network if network.given is None else network._replace(given=None)).init(key)
     leaves, treedef = jax.tree.flatten(model.params["backbone"])
@@ -176,7 +183,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
-    choices={"compared": ("confident", "all")},
+    choices={"compared": ("confident", "all"), "without_labels": ("uniform", "labelled")},
     at_least={"labelled_share": 0, "anchor_seed": 0},
     at_most={"labelled_share": 1},
     tiny={"trainer.threshold": 0.2, "trainer.name": "acr", "trainer.estimate_from": 0, "clients_per_round": 8},

@@ -27,7 +27,6 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
@@ -41,11 +40,12 @@ from fedjax_ssl.client import (
     score_cohort,
     unlabelled_phase,
 )
-from fedjax_ssl.client.self_training import MEMORY, make_trainer
+from fedjax_ssl.client.self_training import MEMORY, fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen
 from fedjax_ssl.engine import CLASSIFIER, Images, Jobs, Method, Phase, Problem, Report
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import cross_entropy, gram_distance, info_nce
+from fedjax_ssl.learning.optimizers import without_parts
 from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
@@ -61,6 +61,7 @@ VARIANTS = {
         "num_clients": 10,
         "clients_per_round": 5,
         "data.labelled_clients": 4,
+        "data.partition": "dirichlet_clients",  # inferred: sizes differ, by which both models are averaged
         "data.alpha": 0.1,
         "augment.num_ops": 3,
         "client.epochs": 1,
@@ -210,8 +211,9 @@ def without_labels(problem: Problem) -> Phase:
             problem, lambda images: network.probabilities(received.model, images), data.images, examples
         )
         labels, confident = qualify(scores, problem.config.trainer.threshold, strictly=False)
-        fresh = jax.tree.map(lambda leaf: leaf[: len(cohort.clients)], own_trainer(problem, data))
-        renewed = fresh if problem.config.trainer.counters == "per_round" else {}
+        renewed = {}
+        if problem.config.trainer.counters == "per_round":
+            renewed = {MEMORY: fresh_states(trainer, *examples.rows.shape)}
         return jobs._replace(report=Report(labels, (confident & examples.present) | examples.labelled), own=renewed)
 
     def loss(received, data, work: Work, batch: Batch, own, key):
@@ -237,7 +239,8 @@ def without_labels(problem: Problem) -> Phase:
     metrics = ("unlabelled_loss", "contrastive_loss", "neighbourhood_loss")
     if not options.pseudo_labels:
         # No loss reaches the classifier, and so it must not decay.
-        return unlabelled_phase(problem, prepare, loss, metrics=metrics, parts=PARTS, adapt=without_classifier)
+        resting = functools.partial(without_parts, parts=("classifier",))
+        return unlabelled_phase(problem, prepare, loss, metrics=metrics, parts=PARTS, adapt=resting)
     remember = lambda own, model, state, index: {MEMORY: state}  # noqa: E731
     return unlabelled_phase(problem, prepare, loss, metrics=(*metrics, "pseudo_loss"), parts=PARTS, remember=remember)
 
@@ -252,16 +255,6 @@ def views(problem: Problem):
         return problem.weak(weak_key, images), second, strong
 
     return of
-
-
-def without_classifier(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimiser whose steps leave the classifier as it is, weight decay and momentum included."""
-
-    def update(gradients, state, params):
-        updates, state = optimizer.update(gradients, state, params)
-        return {**updates, "classifier": jax.tree.map(jnp.zeros_like, updates["classifier"])}, state
-
-    return optax.GradientTransformation(optimizer.init, update)
 
 
 ENTRY = Entry(

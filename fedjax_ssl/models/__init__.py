@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.imports import is_own
-from fedjax_ssl.models.cnn import SmallCNN
+from fedjax_ssl.models.cnn import LeNet, SmallCNN
 from fedjax_ssl.models.heads import Heads, Linear, Outputs
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
 from fedjax_ssl.models.own import build_backbone, check_backbone
@@ -33,6 +33,7 @@ __all__ = [
 
 BACKBONES = {
     "cnn": SmallCNN,
+    "lenet": LeNet,  # RSCFed's
     "resnet8": functools.partial(ResNet, blocks=(1, 1, 1), width=16),
     "resnet9": ResNet9,
     "resnet18": ResNet,

@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.models.layers import Conv, max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
 
@@ -36,3 +37,44 @@ class SmallCNN(nn.Module):
         x = x.reshape(x.shape[0], -1)
         x = nn.Dense(128, use_bias=False, dtype=self.dtype, name="hidden")(x)
         return nn.relu(Normalisation(self.normalisation, name="norm2")(x, train, mask, num_views))
+
+
+class LeNet(nn.Module):
+    """RSCFed's simple CNN: two convolutions, two hidden layers and a projector.
+
+    5x5 convolution to 6 channels without padding, ReLU, 2x2 max-pooling; 5x5 convolution to 16 channels, ReLU, 2x2
+    max-pooling; flatten; linear to 120, ReLU, to 84, ReLU; then the projector: linear to 84, ReLU, to 256 features. All
+    layers have a bias. Kernels start Kaiming normal over the fan-out (convolutions) and LeCun normal (linear).
+
+    Any image of 16x16 or more; the first linear layer's size depends on the image's.
+
+    Source: Liang et al., RSCFed, CVPR 2022, and its public code.
+
+    Attributes:
+        normalisation: 'none'.
+        dtype: dtype of the computation.
+
+    Raises:
+        UserError: another normalisation is asked for, or images are smaller.
+    """
+
+    normalisation: str = "none"
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None, num_views=1):
+        """Maps images [V*B, H, W, C] to features [V*B, 256]; arguments as in `Heads`."""
+        del train, mask, num_views
+        if self.normalisation != "none":
+            raise UserError(f"model.name=lenet normalises nothing: model.normalisation is {self.normalisation!r}")
+        if min(images.shape[1:3]) < 16:
+            raise UserError(f"model.name=lenet is for images of 16x16 or more, not {images.shape[1]}x{images.shape[2]}")
+        x = images
+        for layer, features in enumerate((6, 16)):
+            x = Conv(features, (5, 5), dtype=self.dtype, name=f"conv{layer}")(x)[:, 2:-2, 2:-2]
+            x = x + self.param(f"bias{layer}", nn.initializers.zeros, (features,)).astype(self.dtype)
+            x = max_pool2d(nn.relu(x))
+        x = x.reshape(x.shape[0], -1)
+        for name, features in (("hidden0", 120), ("hidden1", 84), ("project0", 84)):
+            x = nn.relu(nn.Dense(features, dtype=self.dtype, name=name)(x))
+        return nn.Dense(256, dtype=self.dtype, name="project1")(x)
