@@ -45,9 +45,10 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     """Runs what a file in configs/sweeps/ lists, into one table.
 
     Some take a data set: configs/sweeps/fedanchor_table1.py:svhn. The table is
-    WORKDIR/table.md, .csv and .tex, and grows as runs finish; at the end
-    WORKDIR/report.html shows them all. Started again, a sweep skips finished
-    runs and resumes the others; the same command may run several times at once.
+    WORKDIR/table.md, .csv and .tex, and grows as runs finish, as table_runs.csv
+    does, a line a run; at the end WORKDIR/report.html shows them all. Started
+    again, a sweep skips finished runs and resumes the others; the same command
+    may run several times at once.
     --config.FIELD=VALUE holds for all runs, so FIELD must not be one in which
     they differ.
     """
@@ -86,16 +87,21 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Classifies the images of a file by a run's model.
+    """Classifies the images of a file or a folder by a run's model.
 
-    The output gets labels [B], probabilities [B, C] and embeddings [B, D].
+    --out=NAME.csv gets a line for each image; an npz file labels [B], classes [B],
+    probabilities [B, C], embeddings [B, D] and class_names [C]. Where the images
+    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE) the accuracy
+    is printed.
     """
     with doing("loading JAX"):
         from fedjax_ssl.predictor import predict_file
 
     with doing("compiling and predicting"):
-        prediction = predict_file(own.workdir, own.npz, own.out, own.key, own.allow_code)
-    print(f"{own.out}: {len(prediction.labels)} images")
+        found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code)
+    print(f"{own.out}: {len(found.prediction.labels)} images")
+    if found.accuracy is not None:
+        print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} images with a label")
 
 
 CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS, what to run; default: configs/quickstart.py")}
@@ -128,8 +134,9 @@ COMMANDS = {
         {
             "workdir": (None, "of the run"),
             "npz": (None, "the file with the images, uint8 [B, H, W, C]"),
-            "out": (None, "the npz file to be written"),
-            "key": ("", "the images' name in the file; by default images, x or x_test"),
+            "images": (None, "a folder instead, FOLDER/IMAGE or FOLDER/CLASS/IMAGE"),
+            "out": (None, "the file to be written, NAME.csv or NAME.npz"),
+            "key": ("", "the images' name in the npz; by default images, x, x_test or test_images"),
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
         },
     ),

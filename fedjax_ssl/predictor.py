@@ -1,5 +1,7 @@
 """A trained model for inference: images in, classes out, preprocessing included."""
 
+import csv
+import io
 import os
 import pathlib
 import sys
@@ -12,10 +14,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import complete
-from fedjax_ssl.data.npz import open_archive, read_arrays
+from fedjax_ssl.data.folder import load_pictures
+from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.errors import UserError, known_are
+from fedjax_ssl.files import replace_arrays, replace_file
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.models.network import build_network
@@ -31,11 +34,13 @@ class Prediction(NamedTuple):
 
     Attributes:
         labels: int32 [B], the most probable class.
+        classes: str [B], its name.
         probabilities: float32 [B, C].
         embeddings: float32 [B, D], of the head that represents an image for the method, else the features.
     """
 
     labels: np.ndarray
+    classes: np.ndarray
     probabilities: np.ndarray
     embeddings: np.ndarray
 
@@ -48,12 +53,14 @@ class Predictor(NamedTuple):
         class_names: of the C classes; their numbers if the data set has none.
         round: after which the model was saved.
         outputs: images [BATCH_SIZE, H, W, C] -> (probabilities, embeddings), compiled.
+        fit: how images of another shape are brought to this one, see `fedjax_ssl.data.folder`.
     """
 
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     round: int
     outputs: Callable
+    fit: str
 
     def __call__(self, images: np.ndarray) -> Prediction:
         """Classifies images.
@@ -72,7 +79,8 @@ class Predictor(NamedTuple):
             found.append(jax.device_get(self.outputs(jnp.asarray(np.pad(chunk, padding)))))
         outputs = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *found)
         probabilities, embeddings = outputs
-        return Prediction(np.argmax(probabilities, axis=-1).astype(np.int32), probabilities, embeddings)
+        labels = np.argmax(probabilities, axis=-1).astype(np.int32)
+        return Prediction(labels, np.array(self.class_names)[labels], probabilities, embeddings)
 
     def _check(self, images: np.ndarray) -> np.ndarray:
         if images.ndim == 3 and self.image_shape[-1] == 1:
@@ -140,49 +148,147 @@ def load(workdir: str | os.PathLike, allow_code: bool = False) -> Predictor:
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
-    return Predictor(tuple(facts["image_shape"]), tuple(class_names), restored.round, outputs)
+    return Predictor(tuple(facts["image_shape"]), tuple(class_names), restored.round, outputs, config.data.fit)
+
+
+class Predicted(NamedTuple):
+    """What was predicted for the images of a file or a folder.
+
+    Attributes:
+        prediction: for B images.
+        files: of each, as seen from the folder; None of an npz file.
+        true_labels: int32 [B], -1 where none is known; None if there are no labels.
+    """
+
+    prediction: Prediction
+    files: list[str] | None
+    true_labels: np.ndarray | None
+
+    @property
+    def labelled(self) -> int:
+        """How many images have a label."""
+        return 0 if self.true_labels is None else int(np.sum(self.true_labels >= 0))
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of images with a label that are classified right; None without any."""
+        if not self.labelled:
+            return None
+        return float(np.sum(self.prediction.labels == self.true_labels) / self.labelled)
 
 
 def predict_file(
     workdir: str | os.PathLike,
-    images_file: str,
     out: str | os.PathLike,
+    npz: str = "",
+    images: str = "",
     key: str = "",
     allow_code: bool = False,
-) -> Prediction:
-    """Classifies the images of an npz file, and writes `labels`, `probabilities` and `embeddings` into another.
+) -> Predicted:
+    """Classifies the images of an npz file or of a folder, and writes the predictions.
 
     Args:
         workdir: of a run.
-        images_file: an npz file.
-        out: the npz file to be written.
-        key: name of the images' array in it; by default `images`, `x`, `x_test`, or the only array.
+        out: the file to be written: NAME.csv with a line for each image, or an npz file with `labels`, `classes`,
+            `probabilities` and `embeddings`, `class_names`, and `files` and `true_labels` where these are known.
+        npz: an npz file; labels are taken from its `labels`, `y` or `y_test`, as the images are called.
+        images: a folder, FOLDER/IMAGE, or with labels FOLDER/CLASS/IMAGE.
+        key: name of the images' array in the npz file; by default `images`, `x`, `x_test`, `test_images`, or the only
+            array.
         allow_code: see `load`.
 
     Raises:
-        UserError: see `load`, `Predictor` and `read_arrays`; or the file cannot be written.
+        UserError: see `load`, `Predictor`, `read_arrays` and `load_pictures`; or labels are none of the model's
+            classes; or the file cannot be written.
     """
-    for name, value in {"workdir": workdir, "npz": images_file, "out": out}.items():
+    for name, value in {"workdir": workdir, "npz": npz or images, "out": out}.items():
         if not value:
-            raise UserError(f"--{name} is missing: predict takes --workdir=RUN, --npz=FILE and --out=FILE")
+            raise UserError(
+                f"--{name} is missing: predict takes --workdir=RUN, --npz=FILE or --images=FOLDER, and --out=FILE"
+            )
+    if npz and images:
+        raise UserError("--npz and --images are two places for images; give one of them")
     predictor = load(workdir, allow_code)
-    images = read_arrays(images_file, (key or _image_key(images_file),), field="npz")
-    (images,) = images.values()
-    prediction = predictor(images)
+    pixels, files, labels = _of_folder(predictor, images) if images else _of_npz(predictor, npz, key)
+    found = Predicted(predictor(pixels), files, labels)
     path = pathlib.Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_arrays(path, **prediction._asdict())
+        if path.suffix == ".csv":
+            replace_file(path, _as_csv(predictor, found))
+        else:
+            known = {"files": files and np.array(files), "true_labels": labels}
+            replace_arrays(
+                path,
+                **found.prediction._asdict(),
+                class_names=np.array(predictor.class_names),
+                **{name: value for name, value in known.items() if value is not None},
+            )
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
-    return prediction
+    return found
+
+
+def _as_csv(predictor: Predictor, found: Predicted) -> str:
+    """A line for each image: its file or number, the predicted class, how probable it is, and its true class if any."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    labels = found.true_labels
+    writer.writerow(["image", "class", "probability", *(["true class"] if labels is not None else [])])
+    best = found.prediction.probabilities.max(axis=1)
+    for row, (name, probability) in enumerate(zip(found.prediction.classes, best)):
+        true = [] if labels is None else [predictor.class_names[labels[row]] if labels[row] >= 0 else ""]
+        writer.writerow([found.files[row] if found.files else row, name, f"{probability:.6g}", *true])
+    return text.getvalue()
+
+
+def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
+    """A folder's images, their files, and their labels where the folder has one for each class."""
+    found = load_pictures(folder, predictor.image_shape, predictor.fit, "images")
+    if found.classes is None:
+        return found.images, found.files, None
+    names = predictor.class_names
+    for name in dict.fromkeys(found.classes):
+        if name not in names:
+            raise UserError(
+                f"{folder}/{name} is named for no class of the model{known_are(name, names)}; images without labels "
+                "lie in the folder itself"
+            )
+    return found.images, found.files, np.array([names.index(name) for name in found.classes], np.int32)
+
+
+# How labels are called in a file whose images are called so.
+_LABELS_OF = {"images": "labels", "x": "y", **dict(zip(KEYS[::2], KEYS[1::2])),
+              **dict(zip(MEDMNIST_KEYS[::2], MEDMNIST_KEYS[1::2]))}  # fmt: skip
+
+
+def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None, np.ndarray | None]:
+    """An npz file's images, and their labels where it has them."""
+    key = key or _image_key(path)
+    of_labels = _LABELS_OF.get(key, "labels")
+    arrays = read_arrays(path, (key,), "npz", optional=(of_labels,))
+    labels = arrays.get(of_labels) if of_labels != key else None
+    if labels is None:
+        return arrays[key], None, None
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]  # as MedMNIST has them
+    num_classes = len(predictor.class_names)
+    if labels.shape != (len(arrays[key]),) or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(
+            f"{path}: {of_labels} is {labels.dtype} of shape {labels.shape}; labels must be [{len(arrays[key])}] "
+            "integers, one an image: give them another name if they are none"
+        )
+    if labels.min() < -1 or labels.max() >= num_classes:
+        worst = labels.min() if labels.min() < -1 else labels.max()
+        raise UserError(f"{path}: {of_labels} has {worst}; the model's are 0 to {num_classes - 1}, and -1 is none")
+    return arrays[key], None, labels.astype(np.int32)
 
 
 def _image_key(path: str) -> str:
     """Which array of an npz file holds the images."""
     with open_archive(path, "npz", "an npz file with images") as archive:
         names = archive.files
-    usual = [name for name in ("images", "x", "x_test") if name in names]
+    usual = [name for name in ("images", "x", "x_test", "test_images") if name in names]
     if not usual and len(names) != 1:
         raise UserError(f"{path} holds {', '.join(names)}; say which are the images: --key=NAME")
     return (usual or names)[0]

@@ -28,10 +28,9 @@ from fedjax_ssl.cli.source_docs import CONFIGS
 from fedjax_ssl.config import add_section, differences, flatten, for_seed, labels_revealed, validate
 from fedjax_ssl.errors import BusyError, TrainingError, UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds
-from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
+from fedjax_ssl.report.table import Row, to_markdown, write_tables
 from fedjax_ssl.run.train import train
 
 ROOT = CONFIGS.parent
@@ -95,7 +94,7 @@ class Cell(NamedTuple):
 def run_sweep(
     sweep_file: str, workdir: str | os.PathLike | None, overrides: list[str] = (), dry_run: bool = False
 ) -> list[Cell]:
-    """Runs what is not finished, cell by cell, and updates WORKDIR/table.md, table.csv and table.tex.
+    """Runs what is not finished, cell by cell, and updates WORKDIR/table.md, .csv and .tex, and table_runs.csv.
 
     Args:
         sweep_file: path of a Python file with `get_sweep()`, and after a colon its argument.
@@ -135,7 +134,7 @@ def run_sweep(
     if any(cell.row().runs for cell in cells):
         from fedjax_ssl.report.comparison import write_comparison
 
-        page = write_comparison([workdir], pathlib.Path(workdir) / REPORT, sweep.target_accuracy)
+        page = write_comparison([workdir], root / REPORT, sweep.target_accuracy, table_name="")
         print(f"report {page}", file=sys.stderr)
     if failures:
         for name, why in failures.items():
@@ -231,12 +230,9 @@ def _of_grid(sweep: Sweep, method: str | tuple) -> dict[str, Any]:
 
 
 def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
-    """Rewrites the table's three files from the finished runs; returns the Markdown."""
-    table = make_table([cell.row() for cell in cells], sweep.target_accuracy)
+    """Rewrites the table's files from the finished runs; returns the Markdown."""
     workdir.mkdir(parents=True, exist_ok=True)
-    for name, write in {"table.csv": to_csv, "table.md": to_markdown, "table.tex": to_latex}.items():
-        replace_file(workdir / name, write(table))
-    return to_markdown(table)
+    return to_markdown(write_tables(workdir / "table", [cell.row() for cell in cells], sweep.target_accuracy))
 
 
 def is_finished(cell: Cell, seed: int) -> bool:

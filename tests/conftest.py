@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -164,3 +165,18 @@ def registry():
 
     with mock.patch.dict(methods.METHODS):
         yield
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium, driven by Playwright."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no browser on this machine: install Debian's package chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+                 "--disable-component-update", "--disable-sync"]  # fmt: skip
+        started = driver.chromium.launch(executable_path=path, args=quiet)
+        yield started
+        started.close()

@@ -1,5 +1,6 @@
 """Lanes split over devices, and seeds that share lanes, against one device and runs of their own."""
 
+import csv
 import json
 import os
 import subprocess
@@ -93,3 +94,28 @@ def test_several_seeds_through_train(tmp_path, finished_run):
     for mine, reference in zip(jax.tree.leaves(states[1]), jax.tree.leaves(state)):
         np.testing.assert_array_equal(mine, reference)
     assert json.loads((tmp_path / "seeds" / "seed_2" / "summary.json").read_text())["seed"] == 2
+
+
+def test_several_seeds_end_in_a_table_and_a_page(tmp_path, capfd):
+    config = make_tiny_config(seeds=(2, 0), num_rounds=1)
+    config.log.report = True
+    train(config, tmp_path)
+    said = capfd.readouterr().err
+    accuracies = [
+        100 * json.loads((tmp_path / f"seed_{seed}" / "summary.json").read_text())["test_accuracy"] for seed in (0, 2)
+    ]
+    shown = f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f}"
+    assert f"seeds 0, 2: test accuracy {shown} %" in said and f"report {tmp_path / 'report.html'}" in said
+    (row,) = csv.DictReader((tmp_path / "table.csv").open())
+    assert float(row["test accuracy std"]) == pytest.approx(np.std(accuracies, ddof=1))
+    runs = list(csv.DictReader((tmp_path / "table_runs.csv").open()))
+    assert [(run["seed"], float(run["test accuracy"])) for run in runs] == [
+        ("0", pytest.approx(accuracies[0])),
+        ("2", pytest.approx(accuracies[1])),
+    ]
+    assert "1 configurations, 2 runs" not in (text := (tmp_path / "report.html").read_text())
+    assert "1 configuration, 2 runs" in text and shown in text
+    assert (tmp_path / "report_figures" / "test_accuracy.pdf").exists() and (tmp_path / "table.tex").exists()
+    before = (tmp_path / "report.html").stat().st_mtime_ns
+    train(config, tmp_path)  # which has nothing left to do
+    assert (tmp_path / "report.html").stat().st_mtime_ns == before

@@ -146,8 +146,8 @@ def load_and_validate(method, fields):
 
 
 @pytest.fixture(scope="module")
-def site(root, tmp_path_factory):
-    """The built site's pages, by name."""
+def site_folder(root, tmp_path_factory):
+    """The built site."""
     for package in ("mkdocs", "material", "latex2mathml"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (pip install -e '.[docs]')")
@@ -160,7 +160,13 @@ def site(root, tmp_path_factory):
         text=True,
     )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
-    return {file.name: file.read_text(encoding="utf-8") for file in folder.glob("*.html")}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(site_folder):
+    """Its pages, by name."""
+    return {file.name: file.read_text(encoding="utf-8") for file in site_folder.glob("*.html")}
 
 
 def test_the_site_builds_without_a_warning(site, root):
@@ -180,3 +186,17 @@ def test_the_site_fetches_nothing_from_elsewhere(site):
     for name, page in site.items():
         fetched = re.findall(r'<(?!a\b)[^>]*\b(?:src|href)="?((?:https?:)?//[^"\s>]*)', page)
         assert fetched == [], f"{name}: {fetched}"
+
+
+def test_the_search_works_from_a_file(site_folder, browser):
+    tab = browser.new_page()
+    asked = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto((site_folder / "index.html").as_uri())
+    tab.locator("input.md-search__input").click()
+    tab.locator("input.md-search__input").press_sequentially("pseudo", delay=50)
+    found = tab.locator("a.md-search-result__link").first
+    found.wait_for(state="visible", timeout=30_000)
+    assert (site_folder / found.get_attribute("href").partition("?")[0].rpartition("/")[2]).exists()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "about:"))] == []
+    tab.close()

@@ -18,7 +18,7 @@ from fedjax_ssl.data import load_dataset
 from fedjax_ssl.engine.measures import MEASURES, confusion_matrix, count_training_images, macro_auc, measure
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import write_report
-from fedjax_ssl.report.table import Row, make_table
+from fedjax_ssl.report.table import Row, as_text, make_table
 from fedjax_ssl.run.trackers import curves
 from small_problem import federation
 
@@ -176,7 +176,7 @@ def test_measures_are_in_tables_reports_and_cards(measured_run, finished_run):
     run = read_run(measured_run)
     plain = read_run(finished_run[0])
     rows = [Row(name, {}, [each], 1, False) for name, each in {"a": run, "b": plain}.items()]
-    first, second = make_table(rows, 0.9)
+    first, second = as_text(make_table(rows, 0.9))
     assert first["test macro AUC"] == f"{100 * run.summary['test_auc']:.2f}" and second["test macro AUC"] == "-"
     assert "test macro AUC" not in make_table(rows[1:], 0.9)[0]
     page = write_report(measured_run).read_text()

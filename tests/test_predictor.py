@@ -1,5 +1,6 @@
 """A model taken away: it says what the run's own evaluation said, and meets bad input with one line."""
 
+import csv
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import fedjax_ssl
 import launch
@@ -55,9 +57,86 @@ def test_a_file_of_images(predict, digits, finished_fedanchor_run, tmp_path):
     ]
     assert launch.main([*words, f"--out={tmp_path / 'new' / 'out.npz'}"]) == 0
     with np.load(tmp_path / "new" / "out.npz") as out:
-        assert set(out) == {"labels", "probabilities", "embeddings"}
+        assert set(out) == {"labels", "classes", "probabilities", "embeddings", "class_names"}
         np.testing.assert_array_equal(out["labels"], predict(digits.x_test[:7]).labels)
         assert out["probabilities"].shape == (7, 10) and out["embeddings"].shape == (7, 128)
+
+
+def test_labels_give_an_accuracy(predict, digits, finished_fedanchor_run, tmp_path, capfd):
+    labels = digits.y_test.copy()
+    labels[::3] = -1  # unknown
+    images, out = tmp_path / "images.npz", tmp_path / "out.npz"
+    words = ["predict", f"--workdir={finished_fedanchor_run[0]}", f"--npz={images}", f"--out={out}", "--allow_code"]
+    right = predict(digits.x_test).labels == digits.y_test
+    accuracy = f"accuracy {100 * right[labels >= 0].mean():.2f} % of 240 images with a label"
+    for names in (("x_test", "y_test"), ("images", "labels"), ("test_images", "test_labels")):
+        np.savez(images, **dict(zip(names, (digits.x_test, labels[:, None] if "test_labels" in names else labels))))
+        assert launch.main(words) == 0
+        assert accuracy in capfd.readouterr().out
+    with np.load(out) as found:
+        np.testing.assert_array_equal(found["true_labels"], labels)
+        assert found["class_names"].tolist() == list("0123456789")
+        assert found["classes"].tolist() == [str(label) for label in found["labels"]]
+    for wrong, line in (
+        (labels[:5], "labels must be [360] integers"),
+        (labels * 1.0, "labels must be [360] integers"),
+        (labels + 1, "labels has 10; the model's are 0 to 9"),
+        (labels - 5, "labels has -6; the model's are 0 to 9"),
+    ):
+        np.savez(images, images=digits.x_test, labels=wrong)
+        assert launch.main(words) == 2
+        assert line in capfd.readouterr().err
+
+
+def test_a_folder_of_images(predict, digits, finished_fedanchor_run, tmp_path, capfd):
+    """With labels and without, of the model's size and colours and of others."""
+    for number in range(40):
+        pixels = digits.x_test[number, :, :, 0]
+        picture = Image.fromarray(pixels)
+        if number % 2:  # four times as large and in colours: resized by a box it is the same again
+            picture = Image.fromarray(np.repeat(np.repeat(pixels, 4, axis=0), 4, axis=1)).convert("RGB")
+        for file in (
+            tmp_path / "flat" / f"{number:02}.png",
+            tmp_path / "by" / str(digits.y_test[number]) / f"{number}.png",
+        ):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(file)
+    words = ["predict", f"--workdir={finished_fedanchor_run[0]}", "--allow_code"]
+    assert launch.main([*words, f"--images={tmp_path / 'flat'}", f"--out={tmp_path / 'flat.csv'}"]) == 0
+    assert "accuracy" not in capfd.readouterr().out
+    lines = list(csv.DictReader((tmp_path / "flat.csv").open()))
+    assert [line["image"] for line in lines] == [f"{number:02}.png" for number in range(40)]
+    alike = predict(digits.x_test[:40:2])
+    assert [line["class"] for line in lines[::2]] == alike.classes.tolist()
+    assert [float(line["probability"]) for line in lines[::2]] == pytest.approx(
+        alike.probabilities.max(axis=1), abs=1e-5
+    )
+    assert set(lines[0]) == {"image", "class", "probability"}
+
+    assert launch.main([*words, f"--images={tmp_path / 'by'}", f"--out={tmp_path / 'by.csv'}"]) == 0
+    said, found = capfd.readouterr().out, list(csv.DictReader((tmp_path / "by.csv").open()))
+    right = np.mean([line["class"] == line["true class"] for line in found])
+    assert f"accuracy {100 * right:.2f} % of 40 images" in said
+    assert {line["image"].partition("/")[0] == line["true class"] for line in found} == {True}
+    by_name = {line["image"]: line for line in lines}
+    for line in found:
+        name = line["image"].partition("/")[2].removesuffix(".png")
+        assert line["class"] == by_name[f"{int(name):02}.png"]["class"]
+
+    (tmp_path / "by" / "eleven").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "by" / "eleven" / "1.png")
+    (tmp_path / "mixed" / "1").mkdir(parents=True)
+    (tmp_path / "mixed" / "1.png").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    for folder, line in (
+        ("by", "by/eleven is named for no class of the model; known: 0, 1, 2"),
+        ("mixed", "holds folders and 1.png"),
+        ("empty", "is empty"),
+        ("nowhere", "does not exist"),
+    ):
+        assert launch.main([*words, f"--images={tmp_path / folder}", f"--out={tmp_path / 'no.csv'}"]) == 2
+        error = capfd.readouterr().err.strip()
+        assert line in error and "\n" not in error and not (tmp_path / "no.csv").exists()
 
 
 def test_images_of_another_kind_are_refused(predict):
@@ -93,6 +172,8 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
     for words, line in [
         ({"workdir": run, "npz": images}, "--out is missing"),
         ({"npz": images, "out": out}, "--workdir is missing"),
+        ({"workdir": run, "out": out}, "--npz=FILE or --images=FOLDER"),
+        ({"workdir": run, "npz": images, "images": tmp_path, "out": out}, "two places"),
         ({"workdir": run, "npz": images, "out": out}, "the model takes"),
         ({"workdir": run, "npz": tmp_path / "nothing.npz", "out": out}, "does not exist"),
         ({"workdir": run, "npz": tmp_path / "text.npz", "out": out}, "not an npz file"),

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 
 import numpy as np
@@ -14,18 +15,18 @@ import launch
 from conftest import make_tiny_config
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.records.runs import Group, read_groups, read_run
+from fedjax_ssl.records.runs import Group, read_groups, read_run, what_differs
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
 from fedjax_ssl.report.figures import confusion_matrix, who_holds_what
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of, profile_of
-from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
+from fedjax_ssl.report.table import Row, as_text, make_runs_table, make_table, to_csv, to_latex, to_markdown
 
 PICTURES = {
     "test_accuracy", "losses", "pseudo_labels", "qualified", "scores", "who_holds_what", "latent_space", "confusion",
-    "class_accuracy", "bytes", "accuracy_over_bytes", "time",
+    "class_accuracy", "client_accuracy", "bytes", "accuracy_over_bytes", "time",
 }  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def test_an_unfinished_fedanchor_run_is_reported_as_far_as_it_goes(finished_feda
     assert "not finished: it stands at round 2 of 4" in text
     assert "Unfinished" in (run / "MODEL_CARD.md").read_text()
     assert {path.stem for path in (run / "figures").glob("*.png")} == PICTURES - {
-        "latent_space", "confusion", "class_accuracy", "who_holds_what"
+        "latent_space", "confusion", "class_accuracy", "client_accuracy", "who_holds_what"
     }  # fmt: skip
 
 
@@ -233,17 +234,86 @@ def test_a_comparison_tells_seeds_from_configurations(three_runs, tmp_path):
     assert launch.main(["report", str(three_runs / "a"), str(three_runs / "b"), f"--out={out}", "--target=0.79"]) == 0
     rows = list(csv.DictReader(out.with_suffix(".csv").open()))
     assert [row["method"] for row in rows] == ["a", "b"]
-    assert rows[0]["test accuracy"] == f"{np.mean([90, 100]):.2f} ± {np.std([90, 100], ddof=1):.2f}"
-    assert rows[0]["last 5 rounds"] == f"{np.mean([75, 85]):.2f} ± {np.std([75, 85], ddof=1):.2f}"
-    assert (rows[0]["rounds to 79 %"], rows[1]["rounds to 79 %"]) == ("2.5", "4")
+    for column, values in {"test accuracy": [90, 100], "last 5 rounds": [75, 85], "rounds to 79 %": [3, 2]}.items():
+        found = [float(rows[0][f"{column}{end}"]) for end in ("", " std", " n")]
+        assert found == pytest.approx([np.mean(values), np.std(values, ddof=1), 2])
+    assert rows[1]["rounds to 79 %"] == "4" and rows[1]["test accuracy std"] == ""  # one seed has no deviation
+    each = list(csv.DictReader(out.with_name("compare_runs.csv").open()))
+    assert [(line["method"], line["seed"]) for line in each] == [("a", "0"), ("a", "1"), ("b", "0")]
+    assert [line["rounds to 79 %"] for line in each] == ["3", "2", "4"]
+    assert [float(line["last 5 rounds"]) for line in each] == pytest.approx([75, 85, 65])
     lines = read_run(three_runs / "a" / "seed_0").metrics
     travelled = np.cumsum([(line["bytes_down"] + line["bytes_up"]) / 1e6 for line in lines])
     assert float(rows[0]["MB to 79 %"]) == pytest.approx((travelled[2] + travelled[1]) / 2, rel=1e-3)
     assert float(rows[1]["MB to 79 %"]) == pytest.approx(travelled[3], rel=1e-3)
     text = out.read_text()
-    assert text.count("<svg ") == 4 and "2 configurations, 3 runs" in text
+    assert text.count("<svg ") == 5 and "2 configurations, 3 runs" in text
     assert out.with_suffix(".md").read_text().count("|\n") == 4
     assert r"90.00 & 75.00" not in text and r"\toprule" in out.with_suffix(".tex").read_text()
+
+
+def test_pictures_of_a_comparison_are_files(three_runs, tmp_path):
+    text = write_comparison([three_runs], tmp_path / "compare.html").read_text()
+    names = {
+        "test_accuracy", "test_accuracy_over_bytes", "client_accuracy", "pseudo_label_accuracy", "qualified_per_client",
+    }  # fmt: skip
+    files = sorted((tmp_path / "compare_figures").iterdir())
+    assert [file.name for file in files] == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf"))
+    assert text.count("<svg ") == len(names)
+    for file in files:
+        if file.suffix == ".png":
+            assert len(np.unique(np.asarray(Image.open(file).convert("L")))) > 20
+        else:
+            assert file.read_bytes().startswith(b"%PDF" if file.suffix == ".pdf" else b"<?xml")
+    before = {file.name: file.read_bytes() for file in files}
+    write_comparison([three_runs], tmp_path / "compare.html")
+    assert before == {file.name: file.read_bytes() for file in files}
+
+
+def test_a_comparison_names_the_data_and_what_differs(three_runs, tmp_path):
+    text = write_comparison([three_runs], tmp_path / "one.html").read_text()
+    assert "Data: digits. " in text and "data set" not in text
+    (differs,) = re.findall(r"<h2>What differs</h2>.*?</section>", text)
+    assert re.findall(r"<th>(.*?)</th>", differs) == ["method", "method"]
+    assert re.findall(r"<td>(.*?)</td>", differs) == ["a", "fedanchor", "b", "semifl"]
+    alone = write_comparison([three_runs / "a"], tmp_path / "alone.html").read_text()
+    assert "What differs" not in alone  # but the seed
+    shutil.copytree(three_runs, tmp_path / "runs")
+    shutil.copytree(three_runs / "a", tmp_path / "runs" / "c")
+    for path in (tmp_path / "runs" / "c").rglob("config.json"):
+        config = json.loads(path.read_text())
+        config["fedanchor"]["threshold"] = 0.9
+        path.write_text(json.dumps(config))
+    groups, _ = read_groups([tmp_path / "runs"])
+    assert what_differs(groups) == {
+        "method": ["fedanchor", "semifl", "fedanchor"],
+        "fedanchor.threshold": ["0.5", "-", "0.9"],
+    }
+
+
+def test_data_sets_are_drawn_apart(three_runs, tmp_path):
+    runs = tmp_path / "runs"
+    shutil.copytree(three_runs, runs)
+    shutil.copytree(runs / "b", runs / "c")
+    for name, path in (("b", "/one/cells.npz"), ("c", "/two/cells.npz")):  # of one name, and not the same
+        config = json.loads((runs / name / "seed_0" / "config.json").read_text())
+        config["data"].update(source="npz", path=path)
+        (runs / name / "seed_0" / "config.json").write_text(json.dumps(config))
+        facts = json.loads((runs / name / "seed_0" / "dataset.json").read_text())
+        del facts["sha256"]
+        (runs / name / "seed_0" / "dataset.json").write_text(json.dumps({**facts, "name": "cells"}))
+    out = tmp_path / "compare.html"
+    text = write_comparison([runs], out).read_text()
+    names = ["digits", "cells (npz, /one/cells.npz, crop)", "cells (npz, /two/cells.npz, crop)"]
+    assert "The runs are on 3 data sets, whose accuracies cannot be compared" in text
+    assert f"Data: {', '.join(names)}. " in text
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert [caption for caption in captions if "Test accuracy." in caption] == [f"{n}. Test accuracy." for n in names]
+    assert len(captions) == 15 == text.count("<svg ") == len(list((tmp_path / "compare_figures").glob("*.pdf")))
+    assert [row["data set"] for row in csv.DictReader(out.with_suffix(".csv").open())] == names
+    assert [row["data set"] for row in csv.DictReader((tmp_path / "compare_runs.csv").open())] == names[:1] + names
+    with pytest.raises(UserError, match="no other run on the same data set"):
+        write_comparison([runs], out, against=runs / "a")
 
 
 def test_differences_are_paired_by_seed(three_runs, tmp_path):
@@ -254,6 +324,7 @@ def test_differences_are_paired_by_seed(three_runs, tmp_path):
     (runs / "b" / "seed_1" / "config.json").write_text(json.dumps({**config, "seed": 1}))
     assert launch.main(["report", str(runs), f"--out={out}", f"--against={runs / 'a'}"]) == 0
     (row,) = csv.DictReader((tmp_path / "compare_differences.csv").open())
+    text = out.read_text()
     of = {name: [read_run(runs / name / f"seed_{seed}") for seed in (0, 1)] for name in "ab"}
     for column, figure in {
         "test accuracy": lambda run: run.metrics[-1]["test_accuracy"],
@@ -261,10 +332,11 @@ def test_differences_are_paired_by_seed(three_runs, tmp_path):
     }.items():
         apart = np.array([100 * (figure(b) - figure(a)) for a, b in zip(of["a"], of["b"])])
         assert apart[0] != apart[1]
-        assert row[column] == f"{apart.mean():+.2f} ± {apart.std(ddof=1) / np.sqrt(2):.2f}"
+        error = apart.std(ddof=1) / np.sqrt(2)
+        assert [float(row[column]), float(row[f"{column} standard error"])] == pytest.approx([apart.mean(), error])
+        assert f"<td>{apart.mean():+.2f} ± {error:.2f}</td>" in text
     assert (row["method"], row["minus"], row["seeds"]) == ("b", "a", "2")
-    text = out.read_text()
-    assert row["test accuracy"] in text and "Differences, paired by seed" in text
+    assert "Differences, paired by seed" in text
 
 
 def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
@@ -302,10 +374,16 @@ def test_a_profile_of_another_configuration_is_not_shown(three_runs, tmp_path):
 
 def test_tables_in_three_languages(three_runs):
     run = read_run(three_runs / "a" / "seed_0")
-    table = make_table([Row("50 % & more_", {"data.alpha": 0.1}, [run], 3, True)], 0.99)
-    assert table[0]["method"] == "50 % & more_ (labels revealed)" and table[0]["seeds"] == "1 of 3"
-    assert table[0]["rounds to 99 %"] == table[0]["MB to 99 %"] == "-"
-    assert list(csv.DictReader(io.StringIO(to_csv(table)))) == [{k: str(v) for k, v in table[0].items()}]
+    rows = [Row("50 % & more_", {"data.alpha": 0.1}, [run], 3, True)]
+    table = make_table(rows, 0.99)
+    (shown,) = as_text(table)
+    assert shown["method"] == "50 % & more_ (labels revealed)" and shown["seeds"] == "1 of 3"
+    assert shown["rounds to 99 %"] == shown["MB to 99 %"] == "-"
+    (row,) = csv.DictReader(io.StringIO(to_csv(table)))
+    assert (row["seeds"], row["seeds planned"], row["rounds to 99 %"], row["MB to 99 %"]) == ("1", "3", "", "")
+    (line,) = csv.DictReader(io.StringIO(to_csv(make_runs_table(rows, 0.99))))
+    for cells in (row, line):  # a number in every cell but the name's, or nothing
+        assert all(name == "method" or text == "" or np.isfinite(float(text)) for name, text in cells.items())
     assert to_markdown(table).splitlines()[1] == "| --- " * len(table[0]) + "|"
     latex = to_latex(table)
     assert r"50 \% \& more\_ (labels revealed) & 0.1 & 1 of 3" in latex and latex.count(r"\\") == 2
@@ -358,7 +436,10 @@ def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_p
         ([str(reported_run), f"--out={reported_run / 'config.json' / 'c.html'}"], "cannot write"),
         ([str(reported_run), f"--against={reported_run}"], "--out=NAME.html"),
         ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={three_runs}"], "from one configuration"),
-        ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={reported_run}"], "no other run has a seed"),
+        (
+            [str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={reported_run}"],
+            "no other run on the same data set has a seed",
+        ),
     ]:
         assert launch.main(["report", *words]) == 2, words
         error = capfd.readouterr().err.strip()
@@ -389,25 +470,10 @@ LOOK = """() => ({
 })"""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Debian's Chromium, driven by Playwright."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no browser on this machine: install Debian's package chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-                 "--disable-component-update", "--disable-sync"]  # fmt: skip
-        started = driver.chromium.launch(executable_path=path, args=quiet)
-        yield started
-        started.close()
-
-
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
 def test_pages_in_a_browser(browser, reported_run, three_runs, tmp_path, width, scheme):
     comparison = write_comparison([three_runs], tmp_path / "compare.html")
-    for path, count in ((reported_run / "report.html", len(PICTURES)), (comparison, 4)):
+    for path, count in ((reported_run / "report.html", len(PICTURES)), (comparison, 5)):
         tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         complaints, asked = [], []
         tab.on("console", lambda message, seen=complaints: seen.append(message.text))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -70,10 +71,10 @@ def finished_sweep(sweep_file, tmp_path_factory, tables):
     def note(path, text):
         replace_file(path, text)
         if path.name == "table.csv":
-            tables.append([row["seeds"] for row in csv.DictReader(path.open())])
+            tables.append([f"{row['seeds']} of {row['seeds planned']}" for row in csv.DictReader(path.open())])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_module, "replace_file", note)
+        patch.setattr("fedjax_ssl.report.table.replace_file", note)
         run_sweep(sweep_file, workdir)
     return workdir
 
@@ -84,18 +85,27 @@ def test_the_table_grows_by_every_seed(finished_sweep, tables):
 
 
 def test_the_table_says_what_the_runs_say(finished_sweep):
-    rows = list(csv.DictReader((finished_sweep / "table.csv").open()))
+    rows, runs = (list(csv.DictReader((finished_sweep / name).open())) for name in ("table.csv", "table_runs.csv"))
+    markdown, latex = ((finished_sweep / name).read_text() for name in ("table.md", "table.tex"))
+    assert len(runs) == 6
     assert [row["method"] for row in rows] == ["FedAnchor", "Centralised (labels revealed)"]
     for row, name in zip(rows, ("FedAnchor", "Centralised")):
         folders = sorted((finished_sweep / name / "num_anchors=40").glob("seed_*"))
         summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
-        assert [summary["seed"] for summary in summaries] == [0, 1, 2] and row["seeds"] == "3 of 3"
+        assert [summary["seed"] for summary in summaries] == [0, 1, 2]
+        assert (row["seeds"], row["seeds planned"], row["seeds unfinished"]) == ("3", "3", "0")
         accuracies = [100 * summary["test_accuracy"] for summary in summaries]
-        assert row["test accuracy"] == f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f}"
+        assert float(row["test accuracy"]) == pytest.approx(np.mean(accuracies))
+        assert float(row["test accuracy std"]) == pytest.approx(np.std(accuracies, ddof=1))
+        shown = f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f}"
+        assert shown in markdown and shown.replace("±", r"$\pm$") in latex
+        each = [line for line in runs if line["method"] == row["method"]]
+        assert [(line["seed"], line["finished"], line["data.num_anchors"]) for line in each] == [
+            (str(seed), "1", "40") for seed in range(3)
+        ]
+        assert [float(line["test accuracy"]) for line in each] == pytest.approx(accuracies)
+        assert [float(line["MB up"]) for line in each] == pytest.approx([s["bytes_up"] / 1e6 for s in summaries])
         assert all(summary["labels_revealed"] == (name == "Centralised") for summary in summaries)
-    markdown, latex = ((finished_sweep / name).read_text() for name in ("table.md", "table.tex"))
-    assert all(row["test accuracy"] in markdown for row in rows)
-    assert all(row["test accuracy"].replace("±", r"$\pm$") in latex for row in rows)
     page = (finished_sweep / "report.html").read_text()
     assert "2 configurations, 6 runs" in page and "FedAnchor/num anchors=40" in page
 
@@ -131,7 +141,7 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
     tables = [list(csv.DictReader((folder / "table.csv").open())) for folder in (finished_sweep, half)]
     for table in tables:
         for row in table:
-            row.pop("seconds")
+            row.pop("seconds"), row.pop("seconds std")
     assert tables[0] == tables[1]
 
 
@@ -154,7 +164,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
     assert "failed: FedAnchor, data.num_anchors 40, seed 0: TrainingError: no luck" in errors
     assert "1 of 6 runs" in errors
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))
-    assert [row["seeds"] for row in rows] == ["2 of 3", "3 of 3"]
+    assert [(row["seeds"], row["seeds planned"]) for row in rows] == [("2", "3"), ("3", "3")]
 
 
 def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, monkeypatch, capsys):
@@ -242,6 +252,24 @@ def test_a_field_that_a_method_sets_is_not_varied_for_it(sweep_file, tmp_path):
     bounds = [{"data.num_anchors": 20, "client.epochs": epochs} for epochs in (1, 2)]
     named = [("Bound", grid) for grid in bounds] + [("FedAnchor", grid) for grid in grids]
     assert runs == [(name, grid["data.num_anchors"], grid["client.epochs"], grid) for name, grid in named]
+
+
+def test_the_sweeps_of_the_page_are_what_it_says(tmp_path, monkeypatch, capsys):
+    """Its files are written and its commands carried out, without training."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for language, text in blocks:
+        if language == "python":
+            (tmp_path / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
+    commands = [line for language, text in blocks if not language for line in text.splitlines()]
+    (listed,) = (text for language, text in blocks if language == "text")
+    assert len(commands) == 3 and all(line.startswith("python launch.py sweep ") for line in commands)
+    assert launch.main(commands[0].split()[2:]) == 0
+    assert capsys.readouterr().out == listed
+    assert launch.main(commands[2].split()[2:]) == 0
+    assert capsys.readouterr().out.count("to do") == 6
+    assert {f"`{name}`" for name in Sweep._fields} == set(re.findall(r"^\| (`\w+`) \|", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize(("path", "dataset"), SWEEPS, ids=lambda part: getattr(part, "stem", part))

@@ -14,7 +14,7 @@ from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_comparison, write_report
 from fedjax_ssl.report.model_card import model_card
-from fedjax_ssl.report.table import Row, make_table
+from fedjax_ssl.report.table import Row, as_text, make_table
 from fedjax_ssl.run import experiment
 from fedjax_ssl.run.machine import Machine
 
@@ -176,25 +176,29 @@ def made_up(validation, *accuracies, tested=None):
     return RunRecords(None, config, lines, [{"round": 1, "seconds": 1.0}], summary)
 
 
+def table_of(rows, target):
+    return as_text(make_table(rows, target))
+
+
 def test_tables_never_mix_the_two():
     held_out = Row("with", {}, [made_up(50, 0.5, 0.9, 0.7, tested=0.6), made_up(50, 0.5, 0.7, 0.6)], 2, False)
     plain = Row("without", {}, [made_up(0, 0.2, 0.4, 0.3)], 1, False)
-    (row,) = make_table([held_out], 0.8)
+    (row,) = table_of([held_out], 0.8)
     by_round = {
         "last 5 rounds": "65.00 ± 7.07", "best": "80.00 ± 14.14", "rounds to 80 %": "2 (1 of 2)",
         "MB to 80 %": "2 (1 of 2)",
     }  # fmt: skip
     assert row["test accuracy"] == "60.00 (1 of 2)" and row["seeds"] == "2 of 2 (1 unfinished)"
     assert {name: row[f"{name} (validation)"] for name in by_round} == by_round and "best" not in row
-    (row,) = make_table([plain], 0.8)
+    (row,) = table_of([plain], 0.8)
     alone = {"last 5 rounds": "30.00", "best": "40.00", "rounds to 80 %": "-", "MB to 80 %": "-"}
     assert row["test accuracy"] == "30.00" and {name: row[name] for name in alone} == alone
-    with_, without = make_table([held_out, plain], 0.8)
+    with_, without = table_of([held_out, plain], 0.8)
     assert list(with_) == list(without) and "best" not in with_
     for name in by_round:
         assert (with_[f"{name} (validation)"], with_[f"{name} (test)"]) == (by_round[name], "-")
         assert (without[f"{name} (validation)"], without[f"{name} (test)"]) == ("-", alone[name])
-    (row,) = make_table([held_out._replace(runs=held_out.runs[1:])], 0.8)
+    (row,) = table_of([held_out._replace(runs=held_out.runs[1:])], 0.8)
     assert row["test accuracy"] == "-"
 
 

@@ -12,7 +12,7 @@ import math
 import pathlib
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,6 +66,57 @@ def load_folder(path: str, image_size: int = 0, fit: str = "crop") -> Arrays:
     )
     count = len(y_train)
     return Arrays(images[:count], y_train, images[count:], y_test, len(names), names)
+
+
+class Pictures(NamedTuple):
+    """Images of a folder for a model that is trained.
+
+    Attributes:
+        images: uint8 [B, H, W, C].
+        files: of each, as seen from the folder.
+        classes: of each, the name of the folder that it lies in; None if all lie in the folder itself.
+    """
+
+    images: np.ndarray
+    files: list[str]
+    classes: list[str] | None
+
+
+def load_pictures(path: str, image_shape: tuple[int, int, int], fit: str, field: str) -> Pictures:
+    """Reads FOLDER/IMAGE, or FOLDER/CLASS/IMAGE, as a model takes them.
+
+    Args:
+        path: the folder. Hidden files are ignored.
+        image_shape: (height, width, channels). To a square one images are brought as `load_folder` brings them; others
+          must have its size. Of one channel they become grey.
+        fit: see `load_folder`.
+        field: that gives the path, for messages.
+
+    Raises:
+        UserError: the folder is missing, empty or larger than the memory should hold, or holds something else.
+    """
+    root = existing_path(path, field, "folder", "a folder of images, FOLDER/IMAGE or FOLDER/CLASS/IMAGE")
+    height, width, channels = image_shape
+    try:
+        entries = _entries(root)
+        folders = [entry for entry in entries if entry.is_dir()]
+        if folders and len(folders) < len(entries):
+            other = next(entry for entry in entries if not entry.is_dir())
+            raise UserError(f"{root} holds folders and {other.name}; give images alone, or a folder for each class")
+        files = [file for folder in folders or [root] for file in _images(folder)]
+    except OSError as error:
+        raise UserError(f"{field}={path} cannot be listed ({first_line(error)}); make it readable") from error
+    _check_size(root, (len(files), *image_shape))
+    images = np.empty((len(files), *image_shape), np.uint8)
+    for row, file in enumerate(files):
+        image = _read_image(file, "L" if channels == 1 else "RGB", height if height == width else 0, fit)
+        if image.shape != image_shape:
+            raise UserError(
+                f"{file} has {image.shape[1]} x {image.shape[0]} pixels; the model takes {width} x {height}"
+            )
+        images[row] = image
+    names = [file.relative_to(root).as_posix() for file in files]
+    return Pictures(images, names, [file.parent.name for file in files] if folders else None)
 
 
 def _find_images(root: pathlib.Path) -> tuple[dict[str, list[pathlib.Path]], dict[str, list[pathlib.Path]]]:
@@ -134,7 +185,7 @@ def _images(folder: pathlib.Path) -> list[pathlib.Path]:
         if not entry.is_file():  # who opens a pipe waits for somebody to write into it
             raise UserError(f"{entry} cannot be read: it is no file; remove it")
     if not images:
-        raise UserError(f"the class's folder {folder} is empty; add images, or remove it")
+        raise UserError(f"the folder {folder} is empty; add images, or remove it")
     return images
 
 
@@ -153,11 +204,7 @@ def _read_images(root: pathlib.Path, files: list[pathlib.Path], image_size: int,
     else:
         height, width = _read_image(files[0], mode, 0, fit).shape[:2]
     shape = (len(files), height, width, channels)
-    if math.prod(shape) > MAX_BYTES:
-        raise UserError(
-            f"the {len(files)} images of {root} take {math.prod(shape) / 1e9:.1f} GB at {width} x {height} pixels, "
-            f"but at most {MAX_BYTES / 1e9:g} GB are read; set a smaller data.image_size, or give fewer images"
-        )
+    _check_size(root, shape, "set a smaller data.image_size, or ")
     images = np.empty(shape, np.uint8)
     for row, file in enumerate(files):
         image = _read_image(file, mode, image_size, fit)
@@ -168,6 +215,15 @@ def _read_images(root: pathlib.Path, files: list[pathlib.Path], image_size: int,
             )
         images[row] = image
     return images
+
+
+def _check_size(root: pathlib.Path, shape: tuple[int, ...], remedy: str = "") -> None:
+    """Refuses images, uint8 of this shape, that the memory should not hold."""
+    if math.prod(shape) > MAX_BYTES:
+        raise UserError(
+            f"the {shape[0]} images of {root} take {math.prod(shape) / 1e9:.1f} GB at {shape[2]} x {shape[1]} pixels, "
+            f"but at most {MAX_BYTES / 1e9:g} GB are read; {remedy}give fewer images"
+        )
 
 
 def _is_grey(file: pathlib.Path) -> bool:

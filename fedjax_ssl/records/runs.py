@@ -15,6 +15,7 @@ from fedjax_ssl.config import (
     labels_revealed,
     measured_each_round,
     measures_of,
+    other_sections,
     who_has_labels,
 )
 from fedjax_ssl.data.npz import read_arrays
@@ -22,8 +23,9 @@ from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import read_json
+from fedjax_ssl.records.clients import MODELS, OVER_CLIENTS, accuracy_of_clients, figure_name
 from fedjax_ssl.records.dataset import read_dataset
-from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
+from fedjax_ssl.records.snapshots import BEST, load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import (
     CLASS_COUNTS,
     CONFIG,
@@ -131,6 +133,12 @@ class RunRecords(NamedTuple):
             facts["class_names"] = [printable(name) for name in facts.get("class_names") or ()]
         return facts
 
+    @property
+    def data_fields(self) -> tuple[Any, ...]:
+        """The fields that say which images these are: runs in which they differ cannot be compared."""
+        data = self.config["data"]
+        return tuple(data[name] for name in ("source", "path", "image_size", "fit", "balanced_test"))
+
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read, or in folders of earlier
         versions.
@@ -155,6 +163,37 @@ class RunRecords(NamedTuple):
     def _snapshot_files(self) -> dict[int, pathlib.Path]:
         last = self.metrics[-1]["round"]
         return {number: path for number, path in snapshot_files(self.folder / SNAPSHOTS).items() if number <= last}
+
+    def client_accuracies(self) -> dict[str, np.ndarray]:
+        """Of which model -> its accuracy on each client's mix of classes, float [K]; see `fedjax_ssl.records.clients`.
+
+        The last model is that of the last round of the records, the best one that of the best round on validation
+        images; a model is missing whose predictions on the test set, or whose clients, are not in the folder.
+        """
+        counts, taken = self.class_counts(), {}
+        end, best = self.metrics[-1]["round"], _or_empty(load_snapshot, self.folder / SNAPSHOTS / BEST)
+        last = self._snapshot_files().get(end)
+        if last is not None:
+            taken[""] = _or_empty(load_snapshot, last)
+        if self.measured == "validation" and best.get("round") == self.best()[1]:
+            taken["best_"] = best
+        return {
+            MODELS[model]: accuracy_of_clients(snapshot["labels"], snapshot["predictions"], counts["clients"])
+            for model, snapshot in taken.items()
+            if counts
+            and snapshot
+            and snapshot["of"] == "test"
+            and snapshot["labels"].max() < counts["clients"].shape[1]
+        }
+
+    def client_figures(self) -> dict[str, float]:
+        """The same over clients, as the summary has it: in words -> percent; {} before it is written."""
+        names = {figure_name(model, figure): (model, figure) for model in MODELS for figure in OVER_CLIENTS}
+        return {
+            OVER_CLIENTS[figure] + (f" ({MODELS[model]})" if model else ""): 100 * self.summary[name]
+            for name, (model, figure) in names.items()
+            if self.is_finished and isinstance(self.summary.get(name), float)
+        }
 
     def unreadable(self) -> list[str]:
         """A line for each file of the folder that a report needs and that cannot be read."""
@@ -210,6 +249,34 @@ class Group(NamedTuple):
     def has(self, name: str) -> bool:
         """Whether a run measured it."""
         return any(run.has(name) for run in self.runs)
+
+
+def name_data_sets(groups: list[Group]) -> list[str]:
+    """The name of each group's data set; names that several data sets share get the fields that tell them apart."""
+    names = [group.runs[0].dataset().get("name", group.runs[0].config["data"]["source"]) for group in groups]
+    fields = [group.runs[0].data_fields for group in groups]
+    sharing = {name: {fields[place] for place, other in enumerate(names) if other == name} for name in names}
+    return [
+        name if len(sharing[name]) == 1 else f"{name} ({printable(', '.join(map(str, filter(None, of_group))))})"
+        for name, of_group in zip(names, fields)
+    ]
+
+
+def what_differs(groups: list[Group]) -> dict[str, list[str]]:
+    """The fields in which the groups' configurations differ.
+
+    Returns:
+        Field -> its value in each group, '-' where it belongs to another method: it counts as a difference only among
+        those that have it. Seeds and fields that change no result are left out.
+    """
+    flat = []
+    for group in groups:
+        config = group.runs[0].config
+        fields, foreign = flatten(config), other_sections(config["method"])
+        flat.append({name: str(value) for name, value in fields.items() if name.partition(".")[0] not in foreign})
+    names = [name for name in dict.fromkeys(name for fields in flat for name in fields) if name not in _OF_NO_GROUP]
+    values = {name: [printable(fields.get(name, "-")) for fields in flat] for name in names}
+    return {name: of_groups for name, of_groups in values.items() if len({*of_groups} - {"-"}) > 1}
 
 
 def read_run(folder: pathlib.Path) -> RunRecords:
@@ -286,8 +353,12 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
 
 def _but_the_seed(config: dict[str, Any]) -> str:
     """What runs must share to form a group."""
-    left_out = {"seed", "seeds", *CHANGES_NO_RESULT}
-    return json.dumps({name: value for name, value in flatten(config).items() if name not in left_out}, sort_keys=True)
+    return json.dumps(
+        {name: value for name, value in flatten(config).items() if name not in _OF_NO_GROUP}, sort_keys=True
+    )
+
+
+_OF_NO_GROUP = {"seed", "seeds", *CHANGES_NO_RESULT}  # fields in which runs of a group may differ
 
 
 def _name(given: pathlib.Path, run: pathlib.Path) -> str:

@@ -21,6 +21,22 @@ def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: di
     replace_arrays(folder / f"round_{round_number:06d}.npz", **snapshot, of=np.array(of))
 
 
+BEST = "best.npz"
+
+
+def save_best(folder: pathlib.Path, round_number: int, snapshot: dict[str, np.ndarray]) -> None:
+    """Writes what the model of the best round so far predicts on the test set, in place of an earlier one's.
+
+    Args:
+        folder: of the run's snapshots.
+        round_number: the round.
+        snapshot: with `predictions` and `labels`; the rest is not written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = {name: snapshot[name] for name in ("predictions", "labels")}
+    replace_arrays(folder / BEST, **outputs, round=np.array(round_number))
+
+
 def load_snapshots(folder: pathlib.Path) -> dict[int, dict[str, np.ndarray]]:
     """All snapshots of a folder, by round, the earliest first; those of earlier versions are of the test set.
 

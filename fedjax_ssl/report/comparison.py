@@ -1,18 +1,23 @@
 """Several runs in one report: curves with a band over seeds, and the table as HTML, CSV, Markdown and LaTeX."""
 
+import itertools
 import os
 import pathlib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+
+from matplotlib.figure import Figure
 
 from fedjax_ssl.config import who_has_labels
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_file
-from fedjax_ssl.records.runs import Group, read_groups
+from fedjax_ssl.records.clients import MODELS
+from fedjax_ssl.records.runs import Group, name_data_sets, read_groups, what_differs
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.differences import paired_differences
-from fedjax_ssl.report.table import Row, make_table, to_csv, to_latex, to_markdown
+from fedjax_ssl.report.table import Row, make_table, to_latex, write_table, write_tables
 
 MANY = 12  # curves that one picture can hold
+_MANY_SETS = "whose accuracies cannot be compared: each has pictures of its own, and the table names it."
 
 
 def write_comparison(
@@ -20,8 +25,12 @@ def write_comparison(
     out: str | os.PathLike,
     target: float = 0.9,
     against: str | os.PathLike | None = None,
+    table_name: str | None = None,
 ) -> pathlib.Path:
-    """Writes a page that compares runs, with the same table in OUT.csv, OUT.md and OUT.tex.
+    """Writes a page NAME.html that compares runs, with its table in NAME.csv, NAME.md and NAME.tex.
+
+    NAME.csv has means and deviations as numbers, and NAME_runs.csv a line for each run. The page's pictures are in
+    NAME_figures/, as PNG, SVG and PDF. Each data set has pictures of its own.
 
     Args:
         folders: runs, folders of several seeds' runs, or whole sweeps. Runs that differ in nothing but the seed are
@@ -30,6 +39,7 @@ def write_comparison(
         target: accuracy on the set that runs measure each round, a share, to which rounds and bytes are counted.
         against: the runs of one configuration; a further table has the others' differences from it, paired by seed,
             also in NAME_differences.csv, .md and .tex. None: no such table.
+        table_name: of the tables' files, without a suffix; None: the page's; '': no such files.
 
     Returns:
         The page's path.
@@ -44,31 +54,49 @@ def write_comparison(
     if not 0 < target <= 1:
         raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target}")
     groups, skipped = read_groups(map(pathlib.Path, folders))
-    rows = [Row(g.name, {}, g.runs, len(g.runs), g.runs[0].labels_revealed) for g in groups]
+    names = name_data_sets(groups)
+    sets = list(dict.fromkeys(names))
+    rows = [
+        Row(g.name, {"data set": name} if len(sets) > 1 else {}, g.runs, len(g.runs), g.runs[0].labels_revealed)
+        for g, name in zip(groups, names)
+    ]
     table = make_table(rows, target)
     apart = [] if against is None else _differences(groups, pathlib.Path(against))
     skipped += [line for group in groups for run in group.runs for line in run.damages]
     unfinished = [f"{run.folder} ({run.standing()})" for group in groups for run in group.runs if not run.is_finished]
-    with style.styled():
-        drawn = _draw(groups)
+    pictures = _Pictures(path.with_name(f"{path.stem}_figures"))
+    try:
+        with style.styled():
+            for data in sets:
+                of_data = [group for group, name in zip(groups, names) if name == data]
+                _draw(of_data, pictures, data if len(sets) > 1 else "")
+    except OSError as error:
+        raise UserError(f"cannot write the pictures of {path}: {error.strerror}") from error
     page.write_page(
         path,
-        f"{len(groups)} configurations, {sum(len(group.runs) for group in groups)} runs",
-        "Curves are means over seeds, bands reach from the least to the most. Accuracies in the table are percent, "
-        "mean ± standard deviation over seeds.",
+        f"{_number(len(groups), 'configuration')}, {_number(sum(len(group.runs) for group in groups), 'run')}",
+        f"Data: {', '.join(sets)}. Curves are means over seeds, bands reach from the least to the most. Accuracies in "
+        "the table are percent, mean ± standard deviation over seeds (of n - 1).",
         *(page.note(line) for line in skipped),
         page.note(f"Not finished, and shown as far as they are: {', '.join(unfinished)}") if unfinished else "",
+        page.note(f"The runs are on {len(sets)} data sets, {_MANY_SETS}") if len(sets) > 1 else "",
         page.section("Table", _as_html(table)),
         page.section("Differences, paired by seed", _paired(apart)) if apart else "",
+        page.section("What differs", _what_differs(groups)),
         page.section("Labels", _labels_held(groups)),
-        *(page.section(title, page.pictures(drawings)) for title, drawings in drawn.items()),
+        *pictures.sections(),
         page.section("As LaTeX", page.code(to_latex(table))),
     )
-    for suffix, write in {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.items():
-        replace_file(path.with_suffix(suffix), write(table))
-        if apart:
-            replace_file(path.with_name(f"{path.stem}_differences{suffix}"), write(apart))
+    name = path.stem if table_name is None else table_name
+    if name:
+        write_tables(path.with_name(name), rows, target)
+    if name and apart:
+        write_table(path.with_name(f"{name}_differences"), apart)
     return path
+
+
+def _number(count: int, of: str) -> str:
+    return f"{count} {of}{'' if count == 1 else 's'}"
 
 
 def _as_html(table: list[dict[str, str]]) -> str:
@@ -90,12 +118,21 @@ def _differences(groups: list[Group], against: pathlib.Path) -> list[dict[str, s
     for group in groups:
         if its_runs & {run.folder.resolve() for run in group.runs}:
             reference = reference._replace(name=group.name)
-        else:
+        elif group.runs[0].data_fields == reference.runs[0].data_fields:
             others.append(group)
     rows = paired_differences(others, reference)
     if not rows:
-        raise UserError(f"no other run has a seed of those in {against}")
+        raise UserError(f"no other run on the same data set has a seed of those in {against}")
     return rows
+
+
+def _what_differs(groups: list[Group]) -> str:
+    """The fields in which rows differ, a column each."""
+    differing = what_differs(groups)
+    if not differing:
+        return ""
+    rows = [[group.name, *(values[place] for values in differing.values())] for place, group in enumerate(groups)]
+    return page.table(["method", *differing], rows)
 
 
 def _labels_held(groups: list[Group]) -> str:
@@ -107,24 +144,54 @@ def _labels_held(groups: list[Group]) -> str:
     return page.table(["method", "who holds labels"], [list(row) for row in held.items()], long=(1,))
 
 
-def _draw(groups: list[Group]) -> dict[str, list[page.Picture]]:
-    """Section -> its pictures, one for each bundle of curves that one picture can hold."""
-    made: dict[str, list[page.Picture]] = {}
+class _Pictures:
+    """The pictures of a comparison: each is saved when it is made, and held for the page."""
 
+    def __init__(self, folder: pathlib.Path):
+        self._folder, self._made, self._names = folder, {}, set()
+
+    def add(self, title: str, name: str, figure: Figure | None, caption: str) -> None:
+        """Saves a figure and holds it for a section; None: no run has data for it."""
+        if figure is not None:
+            name = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", name).strip("_")[:120]
+            names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+            name = next(free for free in names if free not in self._names)
+            self._names.add(name)
+            style.save(figure, self._folder, name, (*style.KINDS, "pdf"))
+            self._made.setdefault(title, []).append(page.Picture(style.inline_svg(figure, caption), caption))
+
+    def sections(self) -> list[str]:
+        """The page's sections."""
+        return [page.section(title, page.pictures(made)) for title, made in self._made.items()]
+
+
+def _draw(groups: list[Group], pictures: _Pictures, data: str = "") -> None:
+    """The pictures of groups on one data set, each for all groups that one picture can hold.
+
+    Args:
+        groups: to be compared.
+        pictures: get the figures.
+        data: the data set's name, where it must be told.
+    """
     sets = sorted({group.measured for group in groups})
 
-    def add(title: str, draw, caption: str) -> None:
-        for name, bundle in bundles(groups).items():
-            figure = draw(bundle)
-            if figure is not None:
-                said = f"{name}. {caption}" if name else caption
-                made.setdefault(title, []).append(page.Picture(style.inline_svg(figure, said), said))
+    def add(title: str, name: str, draw: Callable[[list[Group]], Figure | None], caption: str) -> None:
+        for values, bundle in bundles(groups).items():
+            which = [words for words in (data, values) if words]
+            said = f"{', '.join(which)}. {caption}" if which else caption
+            pictures.add(title, "_".join([name, *which]), draw(bundle), said)
 
-    for of in sets:
-        add("Accuracy", lambda groups, of=of: figures.accuracy(groups, of), f"{of.capitalize()} accuracy.")
     for of in sets:
         add(
             "Accuracy",
+            f"{of}_accuracy",
+            lambda groups, of=of: figures.accuracy(groups, of),
+            f"{of.capitalize()} accuracy.",
+        )
+    for of in sets:
+        add(
+            "Accuracy",
+            f"{of}_accuracy_over_bytes",
             lambda groups, of=of: figures.accuracy_over_bytes(groups, of),
             f"{of.capitalize()} accuracy over what has travelled.",
         )
@@ -132,18 +199,25 @@ def _draw(groups: list[Group]) -> dict[str, list[page.Picture]]:
         for name, words in {name: words for g in groups for name, words in g.runs[0].measures().items()}.items():
             add(
                 "Accuracy",
+                f"{of}_{name}",
                 lambda groups, of=of, name=name, words=words: _measure(groups, f"{of}_{name}", f"{of} {words} (%)"),
                 f"{of.capitalize()} {words}.",
             )
-    add("Pseudo-labels", _labels, "Pseudo-labels that are right.")
-    add("Pseudo-labels", figures.qualified, "Examples that a client trains on.")
-    return made
+    add("Accuracy", "client_accuracy", _clients, "Accuracy on each client's mix of classes, last models.")
+    add("Pseudo-labels", "pseudo_label_accuracy", _labels, "Pseudo-labels that are right.")
+    add("Pseudo-labels", "qualified_per_client", figures.qualified, "Examples that a client trains on.")
 
 
 def _measure(groups: list[Group], metric: str, label: str):
     if not any(group.has(metric) for group in groups):
         return None
     return figures.over_rounds(groups, metric, label, 100, top=100)
+
+
+def _clients(groups: list[Group]) -> Figure | None:
+    last = MODELS[""]
+    found = {group.name: [run.client_accuracies().get(last) for run in group.runs] for group in groups}
+    return figures.client_accuracy({name: [a for a in of_runs if a is not None] for name, of_runs in found.items()})
 
 
 def _labels(groups: list[Group]):

@@ -5,7 +5,33 @@ import statistics
 from typing import Any
 
 from fedjax_ssl.records.runs import Group, RunRecords
-from fedjax_ssl.report.table import LAST
+from fedjax_ssl.report.table import LAST, OverSeeds
+
+
+class Difference(OverSeeds):
+    """Differences of pairs, a value each; as text their mean with its sign ± standard error."""
+
+    def __str__(self) -> str:
+        present = self.present
+        if not present:
+            return "-"
+        error = f" ± {standard_error(present):.2f}" if len(present) > 1 else ""
+        share = f" ({len(present)} of {len(self.values)})" if len(present) < len(self.values) else ""
+        return f"{statistics.mean(present):+.2f}{error}{share}"
+
+    def numbers(self) -> dict[str, float | int | None]:
+        """Ends of columns' names -> mean, standard error and n."""
+        present = self.present
+        return {
+            "": statistics.mean(present) if present else None,
+            " standard error": standard_error(present) if len(present) > 1 else None,
+            " n": len(present),
+        }
+
+
+def standard_error(values: list[float]) -> float:
+    """Of a mean of at least two values."""
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, Any]]:
@@ -16,8 +42,8 @@ def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, 
         reference: the row that the others are seen from.
 
     Returns:
-        A row for each group that shares a seed with the reference, column -> text; accuracies are percent. What was
-        not measured in both runs of a pair, or on the same set, is '-'.
+        A row for each group that shares a seed with the reference, column -> text, number or `Difference`; accuracies
+        are percent. What was not measured in both runs of a pair, or on the same set, is '-'.
     """
     by_seed, rows = {run.config["seed"]: run for run in reference.runs}, []
     for group in groups:
@@ -29,8 +55,8 @@ def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, 
                     "method": group.name,
                     "minus": reference.name,
                     "seeds": len(pairs),
-                    "test accuracy": _mean_and_error([_difference(tested, *pair) for pair in pairs]),
-                    last: _mean_and_error([_difference(last_rounds, *pair) for pair in pairs]),
+                    "test accuracy": Difference([_difference(tested, *pair) for pair in pairs]),
+                    last: Difference([_difference(last_rounds, *pair) for pair in pairs]),
                 }
             )
     return rows
@@ -52,13 +78,3 @@ def _difference(figure, run: RunRecords, other: RunRecords) -> float | None:
         return None
     values = figure(run), figure(other)
     return None if None in values else 100 * (values[0] - values[1])
-
-
-def _mean_and_error(values: list[float | None]) -> str:
-    """Mean ± standard error, with its sign; a single value has no error."""
-    present = [value for value in values if value is not None]
-    if not present:
-        return "-"
-    error = f" ± {statistics.stdev(present) / math.sqrt(len(present)):.2f}" if len(present) > 1 else ""
-    share = f" ({len(present)} of {len(values)})" if len(present) < len(values) else ""
-    return f"{statistics.mean(present):+.2f}{error}{share}"

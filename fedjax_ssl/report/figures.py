@@ -274,6 +274,31 @@ def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: lis
     return figure
 
 
+def client_accuracy(accuracies: Mapping[str, list[np.ndarray]]) -> Figure | None:
+    """Accuracies of clients from the worst to the best, one curve a model; the worst tenth is shaded.
+
+    Args:
+        accuracies: of which model -> its accuracy on each client's mix of classes, float [K], for each seed; NaN for
+            clients without images.
+    """
+    if not any(accuracies.values()):
+        return None
+    figure, axes = subplots(figsize=SMALL)
+    place = np.linspace(0, 100, 201)
+    for number, (name, seeds) in enumerate(accuracies.items()):
+        curves = []
+        for of_seed in seeds:
+            present = np.sort(of_seed[np.isfinite(of_seed)])
+            if len(present):  # client k of K stands for the share from k to k + 1
+                curves.append(100 * present[np.minimum((place / 100 * len(present)).astype(int), len(present) - 1)])
+        if curves:
+            draw_band(axes, place, np.stack(curves), name, number)
+    axes.axvspan(0, 10, color=INK, alpha=0.08, linewidth=0)
+    finish_curves(figure, axes, "accuracy on the client's mix (%)", top=100, legend=len(accuracies) > 1)
+    axes.set(xlabel="clients, from the worst on (%)", xlim=(0, 100))
+    return figure
+
+
 def class_colours(num_classes: int) -> np.ndarray:
     """[C, 4], as far apart for every kind of colour vision as ten colours can be (Tol's muted scheme), or a scale."""
     if num_classes <= len(CLASS_COLOURS):

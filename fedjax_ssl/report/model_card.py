@@ -45,6 +45,7 @@ def model_card(run: RunRecords) -> str:
         best = "of the last model"
         chosen = "The test set decided nothing in this run: rounds were measured on validation images."
     measures = "".join(f"\n| test {words} | {share} |" for words, share in run.tested_measures().items())
+    measured += "".join(f"\n| {words} | {share:.2f} % |" for words, share in run.client_figures().items())
     notes = []
     if not run.is_finished:
         notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")

@@ -11,6 +11,7 @@ from fedjax_ssl.config import base_config, complete, differences, flatten, other
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import read_json
+from fedjax_ssl.records.clients import OVER_CLIENTS, over_clients
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
@@ -132,6 +133,13 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         pictures.add("confusion", figures.confusion(*shown), caption)
         caption = f"Accuracy by class after round {end}, on the {of} set."
         pictures.add("class_accuracy", figures.class_accuracy(*shown, of), caption)
+    of_clients = run.client_accuracies()
+    pictures.add(
+        "client_accuracy",
+        figures.client_accuracy({name: [values] for name, values in of_clients.items()}),
+        "Accuracy on each client's mix of classes, from the client that fares worst to the best; the worst tenth is "
+        f"shaded. {'; '.join(_of_clients(name, values) for name, values in of_clients.items())}.",
+    )
     pictures.add("bytes", figures.bytes_over_rounds(run), "What travels between server and clients.", wide=True)
     pictures.add(
         "accuracy_over_bytes",
@@ -146,6 +154,12 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         + ("" if profile else f" The stages of a round: {_PROFILE_COMMAND}, with this run's configuration."),
         wide=profile is not None,
     )
+
+
+def _of_clients(model: str, accuracies: np.ndarray) -> str:
+    """A model's figures over clients, in words."""
+    shares = {OVER_CLIENTS[name]: share for name, share in over_clients(accuracies).items() if share is not None}
+    return f"{model}: " + ", ".join(f"{words} {100 * share:.2f} %" for words, share in shares.items())
 
 
 def profile_of(run: RunRecords) -> dict[str, Any] | None:
@@ -180,7 +194,8 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         notes.append(
             page.note(
                 f"Each round is measured on {run.config['data']['validation']:,} validation images, which were taken "
-                "from the training set before it was divided. The test set is for the last round's model alone."
+                "from the training set before it was divided. The test set is for the last round's model, and for "
+                "the accuracy of clients also under the best round's."
             )
         )
     if not run.is_finished:
@@ -192,7 +207,10 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         *notes,
         page.tiles(figures_of_run),
         page.section(
-            "Accuracy", pictures.of(f"{run.measured}_accuracy", "measures", "losses", "confusion", "class_accuracy")
+            "Accuracy",
+            pictures.of(
+                f"{run.measured}_accuracy", "measures", "losses", "confusion", "class_accuracy", "client_accuracy"
+            ),
         ),
         page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified", "scores")),
         page.section("Latent space", pictures.of("latent_space")),

@@ -29,6 +29,7 @@ NONE = "#d0d0d0"  # of their empty cells
 SMALL = (4.8, 3.2)
 WIDE = (9.6, 3.2)
 DPI = 150
+KINDS = ("png", "svg")  # of a picture's files
 
 _STYLE = {
     "font.size": 9,
@@ -51,6 +52,7 @@ _STYLE = {
     "figure.constrained_layout.use": True,
     "text.parse_math": False,  # a dollar sign in a class's name is one
     "svg.fonttype": "path",  # letters as outlines: nothing moves if the reader has other fonts
+    "pdf.fonttype": 42,  # letters as letters of TrueType fonts, which journals ask for
     "svg.hashsalt": "fedjax_ssl",  # the same picture gives the same file
 }
 
@@ -75,13 +77,13 @@ def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMA
     return figure, figure.subplots(rows, columns, **grid)
 
 
-def save(figure: Figure, folder: pathlib.Path, name: str) -> None:
-    """Writes FOLDER/NAME.png and FOLDER/NAME.svg, on white."""
+def save(figure: Figure, folder: pathlib.Path, name: str, kinds: tuple[str, ...] = KINDS) -> None:
+    """Writes FOLDER/NAME.KIND of each kind, on white."""
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in ("png", "svg"):
+    for kind in kinds:
         with replaced(folder / f"{name}.{kind}") as file:
             # Without a date: the file is the same each time.
-            metadata = {"Date": None} if kind == "svg" else None
+            metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
             figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
 
 

@@ -2,10 +2,12 @@
 
 import csv
 import io
+import pathlib
 import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import RunRecords
 
 LAST = 5  # rounds: their mean says more than the last one if accuracies jump
@@ -30,72 +32,208 @@ class Row(NamedTuple):
     labels_revealed: bool
 
 
-def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
-    """The figures of each row, column -> text.
+class OverSeeds(NamedTuple):
+    """A figure of a row's runs, a value each; as text its mean ± standard deviation.
 
-    Accuracies are percent, mean ± standard deviation over the seeds. The test accuracy is the last model's, and so are
-    the other measures of the test set that a run has; those that none has make no column. The last
-    rounds, the best and the target are of the set that runs measure each round: columns of validation accuracies say
-    so, and where some rows measure validation images and others the test set, each set has columns of its own. Rounds
-    and bytes to the target are means over the seeds that reached it, with their number if not all did; so is the test
-    accuracy of runs with validation images, which have none before their end. Bytes are of one run, both ways for all
-    clients; seconds are those of its rounds, without compiling.
+    Attributes:
+        values: of the runs; None where it was not measured or not reached.
+    """
+
+    values: list[float | None]
+
+    @property
+    def present(self) -> list[float]:
+        """The values that there are."""
+        return [value for value in self.values if value is not None]
+
+    def __str__(self) -> str:
+        return f"{mean_and_spread(self.present)}{_share(self.values)}"
+
+    def numbers(self) -> dict[str, float | int | None]:
+        """Ends of columns' names -> mean, standard deviation (of n - 1) and n."""
+        present = self.present
+        return {
+            "": statistics.mean(present) if present else None,
+            " std": statistics.stdev(present) if len(present) > 1 else None,
+            " n": len(present),
+        }
+
+
+class MeanOfSeeds(OverSeeds):
+    """A figure whose text is its mean alone, to four digits."""
+
+    def __str__(self) -> str:
+        return of_those_that_did(self.values)
+
+
+class Seeds(NamedTuple):
+    """How many seeds a row has."""
+
+    done: int
+    planned: int
+    unfinished: int
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.planned}" + (f" ({self.unfinished} unfinished)" if self.unfinished else "")
+
+    def numbers(self) -> dict[str, int]:
+        """Ends of columns' names -> numbers."""
+        return {"": self.done, " planned": self.planned, " unfinished": self.unfinished}
+
+
+def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
+    """The figures of each row, column -> text, number, or a cell with both: `OverSeeds`, `MeanOfSeeds`, `Seeds`.
+
+    Accuracies are percent, mean ± standard deviation (of n - 1) over the seeds. The test accuracy is the last model's,
+    and so are the other measures of the test set that a run has, and accuracy over clients; those that none has make
+    no column. The last rounds, the best and the target are of the set that runs measure each round: columns of
+    validation accuracies say so, and where some rows measure validation images and others the test set, each set has
+    columns of its own. Rounds and bytes to the target are means over the seeds that reached it, with their number if
+    not all did; so is the test accuracy of runs with validation images, which have none before their end. Bytes are of
+    one run, both ways for all clients; seconds are those of its rounds, without compiling.
 
     Args:
         rows: of the table.
         target: accuracy on the set that is measured each round, a share.
     """
-    sets = sorted({run.measured for row in rows for run in row.runs}) or ["test"]
-    measures = {name: words for row in rows for run in row.runs for name, words in run.measures().items()}
+    runs = [run for row in rows for run in row.runs]
+    sets, measures = _sets_of(runs), _measures_of(runs)
     table = []
     for row in rows:
         by_round = {}
         for measured in sets:
-            by_round |= _columns_by_round(row, measured, "" if sets == ["test"] else f" ({measured})", target)
-        unfinished = [run for run in row.runs if not run.is_finished]
+            of_set = [by_rounds(run, measured, sets, target) for run in row.runs if run.measured == measured]
+            for name in rounds_columns(measured, sets, target):
+                kind = MeanOfSeeds if " to " in name else OverSeeds
+                by_round[name] = kind([figures[name] for figures in of_set])
         table.append(
             {
-                "method": f"{row.name} ({REVEALED})" if row.labels_revealed else row.name,
+                "method": _marked(row),
                 **row.values,
-                "seeds": f"{len(row.runs)} of {row.num_seeds}"
-                + (f" ({len(unfinished)} unfinished)" if unfinished else ""),
-                "test accuracy": _tested(row.runs, "accuracy"),
-                **{f"test {words}": _tested(row.runs, name) for name, words in measures.items()},
+                "seeds": Seeds(len(row.runs), row.num_seeds, sum(not run.is_finished for run in row.runs)),
+                **{
+                    name: OverSeeds([tested(run, measures)[name] for run in row.runs])
+                    for name in tested_columns(measures)
+                },
+                **{name: OverSeeds([run.client_figures().get(name) for run in row.runs]) for name in of_clients(runs)},
                 **by_round,
-                "MB down": mean([sum(run.values("bytes_down")) / 1e6 for run in row.runs]),
-                "MB up": mean([sum(run.values("bytes_up")) / 1e6 for run in row.runs]),
-                "seconds": mean([run.seconds() for run in row.runs]),
+                **{name: MeanOfSeeds([costs(run)[name] for run in row.runs]) for name in COSTS},
             }
         )
     return table
 
 
-def _tested(runs: list[RunRecords], name: str) -> str:
-    """The last models' figure on the test set in percent, over the seeds that have it, with their number if not all."""
-    tested = [run.tested(f"test_{name}") for run in runs]
-    present = [100 * share for share in tested if share is not None]
-    return mean_and_spread(present) + (f" ({len(present)} of {len(tested)})" if 0 < len(present) < len(tested) else "")
-
-
-def _columns_by_round(row: Row, measured: str, of: str, target: float) -> dict[str, str]:
-    """The columns of what is measured each round, of a row's runs that measure this set.
+def make_runs_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
+    """A line for each run of each row, column -> text or number: the long form that statistics and plots take.
 
     Args:
-        row: of the table.
-        measured: the set, 'test' or 'validation'.
-        of: what the columns' names say of it.
-        target: accuracy, a share.
+        rows: see `make_table`, whose columns these are, with the same units.
+        target: accuracy on the set that is measured each round, a share.
+
+    Returns:
+        The lines; what was not measured or not reached is None.
     """
-    runs, percent = [run for run in row.runs if run.measured == measured], f"{100 * target:g} %"
-    reached = [rounds_to(run, target) for run in runs]
-    return {
-        f"last {LAST} rounds{of}": mean_and_spread([100 * run.accuracy()[-LAST:].mean() for run in runs]),
-        f"best{of}": mean_and_spread([100 * run.best()[0] for run in runs]),
-        f"rounds to {percent}{of}": of_those_that_did(reached),
-        f"MB to {percent}{of}": of_those_that_did(
-            [rounds and megabytes(run, rounds) for run, rounds in zip(runs, reached)]
-        ),
-    }
+    runs = [run for row in rows for run in row.runs]
+    sets, measures = _sets_of(runs), _measures_of(runs)
+    lines = []
+    for row in rows:
+        for run in row.runs:
+            by_round = {}
+            for measured in sets:
+                empty = dict.fromkeys(rounds_columns(measured, sets, target))
+                by_round |= by_rounds(run, measured, sets, target) if run.measured == measured else empty
+            lines.append(
+                {
+                    "method": _marked(row),
+                    **row.values,
+                    "seed": run.config["seed"],
+                    "rounds": run.metrics[-1]["round"],
+                    "finished": int(run.is_finished),
+                    **tested(run, measures),
+                    **{name: run.client_figures().get(name) for name in of_clients(runs)},
+                    **by_round,
+                    **costs(run),
+                }
+            )
+    return lines
+
+
+COSTS = ("MB down", "MB up", "seconds")
+
+
+def costs(run: RunRecords) -> dict[str, float]:
+    """What a run has taken: megabytes each way, and the seconds of its rounds."""
+    sent = (sum(run.values(f"bytes_{way}")) / 1e6 for way in ("down", "up"))
+    return dict(zip(COSTS, (*sent, run.seconds())))
+
+
+def tested_columns(measures: Mapping[str, str]) -> dict[str, str]:
+    """Column -> the metric, for the accuracy and what else is measured on the test set."""
+    return {"test accuracy": "accuracy", **{f"test {words}": name for name, words in measures.items()}}
+
+
+def tested(run: RunRecords, measures: Mapping[str, str]) -> dict[str, float | None]:
+    """The last model's figures on the test set in percent."""
+    shares = {column: run.tested(f"test_{name}") for column, name in tested_columns(measures).items()}
+    return {column: None if share is None else 100 * share for column, share in shares.items()}
+
+
+def of_clients(runs: list[RunRecords]) -> list[str]:
+    """The columns of accuracy over clients that any run has."""
+    return list(dict.fromkeys(name for run in runs for name in run.client_figures()))
+
+
+def rounds_columns(measured: str, sets: list[str], target: float) -> list[str]:
+    """The columns of what is measured each round on one set, which they name unless it is the test set for all."""
+    of, percent = "" if sets == ["test"] else f" ({measured})", f"{100 * target:g} %"
+    return [f"{name}{of}" for name in (f"last {LAST} rounds", "best", f"rounds to {percent}", f"MB to {percent}")]
+
+
+def by_rounds(run: RunRecords, measured: str, sets: list[str], target: float) -> dict[str, float | None]:
+    """A run's figures for these columns; `measured` is the set that it measures."""
+    reached = rounds_to(run, target)
+    figures = (100 * run.accuracy()[-LAST:].mean(), 100 * run.best()[0], reached, reached and megabytes(run, reached))
+    return dict(zip(rounds_columns(measured, sets, target), figures))
+
+
+def _marked(row: Row) -> str:
+    return f"{row.name} ({REVEALED})" if row.labels_revealed else row.name
+
+
+def _sets_of(runs: list[RunRecords]) -> list[str]:
+    return sorted({run.measured for run in runs}) or ["test"]
+
+
+def _measures_of(runs: list[RunRecords]) -> dict[str, str]:
+    return {name: words for run in runs for name, words in run.measures().items()}
+
+
+def write_tables(path: pathlib.Path, rows: list[Row], target: float) -> list[dict[str, Any]]:
+    """Writes PATH.csv, PATH.md, PATH.tex, and PATH_runs.csv with a line for each run; returns the table of the rows.
+
+    Args:
+        path: without a suffix.
+        rows: see `make_table`.
+        target: see `make_table`.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    table = make_table(rows, target)
+    write_table(path, table)
+    replace_file(path.with_name(f"{path.name}_runs.csv"), to_csv(make_runs_table(rows, target)))
+    return table
+
+
+def write_table(path: pathlib.Path, table: list[dict[str, Any]]) -> None:
+    """Writes one table as PATH.csv, in numbers, PATH.md and PATH.tex."""
+    for suffix, write in {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.items():
+        replace_file(path.with_name(f"{path.name}{suffix}"), write(table))
+
+
+def as_text(table: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The table with every cell as it is shown."""
+    return [{name: str(cell) for name, cell in row.items()} for row in table]
 
 
 def to_markdown(table: list[dict[str, Any]]) -> str:
@@ -106,12 +244,25 @@ def to_markdown(table: list[dict[str, Any]]) -> str:
 
 
 def to_csv(table: list[dict[str, Any]]) -> str:
-    """As comma-separated values."""
+    """As comma-separated values: a cell over seeds is several columns of numbers, and what is missing is empty."""
+    if not table:
+        return ""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    lines = [_expanded(row) for row in table]
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows(lines)
     return text.getvalue()
+
+
+def _expanded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with a column for each number of its cells."""
+    numbers = {
+        f"{name}{end}": value
+        for name, cell in row.items()
+        for end, value in (cell.numbers() if hasattr(cell, "numbers") else {"": cell}).items()
+    }
+    return {name: f"{value:.10g}" if isinstance(value, float) else value for name, value in numbers.items()}
 
 
 def to_latex(table: list[dict[str, Any]]) -> str:
@@ -135,15 +286,17 @@ def megabytes(run: RunRecords, rounds: int) -> float:
 
 def of_those_that_did(values: list[float | None]) -> str:
     """The mean over the seeds that have a value, and their number if not all have one."""
-    present = [value for value in values if value is not None]
-    if not present:
-        return "-"
-    share = "" if len(present) == len(values) else f" ({len(present)} of {len(values)})"
-    return f"{mean(present)}{share}"
+    return f"{mean([value for value in values if value is not None])}{_share(values)}"
+
+
+def _share(values: list[float | None]) -> str:
+    """How many seeds have a value, if some do and some do not."""
+    present = sum(value is not None for value in values)
+    return f" ({present} of {len(values)})" if 0 < present < len(values) else ""
 
 
 def mean(values: list[float]) -> str:
-    """To four digits; '-' for None."""
+    """To four digits; '-' without any."""
     return f"{statistics.mean(values):.4g}" if values else "-"
 
 

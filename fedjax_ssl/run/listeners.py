@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.snapshots import save_snapshot
+from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run.loop import Group, Listener, Run, Turn
 from fedjax_ssl.run.progress import RoundProgress
@@ -104,6 +105,44 @@ class SaveSnapshots(Listener):
             return self._group.data.test_images, self._group.data.test_labels
         dataset, rows = run.experiment.dataset, run.experiment.partition.validation_index
         return dataset.x_train[rows], dataset.y_train[rows].astype(np.int32)
+
+
+class SaveBest(Listener):
+    """What the best model so far, by the validation images, predicts on the test set.
+
+    Every dispatch ends after one round, for the model of a round inside of it is not to be had.
+    """
+
+    def __init__(self, group: Group, snapshot: Callable):
+        """Computes nothing yet.
+
+        Args:
+            group: whose models; each round is measured on validation images.
+            snapshot: of the test set, see `Program`.
+        """
+        self._group, self._snapshot = group, snapshot
+        self._best: list[float] | None = None
+
+    def next_due(self, done: int) -> int | None:
+        return done + 1
+
+    def take(self, turn: Turn) -> None:
+        if self._best is None:  # of the rounds before this start
+            self._best = [_best_of(run.folder.read(METRICS)) for run in self._group.runs]
+        better = [_best_of(lines[-1:]) > best for lines, best in zip(turn.lines, self._best)]
+        if not any(better):
+            return
+        models, data = self._group.split(turn.state.model), self._group.data
+        for place, run in enumerate(self._group.runs):
+            if better[place]:
+                self._best[place] = _best_of(turn.lines[place][-1:])
+                taken = self._snapshot(models[place], data.test_images, data.test_labels)
+                save_best(run.folder.path / SNAPSHOTS, turn.done, jax.device_get(taken))
+
+
+def _best_of(lines: list[dict[str, Any]]) -> float:
+    """The best validation accuracy of some rounds; without any less than every other."""
+    return max((line["validation_accuracy"] for line in lines), default=-1.0)
 
 
 class SaveCheckpoints(Listener):

@@ -14,6 +14,8 @@ from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import read_json
+from fedjax_ssl.records.clients import MODELS, figure_name, over_clients
+from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.wire import Traffic
@@ -68,6 +70,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         **{f"{measured}_{name}": last[f"{measured}_{name}"] for name in measures_of(config)},
         f"best_{accuracy}": best[accuracy],
         "best_round": best["round"],
+        **_over_clients(folder),
         **labels,
         **{name: sum(line.get(name, 0.0) for line in timings) for name in SECONDS},
         "bytes_down": sum(line["bytes_down"] for line in lines),
@@ -79,6 +82,17 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in ("fedjax_ssl", "jax", "flax", "optax")},
         },
+    }
+
+
+def _over_clients(folder: Workdir) -> dict[str, float | None]:
+    """Accuracy over clients of the last model, and of the best one on validation images."""
+    found = read_run(folder.path).client_accuracies()
+    return {
+        figure_name(model, figure): value
+        for model, words in MODELS.items()
+        if words in found
+        for figure, value in over_clients(found[words]).items()
     }
 
 

@@ -39,6 +39,7 @@ from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.experiment import build_experiments
 from fedjax_ssl.run.listeners import (
     FeedTrackers,
+    SaveBest,
     SaveCheckpoints,
     SaveSnapshots,
     ShowProgress,
@@ -50,6 +51,7 @@ from fedjax_ssl.run.loop import Run, has_ended, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, use_machine
 from fedjax_ssl.run.programs import Program, compile_program
 from fedjax_ssl.run.progress import RoundProgress, title_of
+from fedjax_ssl.run.seeds import report_seeds
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.summary import summarise
 from fedjax_ssl.run.trackers import open_trackers
@@ -70,7 +72,7 @@ def train(
         workdir: the run's folder; by default a fresh one under runs/. It gets config.json, partition.npz,
             metrics.jsonl (a line a round, independent of the clock), timings.jsonl, summary.json and
             checkpoints/. With `config.seeds` each seed's run lies in its subfolder seed_N, as if it had been trained
-            alone.
+            alone, and the folder above them gets a table and a page of all.
         on_finish: called when a run is over and has its summary; with `config.seeds` once for each seed.
         root: a folder below which `config.init_from` is looked for first.
 
@@ -116,6 +118,8 @@ def train(
                 for run in group:
                     _conclude(run)
                     on_finish()
+        if config.seeds and config.log.report:
+            report_seeds(runs[0].folder.path.parent)
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
@@ -265,6 +269,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             Advise(config, group, progress.say),
             StopOnFailure(runs),
             SaveSnapshots(group, program.snapshots, config.snapshot_rounds),
+            *([SaveBest(group, program.snapshots["test"])] if measured == "validation" else []),
             SaveCheckpoints(group, checkpoints, every, signals),
             StopOnSignal(signals),
         ]

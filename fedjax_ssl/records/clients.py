@@ -1,0 +1,57 @@
+"""Accuracy per client: how good one global model is on each client's mix of classes.
+
+The test set has no clients. A client's accuracy is that of the classes on the test set, weighted by how many images of
+each class the client holds: what the model would reach on new images of the client's mix.
+
+Source of the figures: Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020: mean, worst tenth and
+spread over clients.
+"""
+
+import math
+
+import numpy as np
+
+OVER_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of clients", "spread": "spread over clients"}
+MODELS = {"": "last model", "best_": "best model"}  # beginning of a figure's name in summary.json -> in words
+
+
+def accuracy_of_clients(labels: np.ndarray, predictions: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """A model's accuracy on each client's mix of classes: float64 [K].
+
+    Args:
+        labels: int [T], of the test set.
+        predictions: int [T], the model's.
+        held: int [K, C], how many images of each class a client holds.
+
+    Returns:
+        Shares; NaN for a client without images of a class that the test set has. Classes that it has not are left out
+        of a client's mix.
+    """
+    num_classes = held.shape[1]
+    total = np.bincount(labels, minlength=num_classes)
+    right = np.bincount(labels[labels == predictions], minlength=num_classes)
+    weights = np.where(total > 0, held, 0).astype(float)
+    size = weights.sum(axis=1)
+    return np.where(size > 0, weights @ (right / np.maximum(total, 1)) / np.maximum(size, 1), np.nan)
+
+
+def over_clients(accuracies: np.ndarray) -> dict[str, float | None]:
+    """The figures of `OVER_CLIENTS` over the clients that have images.
+
+    Args:
+        accuracies: float [K], see `accuracy_of_clients`.
+
+    Returns:
+        `mean`, each client counting the same; `worst_tenth`, the mean over the tenth of the clients, rounded up, that
+        fares worst; and `spread`, the standard deviation over all clients (of K). None where no client has images.
+    """
+    present = np.sort(accuracies[np.isfinite(accuracies)])
+    if not len(present):
+        return dict.fromkeys(OVER_CLIENTS)
+    worst = present[: math.ceil(len(present) / 10)]
+    return dict(zip(OVER_CLIENTS, map(float, (present.mean(), worst.mean(), present.std()))))
+
+
+def figure_name(model: str, figure: str) -> str:
+    """A figure's name in summary.json."""
+    return f"{model}client_accuracy_{figure}"

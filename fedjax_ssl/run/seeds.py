@@ -1,0 +1,36 @@
+"""What the runs of several seeds say together: a table and a page in the folder above them."""
+
+import pathlib
+import sys
+
+from fedjax_ssl.records.runs import read_groups
+from fedjax_ssl.records.workdir import REPORT, SUMMARY
+from fedjax_ssl.run.clock import doing
+
+
+def report_seeds(folder: pathlib.Path) -> None:
+    """Writes FOLDER/table.csv, .md and .tex, table_runs.csv and report.html, unless they are newer than all summaries.
+
+    Args:
+        folder: of seed_N, finished runs of one configuration, perhaps of several.
+
+    Failures are said and fail no run.
+    """
+    page = folder / REPORT
+    summaries = [path.stat().st_mtime_ns for path in folder.glob(f"seed_*/{SUMMARY}")]
+    if page.exists() and page.stat().st_mtime_ns >= max(summaries, default=0):
+        return
+    with doing("loading what draws the report"):
+        from fedjax_ssl.report.comparison import write_comparison
+        from fedjax_ssl.report.table import OverSeeds, tested
+    try:
+        with doing("drawing the report of all seeds"):
+            write_comparison([folder], page, table_name="table")
+        for group in read_groups([folder])[0]:
+            seeds = ", ".join(str(run.config["seed"]) for run in group.runs)
+            accuracy = OverSeeds([tested(run, {})["test accuracy"] for run in group.runs])
+            print(f"seeds {seeds}: test accuracy {accuracy} % (mean ± standard deviation)", file=sys.stderr)
+        print(f"report {page}", file=sys.stderr)
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"the runs are complete, but their report failed: {why}", file=sys.stderr)
