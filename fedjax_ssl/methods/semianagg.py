@@ -9,7 +9,7 @@ differs from FedAvg-Semi:
      compared with the other clients, the more its model counts;
   4. the labelled clients have half the mean, by their images, the others half of it by these weights (eq. 6).
 
-Eq. 3 to 6 of the paper's text are rebuilt from its public code. The weights are confined to 0 to 1/(K_U - 1) for K_U
+Eq. 2 to 6 of the paper's text are rebuilt from its public code. The weights are confined to 0 to 1/(K_U - 1) for K_U
 clients without labels, and hardly leave 1/K_U: `fedavg_semi,uniform` is the method to compare with. A class that a
 client gives no confident label has the cosine 1; one that nobody has leaves the weights alone. Cosines below 0, of
 backbones with signed features, count as 0.
