@@ -3,7 +3,7 @@
 from fedjax_ssl.client.acr import STANDARD
 from fedjax_ssl.client.by_role import LABELLED, jobs_without_labels, labelled_phase, unlabelled_phase
 from fedjax_ssl.client.consistency import Rule, Step, consistency_phase
-from fedjax_ssl.client.deck import Batch, Deck, Examples
+from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.fix_mix import fix_mix_phase
 from fedjax_ssl.client.labels import Labelled, label_cohort, label_for_report, label_for_steps
 from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd, own_optimizers, trained_models
@@ -32,6 +32,7 @@ __all__ = [
     "OnLabels",
     "Rule",
     "Step",
+    "Work",
     "adjusted_cross_entropy",
     "class_counts",
     "class_shares",

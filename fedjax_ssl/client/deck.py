@@ -124,3 +124,9 @@ class Deck(NamedTuple):
         places = jnp.minimum(places, self.order.shape[-1] - 1)
         positions = self.order[epoch % len(self.order), places]
         return Batch(self.rows[positions], positions, places, mask, epoch, index)
+
+
+class Work(NamedTuple):
+    """What a client trains on that needs nothing but its images, as `local_sgd` takes it."""
+
+    deck: Deck

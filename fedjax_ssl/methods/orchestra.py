@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import quarter_turns
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, clusters, global_model, local_sgd
+from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, clusters, global_model, local_sgd
 from fedjax_ssl.client.clusters import CENTROIDS, PROJECTIONS, Ring
 from fedjax_ssl.engine import Broadcast, Images, Jobs, Method, Phase, Problem, Received, State
 from fedjax_ssl.errors import UserError
@@ -92,12 +92,6 @@ class Clusters(NamedTuple):
 
     centroids: jax.Array
     round: jax.Array
-
-
-class Work(NamedTuple):
-    """What one client trains on: all its examples."""
-
-    deck: Deck
 
 
 def orchestra(problem: Problem) -> Method:
