@@ -31,6 +31,7 @@ from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import Flow, Link, fedavg
 
+FIELDS = {"threshold.kind": "sat"}  # CAT; another rule may be named in its place
 VARIANTS = {
     "paper": {  # the setting of its experiments on CIFAR-10, to be named behind the recipe `strong`
         "num_rounds": 800,
@@ -54,7 +55,7 @@ VARIANTS = {
         "fl2.strictly": False,
     },
     # The ablation; all three of them are FedAvg+FixMatch with labels once a round.
-    "no_cat": {"fl2.adaptive": False},
+    "no_cat": {"threshold.kind": "fixed"},  # at fl2.threshold
     "no_sacr": {"fl2.consistency_weight": 0.0},
     "no_lsaa": {"fl2.status_weights": False},
     "sacr_on_all": {"fl2.threshold": 0.0},  # not on the surest alone
@@ -66,9 +67,7 @@ STATUS = "status"  # what a client tells: tau_k
 def defaults() -> Section:
     """The section `config.fl2`."""
     section = Section()
-    # CAT: the rule 'sat' of `threshold.kind`, unless that names another one. False: the threshold below for all labels.
-    section.adaptive = True
-    section.threshold = share(0.95)  # tau_f of the set D_f
+    section.threshold = share(0.95)  # tau_f of the set D_f; and of all labels where threshold.kind is 'fixed'
     section.strictly = True  # a confidence at a threshold falls short, as in the paper; False: it counts
     # The probabilities' mean over so many weakly augmented views; 0: the raw image.
     section.label_views = whole(1, least=0)
@@ -119,10 +118,6 @@ def weigh_by_status(flow: Flow, current, state, data, received: Received, key) -
 def local_training(problem: Problem) -> Phase:
     """A client's labels, and its epochs on those that count."""
     network, config, options = problem.network, problem.config.client, problem.config.fl2
-    labelling = problem
-    if options.adaptive and problem.config.threshold.kind == "fixed":
-        labelling = problem._replace(config=problem.config.copy_and_resolve_references())
-        labelling.config.threshold.kind = "sat"
 
     def prepare(received, data, cohort, previous) -> Jobs:
         """CAT: tau_k is the client's mean confidence, tau_k(c) by how often c is predicted."""
@@ -130,7 +125,7 @@ def local_training(problem: Problem) -> Phase:
         label_keys, shuffle_keys = jax.vmap(jax.random.split, out_axes=1)(cohort.keys())
         examples = Examples.of(data, cohort, label_keys)
         made = label_cohort(
-            labelling,
+            problem,
             lambda images: network.probabilities(received.model, images),
             data,
             examples,
@@ -189,6 +184,7 @@ ENTRY = Entry(
     title="(FL)^2",
     paper="https://arxiv.org/abs/2410.23227",
     defaults=defaults,
+    fields=FIELDS,
     variants=VARIANTS,
     tiny={"fl2.threshold": 0.2},
 )
