@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.deck import Batch, Deck, Examples
+from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.local_sgd import Loss, local_sgd
 from fedjax_ssl.engine.interface import Broadcast, Finished, Jobs, Metrics, Phase, Problem
 from fedjax_ssl.learning.losses import negative_cosine
@@ -21,12 +21,6 @@ PROJECTOR, PREDICTOR = "projector", "predictor"
 ENCODER = ("backbone", PROJECTOR)
 ONLINE = (*ENCODER, PREDICTOR)
 TARGET, LAST_ROUND = "target", "last_round"  # a client's memory: ENCODER's parameters; int32, -1: it never trained
-
-
-class Work(NamedTuple):
-    """What one client trains on: all its examples."""
-
-    deck: Deck
 
 
 class Rule(NamedTuple):
@@ -85,7 +79,7 @@ def byol_phase(
         del work
         images, (first_key, second_key) = data.images[batch.rows], jax.random.split(key)
         views = first_view(first_key, images), second_view(second_key, images)
-        target = received.model._replace(params={**received.model.params, **own[TARGET]})
+        target = received.model.with_parts(**own[TARGET])
         (first, second), _ = network.train(target, views, batch.mask)
         targets = second.heads[PROJECTOR], first.heads[PROJECTOR]  # of the other view
 

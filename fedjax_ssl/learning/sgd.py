@@ -23,6 +23,10 @@ class Model(NamedTuple):
     params: Params
     batch_stats: BatchStats
 
+    def with_parts(self, **parts: Any) -> "Model":
+        """The model with these parts in place of its own, or besides them."""
+        return self._replace(params={**self.params, **parts})
+
 
 class Learner(NamedTuple):
     """What a training loop carries.

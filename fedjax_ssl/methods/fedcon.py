@@ -19,17 +19,17 @@ Its networks are not here either: six convolutions with dropout, and a classifie
 with a linear classifier. A short last batch is trained on; there it is left out.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, global_model, local_sgd, own_optimizers
+from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, global_model, local_sgd, own_optimizers
 from fedjax_ssl.engine import CLASSIFIER, Jobs, Method, Phase, Problem, State
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence, negative_cosine
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import moving_average, select, where_rows
+from fedjax_ssl.learning.trees import moving_average, repeated, row, select, where_rows
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Projector
@@ -112,8 +112,8 @@ def fedcon(problem: Problem) -> Method:
         features = jax.eval_shape(lambda images: network.predict(state.model, images).features, data.images[:1])
         keys = jax.random.split(jax.random.fold_in(key, 1), config.num_clients)
         drawn = jax.vmap(lambda k: projector_of(problem).init(k, jnp.zeros(features.shape))["params"])(keys)
-        backbones = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], len(keys), axis=0), state.model.params["backbone"])
-        trained = with_part(state.model, PROJECTOR, jax.tree.map(lambda leaf: leaf[0], drawn))
+        backbones = repeated(state.model.params["backbone"], len(keys))
+        trained = state.model.with_parts(**{PROJECTOR: row(drawn, 0)})
         clients = {PROJECTOR: drawn, TARGET: backbones, SEEN: jnp.zeros(len(keys), bool)}
         server = {STUDENT: select(state.model.params, CLASSIFIER)} if options.student == "persistent" else {}
         return state._replace(
@@ -133,7 +133,7 @@ def fedcon(problem: Problem) -> Method:
         number = state.round + 1  # the first is the pre-training's
         student = state.server.get(STUDENT, select(state.model.params, CLASSIFIER))
         both, metrics = train_on_anchors(
-            state._replace(model=with_part(state.model, STUDENT, student)),
+            state._replace(model=state.model.with_parts(**{STUDENT: student})),
             data,
             two_view_loss(problem, data, number),
             config.server,
@@ -153,11 +153,6 @@ def fedcon(problem: Problem) -> Method:
     return frame._replace(init=init, broadcast=broadcast, server_after=server_after)
 
 
-def with_part(model: Model, name: str, part: Any) -> Model:
-    """The model with one more part, or another one in its place."""
-    return model._replace(params={**model.params, name: part})
-
-
 # --- The server. -----------------------------------------------------------------------------------------------------
 
 
@@ -175,7 +170,7 @@ def two_view_loss(problem: Problem, data, number: jax.Array):
         (one, two), batch_stats = network.train(model, views, mask)
         seen = one, two
         if options.consistency_with == "student":
-            averaged = model._replace(params={**model.params, **model.params[STUDENT]})
+            averaged = model.with_parts(**model.params[STUDENT])
             seen = network.train(averaged, views, mask)[0]
         loss = 0.5 * (cross_entropy(one.logits, labels, mask) + cross_entropy(two.logits, labels, mask))
         consistency = 0.5 * (
@@ -195,16 +190,10 @@ def moved_student(speed: float, number: jax.Array, before: Model, after: Model, 
     k = STEPS_OF_A_ROUND * number + index
     decay = 1 - speed * 0.5 * (jnp.cos(jnp.pi * k / HALF_PERIOD) + 1)
     student = moving_average(before.params[STUDENT], select(before.params, CLASSIFIER), decay)
-    return with_part(after, STUDENT, student)
+    return after.with_parts(**{STUDENT: student})
 
 
 # --- A client. -------------------------------------------------------------------------------------------------------
-
-
-class Work(NamedTuple):
-    """What one client trains on: all its images."""
-
-    deck: Deck
 
 
 def projector_of(problem: Problem) -> Projector:
@@ -228,7 +217,7 @@ def local_training(problem: Problem) -> Phase:
         del work
         images = data.images[batch.rows]
         views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(key))
-        (of_one, of_two), _ = network.train(with_part(received.model, "backbone", own[TARGET]), views, batch.mask)
+        (of_one, of_two), _ = network.train(received.model.with_parts(backbone=own[TARGET]), views, batch.mask)
 
         def of(model: Model) -> Loss:
             seen, batch_stats = network.train(model, views, batch.mask)
@@ -247,7 +236,7 @@ def local_training(problem: Problem) -> Phase:
 
     def begin(received, work, own) -> Model:
         del work
-        return with_part(received.model, PROJECTOR, own[PROJECTOR])
+        return received.model.with_parts(**{PROJECTOR: own[PROJECTOR]})
 
     return local_sgd(
         problem,

@@ -69,7 +69,7 @@ def fedema(problem: Problem) -> Method:
         scale, distance = measured(received, own)
         mu = jnp.minimum(1.0, scale * distance)
         online = moving_average(own[ONLINE], select(received.model.params, byol.ONLINE), mu)
-        return received.model._replace(params={**received.model.params, **online})
+        return received.model.with_parts(**online)
 
     def leave(received, own, before, after):
         scale, distance = measured(received, own)

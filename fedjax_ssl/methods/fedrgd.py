@@ -13,19 +13,17 @@ SemiFL's tables have another reading, in which users go on from the replicas' me
 A learning rate is of a round, there of a step.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, global_model, label_for_report, local_sgd, qualify
+from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, global_model, label_for_report, local_sgd, qualify
 from fedjax_ssl.client.compose import with_own_model
 from fedjax_ssl.engine import CLASSIFIER, Draw, Jobs, Method, Phase, Problem, Received, State, WireBytes, no_op
 from fedjax_ssl.engine.interface import completed, trained_parts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
-from fedjax_ssl.learning.trees import norm, row, tree_bytes
+from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, share, whole, word
@@ -90,12 +88,6 @@ def defaults() -> Section:
     return section
 
 
-class Work(NamedTuple):
-    """What one user trains on: T batches."""
-
-    deck: Deck
-
-
 def fedrgd(problem: Problem) -> Method:
     """Grouping-based averaging as a Method.
 
@@ -113,15 +105,12 @@ def fedrgd(problem: Problem) -> Method:
         )
     frame = alternating(problem, (with_own_model(local_training(problem)),))
 
-    def in_each_group(tree):
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_groups, axis=0), tree)
-
     def init(data, key) -> State:
         state = frame.init(data, key)
         server = dict(state.server)
         if CLASSIFICATION in server:  # each replica has an optimiser
-            server[CLASSIFICATION] = in_each_group(server[CLASSIFICATION])
-        server[GROUPS] = in_each_group(trained_parts(network, state.model, CLASSIFIER))
+            server[CLASSIFICATION] = repeated(server[CLASSIFICATION], num_groups)
+        server[GROUPS] = repeated(trained_parts(network, state.model, CLASSIFIER), num_groups)
         return state._replace(server=server)
 
     def group_of(clients):
@@ -156,7 +145,7 @@ def fedrgd(problem: Problem) -> Method:
         mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), groups)
         change = jax.tree.map(jnp.subtract, mean.params, trained_parts(network, state.model, CLASSIFIER).params)
         if options.users_go_on_from == "global_mean":
-            groups = in_each_group(mean)
+            groups = repeated(mean, num_groups)
         state = state._replace(model=completed(state.model, mean), server={**state.server, GROUPS: groups})
         return state, {**metrics, "update_norm": norm(change)}
 

@@ -75,7 +75,7 @@ def fedu(problem: Problem) -> Method:
     def begin(received, own):
         is_near = own[DIVERGENCE] < options.threshold
         predictor = where(is_near, received.model.params[byol.PREDICTOR], own[byol.PREDICTOR])
-        return received.model._replace(params={**received.model.params, byol.PREDICTOR: predictor})
+        return received.model.with_parts(**{byol.PREDICTOR: predictor})
 
     def leave(received, own, before, after):
         moved = byol.divergence(before.params["backbone"], after.params["backbone"])

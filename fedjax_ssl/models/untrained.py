@@ -26,4 +26,4 @@ def kaiming_model(network: Network, key: jax.Array) -> Model:
 
     keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
     backbone = jax.tree.unflatten(treedef, [drawn(key, leaf) for key, leaf in zip(keys, leaves)])
-    return model._replace(params={**model.params, "backbone": backbone})
+    return model.with_parts(backbone=backbone)

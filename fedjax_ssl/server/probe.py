@@ -39,7 +39,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
             problem.num_classes,
             config.probe.strength,
         )
-        model = state.model._replace(params={**state.model.params, "classifier": fitted})
+        model = state.model.with_parts(classifier=fitted)
         if epochs == 0:
             return state._replace(model=model)
         state = state._replace(model=model, server={**state.server, FEDERATED: model})
