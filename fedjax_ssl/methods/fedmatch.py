@@ -47,6 +47,7 @@ FIELDS = {
     # lambda_s = 10 multiplies the rates, and the L2 term's gradient would take up the whole norm of a clipped one.
     "client.learning_rate": 0.003,
     "server.learning_rate": 0.003,
+    "server.pretrain_learning_rate": 0.005,
     "client.clip_norm": 0.0,
     "server.clip_norm": 0.0,
 }
