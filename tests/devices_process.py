@@ -18,18 +18,15 @@ import numpy as np  # noqa: E402
 
 from conftest import SMALL, make_fedanchor_config  # noqa: E402
 from fedjax_ssl.engine.round import make_round  # noqa: E402
-from fedjax_ssl.learning.trees import tree_bytes  # noqa: E402
 from fedjax_ssl.run.experiment import build_experiment, initialise  # noqa: E402
 from fedjax_ssl.run.machine import use_machine  # noqa: E402
 
 
-def largest_result(program: str, operation: str) -> int:
-    """The most bytes that one such collective operation gives, 0 where there is none; 4 bytes a number at most."""
-    sizes = [0]
-    for shapes in re.findall(rf"= (.*?) {operation}(?:-start)?\(", program):
-        for dimensions in re.findall(r"\w+\[([\d,]*)\]", shapes):
-            sizes.append(4 * int(np.prod([int(n) for n in dimensions.split(",") if n])))
-    return max(sizes)
+def results_of(program: str, operation: str) -> list[list[int]]:
+    """The shapes of what a program's collective operations of a kind give."""
+    found = re.findall(rf"= (.*?) {operation}(?:-start)?\(", program)
+    shapes = [dimensions for shapes in found for dimensions in re.findall(r"\w+\[([\d,]*)\]", shapes)]
+    return [[int(n) for n in dimensions.split(",") if n] for dimensions in shapes]
 
 
 def main() -> None:
@@ -73,11 +70,13 @@ def main() -> None:
         "lane_steps": [result.lane_steps.item(), result_several.lane_steps.item()],
         "local_steps": result_several.metrics["local_steps"].item(),
         "qualified_accuracy": [one.metrics["qualified_accuracy"].item() for one in (result, result_several)],
-        "largest_all_gather": largest_result(program, "all-gather"),
-        "largest_all_reduce": largest_result(program, "all-reduce"),
+        "metrics_apart": {
+            name: abs(value.item() - result_several.metrics[name].item()) for name, value in result.metrics.items()
+        },
+        "gathered": results_of(program, "all-gather"),
+        "weights": [leaf.shape for leaf in jax.tree.leaves(start.model.params) if leaf.ndim > 1],
         "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", program)),
         "traffic": traffics,
-        "params": tree_bytes(start.model.params),
     }
     print(json.dumps(report))
 

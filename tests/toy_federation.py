@@ -26,8 +26,8 @@ from fedjax_ssl.engine.interface import (
     State,
     Upload,
 )
-from fedjax_ssl.engine.lanes import AXIS
 from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.learning.devices import AXIS
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Cohort, Jobs, Metrics, Phase, Previous, Report
-from fedjax_ssl.engine.lanes import JobTable, Source, deal, num_devices, run_in_a_python_loop, run_in_lanes
+from fedjax_ssl.engine.lanes import JobTable, Source, deal, run_in_a_python_loop, run_in_lanes
+from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import where_rows
 
 

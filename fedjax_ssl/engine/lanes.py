@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from fedjax_ssl.learning.devices import AXIS, num_devices
 from fedjax_ssl.learning.trees import row, where_rows
 
-AXIS = "lanes"  # of the device mesh
 ON_ALL_DEVICES = PartitionSpec()
 BY_DEVICE = PartitionSpec(None, AXIS)
 
@@ -59,11 +59,6 @@ class JobTable(NamedTuple):
     takes_part: jax.Array
     work: Any
     own: Any
-
-
-def num_devices() -> int:
-    """Devices that share the jobs: those of the mesh under `jax.set_mesh`, else one."""
-    return dict(jax.sharding.get_abstract_mesh().shape).get(AXIS, 1)
 
 
 def deal(num_steps: jax.Array, devices: int) -> jax.Array:

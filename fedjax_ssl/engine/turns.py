@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Draw, Phase
-from fedjax_ssl.engine.lanes import num_devices
 from fedjax_ssl.engine.screening import accepted_rows
+from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
 
 

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.learning.devices import num_devices, on_each_device
+
 
 def map_batches(function: Callable, rows: Any, batch_size: int) -> Any:
-    """`function` over the leading axis of `rows`, at most `batch_size` rows at a time.
+    """`function` over the leading axis of `rows`, at most `batch_size` rows at a time on each device.
 
     Args:
         function: a pytree with leaves [B, ...] to a pytree with leaves [B, ...], each row on its own.
@@ -18,15 +20,15 @@ def map_batches(function: Callable, rows: Any, batch_size: int) -> Any:
     Returns:
         The function's result with leaves [n, ...].
     """
-    count = len(jax.tree.leaves(rows)[0])
-    num_chunks = -(-count // batch_size)
+    count, devices = len(jax.tree.leaves(rows)[0]), num_devices()
+    num_chunks = -(-count // (batch_size * devices)) * devices
     chunk = -(-count // num_chunks)  # even chunks: the least padding
 
     def to_chunks(leaf):
         padded = jnp.pad(leaf, [(0, num_chunks * chunk - count)] + [(0, 0)] * (leaf.ndim - 1), mode="edge")
         return padded.reshape(num_chunks, chunk, *leaf.shape[1:])
 
-    results = jax.lax.map(function, jax.tree.map(to_chunks, rows))
+    results = on_each_device(lambda chunks: jax.lax.map(function, chunks), jax.tree.map(to_chunks, rows))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], results)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from fedjax_ssl.engine.lanes import AXIS
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.devices import AXIS
 
 # On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
 # slower. Elsewhere the whole cohort side by side.

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import validate
-from fedjax_ssl.engine.lanes import num_devices
 from fedjax_ssl.engine.round import num_jobs, one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
+from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.workdir import check_folder, fresh_workdir
 from fedjax_ssl.run.clock import doing

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.devices import num_devices, on_each_device
 from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.models.network import Network
 
@@ -127,5 +128,14 @@ def mean_statistics(
         statistics = network.batch_statistics(model, images[rows], mask)
         return jax.tree.map(lambda t, new: t + jnp.where(count > 0, count * new, 0), total, statistics), None
 
-    total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, model.batch_stats), (batches, masks, counts))
-    return jax.tree.map(lambda leaf: leaf / jnp.maximum(jnp.sum(counts), 1), total)
+    def sums(batches):
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, model.batch_stats), batches)
+        return jax.tree.map(lambda leaf: leaf[None], total)
+
+    # Every device takes as many batches; those that are added have no image.
+    missing = -len(counts) % num_devices()
+    even = jax.tree.map(
+        lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)), (batches, masks, counts)
+    )
+    of_devices = on_each_device(sums, even)
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / jnp.maximum(jnp.sum(counts), 1), of_devices)

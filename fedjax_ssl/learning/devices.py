@@ -1,0 +1,49 @@
+"""The devices that share a program's work: which they are, and how rows are split over them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+AXIS = "lanes"  # of the device mesh
+
+
+def num_devices() -> int:
+    """Devices that share the work: those of the mesh under `jax.set_mesh`, else one; in work that is split already,
+    one.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if AXIS in mesh.manual_axes else dict(mesh.shape).get(AXIS, 1)
+
+
+def on_each_device(function: Callable, rows: Any) -> Any:
+    """A function on every device's share of rows.
+
+    Args:
+        function: leaves [n, ...] to leaves [n, ...] or [1, ...]. It may read arrays from around it; all devices get
+            those whole.
+        rows: leaves [D n, ...], D devices; device d has the rows from d n on.
+
+    Returns:
+        The results one after the other, on all devices.
+    """
+    devices = num_devices()
+    if devices == 1:
+        return function(rows)
+    share = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(leaf) // devices, *leaf.shape[1:]), leaf.dtype), rows)
+    # An array that a function under shard_map reads must be an argument of it.
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(share)
+
+    def with_arguments(around, share):
+        results = jax.core.eval_jaxpr(traced.jaxpr, around, *jax.tree.leaves(share))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    split = jax.shard_map(
+        with_arguments,
+        in_specs=(PartitionSpec(), PartitionSpec(AXIS)),
+        out_specs=PartitionSpec(AXIS),
+        check_vma=False,
+    )
+    results = split(traced.consts, rows)
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec()), results)
