@@ -18,6 +18,8 @@ import numpy as np  # noqa: E402
 
 from conftest import SMALL, make_fedanchor_config  # noqa: E402
 from fedjax_ssl.engine.round import make_round  # noqa: E402
+from fedjax_ssl.learning.batches import map_batches  # noqa: E402
+from fedjax_ssl.learning.devices import AXIS  # noqa: E402
 from fedjax_ssl.run.experiment import build_experiment, initialise  # noqa: E402
 from fedjax_ssl.run.machine import use_machine  # noqa: E402
 
@@ -27,6 +29,27 @@ def results_of(program: str, operation: str) -> list[list[int]]:
     found = re.findall(rf"= (.*?) {operation}(?:-start)?\(", program)
     shapes = [dimensions for shapes in found for dimensions in re.findall(r"\w+\[([\d,]*)\]", shapes)]
     return [[int(n) for n in dimensions.split(",") if n] for dimensions in shapes]
+
+
+def rows_of_seeds(num_rows: int) -> dict[str, list]:
+    """Rows of two seeds' tables at once, three at a time on each device, and how many come to one device."""
+    tables = jnp.arange(2.0 * 50 * 3).reshape(2, 50, 3)
+    rows, seen = jnp.arange(num_rows)[::-1], []
+
+    def described(table, rows):
+        def describe(batch):
+            seen.append(len(batch))
+            return 2 * table[batch]
+
+        return map_batches(describe, rows, 3)
+
+    with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))):
+        found = jax.jit(jax.vmap(described, in_axes=(0, None)))(tables, rows)
+    return {
+        "found": found.tolist(),
+        "expected": (2 * np.asarray(tables)[:, ::-1][:, -num_rows:]).tolist(),
+        "seen": seen,
+    }
 
 
 def main() -> None:
@@ -77,6 +100,7 @@ def main() -> None:
         "weights": [leaf.shape for leaf in jax.tree.leaves(start.model.params) if leaf.ndim > 1],
         "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", program)),
         "traffic": traffics,
+        "rows": rows_of_seeds(37),
     }
     print(json.dumps(report))
 

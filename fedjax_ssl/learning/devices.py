@@ -45,5 +45,6 @@ def on_each_device(function: Callable, rows: Any) -> Any:
         out_specs=PartitionSpec(AXIS),
         check_vma=False,
     )
-    results = split(traced.consts, rows)
+    # Seeds in one program come one after the other: a large batch gains nothing from a second beside it.
+    results = jax.custom_batching.sequential_vmap(split)(traced.consts, rows)
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec()), results)
