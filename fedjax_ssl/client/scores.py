@@ -68,7 +68,7 @@ def weak_views(problem: Problem, keys: jax.Array, positions: jax.Array, images: 
 def score_by_own_models(problem: Problem, scores: Callable, models: Model, images: jax.Array, rows: jax.Array) -> Any:
     """Scores of every example of a cohort by a model of each job's own, one job after the other.
 
-    On several devices labelling is repeated on each, so that all models come to all of them.
+    On several devices all models come to all of them, and each scores its share of a job's images.
 
     Args:
         problem: the run; `eval_batch_size` images are scored at a time.
