@@ -41,11 +41,11 @@ CLASSES, CLIENTS, IMAGES_EACH = 10, 100, 100
 LOOK_EVERY = 0.02  # seconds
 
 
-def make_images(path: pathlib.Path, num_anchors: int, num_test: int) -> None:
-    """Writes an npz of random images in CIFAR-10's shape: just enough for the clients and the anchors."""
+def make_images(path: pathlib.Path, num_train: int, num_test: int) -> None:
+    """Writes an npz of random images in CIFAR-10's shape."""
     rng = np.random.default_rng(0)
     arrays = {}
-    for part, count in (("train", CLIENTS * IMAGES_EACH + num_anchors), ("test", num_test)):
+    for part, count in (("train", num_train), ("test", num_test)):
         arrays[f"x_{part}"] = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
         arrays[f"y_{part}"] = np.arange(count) % CLASSES
     np.savez(path, **arrays)
@@ -141,7 +141,7 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        make_images(folder / "images.npz", options.anchors, options.test_images)
+        make_images(folder / "images.npz", CLIENTS * IMAGES_EACH + options.anchors, options.test_images)
         for pair in range(options.repeats):
             cache = folder / f"cache{pair}"
             for kind in ("cold", "warm"):

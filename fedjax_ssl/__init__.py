@@ -15,6 +15,7 @@ __all__ = [
     "base_config",
     "load",
     "train",
+    "use_every_core",
 ]
 
 # Name -> module, imported when it is asked for: JAX takes seconds, and neither --help nor a typing error needs it.
@@ -25,6 +26,7 @@ _HOMES = {
     "base_config": "config",
     "load": "predictor",
     "train": "run.train",
+    "use_every_core": "run.cores",
 }
 
 

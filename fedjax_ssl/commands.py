@@ -35,9 +35,11 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl import train
         from fedjax_ssl.cli.parse import override, parse_config
         from fedjax_ssl.records.resuming import saved_config
+        from fedjax_ssl.run.cores import use_every_core
 
     saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
     config = override(saved, overrides) if saved else parse_config(own.config or str(QUICKSTART), overrides)
+    use_every_core(config)
     train(config, own.workdir)
 
 
@@ -54,7 +56,9 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     with doing("loading JAX"):
         from fedjax_ssl import sweep
+        from fedjax_ssl.run.cores import use_every_core
 
+    use_every_core()
     sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run)
 
 
@@ -65,9 +69,12 @@ def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     with doing("loading JAX"):
         from fedjax_ssl.cli.parse import parse_config
+        from fedjax_ssl.run.cores import use_every_core
         from fedjax_ssl.run.profiling import profile
 
-    profile(parse_config(own.config or str(QUICKSTART), overrides), own.rounds, own.workdir)
+    config = parse_config(own.config or str(QUICKSTART), overrides)
+    use_every_core(config)
+    profile(config, own.rounds, own.workdir)
 
 
 def run_report(own: Any, words: list[str], overrides: list[str]) -> None:

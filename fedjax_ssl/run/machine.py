@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import AXIS
+from fedjax_ssl.learning.trees import tree_bytes
 
 # On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
 # slower. Elsewhere the whole cohort side by side.
@@ -83,28 +84,41 @@ class Machine(NamedTuple):
 
 
 @contextlib.contextmanager
-def use_machine(config: ConfigDict) -> Iterator[Machine]:
+def use_machine(config: ConfigDict, data: Any = ()) -> Iterator[Machine]:
     """The machine of a run; programs that are traced and run inside share the lanes among its devices.
+
+    Args:
+        config: see `find_machine`.
+        data: likewise.
 
     Raises:
         UserError: see `find_machine`.
     """
     use_compilation_cache()
-    machine = find_machine(config)
+    machine = find_machine(config, data)
     with contextlib.nullcontext() if machine.mesh is None else jax.set_mesh(machine.mesh):
         yield machine
 
 
-def find_machine(config: ConfigDict) -> Machine:
+def find_machine(config: ConfigDict, data: Any = ()) -> Machine:
     """The machine that a configuration asks for, by its fields `devices`, `lanes` and `model.name`.
+
+    Args:
+        config: the run's. Without `devices` it gets all; of a processor's cores as many as a round has clients, and no
+            more than have room for a copy of the data in a quarter of the memory.
+        data: arrays of which each device has a copy.
 
     Raises:
         UserError: the machine has fewer devices.
     """
-    devices = jax.devices()
+    devices, platform = jax.devices(), jax.default_backend()
     if config.devices is not None and config.devices > len(devices):
         raise UserError(f"devices is {config.devices}, but JAX finds {len(devices)} ({devices[0].platform})")
-    devices, platform = devices[: config.devices], jax.default_backend()
+    most = config.devices
+    if most is None and platform == "cpu":
+        copies = (memory_limit() or 0) // 4 // max(1, tree_bytes(data))
+        most = max(1, min(config.clients_per_round, copies))
+    devices = devices[:most]
     return Machine(
         platform,
         Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None,

@@ -56,9 +56,9 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None =
     if rounds < 1:
         raise UserError(f"rounds must be at least 1, not {rounds}")
     check_folder("runs" if workdir is None else workdir)
-    with use_machine(config) as machine:
-        with doing("reading and dividing the data"):
-            experiment = build_experiment(config)
+    with doing("reading and dividing the data"):
+        experiment = build_experiment(config)
+    with use_machine(config, experiment.data) as machine:
         data, hidden_labels = machine.put((experiment.data, experiment.hidden_labels))
         dispatch = compile_dispatch(machine, [experiment])
         with doing("the first state, with pre-training"):

@@ -48,7 +48,7 @@ from fedjax_ssl.run.listeners import (
     WriteRecords,
 )
 from fedjax_ssl.run.loop import Run, has_ended, make_group, run_rounds
-from fedjax_ssl.run.machine import Machine, use_machine
+from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
 from fedjax_ssl.run.programs import Program, compile_program
 from fedjax_ssl.run.progress import RoundProgress, title_of
 from fedjax_ssl.run.seeds import report_seeds
@@ -86,12 +86,16 @@ def train(
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, with a checkpoint written.
     """
     validate(config)
-    with use_machine(config) as machine, contextlib.ExitStack() as open_folders:
+    use_compilation_cache()
+    with contextlib.ExitStack() as open_folders:
         # User errors are raised here, before anything is written.
         with doing("reading and dividing the data"):
             runs = open_runs(config, workdir, open_folders, root)
+        machine = open_folders.enter_context(use_machine(config, runs[0].experiment.data))
         groups = group_runs(machine, [run for run in runs if not is_over(run)])
         if groups:
+            if machine.mesh is not None:
+                print(f"clients train on {machine.mesh.size} devices ({machine.platform})", file=sys.stderr)
             print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
         any_begins = any(run.state is None for run in runs)
         given = next((run.warm_start.model for run in runs if run.warm_start), None)

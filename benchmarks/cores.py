@@ -1,0 +1,159 @@
+"""How much faster a round is on all cores of a processor than on one, and with which devices.
+
+    python benchmarks/cores.py --out=cores.json
+    python benchmarks/cores.py --model=wrn28_2 --clients=4 --images=50 --repeats=3
+
+Whole rounds of FedAnchor on random images of CIFAR-10's shape, every one of them trained on (a threshold below all
+cosines), so that the work is known. Each row is a process of its own, for devices and kernels are fixed when JAX
+starts; the processes take turns, a round each, and only one of them works at a time:
+
+    one core                     a single device, held to one core
+    one device                   a single device whose operations are split over all cores: JAX's own default
+    a device for each core       clients, labelling, statistics and evaluation are split over the devices
+    the same, plain kernels      and each operation stays on one core (XLA_FLAGS=--xla_cpu_multi_thread_eigen=false)
+
+'no image' is the same round in which no client has anything to train on: labelling, statistics, evaluation, and the
+server's training, which every device repeats. Prints `cores NAME X`, the median over the
+turns of one core's seconds over the row's.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from startup import CLASSES, make_images
+
+PLAIN = "--xla_cpu_multi_thread_eigen=false"
+NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+KINDS = {  # name -> cores, devices, XLA's flags
+    "one core": (1, 1, ""),
+    "one device": (NUM_CORES, 1, ""),
+    "a device for each core": (NUM_CORES, NUM_CORES, ""),
+    "the same, plain kernels": (NUM_CORES, NUM_CORES, PLAIN),
+}
+
+
+def work(options: argparse.Namespace) -> None:
+    """One process: compiles, says so, and answers each line of its input with the seconds of a round."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", options.devices)
+    from fedjax_ssl import base_config
+    from fedjax_ssl.config import apply_arguments
+    from fedjax_ssl.run.experiment import build_experiment, initialise
+    from fedjax_ssl.run.machine import use_machine
+    from fedjax_ssl.run.programs import compile_dispatch
+
+    overrides = {
+        "num_clients": options.clients,
+        "clients_per_round": options.clients,
+        "client.epochs": 1,
+        "data.source": "npz",
+        "data.path": str(options.npz),
+        "data.flip": True,
+        "data.partition": "iid",
+        "data.num_anchors": options.anchors,
+        "data.examples_per_client": options.images,
+        "server.pretrain_epochs": 0,
+        "model.name": options.model,
+        "fedanchor.threshold": 2.0 if options.without_images else -2.0,
+    }
+    config = apply_arguments(base_config(), "strong")
+    config.update_from_flattened_dict(overrides)
+    with use_machine(config) as machine:
+        experiment = build_experiment(config)
+        state = machine.put(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
+        data, hidden, one = machine.put((experiment.data, experiment.hidden_labels, jax.numpy.int32(1)))
+        dispatch = compile_dispatch(machine, [experiment])
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            started = time.perf_counter()
+            state = jax.block_until_ready(dispatch(state, data, hidden, one)).state
+            print(time.perf_counter() - started, flush=True)
+
+
+def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, without_images: bool) -> subprocess.Popen:
+    cores, devices, flags = KINDS[kind]
+    command = [sys.executable, __file__, "--work", f"--npz={npz}", f"--cores={cores}", f"--devices={devices}"]
+    command += [
+        f"--{name}={getattr(options, name)}" for name in ("model", "clients", "images", "anchors", "test_images")
+    ]
+    environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
+    return subprocess.Popen(
+        command + ["--without_images"] * without_images,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def seconds_of_a_round(process: subprocess.Popen) -> float:
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--images", type=int, default=100, help="of each client")
+    parser.add_argument("--anchors", type=int, default=40)
+    parser.add_argument("--test_images", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", default="cores.json")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--without_images", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--npz", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--cores", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(options)
+        return
+
+    from harness import describe, write
+
+    with tempfile.TemporaryDirectory() as folder:
+        npz = pathlib.Path(folder) / "images.npz"
+        make_images(npz, options.clients * options.images + options.anchors, options.test_images)
+        processes = {}
+        for kind in KINDS:  # one after the other, for compiling takes all cores
+            for without_images in (False, True):
+                process = processes[kind, without_images] = start(options, npz, kind, without_images)
+                if process.stdout.readline().strip() != "ready":
+                    raise SystemExit(f"{kind}: the process ended with status {process.wait()}")
+                seconds_of_a_round(process)
+        times = {key: [] for key in processes}
+        for _ in range(options.repeats):
+            for key, process in processes.items():
+                times[key].append(seconds_of_a_round(process))
+        for process in processes.values():
+            process.communicate()
+    rows = []
+    for kind in KINDS:
+        whole, server = times[kind, False], times[kind, True]
+        ratio = statistics.median(one / mine for one, mine in zip(times["one core", False], whole))
+        print(f"cores {kind} {ratio:.3f}")
+        rows.append(
+            {
+                "devices": kind,
+                "round, s": statistics.median(whole),
+                "one core / this": ratio,
+                "no image, s": statistics.median(server),
+                "its share": statistics.median(s / w for s, w in zip(server, whole)),
+            }
+        )
+    write(options.out, {**describe(), "model": options.model, "classes": CLASSES}, rows)
+
+
+if __name__ == "__main__":
+    main()

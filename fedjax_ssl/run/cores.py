@@ -1,0 +1,37 @@
+"""A processor's cores as devices, so that each trains a client of its own. Must come before JAX starts."""
+
+import os
+
+import jax
+from ml_collections import ConfigDict
+
+from fedjax_ssl.errors import UserError
+
+# Who sets one of these has decided. The first flag is the older way to say how many devices there are.
+SET_BY_USER = ("JAX_NUM_CPU_DEVICES", "xla_force_host_platform_device_count", "xla_cpu_multi_thread_eigen")
+
+
+def use_every_core(config: ConfigDict | None = None) -> None:
+    """Makes every core that this process may use a device of JAX.
+
+    A second core inside an operation is nearly lost, one with a client of its own is not: docs/performance.md. The
+    command line calls this; a notebook or a script calls it before anything is computed with JAX. A run on a GPU or a
+    TPU is not affected, and the environment (JAX_NUM_CPU_DEVICES, XLA_FLAGS) has the last word.
+
+    Args:
+        config: of the run, if there is but one: with `devices=1` nothing is changed, and with fewer clients in a round
+            than cores an operation may still use several of them.
+
+    Raises:
+        UserError: JAX has started.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = " ".join([*os.environ, os.environ.get("XLA_FLAGS", "")])
+    if cores == 1 or any(name in given for name in SET_BY_USER) or (config is not None and config.devices == 1):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", cores)
+    except RuntimeError:
+        raise UserError("use_every_core comes too late: JAX has started; call it before anything is computed") from None
+    if config is None or config.clients_per_round >= cores:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
