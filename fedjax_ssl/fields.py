@@ -94,8 +94,7 @@ def shared_fields() -> Section:
     config.snapshot_rounds = several((), whole(least=0))
     # Performance only; None takes the measured default of the backend.
     config.lanes = whole(None, least=1)  # clients trained side by side on each device
-    # That share the lanes; None: all, but of a processor's cores no more than a round has clients and memory has room.
-    config.devices = whole(None, least=1)
+    config.devices = whole(None, least=1)  # that share the lanes; None: all, of a processor's cores one a client at most
     # Rounds between two looks at progress and signals; with data.validation 1, to see each round's model.
     config.rounds_per_dispatch = whole(None, least=1)
 
