@@ -94,7 +94,7 @@ def shared_fields() -> Section:
     config.snapshot_rounds = several((), whole(least=0))
     # Performance only; None takes the measured default of the backend.
     config.lanes = whole(None, least=1)  # clients trained side by side on each device
-    config.devices = whole(None, least=1)  # that share the lanes; None: all, of a processor's cores one a client at most
+    config.devices = whole(None, least=1)  # that share the lanes; None: all; of a processor's cores one a client
     # Rounds between two looks at progress and signals; with data.validation 1, to see each round's model.
     config.rounds_per_dispatch = whole(None, least=1)
 
