@@ -306,24 +306,23 @@ def test_lenet_against_numpy_and_what_it_refuses():
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES.keys() - {"lenet"}))
-@pytest.mark.parametrize("shape", [(32, 32, 3), (9, 13, 1)])
-def test_shapes_and_tree_for_any_image(name, shape):
-    images = jnp.zeros((4, *shape))
-    for policy in POLICIES:
-        built = model(7, {"projector": linear(16), "rotation": linear(4)}, name=name, normalisation=policy)
-        variables = jax.eval_shape(built.init, jax.random.key(0), images)
-        assert set(variables["params"]) == {"backbone", "classifier", "projector", "rotation"}
-        assert ("batch_stats" in variables) == (policy in ("static", "running"))
-        apply = functools.partial(built.apply, train=True, num_views=2)
-        outputs = jax.eval_shape(apply, {"params": variables["params"]}, images)
-        assert outputs.logits.shape == (4, 7)
-        assert jax.tree.map(jnp.shape, outputs.heads) == {
-            "projector": (4, 16),
-            "rotation": (4, 4),
-        }
-        assert outputs.features.shape == (4, variables["params"]["projector"]["kernel"].shape[0])
-    single = model(7, name=name)
-    outputs, variables = jax.eval_shape(single.init_with_output, jax.random.key(0), images)
+def test_shapes_and_tree_for_any_image(name):
+    heads, key = {"projector": linear(16), "rotation": linear(4)}, jax.random.key(0)
+    for shape, policies in (((32, 32, 3), POLICIES), ((9, 13, 1), ["static"])):
+        for policy in policies:
+            built = model(7, heads, name=name, normalisation=policy)
+            begin = functools.partial(built.init_with_output, train=True, num_views=2)
+            outputs, variables = jax.eval_shape(begin, key, jnp.zeros((4, *shape)))
+            assert set(variables["params"]) == {"backbone", "classifier", "projector", "rotation"}
+            assert ("batch_stats" in variables) == (policy in ("static", "running"))
+            assert outputs.logits.shape == (4, 7)
+            assert jax.tree.map(jnp.shape, outputs.heads) == {"projector": (4, 16), "rotation": (4, 4)}
+            assert outputs.features.shape == (4, variables["params"]["projector"]["kernel"].shape[0])
+
+
+def test_without_heads_there_is_a_classifier_alone():
+    single = model(7, name="cnn")
+    outputs, variables = jax.eval_shape(single.init_with_output, jax.random.key(0), jnp.zeros((4, 9, 13, 1)))
     assert outputs.heads == {} and set(variables["params"]) == {"backbone", "classifier"}
 
 

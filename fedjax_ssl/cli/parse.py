@@ -37,6 +37,8 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     if methods:
         config.method = methods[-1]
     add_section(config)  # before its fields are looked for
+    if not overrides:
+        return config  # the library of flags would write it out as text, twice
     for field in overridden_fields(overrides):
         _check_field(config, field)
     parsed = flags.FlagValues()
