@@ -77,6 +77,24 @@ def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
     profile(config, own.rounds, own.workdir)
 
 
+def run_tune(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Times how clients are best laid out on this machine, and keeps the fastest.
+
+    Lanes, devices, forms of convolutions and XLA options, on real steps of the
+    config's clients: minutes, most of them of compiling. Later runs of the same
+    method, model, cohort and batch take what was fastest, and say so. No result
+    depends on it beyond rounding.
+    """
+    with doing("loading JAX"):
+        from fedjax_ssl.cli.parse import parse_config
+        from fedjax_ssl.run.cores import use_every_core
+        from fedjax_ssl.run.tuning import tune
+
+    config = parse_config(own.config or str(QUICKSTART), overrides)
+    use_every_core(config)
+    tune(config, own.repeats)
+
+
 def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     """Writes what runs show: pictures, a page, a table.
 
@@ -147,6 +165,7 @@ COMMANDS = {
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
         },
     ),
+    "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),
 }
 

@@ -22,18 +22,20 @@ print(json.dumps([jax.device_count(), "multi_thread_eigen=false" in os.environ.g
 """
 # In the process that has four devices: what runs take of them, and who comes too late.
 TAKEN = """
+import collections
 import numpy as np
 from fedjax_ssl.run import machine
+Data = collections.namedtuple("Data", "images")
 
-def taken(clients, devices=None, data=()):
+def taken(clients, devices=None, data=None):
     config.clients_per_round, config.devices = clients, devices
     mesh = machine.find_machine(config, data).mesh
     return 1 if mesh is None else mesh.size
 
 machine.memory_limit = lambda: 4000
-copy = np.zeros(100, np.uint8)
+of_bytes = lambda size: Data(np.zeros((1, size, 1, 1), np.uint8))
 by_fields = [taken(10), taken(3), taken(1), taken(10, 2)]
-print(json.dumps(by_fields + [taken(10, data=[copy] * copies) for copies in (4, 11)]))
+print(json.dumps(by_fields + [taken(10, data=of_bytes(size)) for size in (400, 1100)]))
 use_every_core(config)  # a second time changes nothing
 """
 LATE = f"""{FOUR_CORES}

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,9 +11,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import AXIS
 from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.models.layers import use_lane_form
+from fedjax_ssl.run.choices import Choice, cache_folder, recall
 
 # On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
 # slower. Elsewhere the whole cohort side by side.
@@ -33,15 +35,24 @@ class Machine(NamedTuple):
         platform: 'cpu', 'gpu' or 'tpu'.
         mesh: the devices that share the lanes; None for a single one.
         most_lanes: clients side by side on each device at the most; None sets no limit.
+        lane_form: how convolutions of several lanes are computed, see `Choice`.
         compiler_options: for XLA.
         memory: bytes that a device can hold; None if unknown.
+        is_tuned: whether `tune` found it.
     """
 
     platform: str
     mesh: Mesh | None
     most_lanes: int | None
+    lane_form: str
     compiler_options: dict[str, Any]
     memory: int | None
+    is_tuned: bool = False
+
+    def __str__(self) -> str:
+        number = 1 if self.mesh is None else self.mesh.size
+        tuned = ", laid out as tune found it to be fastest" if self.is_tuned else ""
+        return f"{number} device{'s' * (number > 1)} ({self.platform}){tuned}"
 
     def lanes(self, num_jobs: int) -> int:
         """How many of a round's jobs (clients, of all seeds in one program) train side by side on each device."""
@@ -84,7 +95,7 @@ class Machine(NamedTuple):
 
 
 @contextlib.contextmanager
-def use_machine(config: ConfigDict, data: Any = ()) -> Iterator[Machine]:
+def use_machine(config: ConfigDict, data: FederatedData | None = None) -> Iterator[Machine]:
     """The machine of a run; programs that are traced and run inside share the lanes among its devices.
 
     Args:
@@ -95,18 +106,29 @@ def use_machine(config: ConfigDict, data: Any = ()) -> Iterator[Machine]:
         UserError: see `find_machine`.
     """
     use_compilation_cache()
-    machine = find_machine(config, data)
-    with contextlib.nullcontext() if machine.mesh is None else jax.set_mesh(machine.mesh):
+    with use(find_machine(config, data)) as machine:
         yield machine
 
 
-def find_machine(config: ConfigDict, data: Any = ()) -> Machine:
+@contextlib.contextmanager
+def use(machine: Machine) -> Iterator[Machine]:
+    """Programs that are traced and run inside are those of this machine."""
+    with contextlib.ExitStack() as stack:
+        if machine.mesh is not None:
+            stack.enter_context(jax.set_mesh(machine.mesh))
+        if machine.lane_form:
+            stack.enter_context(use_lane_form(machine.lane_form))
+        yield machine
+
+
+def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machine:
     """The machine that a configuration asks for, by its fields `devices`, `lanes` and `model.name`.
 
     Args:
-        config: the run's. Without `devices` it gets all; of a processor's cores as many as a round has clients, and no
-            more than have room for a copy of the data in a quarter of the memory.
-        data: arrays of which each device has a copy.
+        config: the run's. Without `devices` and `lanes` it gets what `tune` found; if that found nothing, all devices,
+            but of a processor's cores no more than a round has clients, or have room for a copy of the data in a
+            quarter of the memory.
+        data: of which each device has a copy.
 
     Raises:
         UserError: the machine has fewer devices.
@@ -114,25 +136,34 @@ def find_machine(config: ConfigDict, data: Any = ()) -> Machine:
     devices, platform = jax.devices(), jax.default_backend()
     if config.devices is not None and config.devices > len(devices):
         raise UserError(f"devices is {config.devices}, but JAX finds {len(devices)} ({devices[0].platform})")
-    most = config.devices
-    if most is None and platform == "cpu":
-        copies = (memory_limit() or 0) // 4 // max(1, tree_bytes(data))
-        most = max(1, min(config.clients_per_round, copies))
-    devices = devices[:most]
-    return Machine(
-        platform,
-        Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None,
-        config.lanes or MOST_LANES.get(platform),
-        _compiler_options(config.model.name, platform),
-        memory_limit(),
-    )
+    if data is not None and config.devices is None and config.lanes is None:
+        tuned = recall(config, data.images.shape[1:])
+        if tuned is not None:
+            return machine_of(tuned)._replace(is_tuned=True)
+    most = config.devices or len(devices)
+    if config.devices is None and platform == "cpu":
+        most = min(most, most_devices(config, data))
+    options = _compiler_options(config.model.name, platform)
+    return machine_of(Choice(most, config.lanes or MOST_LANES.get(platform), options=options))
+
+
+def machine_of(choice: Choice) -> Machine:
+    """The machine on which clients are laid out in this way."""
+    devices = jax.devices()[: choice.devices]
+    mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
+    return Machine(jax.default_backend(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
+
+
+def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
+    """How many of a processor's cores are of use: with a client for each, and room for their copies of the data."""
+    copies = (memory_limit() or 0) // 4 // max(1, 0 if data is None else tree_bytes(data))
+    return max(1, min(config.clients_per_round, copies))
 
 
 def use_compilation_cache() -> None:
     """Keeps compiled programs in the user's cache folder, unless JAX is configured otherwise."""
     if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(cache / "fedjax_ssl" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
 
 
 def memory_limit() -> int | None:
@@ -151,6 +182,11 @@ def _compiler_options(backbone: str, platform: str) -> dict[str, str]:
     """
     large = backbone in LARGE_BACKBONES
     return dict(OF_LARGE_BACKBONES) if large and platform == "cpu" and _knows_options() else {}
+
+
+def compiler_option_sets() -> list[dict[str, str]]:
+    """The options of XLA that are worth a measurement on this backend, the default first."""
+    return [{}, dict(OF_LARGE_BACKBONES)] if jax.default_backend() == "cpu" and _knows_options() else [{}]
 
 
 @functools.cache

@@ -1,0 +1,179 @@
+"""`tune`: times the ways to lay a cohort out on this machine, on real steps, and keeps the fastest for later runs."""
+
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import validate
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import Cohort, Phase
+from fedjax_ssl.engine.round import num_jobs, selection
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.run.choices import Choice, remember
+from fedjax_ssl.run.clock import doing
+from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
+from fedjax_ssl.run.machine import compiler_option_sets, machine_of, most_devices, use, use_compilation_cache
+
+STEPS = 4  # of each client in a measurement
+OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
+
+
+class Measured(NamedTuple):
+    """What one choice took.
+
+    Attributes:
+        choice: it.
+        dtype: of the computation.
+        seconds: of a client's step, the median over the repeats, labelling of the cohort included; None: it does not
+            fit into the memory.
+        compile_seconds: tracing included.
+    """
+
+    choice: Choice
+    dtype: str
+    seconds: float | None
+    compile_seconds: float
+
+
+def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
+    """Times choices of devices, lanes, form of convolutions and XLA options, prints them, and keeps the fastest.
+
+    Args:
+        config: of the runs that it is for; only its first phase's labelling and steps are run, nothing is trained.
+        repeats: how often each is timed.
+
+    Returns:
+        What was measured, in the order of the measurements. The last one has the other dtype, which changes results and
+        is not taken.
+
+    Raises:
+        UserError: the configuration or the data are not usable, `devices` or `lanes` is given, or the method trains no
+            clients.
+    """
+    validate(config)
+    if repeats < 1:
+        raise UserError(f"repeats must be at least 1, not {repeats}")
+    if config.devices is not None or config.lanes is not None:
+        raise UserError("devices and lanes are what tune looks for; leave them None")
+    use_compilation_cache()
+    config = config.copy_and_resolve_references()
+    config.server.pretrain_epochs = 0  # what is in the weights takes no time
+    with doing("reading and dividing the data"):
+        experiment = build_experiment(config)
+    if not experiment.method.phases:
+        raise UserError(f"the method {config.method} trains no clients: there is nothing to tune")
+    with doing("the first state"):
+        state = jax.jit(functools.partial(initialise, experiment))(experiment.data)
+    jobs = num_jobs(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
+    time_one = functools.partial(time_steps, state=state, jobs=jobs, repeats=repeats)
+    measured = search(first_choices(config, experiment, jobs), jobs, functools.partial(time_one, experiment))
+    best = fastest(measured)
+    config.model.dtype = OTHER_DTYPE[config.model.dtype]
+    measured.append(time_one(build_experiment(config), best.choice))
+    config.model.dtype = OTHER_DTYPE[config.model.dtype]
+    print(as_table(measured))
+    path = remember(config, experiment.data.images.shape[1:], best.choice)
+    print(f"fastest: {best.choice}; runs like this one take it from now on ({path})")
+    return measured
+
+
+def first_choices(config: ConfigDict, experiment: Experiment, jobs: int) -> list[Choice]:
+    """Where the search begins: on a processor one core or a client on each, one lane; elsewhere more and more lanes."""
+    everything = jax.device_count()
+    if jax.default_backend() == "cpu":
+        most = min(everything, most_devices(config, experiment.data))
+        return [Choice(n, 1, "", options) for n in sorted({1, most}) for options in compiler_option_sets()]
+    on_each = -(-jobs // everything)
+    return [Choice(everything, lanes, "grouped") for lanes in sorted({1, min(3, on_each), min(10, on_each), on_each})]
+
+
+def search(first: list[Choice], jobs: int, measure: Callable[[Choice], Measured]) -> list[Measured]:
+    """Measures the first choices, and around the fastest of them other forms of several lanes."""
+    measured = [measure(choice) for choice in first]
+    best = fastest(measured).choice
+    lanes = best.lanes if best.lanes > 1 else min(2, -(-jobs // best.devices))
+    if lanes > 1:
+        forms = [form for form in ("loop", "im2col") if (lanes, form) != (best.lanes, best.lane_form)]
+        measured += [measure(best._replace(lanes=lanes, lane_form=form)) for form in forms]
+    return measured
+
+
+def fastest(measured: list[Measured]) -> Measured:
+    """The one whose steps took the least time.
+
+    Raises:
+        UserError: none fits into the memory.
+    """
+    fitting = [one for one in measured if one.seconds is not None]
+    if not fitting:
+        raise UserError("no choice fits into the memory; lower client.batch_size or eval_batch_size")
+    return min(fitting, key=lambda one: one.seconds)
+
+
+def time_steps(experiment: Experiment, choice: Choice, state: Any, jobs: int, repeats: int) -> Measured:
+    """Trains a cohort for `STEPS` steps of each client, again and again."""
+    machine, dtype = machine_of(choice), experiment.problem.config.model.dtype
+    with use(machine), doing(f"measuring {choice}, {dtype}"):
+        started = time.perf_counter()
+        steps = functools.partial(cohort_steps, experiment, jobs, machine.lanes(jobs))
+        arguments = machine.put((state, experiment.data))
+        try:
+            program = machine.jit(steps).lower(*arguments).compile()
+            machine.check_memory(program)
+            compiled = time.perf_counter()
+            jax.block_until_ready(program(*arguments))
+            seconds = []
+            for _ in range(repeats):
+                before = time.perf_counter()
+                jax.block_until_ready(program(*arguments))
+                seconds.append(time.perf_counter() - before)
+        except (UserError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, UserError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return Measured(choice, dtype, None, time.perf_counter() - started)
+    found = Measured(
+        choice, dtype, statistics.median(seconds) / (jobs * STEPS * len(experiment.method.phases)), compiled - started
+    )
+    print(f"{1000 * found.seconds:.3g} ms a step: {choice}, {dtype}", file=sys.stderr, flush=True)
+    return found
+
+
+def cohort_steps(experiment: Experiment, jobs: int, lanes: int, state: Any, data: Any) -> tuple[Any, jax.Array]:
+    """The uploads of a cohort whose clients each make `STEPS` steps of every phase; and their steps, int32 [R]."""
+    method, key = experiment.method, jax.random.key(0)
+    draw = selection(experiment.problem, method)(state, data, key)
+    clients, group = draw.clients[:jobs], None if draw.group is None else draw.group[:jobs]
+    if group is None and draw.turns > 1:
+        group = jnp.zeros_like(clients)
+    personal = () if method.personal is None else method.personal(state, data, clients, key)
+    own = jax.tree.map(lambda leaf: leaf[clients], state.clients)
+    phases = tuple(map(_of_equal_jobs, method.phases))
+    cohort = Cohort(clients, own, key, group, personal)
+    result = train_cohort(phases, method.broadcast(state, data, key), data, cohort, lanes)
+    return result.upload, result.num_steps
+
+
+def _of_equal_jobs(phase: Phase) -> Phase:
+    def prepare(*arguments):
+        jobs = phase.prepare(*arguments)
+        return jobs._replace(num_steps=jnp.full_like(jobs.num_steps, STEPS), takes_part=None)
+
+    return phase._replace(prepare=prepare)
+
+
+def as_table(measured: list[Measured]) -> str:
+    """The measurements as a Markdown table, milliseconds for a client's step."""
+    best = fastest(measured[:-1])
+    lines = ["| choice | dtype | ms a step | to the fastest | compiling, s |", "|---|---|---|---|---|"]
+    for one in measured:
+        step = "too large" if one.seconds is None else f"{1000 * one.seconds:.3g}"
+        ratio = "" if one.seconds is None else f"{one.seconds / best.seconds:.2f}"
+        lines.append(f"| {one.choice} | {one.dtype} | {step} | {ratio} | {one.compile_seconds:.1f} |")
+    return "\n".join(lines)
