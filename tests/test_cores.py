@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from conftest import ROOT, SMALL
-from fedjax_ssl.run.cores import SET_BY_USER
+from fedjax_ssl.run.cores import SET_BY_USER, usable_cores
 
-FOUR_CORES = "import os; os.sched_getaffinity = lambda pid: {0, 1, 2, 3}\n"
+FOUR_CORES = "import os; from fedjax_ssl.run import cores; cores.usable_cores = lambda: 4\n"
 START = f"""{FOUR_CORES}
 import json
 import jax
@@ -56,6 +56,17 @@ def run_alone(script: str, **environment: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=kept, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("max 100000", 4), ("250000 100000", 3), ("50000 100000", 1), ("900000 100000", 4), ("?", 4), (None, 4)],
+)
+def test_a_container_may_have_less_time_than_cores(tmp_path, monkeypatch, limit, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(limit + "\n")
+    assert usable_cores(tmp_path / "cpu.max") == cores
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """A processor's cores as devices, so that each trains a client of its own. Must come before JAX starts."""
 
+import math
 import os
+import pathlib
 
 import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.errors import UserError
 
+CPU_LIMIT = pathlib.Path("/sys/fs/cgroup/cpu.max")
 # Who sets one of these has decided. The first flag is the older way to say how many devices there are.
 SET_BY_USER = ("JAX_NUM_CPU_DEVICES", "xla_force_host_platform_device_count", "xla_cpu_multi_thread_eigen")
 
@@ -25,7 +28,7 @@ def use_every_core(config: ConfigDict | None = None) -> None:
     Raises:
         UserError: JAX has started.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     given = " ".join([*os.environ, os.environ.get("XLA_FLAGS", "")])
     if cores == 1 or any(name in given for name in SET_BY_USER) or (config is not None and config.devices == 1):
         return
@@ -35,3 +38,17 @@ def use_every_core(config: ConfigDict | None = None) -> None:
         raise UserError("use_every_core comes too late: JAX has started; call it before anything is computed") from None
     if config is None or config.clients_per_round >= cores:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+
+
+def usable_cores(limit: pathlib.Path = CPU_LIMIT) -> int:
+    """Cores that this process may use: those that it is held to, or fewer where its container has less time.
+
+    Args:
+        limit: the file of the container's limit, "QUOTA PERIOD" in microseconds, or "max PERIOD".
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = limit.read_text().split()
+        return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no Linux, no container, or an older kind of limit
+        return cores
