@@ -235,6 +235,14 @@ def shared_fields() -> Section:
     # An update that is so many times as long as the cohort's median is dropped and counted, as one that is not finite;
     # 0: none is.
     config.aggregation.longest_update = real(1000.0, least=0)
+    # How uploads become one model: the weighted mean; or a rule that a few lying clients cannot move far: 'median' and
+    # 'trimmed_mean' of each number, 'krum', 'multi_krum', 'geometric_median' of whole models. See
+    # fedjax_ssl/server/robust.py.
+    config.aggregation.mean = word("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
+    # Of 'trimmed_mean', 'krum' and 'multi_krum': the part of a cohort that may lie.
+    config.aggregation.malicious_share = real(0.2, least=0, below=0.5)
+    # An update that is longer is shortened to this length by the server, whoever sends it; 0: none is.
+    config.aggregation.norm_bound = real(0.0, least=0)
     config.aggregation.optimizer = word("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")  # of their mean
     config.aggregation.learning_rate = real(1.0, above=0)  # of the server optimiser; 'fedavg' has none
     # Of 'fedavgm', and the first moment's decay of 'fedadam' and 'fedyogi'.

@@ -28,7 +28,7 @@ from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, share, whole, word
 from fedjax_ssl.server import CLASSIFICATION, group_members, replica_means, train_replicas
-from fedjax_ssl.server.aggregation import client_weights
+from fedjax_ssl.server.aggregation import check_own_mean, client_weights
 
 GROUPS = "groups"  # the entry of `State.server`: each group's mean
 FIELDS = {
@@ -103,6 +103,7 @@ def fedrgd(problem: Problem) -> Method:
         raise UserError(
             f"aggregation.optimizer={name!r} moves one model, but fedrgd has one of each group: take 'fedavg'"
         )
+    check_own_mean(problem)
     frame = alternating(problem, (with_own_model(local_training(problem)),))
 
     def init(data, key) -> State:

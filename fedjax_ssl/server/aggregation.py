@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, Received, State, completed, trained_parts
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, norm, select, where
+from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")
 # The server's step along the mean of the clients' updates, by optax.
@@ -19,6 +21,15 @@ OPTIMIZERS = {
     "fedadagrad": lambda options: optax.adagrad(options.learning_rate, eps=options.adaptivity),
     "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, options.adaptivity),
     "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, options.adaptivity),
+}
+# One model of the uploads: (uploads, weights, the model if none counts, the share that may lie) -> model.
+MEANS = {
+    "mean": lambda uploads, weights, otherwise, share: weighted_mean(uploads, weights, otherwise),
+    "median": robust.coordinate_median,
+    "trimmed_mean": robust.trimmed_mean,
+    "krum": robust.krum,
+    "multi_krum": robust.multi_krum,
+    "geometric_median": robust.geometric_median,
 }
 OPT_STATE = "aggregation"  # the entry of the server optimiser in `State.server`
 
@@ -101,7 +112,7 @@ def fedavg(
     after_mean: tuple[Link, ...] = (),
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> Aggregation:
-    """The chain that `config.aggregation` names: its weights, the mean, its server optimiser.
+    """The chain that `config.aggregation` names: its weights, its mean, its server optimiser.
 
     Statistics of normalisation layers take the same weights, and no optimiser. Without an accepted upload the
     model and the optimiser's state do not change.
@@ -110,16 +121,21 @@ def fedavg(
         problem: the run.
         weighted_by: the method's own weights, such as `told_weights`; None: `aggregation.weights`.
         screened_by: see `screen`.
-        combine: makes one model of the uploads and their weights; None: `mean`.
+        combine: a method's own mean of the uploads; None: `config.aggregation.mean`.
         server_model: see `with_server_model`.
         after_mean: a method's links, between the mean and the server's model.
         parts: of the model that the uploads hold.
+
+    Raises:
+        UserError: the method has a mean of its own, and the configuration names another.
     """
     options = problem.config.aggregation
+    if combine is not None:
+        check_own_mean(problem)
     rule = OPTIMIZERS[options.optimizer](options)
     links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
-    links += [combine or mean(), *after_mean]
+    links += [combine or mean(options.mean, options.malicious_share, options.norm_bound), *after_mean]
     links += [] if server_model is None else [with_server_model(problem, server_model, parts)]
     links += [] if rule is None else [optimizer(rule)]
     return chain(problem, *links, parts=parts)
@@ -157,14 +173,34 @@ def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
     return Link(apply)
 
 
-def mean() -> Link:
-    """The weighted mean of the uploads; if all weights are 0 the model does not change."""
+def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Link:
+    """One model of the uploads; if all weights are 0 the model does not change.
+
+    Args:
+        kind: of `MEANS`.
+        share: of the clients that may lie, for some of them.
+        norm_bound: to which longer updates are shortened beforehand; 0: none is.
+    """
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
-        model = weighted_mean(received.uploads.model, flow.weights, otherwise=flow.model)
+        uploads = received.uploads.model
+        if norm_bound:
+            uploads = robust.bounded(uploads, current, norm_bound)
+        model = MEANS[kind](uploads, flow.weights, flow.model, share)
         return flow._replace(model=model, moved=flow.moved | (jnp.sum(flow.weights) > 0))
 
     return Link(apply)
+
+
+def check_own_mean(problem: Problem) -> None:
+    """For a method whose mean is its own.
+
+    Raises:
+        UserError: the configuration names another.
+    """
+    options, name = problem.config.aggregation, problem.config.method
+    if options.mean != "mean" or options.norm_bound:
+        raise UserError(f"aggregation.mean and aggregation.norm_bound are not for {name}, whose mean is its own")
 
 
 def half_told(name: str) -> Link:

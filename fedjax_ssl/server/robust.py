@@ -1,0 +1,161 @@
+"""Means of uploads that a few clients cannot move far. Pure functions; none trusts a weight beyond whether it is 0."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import clip_update, column, row_norms, where
+
+WEISZFELD_STEPS = 10
+SMOOTHING = 1e-5  # nu of RFA, the least distance by which a weight is divided
+
+
+def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+    """The median of each number by itself; of an even number of uploads the mean of the middle two.
+
+    Args:
+        uploads: leaves [R, ...]; a row of weight 0 may hold anything.
+        weights: float32 [R], not negative; an upload counts if its weight is not 0.
+        otherwise: the model to return if none counts.
+        share: not read.
+
+    Source: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Definition 1.
+    """
+    del share
+    count = jnp.sum(weights > 0)
+    return _between(uploads, weights, otherwise, (count - 1) // 2, count // 2)
+
+
+def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+    """The mean of each number by itself, without its floor(share n) largest and as many smallest of n values.
+
+    Args:
+        uploads, weights, otherwise: as in `coordinate_median`.
+        share: beta, below 1/2.
+
+    Source: Yin et al., ICML 2018, Definition 2.
+    """
+    count = jnp.sum(weights > 0)
+    cut = jnp.floor(share * count).astype(jnp.int32)
+    return _between(uploads, weights, otherwise, cut, count - 1 - cut)
+
+
+def krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+    """The upload whose n - f - 2 nearest others are nearest to it, f = floor(share n).
+
+    Distances are of all parameters as one vector; the statistics are the chosen client's, too.
+
+    Args:
+        uploads, weights, otherwise: as in `coordinate_median`.
+        share: of the clients that may lie; the proof wants 2 f + 2 < n.
+
+    Source: Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017, section 4.
+    """
+    scores, _ = krum_scores(uploads, weights, otherwise, share)
+    chosen = jax.tree.map(lambda leaf: leaf[jnp.argmin(scores)], uploads)
+    return where(jnp.any(weights > 0), chosen, otherwise)
+
+
+def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+    """The plain mean of the n - f - 2 uploads (at least one) of the least scores of `krum`.
+
+    Source: El Mhamdi et al., The Hidden Vulnerability of Distributed Learning, ICML 2018, for the number; Blanchard et
+    al., NeurIPS 2017, section 5, for the rule.
+    """
+    scores, nearest = krum_scores(uploads, weights, otherwise, share)
+    rank = jnp.argsort(jnp.argsort(scores, stable=True), stable=True)
+    return _plain_mean(uploads, (rank < nearest) & (weights > 0), otherwise)
+
+
+def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> tuple[jax.Array, jax.Array]:
+    """Each upload's sum of squared distances to its nearest others, float32 [R], and how many those are, int32 [].
+
+    An upload that does not count has the score infinity and is nobody's neighbour.
+    """
+    counted = weights > 0
+    count = jnp.sum(counted)
+    nearest = jnp.maximum(count - jnp.floor(share * count).astype(jnp.int32) - 2, 1)
+    squares = sum(map(_squared_distances, *map(jax.tree.leaves, (uploads.params, otherwise.params))))
+    squares = jnp.where(counted[:, None] & counted[None, :] & ~jnp.eye(len(counted), dtype=bool), squares, jnp.inf)
+    ranked = jnp.sort(squares, axis=1)
+    # A single upload has no neighbour, and the score 0.
+    summed = jnp.sum(jnp.where((jnp.arange(len(counted)) < nearest) & jnp.isfinite(ranked), ranked, 0.0), axis=1)
+    return jnp.where(counted, summed, jnp.inf), nearest
+
+
+def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+    """The model of the least weighted sum of distances, by Weiszfeld's steps from the weighted mean.
+
+    The weights that the last step gives to the parameters are those of the statistics, too.
+
+    Args:
+        uploads, otherwise: as in `coordinate_median`.
+        weights: float32 [R], alpha of the paper.
+        share: not read.
+
+    Source: Pillutla et al., Robust Aggregation for Federated Learning, 2019 (RFA), Algorithm 2, with nu = 1e-5.
+    """
+    del share
+    counted = weights > 0
+
+    def mean_by(beta):
+        shares = beta / jnp.maximum(jnp.sum(beta), jnp.finfo(jnp.float32).tiny)
+        return lambda leaf: jnp.sum(_counted_only(leaf, counted) * column(shares, leaf), axis=0)
+
+    def step(_, beta):
+        median = jax.tree.map(mean_by(beta), uploads.params)
+        away = jax.tree.map(lambda leaf, m: jnp.where(column(counted, leaf), leaf - m, 0), uploads.params, median)
+        return weights / jnp.maximum(row_norms(away), SMOOTHING)
+
+    beta = jax.lax.fori_loop(0, WEISZFELD_STEPS, step, weights)
+    return where(jnp.any(counted), jax.tree.map(mean_by(beta), uploads), otherwise)
+
+
+def bounded(uploads: Model, received: Model, length: float) -> Model:
+    """Updates that are no longer than `length`: of the parameters, and apart from these of the statistics.
+
+    Args:
+        uploads: leaves [R, ...].
+        received: the model that the clients received, leaves [...].
+        length: Euclidean, of all leaves as one vector.
+
+    Source: Sun et al., Can You Really Backdoor Federated Learning?, 2019, norm thresholding.
+    """
+
+    def shortened(new, old):
+        return jax.vmap(lambda own: clip_update(own, old, length))(new) if jax.tree.leaves(new) else new
+
+    return Model(*map(shortened, uploads, received))
+
+
+def _counted_only(leaf: jax.Array, counted: jax.Array) -> jax.Array:
+    return jnp.where(column(counted, leaf), leaf, 0)
+
+
+def _plain_mean(uploads: Model, chosen: jax.Array, otherwise: Model) -> Model:
+    mean = jax.tree.map(
+        lambda leaf: jnp.sum(_counted_only(leaf, chosen), axis=0) / jnp.maximum(jnp.sum(chosen), 1).astype(leaf.dtype),
+        uploads,
+    )
+    return where(jnp.any(chosen), mean, otherwise)
+
+
+def _between(uploads: Model, weights: jax.Array, otherwise: Model, first: jax.Array, last: jax.Array) -> Model:
+    """Number by number, the mean of those whose place in ascending order is from first to last."""
+    places = jnp.arange(len(weights))
+    inside = (places >= first) & (places <= last)
+
+    def of(leaf):
+        ranked = jnp.sort(jnp.where(column(weights > 0, leaf), leaf, jnp.inf), axis=0)
+        return _counted_only(ranked, inside).sum(axis=0) / jnp.maximum(jnp.sum(inside), 1).astype(leaf.dtype)
+
+    return where(jnp.any(weights > 0), jax.tree.map(of, uploads), otherwise)
+
+
+def _squared_distances(leaf: jax.Array, origin: jax.Array) -> jax.Array:
+    """Of one leaf's rows from each other, [R, R], measured from `origin`, near which they are."""
+    away = (leaf - origin).reshape(len(leaf), -1)
+    away = jnp.where(jnp.isfinite(away), away, 0.0)  # a row that does not count may hold anything
+    squares = jnp.sum(away**2, axis=1)
+    products = jnp.matmul(away, away.T, precision="highest")
+    return jnp.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
