@@ -50,9 +50,8 @@ def problem_with(normalisation="static", **options):
     section = ConfigDict({"weights": "size", "clip_norm": 0.0, "optimizer": "fedavg", "learning_rate": 1.0,
                           "momentum": 0.5, "adaptivity": 1e-3, "mean": "mean", "malicious_share": 0.2,
                           "norm_bound": 0.0, **options})  # fmt: skip
-    return types.SimpleNamespace(
-        config=types.SimpleNamespace(aggregation=section, method="fedavg"), network=types.SimpleNamespace(normalisation=normalisation)
-    )
+    config = types.SimpleNamespace(aggregation=section, method="fedavg")
+    return types.SimpleNamespace(config=config, network=types.SimpleNamespace(normalisation=normalisation))
 
 
 def received_of(classifiers, accepted, batch_stats=(), told=None):
