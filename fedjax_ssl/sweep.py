@@ -31,6 +31,7 @@ from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds
 from fedjax_ssl.report.table import Row, to_markdown, write_tables
+from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.train import train
 
 ROOT = CONFIGS.parent
@@ -323,6 +324,7 @@ def _run_cell(
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
             else:
                 failures[_name(cell, attempt[0])] = " ".join(f"{type(error).__name__}: {error}".split())
+        give_back_memory()
     return failures
 
 

@@ -17,6 +17,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run.clock import Doing, doing
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
+from fedjax_ssl.run.memory import give_back_memory
 
 DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 
@@ -54,6 +55,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         task.text = "tracing a round"
         compilers.compile("the rounds", lower_dispatch(machine, experiments), aside=False)
         programs = compilers.wait(task)
+        give_back_memory()
         machine.check_memory(programs["the rounds"])
         return Program(
             programs.get("the first state"),

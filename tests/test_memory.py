@@ -1,0 +1,43 @@
+"""Freed memory goes back to the operating system."""
+
+import ctypes
+import pathlib
+
+import pytest
+
+from fedjax_ssl.run import memory
+
+STATM = pathlib.Path("/proc/self/statm")
+
+
+def resident_mb():
+    return int(STATM.read_text().split()[1]) * 4096 / 2**20
+
+
+def test_what_was_freed_is_given_back():
+    if not STATM.exists() or memory._malloc_trim() is None:
+        pytest.skip("this system's C library keeps its own counsel: no /proc, or no malloc_trim")
+    c = ctypes.CDLL(None)
+    c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    c.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    memory.give_back_memory()
+    before, size = resident_mb(), 64 * 1024
+    blocks = [c.malloc(size) for _ in range(3200)]  # 200 MB in blocks too small for a mapping of their own
+    for block in blocks:
+        c.memset(block, 1, size)
+    for block in blocks[:-1]:
+        c.free(block)
+    held = resident_mb()  # the last block keeps the heap's end where it is
+    memory.give_back_memory()
+    assert held - before > 150 > 50 > resident_mb() - before
+    c.free(blocks[-1])
+
+
+def test_other_systems_do_without(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    memory._malloc_trim.cache_clear()
+    try:
+        memory.give_back_memory()
+        assert memory._malloc_trim() is None
+    finally:
+        memory._malloc_trim.cache_clear()
