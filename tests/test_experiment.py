@@ -226,6 +226,17 @@ def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_p
     with pytest.raises(UserError, match=r"needs .* GiB, but the device has 0.0; lower lanes, client.batch_size"):
         train(make_tiny_config(), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+    names = []
+
+    def check(self, program, name="a round"):
+        names.append(name)
+        if name == "the first state":  # may need more than a round, where every client keeps a model
+            raise UserError("too little")
+
+    monkeypatch.setattr(machine.Machine, "check_memory", check)
+    with pytest.raises(UserError, match="too little"):
+        train(make_tiny_config(), tmp_path / "run")
+    assert names == ["a round", "the first state"] and list(tmp_path.iterdir()) == []
 
 
 def test_a_state_that_is_not_finite_stops_the_run(tmp_path):

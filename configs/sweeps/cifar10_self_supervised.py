@@ -3,7 +3,8 @@
     python launch.py sweep configs/sweeps/cifar10_self_supervised.py --workdir=runs/cifar10_self_supervised
 
 ResNet-8 of width 8, 10 clients of 500 images, 5 a round, five local epochs, 60 rounds, 250 labels at the server, IID
-and two classes for each client, seed 0. FedEMA and Orchestra have a probe on those labels; `Untrained` is the probe on
+and two classes for each client, seed 0. FedEMA's heads are narrow, too: 512 and 128 numbers instead of 4,096 and
+2,048. FedEMA and Orchestra have a probe on those labels; `Untrained` is the probe on
 the features of Orchestra's first round, which clusters and does not train; its normalisation has the statistics with
 which a network begins, mean 0 and variance 1, and in the row after it those of the labelled images. `Labels alone` is
 the whole network, trained on the 250 labels for five epochs a round.
@@ -40,7 +41,7 @@ def get_sweep():
                 "anchors_only,strong",
                 {"server.epochs": 5, "server.augmentation": "weak", **WITHOUT_CLIENTS},
             ),
-            "FedEMA": "fedema",
+            "FedEMA": ("fedema", {"model.projector_hidden": 512, "model.projector_dim": 128}),
             "Orchestra": "orchestra",
         },
         fields={"data.partition": ("iid", "shards")},

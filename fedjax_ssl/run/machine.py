@@ -72,8 +72,12 @@ class Machine(NamedTuple):
             options.update(in_shardings=PartitionSpec(), out_shardings=PartitionSpec())
         return jax.jit(function, compiler_options=self.compiler_options, **options)
 
-    def check_memory(self, program: Any) -> None:
+    def check_memory(self, program: Any, name: str = "a round") -> None:
         """Checks that a compiled program fits into the memory of a device.
+
+        Args:
+            program: it.
+            name: what it computes, for the message.
 
         Raises:
             UserError: it does not, with both sizes and the fields that bound the memory.
@@ -89,8 +93,9 @@ class Machine(NamedTuple):
         )
         if needed > self.memory:
             raise UserError(
-                f"a round needs {needed / 2**30:.1f} GiB, but the device has {self.memory / 2**30:.1f}; lower lanes, "
-                "client.batch_size, server.batch_size or eval_batch_size"
+                f"{name} needs {needed / 2**30:.1f} GiB, but the device has {self.memory / 2**30:.1f}; lower lanes, "
+                "client.batch_size, server.batch_size or eval_batch_size; where every client keeps a model, num_clients "
+                "or the model's width"
             )
 
 

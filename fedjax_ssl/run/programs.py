@@ -57,6 +57,8 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         programs = compilers.wait(task)
         give_back_memory()
         machine.check_memory(programs["the rounds"])
+        if with_init:
+            machine.check_memory(programs["the first state"], "the first state")
         return Program(
             programs.get("the first state"),
             programs["the rounds"],
