@@ -94,8 +94,7 @@ class Machine(NamedTuple):
         if needed > self.memory:
             raise UserError(
                 f"{name} needs {needed / 2**30:.1f} GiB, but the device has {self.memory / 2**30:.1f}; lower lanes, "
-                "client.batch_size, server.batch_size or eval_batch_size; where every client keeps a model, num_clients "
-                "or the model's width"
+                "client.batch_size, server.batch_size or eval_batch_size, or num_clients if each keeps a model"
             )
 
 
