@@ -409,6 +409,7 @@ def test_the_other_variants(data):
         "no_clients",
         "natural_images",
         "paper",
+        "surest",
     }
     problem, _, _ = build("fedanchor,ensemble")
     assert problem.config.fedanchor.ensemble_views == 4

@@ -53,6 +53,8 @@ def get_sweep():
             "FedAnchor, strong, share 0.2": ("strong", {**FOUND, **share(0.2), **LDA}),
             "FedAnchor, strong, share 0.1": ("strong", {**FOUND, **share(0.1), **LDA}),
             "FedAnchor, strong, two heads apart": ("strong", {**FOUND, **share(0.2), **APART, **LDA}),
+            "FedAnchor, strong, 0.6": ("strong", {**SERVER, **LDA}),
+            "FedAnchor, strong, 0.6, two heads apart": ("strong", {**APART, **LDA}),
             "Strong, anchors only": ("anchors_only,strong", {**TWO_EPOCHS, **IID}),
         },
         fields={"data.alpha": (0.1, 1000.0)},
