@@ -10,6 +10,8 @@ from fedjax_ssl.sweep import Sweep
 LDA, IID = {"data.alpha": 0.1}, {"data.alpha": 1000.0}
 EARLY = {"num_rounds": 15, "schedule": "constant", **IID}  # enough to see whether FixMatch collapses
 
+FEDRGD = {"server.pretrain_epochs": 5, "fedrgd.steps": 50, "model.normalisation": "group"}
+
 
 def get_sweep():
     return Sweep(
@@ -30,6 +32,8 @@ def get_sweep():
                 "fedil,plain",
                 {"server.pretrain_epochs": 5, "fedil.count_per": "epoch", **LDA},
             ),
+            "FedRGD, 16 steps": ("plain,fedrgd", {**FEDRGD, "fedrgd.steps": 16, **LDA}),
+            "FedRGD, clients clip": ("plain,fedrgd", {**FEDRGD, "client.clip_norm": 1.0, **LDA}),
             "FixMatch (strong), early": ("fixmatch,strong", EARLY),
             "FixMatch (strong), early, labels in evaluation mode": (
                 "fixmatch,strong",
