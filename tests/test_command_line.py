@@ -152,7 +152,7 @@ def test_every_config_is_valid_and_says_how_to_run_it(path):
 
 def test_naming_a_method_leaves_the_threshold_of_the_file_behind():
     path = str(launch.QUICKSTART.parent / "fedanchor_cifar10.py")
-    found, semifl = load_config_file(path), load_config_file(f"{path}:semifl")
+    found, semifl = load_config_file(f"{path}:surest"), load_config_file(f"{path}:surest,semifl")
     assert (found.threshold.kind, found.threshold.share) == ("share", 0.3)
     assert semifl.threshold.to_dict() == base_config().threshold.to_dict() != found.threshold.to_dict()
     assert semifl.schedule == found.schedule == "cosine"  # the recipe stays
@@ -161,7 +161,7 @@ def test_naming_a_method_leaves_the_threshold_of_the_file_behind():
 def test_the_variant_paper_undoes_what_was_found():
     path = str(launch.QUICKSTART.parent / "fedanchor_cifar10.py")
     paper = load_config_file(f"{path}:paper")
-    paper.update_from_flattened_dict({"threshold.share": 0.5, "model.statistics": "server"})  # which nothing reads then
+    paper.model.statistics = "server"  # which nothing reads then
     assert differences(apply_arguments(base_config(), "plain").to_dict(), paper.to_dict()) == {}
 
 

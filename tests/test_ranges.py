@@ -91,7 +91,7 @@ LARGE = named(
     "client: absent_class clip_norm learning_rate logit_adjustment proximal unlabelled_clip_norm weight_decay",
     "client: unlabelled_learning_rate",
     "server: clip_norm learning_rate pretrain_learning_rate weight_decay",
-    "aggregation: adaptivity clip_norm learning_rate longest_update",
+    "aggregation: adaptivity clip_norm learning_rate longest_update norm_bound",
     "consistency: unlabelled_weight",
     "trainer: fairness_weight n_sigma strength",
     "cbafed: base global_record labelled_factor local_record rare",
