@@ -18,7 +18,10 @@ from fedjax_ssl import base_config, use_every_core
 config = base_config()
 config.clients_per_round, config.devices = CLIENTS, DEVICES
 use_every_core(config)
-print(json.dumps([jax.device_count(), "multi_thread_eigen=false" in os.environ.get("XLA_FLAGS", "")]))
+use_every_core(config)  # a second time changes nothing
+found = jax.device_count()
+use_every_core(config)  # nor does it when JAX has started
+print(json.dumps([found, "multi_thread_eigen=false" in os.environ.get("XLA_FLAGS", "")]))
 """
 # In the process that has four devices: what runs take of them, and who comes too late.
 TAKEN = """
@@ -36,7 +39,6 @@ machine.memory_limit = lambda: 4000
 of_bytes = lambda size: Data(np.zeros((1, size, 1, 1), np.uint8))
 by_fields = [taken(10), taken(3), taken(1), taken(10, 2)]
 print(json.dumps(by_fields + [taken(10, data=of_bytes(size)) for size in (400, 1100)]))
-use_every_core(config)  # a second time changes nothing
 """
 LATE = f"""{FOUR_CORES}
 import jax

@@ -16,7 +16,7 @@ def resident_mb():
 
 def test_what_was_freed_is_given_back():
     if not STATM.exists() or memory._malloc_trim() is None:
-        pytest.skip("this system's C library keeps its own counsel: no /proc, or no malloc_trim")
+        pytest.skip("this system has no /proc, or its C library no malloc_trim")
     c = ctypes.CDLL(None)
     c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
     c.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]

@@ -79,6 +79,11 @@ def test_a_choice_is_remembered_for_runs_like_this_one(cache):
     )
     remember(config, SHAPE, Choice(jax.device_count() + 1, 1))  # as of a machine with more devices
     assert recall(config, SHAPE) is None
+    remember(config, SHAPE, choice)
+    whole = cache.read_text()
+    for damage in ('"lanes": 0', '"lanes": "two"', '"lanes": {}'):
+        cache.write_text(whole.replace('"lanes": 2', damage))
+        assert recall(config, SHAPE) is None and damage in cache.read_text()
     cache.write_text("[1")
     assert recall(config, SHAPE) is None
     remember(config, SHAPE, choice)

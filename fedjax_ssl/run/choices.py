@@ -51,11 +51,12 @@ def recall(config: ConfigDict, image_shape: tuple[int, ...]) -> Choice | None:
     """
     try:
         entry = read_json(cache_folder() / TUNED)[_key(config, image_shape)]
-        choice = Choice(int(entry["devices"]), entry["lanes"], entry["lane_form"], dict(entry["options"]))
+        lanes = None if entry["lanes"] is None else int(entry["lanes"])
+        choice = Choice(int(entry["devices"]), lanes, entry["lane_form"], dict(entry["options"]))
     except (OSError, ValueError, KeyError, TypeError):  # none, or not what `remember` wrote: it can be made again
         return None
-    fits = choice.devices <= jax.device_count() and choice.lane_form in ("", *LANE_FORMS)
-    return choice if fits else None
+    fits = 1 <= choice.devices <= jax.device_count() and (lanes is None or lanes >= 1)
+    return choice if fits and choice.lane_form in ("", *LANE_FORMS) else None
 
 
 def remember(config: ConfigDict, image_shape: tuple[int, ...], choice: Choice) -> pathlib.Path:

@@ -160,8 +160,10 @@ def machine_of(choice: Choice) -> Machine:
 
 def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
     """How many of a processor's cores are of use: with a client for each, and room for their copies of the data."""
-    copies = (memory_limit() or 0) // 4 // max(1, 0 if data is None else tree_bytes(data))
-    return max(1, min(config.clients_per_round, copies))
+    memory, each = memory_limit(), 0 if data is None else tree_bytes(data)
+    if memory is None or not each:
+        return config.clients_per_round
+    return max(1, min(config.clients_per_round, memory // 4 // each))
 
 
 def use_compilation_cache() -> None:

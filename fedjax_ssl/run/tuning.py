@@ -46,7 +46,7 @@ def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
     """Times choices of devices, lanes, form of convolutions and XLA options, prints them, and keeps the fastest.
 
     Args:
-        config: of the runs that it is for; only its first phase's labelling and steps are run, nothing is trained.
+        config: of the runs that it is for; its clients label and make a few steps, and nothing is kept of them.
         repeats: how often each is timed.
 
     Returns:

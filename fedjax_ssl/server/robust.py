@@ -1,4 +1,5 @@
-"""Means of uploads that a few clients cannot move far. Pure functions; none trusts a weight beyond whether it is 0."""
+"""Means of uploads that a few clients cannot move far. Pure functions; of weights only `geometric_median` reads more
+than whether they are 0."""
 
 import jax
 import jax.numpy as jnp
