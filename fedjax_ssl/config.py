@@ -82,6 +82,8 @@ def validate(config: ConfigDict) -> None:
             raise UserError(
                 f"threshold.{field}={config.threshold[field]!r} is not for the method {section}, which does not read it"
             )
+    if config.attack.kind == "labels" and not method.mislabels:
+        raise UserError(f"attack.kind='labels' is not for the method {section}, whose clients label in their own way")
     if config.data.labels == "server" and config.data.num_anchors < 1:
         raise UserError(f"data.num_anchors must be at least 1, not {config.data.num_anchors}")
     for name in ("client", "server"):

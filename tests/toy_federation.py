@@ -27,6 +27,7 @@ from fedjax_ssl.engine.interface import (
     Upload,
 )
 from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.fields import shared_fields
 from fedjax_ssl.learning.devices import AXIS
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
@@ -75,6 +76,7 @@ def problem(clients_per_round=3):
         eval_measures=(),
         eval_shots=(20, 100),
         aggregation=types.SimpleNamespace(longest_update=1000.0),
+        **{name: shared_fields().config()[name] for name in ("attack", "compression", "availability", "privacy")},
     )
     return Problem(config, OneNumber(), None, None, num_classes=2)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import label_for_steps
+from fedjax_ssl.client.labels import as_told, label_for_steps
 from fedjax_ssl.client.local_sgd import Loss, local_sgd
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Jobs, Phase, Problem
 from fedjax_ssl.errors import UserError
@@ -162,8 +162,8 @@ def consistency_phase(
             """Logits in evaluation mode."""
             return network.predict(model, images).logits
 
-        def for_labels(logits):
-            logits = jax.lax.stop_gradient(logits)
+        def for_labels(logits, rows=batch.rows):
+            logits = as_told(data, rows, jax.lax.stop_gradient(logits))
             return logits if work.prior is None else debiased(logits, work.prior)
 
         by_received = for_labels(predicted(received.model, weak))
@@ -171,7 +171,7 @@ def consistency_phase(
             known = work.labelled.batch(batch.index, config.batch_size)
             labels, labelled_mask = data.visible_labels[known.rows], known.mask
             labelled = problem.weak(labelled_key, data.images[known.rows])
-            labelled_by_received = for_labels(predicted(received.model, labelled))
+            labelled_by_received = for_labels(predicted(received.model, labelled), known.rows)
         else:
             labels, labelled_mask, labelled_by_received = jnp.zeros(0, jnp.int32), jnp.zeros(0, bool), by_received[:0]
 

@@ -72,6 +72,7 @@ def label_cohort(
         )
     scored = score_cohort(problem, scores, data.images, examples, num_views)
     known = {name: scored.pop(name) for name in facts}
+    scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
     rules = {} if used is None else scored
     scores_used, prior = scored if used is None else scored[used], None
     if debias:
@@ -85,6 +86,19 @@ def label_cohort(
     best, second = jnp.moveaxis(jax.lax.top_k(scores_used, 2)[0], -1, 0)
     report = Report(labels, qualified & examples.present, others, {"score_gap": best - second, **known})
     return Labelled(report, own, thresholds=thresholds, prior=prior, confidence=best)
+
+
+def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:
+    """Scores by which a client labels: where it tells false labels, each class has those of the class before.
+
+    Args:
+        data: the federation's.
+        rows: int32 [...], of the image table.
+        scores: [..., C], of these images, in any unit.
+    """
+    if data.mislabelled is None:
+        return scores
+    return jnp.where(data.mislabelled[rows][..., None], jnp.roll(scores, 1, axis=-1), scores)
 
 
 def label_for_steps(

@@ -1,6 +1,6 @@
 """The data of a federation as device arrays: images stored once, and who owns them as tables of rows."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,8 @@ import numpy as np
 
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.sources import Dataset
+
+ATTACKERS = 100  # its number among the draws of a seed, apart from those of the partition
 
 
 class FederatedData(NamedTuple):
@@ -27,6 +29,9 @@ class FederatedData(NamedTuple):
         test_images: uint8 [T, H, W, C].
         test_labels: int32 [T].
         seed: uint32 [], the run's seed; data and not a constant, so that another seed needs no compilation.
+        malicious: bool [K], which clients attack, see `config.attack`; None: nobody does.
+        mislabelled: bool [N], the images whose clients tell false labels of them: pseudo-labels are the next class's,
+          and so are visible labels already; None: nobody does.
     """
 
     images: jax.Array
@@ -39,6 +44,8 @@ class FederatedData(NamedTuple):
     test_images: jax.Array
     test_labels: jax.Array
     seed: jax.Array
+    malicious: jax.Array | None = None
+    mislabelled: jax.Array | None = None
 
     @property
     def at_clients(self) -> jax.Array:
@@ -59,13 +66,17 @@ SEED_AXES = FederatedData(
     test_images=None,
     test_labels=None,
     seed=0,
+    malicious=0,
+    mislabelled=0,
 )
 
 
 def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     """The federations of several seeds as one, stacked where they differ (see `SEED_AXES`)."""
     leaves = [
-        federations[0][place] if axis is None else jnp.stack([federation[place] for federation in federations])
+        federations[0][place]
+        if axis is None or federations[0][place] is None
+        else jnp.stack([federation[place] for federation in federations])
         for place, axis in enumerate(SEED_AXES)
     ]
     return FederatedData(*leaves)
@@ -79,6 +90,7 @@ def federate(
     same_images: FederatedData | None = None,
     reveal_labels: bool = False,
     centralised: bool = False,
+    attack: Any = None,
 ) -> tuple[FederatedData, jax.Array]:
     """Puts a partitioned data set on the device, with the hidden labels apart.
 
@@ -94,6 +106,7 @@ def federate(
         same_images: a federation of the same data set, whose images are shared instead of copied.
         reveal_labels: every label but those of validation images is visible, for the fully supervised bounds.
         centralised: the server holds all images of the federation, with their labels, as anchors.
+        attack: `config.attack`; None: nobody attacks.
 
     Returns:
         The federation's data, and the hidden labels: int32 [N], the true label of every training example.
@@ -115,6 +128,10 @@ def federate(
     if reveal_labels:
         visible = np.setdiff1d(np.arange(len(visible_labels)), partition.validation_index)
     visible_labels[visible] = dataset.y_train[visible]
+    malicious, mislabelled = _attackers(attack, partition, seed, len(visible_labels))
+    if mislabelled is not None:
+        lies = mislabelled & (visible_labels >= 0)
+        visible_labels[lies] = (visible_labels[lies] + 1) % dataset.num_classes
     labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
     shared = same_images is not None
     data = FederatedData(
@@ -128,5 +145,24 @@ def federate(
         test_images=same_images.test_images if shared else jnp.asarray(dataset.x_test, jnp.uint8),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.uint32),
+        malicious=None if malicious is None else jnp.asarray(malicious),
+        mislabelled=None if mislabelled is None else jnp.asarray(mislabelled),
     )
     return data, jnp.asarray(dataset.y_train, jnp.int32)
+
+
+def _attackers(
+    attack: Any, partition: Partition, seed: int, num_images: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """`malicious` and `mislabelled` of a federation: floor(share K) clients, drawn by the seed."""
+    if attack is None or attack.kind == "none":
+        return None, None
+    num_clients = len(partition.client_rows)
+    drawn = np.random.default_rng([seed, ATTACKERS]).permutation(num_clients)[: int(attack.share * num_clients + 1e-9)]
+    malicious = np.zeros(num_clients, bool)
+    malicious[drawn] = True
+    if attack.kind != "labels":
+        return malicious, None
+    mislabelled = np.zeros(num_images, bool)
+    mislabelled[np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in drawn)])] = True
+    return malicious, mislabelled

@@ -28,7 +28,7 @@ class CohortResult(NamedTuple):
         job: int32 [R], the row of the `Draw`, or of its turn.
         clients: int32 [R], the client of each row.
         group: int32 [R], or None.
-        present: bool [R], False for padding.
+        present: bool [R], False for padding, and for jobs that are not done.
         took_part: bool [R], whether the job takes part in the last phase, which makes the upload.
         num_steps: int32 [R], of all phases.
         report: of the last phase that has one, leaves [R, ...]; None if no phase has one.
@@ -59,6 +59,7 @@ def train_cohort(
     cohort: Cohort,
     lanes: int,
     debug: bool = False,
+    present: jax.Array | None = None,
 ) -> CohortResult:
     """Runs every phase of every client of the cohort.
 
@@ -74,37 +75,39 @@ def train_cohort(
         lanes: L, how many jobs train side by side on each device; changes no result beyond rounding.
         debug: a plain Python loop instead of lanes (not under jit): the reference in tests; an exception gets
             the id of its client.
+        present: bool [M], which jobs are done; None: all.
 
     Returns:
         The stacked results.
     """
+    present = jnp.ones(cohort.clients.shape, bool) if present is None else present
 
-    def train_one(broadcast, data, cohort):
-        result = _train(phases, Source(broadcast, data, None), jax.tree.map(_with_axis, cohort), lanes, debug)
-        return jax.tree.map(lambda leaf: leaf[0], result)
+    def train_one(broadcast, data, cohort, present):
+        source, of_one = Source(broadcast, data, None), jax.tree.map(_with_axis, (cohort, present))
+        return jax.tree.map(lambda leaf: leaf[0], _train(phases, source, *of_one, lanes, debug))
 
     if debug:
-        return train_one(broadcast, data, cohort)
+        return train_one(broadcast, data, cohort, present)
     train = jax.custom_batching.custom_vmap(train_one)
 
     @train.def_vmap
-    def train_seeds(num_seeds, mapped, broadcast, data, cohort):
+    def train_seeds(num_seeds, mapped, broadcast, data, cohort, present):
         everyone = jax.tree.map(
             lambda leaf, is_mapped: leaf if is_mapped else jnp.broadcast_to(leaf, (num_seeds, *leaf.shape)),
-            cohort,
-            mapped[2],
+            (cohort, present),
+            mapped[2:],
         )
-        result = _train(phases, Source(broadcast, data, (mapped[0], mapped[1])), everyone, lanes, debug)
+        result = _train(phases, Source(broadcast, data, mapped[:2]), *everyone, lanes, debug)
         return result, jax.tree.map(lambda _: True, result)
 
-    return train(broadcast, data, cohort)
+    return train(broadcast, data, cohort, present)
 
 
-def _train(phases, source, cohort, lanes, debug) -> CohortResult:
-    """`train_cohort` for G seeds at once: cohort and result have leaves [G, ...]."""
+def _train(phases, source, cohort, present, lanes, debug) -> CohortResult:
+    """`train_cohort` for G seeds at once: cohort, `present` and result have leaves [G, ...]."""
     num_seeds, num_jobs = cohort.clients.shape
     job = jnp.broadcast_to(jnp.arange(num_jobs), cohort.clients.shape)
-    present, round_keys, previous, report = jnp.ones(cohort.clients.shape, bool), cohort.key, None, None
+    round_keys, previous, report = cohort.key, None, None
     metrics, labelled, trained, all_steps, lane_steps = [], {}, {}, 0, jnp.int32(0)
     for number, phase in enumerate(phases):
         # Two keys a phase: what `prepare` splits its keys into must not be what steps fold from theirs.
@@ -117,10 +120,10 @@ def _train(phases, source, cohort, lanes, debug) -> CohortResult:
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         jobs = jobs._replace(num_steps=jnp.where(takes_part, jobs.num_steps, 0), takes_part=takes_part)
         if number == 0 and num_devices() > 1:  # In later phases each job stays on the device of its model.
-            dealt = deal(jobs.num_steps, num_devices())
-            present, job = dealt < num_jobs, jnp.minimum(dealt, num_jobs - 1)
-            jobs, moved = _take_rows((jobs, cohort._replace(key=None)), job)
-            cohort = moved._replace(key=cohort.key)
+            dealt = deal(jnp.where(present, jobs.num_steps, 0), num_devices())
+            job = jnp.minimum(dealt, num_jobs - 1)
+            jobs, moved, done = _take_rows((jobs, cohort._replace(key=None), present), job)
+            present, cohort = done & (dealt < num_jobs), moved._replace(key=cohort.key)
         num_steps = jnp.where(present, jobs.num_steps, 0)
         takes_part = jobs.takes_part & present
         own = {**cohort.own, **jobs.own}

@@ -69,7 +69,9 @@ def evaluate(
     }
 
 
-def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array, num_jobs: int) -> dict[str, jax.Array]:
+def score_pseudo_labels(
+    report: Report, truth: jax.Array, unlabelled: jax.Array, num_jobs: jax.Array
+) -> dict[str, jax.Array]:
     """How many of a cohort's pseudo-labels are right, over its unlabelled examples.
 
     Args:
@@ -77,7 +79,7 @@ def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array,
         truth: int32 [R, n_max], the true labels.
         unlabelled: bool [R, n_max], False for padding and where the label is visible. Of these the ones count of which
             the report says that a label was made.
-        num_jobs: how many of the rows are not padding.
+        num_jobs: int32 [], how many of the rows are not padding.
 
     Returns:
         `pseudo_label_accuracy` of the labels in use, `pseudo_label_accuracy_<rule>` of each other rule,
@@ -100,7 +102,7 @@ def score_pseudo_labels(report: Report, truth: jax.Array, unlabelled: jax.Array,
         "pseudo_label_accuracy": accuracy(report.labels, unlabelled),
         **{f"{RULE}{rule}": accuracy(labels, unlabelled) for rule, labels in report.others.items()},
         "qualified_accuracy": accuracy(report.labels, qualified),
-        "qualified_per_client": jnp.sum(qualified) / num_jobs,
+        "qualified_per_client": jnp.sum(qualified) / jnp.maximum(num_jobs, 1),
         "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(unlabelled), 1),
         **{name: mean(fact) for name, fact in report.facts.items()},
     }

@@ -71,11 +71,14 @@ class Draw(NamedTuple):
         turns: a Python int that divides M: the rows are so many cohorts of equal size, one behind the other, which
             train in turn. All receive the same broadcast; a client begins each turn with the memory that the turn
             before left it. The uploads of all turns reach `aggregate` together.
+        present: bool [M], which rows are jobs at all, so that a cohort's size may differ from round to round; None:
+            all.
     """
 
     clients: jax.Array
     group: jax.Array | None = None
     turns: int = 1
+    present: jax.Array | None = None
 
 
 class Broadcast(NamedTuple):
@@ -115,6 +118,7 @@ class Received(NamedTuple):
         group: int32 [R] of the `Draw`, or None.
         sizes: int32 [R], examples of each client; 0 for padding.
         num_qualified: int32 [R], examples that the client trained on by its report; `sizes` without a report.
+        discount: float32 [R], by which the weight of each upload is multiplied, because it is late; None: 1.
     """
 
     uploads: Upload
@@ -123,6 +127,7 @@ class Received(NamedTuple):
     group: jax.Array | None
     sizes: jax.Array
     num_qualified: jax.Array
+    discount: jax.Array | None = None
 
 
 class WireBytes(NamedTuple):

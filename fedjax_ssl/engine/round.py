@@ -6,13 +6,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.cohort import CohortResult
+from fedjax_ssl.engine.attacks import told_counts
+from fedjax_ssl.engine.cohort import CohortResult, train_cohort
+from fedjax_ssl.engine.delivery import delivered
 from fedjax_ssl.engine.evaluation import evaluate, measured_images, score_pseudo_labels
 from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, State, WireBytes
 from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, measure
+from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import train_in_turns
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import all_finite
+
+PRIVACY = 2**31 - 1  # the noise's key, apart from the aggregation's own
 
 
 class RoundResult(NamedTuple):
@@ -59,13 +64,24 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         lane_steps, usable = jnp.int32(0), jnp.bool_(True)
         if method.phases:
             personal = () if method.personal is None else method.personal(state, data, draw.clients, keys.personal)
-            longest = config.aggregation.longest_update
             clients, result, accepted = train_in_turns(
-                method.phases, state.clients, broadcast, data, draw, personal, keys.clients, lanes, longest, debug
+                config, method.phases, state.clients, broadcast, data, draw, personal, keys.clients, lanes, debug
             )
             state, lane_steps = state._replace(clients=clients), result.lane_steps
             with jax.named_scope("aggregate"):
-                state, from_clients, usable = _aggregate(method, state, data, result, accepted, keys.aggregate)
+                received = _received(config, data, result, accepted)
+                received, late, of_delivery = delivered(
+                    config, received, result.job, len(draw.clients), broadcast, state.server, keys.clients
+                )
+                if config.privacy.noise:
+                    noise_key = jax.random.fold_in(keys.aggregate, PRIVACY)
+                    received = one_private_upload(config, received, broadcast, noise_key)
+                state, aggregated = method.aggregate(state, data, received, keys.aggregate)
+                state = state._replace(server={**state.server, **late})
+                from_clients, usable = _of_uploads(config, data, result, accepted)
+                from_clients |= {**aggregated, **of_delivery}
+                if draw.present is not None:
+                    from_clients["cohort_size"] = jnp.sum(draw.present)
                 if method.wire_bytes is not None:
                     from_clients |= _count_bytes(method.wire_bytes, broadcast, personal, result, len(draw.clients))
 
@@ -84,7 +100,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             if method.phases and result.report is not None:
                 rows, sizes = data.client_index[result.clients], _sizes(data, result)
                 unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
-                scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, len(draw.clients))
+                scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, jnp.sum(result.present))
         if method.phases and not len(data.anchor_index):  # labels, if there are any, are at clients
             from_clients["clients_without_labels"] = jnp.sum(data.labelled_size[draw.clients] == 0)
         metrics = {"round": state.round, **measured, **scored, **before, **from_clients, **after}
@@ -139,8 +155,11 @@ def uniform(clients_per_round: int) -> Callable[..., Draw]:
 
 
 def selection(problem: Problem, method: Method) -> Callable[..., Draw]:
-    """The method's own `select`, or FedAvg's."""
-    return method.select or uniform(problem.config.clients_per_round)
+    """The method's own `select`, or FedAvg's, or the one of `privacy.cohorts`."""
+    config = problem.config
+    if config.privacy.noise and config.privacy.cohorts == "poisson":
+        return poisson(config.num_clients, config.clients_per_round)
+    return method.select or uniform(config.clients_per_round)
 
 
 def num_jobs(problem: Problem, method: Method, state: State, data) -> int:
@@ -153,6 +172,38 @@ def num_jobs(problem: Problem, method: Method, state: State, data) -> int:
         return draw.clients
 
     return len(jax.eval_shape(draw_clients, state, data)) // turns[0]
+
+
+class Exchange(NamedTuple):
+    """What one client receives and sends in a round, as shapes.
+
+    Attributes:
+        draw: of the round.
+        broadcast: what goes down.
+        personal: the message to the client alone, leaves [1, ...].
+        upload: what it sends, leaves [...].
+    """
+
+    draw: Draw
+    broadcast: Any
+    personal: Any
+    upload: Any
+
+
+def trace_exchange(problem: Problem, method: Method, state: State, data) -> Exchange:
+    """The messages of a round, from shapes alone; nothing is computed."""
+
+    turns = []
+
+    def exchange(state, data):
+        draw, broadcast, cohort = one_job(problem, method, state, data)
+        turns.append(draw.turns)
+        upload = train_cohort(method.phases, broadcast, data, cohort, 1).upload
+        # On several devices there is a row for each of them.
+        return draw, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
+
+    draw, *messages = jax.eval_shape(exchange, state, data)
+    return Exchange(draw._replace(turns=turns[0]), *messages)
 
 
 def one_job(problem: Problem, method: Method, state: State, data) -> tuple[Draw, Any, Cohort]:
@@ -176,27 +227,31 @@ def init_key(seed: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), 0)
 
 
-def _aggregate(
-    method: Method, state: State, data, result: CohortResult, accepted: jax.Array, key
-) -> tuple[State, Metrics, jax.Array]:
-    """Makes the new model of the uploads. Those that are not accepted are dropped and counted.
-
-    Returns:
-        The state, the metrics, and whether the round is usable: False if all uploads were dropped.
-    """
+def _received(config: Any, data, result: CohortResult, accepted: jax.Array) -> Received:
+    """What reaches the server, if nothing is late. Uploads that are not accepted are there, but do not count."""
     sizes = _sizes(data, result)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
-    received = Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
-    state, aggregated = method.aggregate(state, data, received, key)
+    if data.malicious is not None:
+        sizes, num_qualified = (
+            told_counts(config.attack, counts, data.malicious[result.clients]) for counts in (sizes, num_qualified)
+        )
+    return Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
+
+
+def _of_uploads(config: Any, data, result: CohortResult, accepted: jax.Array) -> tuple[Metrics, jax.Array]:
+    """The metrics of a round's uploads, and whether the round is usable: False if all uploads were dropped."""
     uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
     metrics = {
         **_means(result.metrics, accepted),
-        **aggregated,
         "uploads": uploads,
         "dropped_uploads": dropped,
         "local_steps": jnp.sum(result.num_steps),
     }
-    return state, metrics, (dropped == 0) | (dropped < uploads)
+    if data.malicious is not None:
+        metrics["malicious_uploads"] = jnp.sum(result.took_part & data.malicious[result.clients])
+    if config.availability.never:
+        metrics["answers"] = jnp.sum(result.present)
+    return metrics, (dropped == 0) | (dropped < uploads)
 
 
 def _sizes(data, result: CohortResult) -> jax.Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult
+from fedjax_ssl.engine.updates import changed_by
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import all_finite, row_norms
 
@@ -23,11 +24,11 @@ def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.A
     """
     accepted = result.took_part & all_finite(result.upload, batch_ndim=1)
     if longest:
-        accepted &= ~too_long(result.upload.model, getattr(broadcast, "model", None), accepted, longest)
+        accepted &= ~too_long(result.upload.model, broadcast, accepted, longest)
     return accepted
 
 
-def too_long(sent: Model, received: Any, counted: jax.Array, times: float) -> jax.Array:
+def too_long(sent: Model, broadcast: Any, counted: jax.Array, times: float) -> jax.Array:
     """Which uploads are far longer than the others: one client that sends 1e30 in every number would be the mean.
 
     Lengths are Euclidean, of what an upload changes in all parameters as one vector, and apart from these in all
@@ -35,7 +36,7 @@ def too_long(sent: Model, received: Any, counted: jax.Array, times: float) -> ja
 
     Args:
         sent: leaves [R, ...].
-        received: the model that went down, if a method sends one; what it has no such entry of counts from 0.
+        broadcast: what went down; what has no entry in its model, if it has one, counts from 0.
         counted: bool [R], those among which the median is taken.
         times: how many medians an upload may be long.
 
@@ -43,19 +44,11 @@ def too_long(sent: Model, received: Any, counted: jax.Array, times: float) -> ja
         bool [R].
     """
     found = jnp.zeros(counted.shape, bool)
-    for part in range(len(Model._fields)):
-        known = _by_path(received[part]) if isinstance(received, Model) else {}
-        changes = {
-            path: leaf - known[path] if path in known and known[path].shape == leaf.shape[1:] else leaf
-            for path, leaf in _by_path(sent[part]).items()
-        }
+    for part in Model._fields:
+        changes = changed_by(getattr(sent, part), broadcast, part)
         if changes:
             lengths = row_norms(changes)
             ranked = jnp.sort(jnp.where(counted & (lengths > 0), lengths, jnp.inf))
             middle = jnp.maximum(jnp.sum(counted & (lengths > 0)) - 1, 0) // 2
             found |= lengths > times * ranked[middle]
     return found
-
-
-def _by_path(tree: Any) -> dict[str, jax.Array]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

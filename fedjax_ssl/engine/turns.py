@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
+from fedjax_ssl.engine.delivery import present_jobs, sent
 from fedjax_ssl.engine.interface import Cohort, Draw, Phase
 from fedjax_ssl.engine.screening import accepted_rows
 from fedjax_ssl.learning.devices import num_devices
@@ -14,6 +15,7 @@ from fedjax_ssl.learning.trees import row
 
 
 def train_in_turns(
+    options: Any,
     phases: tuple[Phase, ...],
     memory: Mapping[str, Any],
     broadcast: Any,
@@ -22,7 +24,6 @@ def train_in_turns(
     personal: Any,
     key: jax.Array,
     lanes: int,
-    longest: float = 0.0,
     debug: bool = False,
 ) -> tuple[Mapping[str, Any], CohortResult, jax.Array]:
     """The cohorts of a draw, one after the other, through one program (`lax.scan`).
@@ -31,37 +32,43 @@ def train_in_turns(
     turn starts with it.
 
     Args:
+        options: the configuration.
         phases, broadcast, data, lanes, debug: as in `train_cohort`.
         memory: all clients', leaves [K, ...].
         draw: M jobs in its turns; every turn has the same key, from which jobs fold theirs by client and group.
         personal: the message to each client alone, leaves [M, ...].
         key: of the clients.
-        longest: see `accepted_rows`; the median is that of a turn.
 
     Returns:
         The memory after the last turn, the results of all turns, without what is in the memory, and which uploads are
-        accepted, bool [R]. On one device the rows are in the order of the draw.
+        accepted, bool [R], see `accepted_rows`; its median is that of a turn. On one device the rows are in the order
+        of the draw.
     """
 
     def take_turn(memory, rows):
-        clients, group, personal = rows
+        clients, group, personal, present = rows
         own = jax.tree.map(lambda leaf: leaf[clients], memory)
-        result = train_cohort(phases, broadcast, data, Cohort(clients, own, key, group, personal), lanes, debug)
+        cohort = Cohort(clients, own, key, group, personal)
+        result = train_cohort(phases, broadcast, data, cohort, lanes, debug, present)
         with jax.named_scope("aggregate"):
+            result = sent(options, result, broadcast, data, memory, key)
+            # With noise every client is judged by itself, or its upload would decide about others'.
+            longest = 0.0 if options.privacy.noise else options.aggregation.longest_update
             accepted = accepted_rows(result, broadcast, longest)
             memory = _write_back(memory, result.labelled, result, result.present)
             memory = _write_back(memory, result.trained, result, accepted)
         return memory, (result._replace(labelled={}, trained={}), accepted)
 
+    present = present_jobs(options, draw, key)
     if draw.turns == 1:
-        memory, (result, accepted) = take_turn(memory, (draw.clients, draw.group, personal))
+        memory, (result, accepted) = take_turn(memory, (draw.clients, draw.group, personal, present))
         return memory, result, accepted
     num_rows, rest = divmod(len(draw.clients), draw.turns)
     if rest:
         raise ValueError(f"{draw.turns} turns must be of equal size, but the draw has {len(draw.clients)} rows")
     group = jnp.repeat(jnp.arange(draw.turns), num_rows) if draw.group is None else draw.group
     rows = jax.tree.map(
-        lambda leaf: leaf.reshape(draw.turns, num_rows, *leaf.shape[1:]), (draw.clients, group, personal)
+        lambda leaf: leaf.reshape(draw.turns, num_rows, *leaf.shape[1:]), (draw.clients, group, personal, present)
     )
     if debug:
         taken = []

@@ -33,6 +33,8 @@ class Entry:
             with the first one's: see `fedjax_ssl.models.network`.
         embedding: the head whose outputs represent an image in pictures and predictions; '': the backbone's features.
         threshold: the fields of `config.threshold`, of 'kind' and 'debias', that it reads; others have their defaults.
+        mislabels: whether `attack.kind` 'labels' reaches all the labels that its clients train on, see
+            `fedjax_ssl.client.labels.as_told`.
         tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
     """
 
@@ -48,6 +50,7 @@ class Entry:
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)
     embedding: str = ""
     threshold: tuple[str, ...] = ("kind", "debias")
+    mislabels: bool = False
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def section(self) -> Section | None:

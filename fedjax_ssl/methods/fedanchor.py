@@ -253,5 +253,6 @@ ENTRY = Entry(
     heads=HEADS,
     embedding=HEAD,
     threshold=("kind",),
+    mislabels=True,
     tiny={"fedanchor.threshold": 0.5},
 )

@@ -70,5 +70,6 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
+    mislabels=True,
     tiny={"trainer.threshold": 0.2, "clients_per_round": 8},
 )

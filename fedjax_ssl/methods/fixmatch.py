@@ -78,5 +78,6 @@ ENTRY = Entry(
     settings=LABELS_AT,
     defaults=defaults,
     variants=VARIANTS,
+    mislabels=True,
     tiny={"fixmatch.threshold": 0.2, "fixmatch.server": "parallel", "threshold.kind": "client_mean"},
 )

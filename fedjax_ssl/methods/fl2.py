@@ -186,5 +186,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
+    mislabels=True,
     tiny={"fl2.threshold": 0.2},
 )

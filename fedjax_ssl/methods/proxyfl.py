@@ -198,5 +198,6 @@ ENTRY = Entry(
         PROXIES: lambda config: functools.partial(Projection, False),
     },
     heads_if={name: lambda config: config.proxyfl.contrastive for name in (FEATURES, PROXIES)},
+    mislabels=True,
     tiny={"proxyfl.threshold": 0.2, "proxyfl.tuning_epochs": 2},
 )

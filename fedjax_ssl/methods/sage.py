@@ -102,5 +102,6 @@ ENTRY = Entry(
     settings=("clients", "some_clients", "server"),
     defaults=defaults,
     variants=VARIANTS,
+    mislabels=True,
     tiny={"sage.threshold": 0.2, "consistency.include_labelled": True, "consistency.epoch_length": "unlabelled"},
 )

@@ -86,5 +86,6 @@ ENTRY = Entry(
     paper="https://arxiv.org/abs/2106.01432",
     defaults=defaults,
     variants=VARIANTS,
+    mislabels=True,
     tiny={"semifl.threshold": 0.2, "threshold.kind": "freematch"},
 )

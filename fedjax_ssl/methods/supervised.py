@@ -58,6 +58,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     threshold=(),
+    mislabels=True,
     tiny={
         "data.reveal_labels": True,
         "client.proximal": 0.1,

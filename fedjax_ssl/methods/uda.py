@@ -57,5 +57,6 @@ ENTRY = Entry(
     settings=LABELS_AT,
     defaults=defaults,
     variants=VARIANTS,
+    mislabels=True,
     tiny={"uda.threshold": 0.2},
 )

@@ -21,11 +21,14 @@ from fedjax_ssl.data import (
     load_partition,
     make_partition,
 )
+from fedjax_ssl.engine.delivery import first_memory, has_memory
 from fedjax_ssl.engine.interface import Method, Problem, State
-from fedjax_ssl.engine.round import init_key
+from fedjax_ssl.engine.round import init_key, trace_exchange
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import Network, build_network
+from fedjax_ssl.run.privacy import check_private
 
 
 class Experiment(NamedTuple):
@@ -91,13 +94,31 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     for c, partition in zip(configs, partitions):
         problem = Problem(c, network, weak, strong, dataset.num_classes, make_views(config.views, flip))
         method = entry.factory(problem._replace(network=in_training(network, config.data.normalisation)))
+        _check_delivery(config, method)
         data, hidden_labels = federate(
-            dataset, partition, c.seed, max(1, width), first, config.data.reveal_labels, config.data.centralised
+            dataset,
+            partition,
+            c.seed,
+            max(1, width),
+            first,
+            config.data.reveal_labels,
+            config.data.centralised,
+            c.attack,
         )
         first = first or data
-        shape = experiments[0].state_shape if experiments else jax.eval_shape(_initialise(method), data)
+        shape = experiments[0].state_shape if experiments else jax.eval_shape(_initialise(problem, method), data)
+        if not experiments:
+            check_private(problem, method, shape, data)
         experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, shape))
     return experiments
+
+
+def _check_delivery(config: ConfigDict, method: Method) -> None:
+    """Raises a UserError if a method's uploads cannot be compressed."""
+    if config.compression.kind != "none" and method.wire_bytes is not None:
+        raise UserError(
+            f"compression.kind={config.compression.kind!r} is not for {config.method}, whose messages are sparse"
+        )
 
 
 def in_training(network: Network, normalisation: str) -> Network:
@@ -118,13 +139,17 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
         # Whatever a method makes of the first model, such as copies of it, it makes of this one.
         network = in_training(problem.network, problem.config.data.normalisation)._replace(given=given)
         method = find_method(problem.config.method).factory(problem._replace(network=network))
-    return _initialise(method)(data)
+    return _initialise(problem, method)(data)
 
 
-def _initialise(method: Method) -> Callable[[FederatedData], State]:
+def _initialise(problem: Problem, method: Method) -> Callable[[FederatedData], State]:
     def init(data):
         key = init_key(data.seed)
         state = method.init(data, key)
+        if method.phases and has_memory(problem.config):
+            exchange = trace_exchange(problem, method, state, data)
+            clients, server = first_memory(problem.config, exchange.upload, exchange.draw)
+            state = state._replace(clients={**state.clients, **clients}, server={**state.server, **server})
         return method.statistics(state, data, jnp.zeros((0,), jnp.int32), key)
 
     return init

@@ -13,6 +13,7 @@ from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.machine import Machine
+from fedjax_ssl.run.privacy import make_accountant
 from fedjax_ssl.run.programs import DISPATCH_CAPACITY, Program
 from fedjax_ssl.run.summary import to_record, to_timing
 from fedjax_ssl.run.warm_start import WarmStart
@@ -122,6 +123,7 @@ def run_rounds(
     experiment, num_runs = group.runs[0].experiment, len(group.runs)
     config, done = experiment.problem.config, group.runs[0].round
     traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
+    accountant = make_accountant(config)
     state, rounds = machine.put(group.join(states)), 1  # the first dispatch measures how long a round takes
     none = [[]] * num_runs
     turn = Turn(done, has_ended(experiment, state, done), state, none, none, [True] * num_runs)
@@ -136,7 +138,7 @@ def run_rounds(
         seconds = (time.monotonic() - before) / ran
 
         by_run = list(zip(*(group.split(row(on_host, index)) for index in range(ran))))  # each run's RoundResults
-        lines = [[to_record(each.metrics, traffic) for each in results] for results in by_run]
+        lines = [[to_record(each.metrics, traffic, accountant) for each in results] for results in by_run]
         timings = [[to_timing(each, seconds / num_runs) for each in results] for results in by_run]
         healthy = [bool(results[-1].healthy) for results in by_run]
         done += ran

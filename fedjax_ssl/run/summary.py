@@ -18,21 +18,23 @@ from fedjax_ssl.records.clients import MODELS, figure_name, over_clients
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.run.privacy import Accountant
 from fedjax_ssl.run.wire import Traffic
 
 # What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
 SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")
 
 
-def to_record(metrics: dict[str, np.ndarray], traffic: Traffic) -> dict[str, Any]:
-    """The line of metrics.jsonl for one round's metrics."""
+def to_record(metrics: dict[str, np.ndarray], traffic: Traffic, accountant: Accountant | None = None) -> dict[str, Any]:
+    """The line of metrics.jsonl for one round's metrics; with noise on the uploads it has `epsilon` so far."""
     record = {name: value.item() for name, value in metrics.items()}
     # The bytes of a method with `wire_bytes` are among its metrics.
-    down = round(record.pop("bytes_down", traffic.down * traffic.jobs))
+    down = round(record.pop("bytes_down", traffic.down * record.get("cohort_size", traffic.jobs)))
     up = round(record.pop("bytes_up", traffic.up * record["uploads"]))
     return {
         "round": record.pop("round"),
         **record,
+        **({} if accountant is None else {"epsilon": accountant.epsilon(metrics["round"].item())}),
         "bytes_down": down + traffic.statistics_down,
         "bytes_up": up + traffic.statistics_up,
     }
@@ -76,6 +78,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "dropped_uploads": sum(line["dropped_uploads"] for line in lines),
+        **({"epsilon": last["epsilon"], "delta": config.privacy.delta} if "epsilon" in last else {}),
         "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}",
         "backend": jax.default_backend(),
         "versions": {

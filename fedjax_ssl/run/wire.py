@@ -2,11 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import jax
-
-from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.compression import compressed_bytes
 from fedjax_ssl.engine.interface import Method, Problem, State
-from fedjax_ssl.engine.round import one_job
+from fedjax_ssl.engine.round import trace_exchange
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.server.statistics import num_exchanging
 
@@ -33,18 +31,16 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
     if not method.phases:
         return Traffic(0, 0, 0, 0, 0)
 
-    def exchange(state, data):
-        draw, broadcast, cohort = one_job(problem, method, state, data)
-        upload = train_cohort(method.phases, broadcast, data, cohort, 1).upload
-        # On several devices there is a row for each of them.
-        return draw, (broadcast, cohort.personal), jax.tree.map(lambda leaf: leaf[0], upload)
-
-    draw, down, up = jax.eval_shape(exchange, state, data)
-    exchanging = num_exchanging(network, config.model.statistics, len(draw.clients), config.num_clients)
+    exchange = trace_exchange(problem, method, state, data)
+    jobs, up = len(exchange.draw.clients), tree_bytes(exchange.upload)
+    if config.compression.kind != "none":
+        params = exchange.upload.model.params
+        up += compressed_bytes(config.compression, params) - tree_bytes(params)
+    exchanging = num_exchanging(network, config.model.statistics, jobs, config.num_clients)
     return Traffic(
-        jobs=len(draw.clients),
-        down=tree_bytes(down),
-        up=tree_bytes(up),
+        jobs=jobs,
+        down=tree_bytes((exchange.broadcast, exchange.personal)),
+        up=up,
         statistics_down=exchanging * tree_bytes(state.model.params),
         statistics_up=exchanging * tree_bytes(state.model.batch_stats),
     )

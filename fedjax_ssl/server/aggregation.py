@@ -92,8 +92,7 @@ def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -
 
     def aggregate(state: State, data, received: Received, key):
         current = trained_parts(problem.network, state.model, parts)
-        weights = received.accepted.astype(jnp.float32)
-        flow = Flow(weights, current, jnp.bool_(False), state.server)
+        flow = Flow(counted(received, 1.0), current, jnp.bool_(False), state.server)
         for link, own_key in zip(links, jax.random.split(key, len(links))):
             flow = link.apply(flow, current, state, data, received, own_key)
         change = norm(jax.tree.map(jnp.subtract, flow.model.params, current.params))
@@ -145,7 +144,8 @@ def weights(kind: str) -> Link:
     """How much each upload counts: see `client_weights`."""
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
-        return flow._replace(weights=client_weights(kind, received.sizes, received.num_qualified, received.accepted))
+        by_kind = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
+        return flow._replace(weights=counted(received, by_kind))
 
     return Link(apply)
 
@@ -154,9 +154,15 @@ def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
     """How much each upload counts, by a method's rule: received -> float32 [R]; 0 if it was not accepted."""
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
-        return flow._replace(weights=jnp.where(received.accepted, rule(received), 0.0))
+        return flow._replace(weights=counted(received, rule(received)))
 
     return Link(apply)
+
+
+def counted(received: Received, weights: jax.Array | float) -> jax.Array:
+    """The weights of those that count, 0 for the others; of late ones less."""
+    discount = 1.0 if received.discount is None else received.discount
+    return jnp.where(received.accepted, weights * discount, 0.0)
 
 
 def told_weights(name: str) -> Link:
@@ -201,6 +207,9 @@ def check_own_mean(problem: Problem) -> None:
     options, name = problem.config.aggregation, problem.config.method
     if options.mean != "mean" or options.norm_bound:
         raise UserError(f"aggregation.mean and aggregation.norm_bound are not for {name}, whose mean is its own")
+    availability = problem.config.availability
+    if availability.late and availability.late_weight not in (0.0, 1.0):
+        raise UserError(f"availability.late_weight must be 0 or 1 for {name}, whose mean is its own")
 
 
 def half_told(name: str) -> Link:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.interface import Problem, Received
 from fedjax_ssl.learning.trees import column, row_norms
-from fedjax_ssl.server.aggregation import Flow, Link, client_weights, group_members
+from fedjax_ssl.server.aggregation import Flow, Link, client_weights, counted, group_members
 
 DISTANCES = ("tensors", "whole")
 
@@ -43,7 +43,7 @@ def distance_reweighted(
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
         del current, state, data, key
-        sizes = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
+        sizes = counted(received, client_weights(kind, received.sizes, received.num_qualified, received.accepted))
         in_group = group_members(received, num_groups)
         labelled = is_labelled(received)
         factors = jnp.where(labelled, factor, 1.0)

@@ -1,0 +1,121 @@
+"""Clients that send something else than what they learned: what becomes of their uploads. Knows no method.
+
+Who they are is data: `FederatedData.malicious`, and for the kind 'labels' `FederatedData.mislabelled`, by which the
+labels that they train on are false; see `fedjax_ssl.data.malicious`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.engine.updates import changed_by, moved_by
+from fedjax_ssl.learning.trees import column, row_norms, where_rows
+
+LABELS = "labels"  # the kind whose uploads are left as they are
+# `attack.strength` where it is 0; of 'little' it is computed from the cohort.
+STRENGTHS = {"sign_flip": 1.0, "noise": 1.0, "scaled": 10.0, LABELS: 10.0}
+
+
+class Seen(NamedTuple):
+    """What the attackers of a cohort know of it.
+
+    Attributes:
+        changes: of the parameters, by path, leaves [R, ...]: what each client learned.
+        lies, honest: bool [R], whose uploads are replaced, and whose arrive as they are.
+        keys: one for each row, [R].
+    """
+
+    changes: dict[str, jax.Array]
+    lies: jax.Array
+    honest: jax.Array
+    keys: jax.Array
+
+
+def strength_of(options: Any) -> float:
+    """`attack.strength`, or its kind's own; 0 for 'little', which computes it."""
+    return options.strength or STRENGTHS.get(options.kind, 0.0)
+
+
+def sign_flip(seen: Seen, strength: float) -> dict[str, jax.Array]:
+    """The update in the other direction, so many times as long."""
+    return jax.tree.map(lambda leaf: -strength * leaf, seen.changes)
+
+
+def scaled(seen: Seen, strength: float) -> dict[str, jax.Array]:
+    """So many times the update.
+
+    Source: Bagdasaryan et al., How to Backdoor Federated Learning, AISTATS 2020, section 4 (model replacement).
+    """
+    return jax.tree.map(lambda leaf: strength * leaf, seen.changes)
+
+
+def noise(seen: Seen, strength: float) -> dict[str, jax.Array]:
+    """Gaussian noise so many times as long as the update."""
+
+    def drawn(key, change):
+        leaves, tree = jax.tree.flatten(change)
+        keys = jax.random.split(key, len(leaves))
+        return tree.unflatten([jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves)])
+
+    directions = jax.vmap(drawn)(seen.keys, seen.changes)
+    factors = strength * row_norms(seen.changes) / row_norms(directions)
+    return jax.tree.map(lambda leaf: leaf * column(factors, leaf), directions)
+
+
+def little(seen: Seen, strength: float) -> dict[str, jax.Array]:
+    """In every number the mean of the honest updates less so many of their standard deviations: all attackers alike.
+
+    Without a strength it is the paper's z_max: of n clients and m attackers, the z of the standard normal distribution
+    at (n - m - s) / (n - m), s = floor(n / 2 + 1) - m, so that as many honest clients as a majority wants are farther
+    from their mean. The attackers know the honest updates; in the paper they estimate them from their own.
+
+    Source: Baruch et al., A Little Is Enough, NeurIPS 2019, Algorithm 3.
+    """
+    num_honest, num_lies = jnp.sum(seen.honest), jnp.sum(seen.lies)
+    supporters = (num_honest + num_lies) // 2 + 1 - num_lies
+    # Where attackers are a majority nobody has to be farther, and any z would do: 3 at the most.
+    share = jnp.clip((num_honest - supporters) / jnp.maximum(num_honest, 1), 0.5, 0.9987)
+    times = strength or jax.scipy.stats.norm.ppf(share)
+
+    def of(leaf):
+        counted = column(seen.honest, leaf)
+        count = jnp.maximum(num_honest, 1).astype(leaf.dtype)
+        mean = jnp.sum(jnp.where(counted, leaf, 0), axis=0) / count
+        deviation = jnp.sqrt(jnp.sum(jnp.where(counted, (leaf - mean) ** 2, 0), axis=0) / count)
+        return jnp.broadcast_to(mean - times * deviation, leaf.shape)
+
+    return jax.tree.map(of, seen.changes)
+
+
+ATTACKS: dict[str, Callable[[Seen, float], dict[str, jax.Array]]] = {
+    "sign_flip": sign_flip,
+    "noise": noise,
+    "scaled": scaled,
+    "little": little,
+}
+
+
+def attacked(options: Any, uploads: Any, broadcast: Any, lies: jax.Array, honest: jax.Array, keys: jax.Array) -> Any:
+    """A cohort's uploads with those of its attackers. Parameters are replaced; statistics, and what is told, are not.
+
+    Args:
+        options: `config.attack`.
+        uploads: Upload with leaves [R, ...].
+        broadcast: what went down.
+        lies, honest, keys: see `Seen`.
+    """
+    if options.kind not in ATTACKS:
+        return uploads
+    changes = changed_by(uploads.model.params, broadcast)
+    false = ATTACKS[options.kind](Seen(changes, lies, honest, keys), strength_of(options))
+    params = moved_by(where_rows(lies, false, changes), uploads.model.params, broadcast)
+    return uploads._replace(model=uploads.model._replace(params=params))
+
+
+def told_counts(options: Any, counts: jax.Array, lies: jax.Array) -> jax.Array:
+    """Counts of examples, int32 [R], as the clients tell them: attackers of the kind 'labels' exaggerate."""
+    if options.kind != LABELS:
+        return counts
+    return jnp.where(lies, jnp.round(strength_of(options) * counts).astype(counts.dtype), counts)

@@ -1,0 +1,104 @@
+"""Uploads in fewer bytes: what the server has of an update after its way through 8-bit numbers, or the largest few.
+
+Pure functions of one client's update. The update is what the client changed in all parameters that it sends; running
+statistics, and what is told, travel as they are.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+INT8_LEVELS = 127  # on each side of 0
+VALUE_BYTES, INDEX_BYTES, SCALE_BYTES = 4, 4, 4
+
+
+def int8(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str, jax.Array]:
+    """Each number as a whole multiple, from -127 to 127, of a 127th of its tensor's largest, up or down at random.
+
+    The mean over the drawing is the update itself.
+
+    Args:
+        update: leaves [...], by path.
+        key: of the drawing.
+        share: not read.
+
+    Source: Alistarh et al., QSGD, NeurIPS 2017, section 3.1, with the largest number in place of the length.
+    """
+    del share
+
+    def rounded(key, leaf):
+        scale = jnp.max(jnp.abs(leaf)) / INT8_LEVELS
+        levels = jnp.floor(leaf / jnp.where(scale > 0, scale, 1) + jax.random.uniform(key, leaf.shape, leaf.dtype))
+        return jnp.clip(levels, -INT8_LEVELS, INT8_LEVELS) * scale
+
+    return {path: rounded(one, leaf) for one, (path, leaf) in zip(jax.random.split(key, len(update)), update.items())}
+
+
+def top_k(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str, jax.Array]:
+    """The largest numbers by their absolute values, of all tensors together; the others are 0.
+
+    Args:
+        update: leaves [...], by path.
+        key: not read.
+        share: of d numbers the largest ceil(share d) travel.
+
+    Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018, Definition 2.1.
+    """
+    del key
+    sizes = [leaf.size for leaf in update.values()]
+    flat = jnp.concatenate([leaf.reshape(-1) for leaf in update.values()])
+    kept = jax.lax.top_k(jnp.abs(flat), num_kept(len(flat), share))[1]
+    sparse = jnp.zeros_like(flat).at[kept].set(flat[kept])
+    ends = [sum(sizes[: place + 1]) for place in range(len(sizes) - 1)]
+    parts = jnp.split(sparse, ends)
+    return {path: part.reshape(leaf.shape) for part, (path, leaf) in zip(parts, update.items())}
+
+
+COMPRESSIONS: dict[str, Callable[..., dict[str, jax.Array]]] = {"int8": int8, "top_k": top_k}
+
+
+def num_kept(size: int, share: float) -> int:
+    """k of `top_k`: ceil(share d), at least one."""
+    return max(1, math.ceil(share * size))
+
+
+def remembers(options: Any) -> bool:
+    """Whether a client keeps what was lost of its updates, and adds it to its next one (error feedback).
+
+    Source: Stich et al., NeurIPS 2018, Algorithm 1. Rounding has no bias, and needs no memory.
+    """
+    return options.kind == "top_k" and options.error_feedback
+
+
+def compressed(
+    options: Any, changes: dict[str, jax.Array], lost: dict[str, jax.Array] | None, keys: jax.Array
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array] | None]:
+    """The updates of a cohort as they arrive, and what each client has lost by now.
+
+    Args:
+        options: `config.compression`.
+        changes: leaves [R, ...], by path.
+        lost: of earlier rounds, likewise; None without a memory.
+        keys: [R].
+    """
+    rule = COMPRESSIONS[options.kind]
+    wanted = changes if lost is None else jax.tree.map(jnp.add, changes, lost)
+    arrived = jax.vmap(lambda update, key: rule(update, key, options.share))(wanted, keys)
+    return arrived, None if lost is None else jax.tree.map(jnp.subtract, wanted, arrived)
+
+
+def compressed_bytes(options: Any, params: Any) -> int:
+    """Bytes of an update in its compressed form.
+
+    Args:
+        options: `config.compression`.
+        params: what one client sends, arrays or shapes.
+    """
+    leaves = jax.tree.leaves(params)
+    size = sum(leaf.size for leaf in leaves)
+    if options.kind == "int8":
+        return size + SCALE_BYTES * len(leaves)
+    return num_kept(size, options.share) * (VALUE_BYTES + INDEX_BYTES)

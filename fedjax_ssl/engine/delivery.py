@@ -1,0 +1,176 @@
+"""The way of a cohort's messages: who does not answer, who lies, what is compressed, what comes a round late.
+
+`config.availability`, `config.attack` and `config.compression`, in the order in which they meet an upload. Knows no
+method. A client's randomness is folded by client and group, as its training's is.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.engine.attacks import attacked
+from fedjax_ssl.engine.cohort import CohortResult
+from fedjax_ssl.engine.compression import COMPRESSIONS, compressed, remembers
+from fedjax_ssl.engine.interface import Cohort, Draw, Metrics, Received, Upload
+from fedjax_ssl.engine.updates import changed_by, leaves_by_path, moved_by
+
+LOST = "compression"  # the entry of what compression has lost, in the clients' memory: by path, leaves [K, ...]
+LATE = "late"  # the entry of uploads that arrive in the next round, in the server's memory: a `Late`
+_ABSENT, _ATTACK, _COMPRESSION, _LATE = range(4)  # whose key it is
+
+
+class Late(NamedTuple):
+    """Uploads of a round that arrive in the next one, in the rows of the `Draw`.
+
+    Attributes:
+        changes: of the parameters, by path, leaves [M, ...]: they are added to the model of the round of arrival.
+        received: `Received` without parameters.
+        waiting: bool [M], which rows hold an upload.
+    """
+
+    changes: dict[str, jax.Array]
+    received: Received
+    waiting: jax.Array
+
+
+def present_jobs(options: Any, draw: Draw, key: jax.Array) -> jax.Array | None:
+    """Which jobs of a draw are done at all: bool [M]; None: all.
+
+    Args:
+        options: the configuration.
+        draw: of the round; rows that are absent stay absent.
+        key: of the clients.
+    """
+    never = options.availability.never
+    if not never:
+        return draw.present
+    answers = jax.vmap(lambda own: jax.random.bernoulli(own, 1 - never))(_keys(draw.clients, draw.group, key, _ABSENT))
+    return answers if draw.present is None else answers & draw.present
+
+
+def has_memory(options: Any) -> bool:
+    """Whether anything of an upload outlasts its round."""
+    return remembers(options.compression) or _joins_later(options)
+
+
+def first_memory(options: Any, upload: Upload, draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries of `State.clients` and of `State.server` that the way of the uploads needs, before the first round.
+
+    Args:
+        options: the configuration.
+        upload: of one client, shapes.
+        draw: of a round, shapes; M rows.
+    """
+
+    def zeros(tree: Any, number: int) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros((number, *leaf.shape), leaf.dtype), tree)
+
+    num_jobs, params = len(draw.clients), leaves_by_path(upload.model.params)
+    clients, server = {}, {}
+    if remembers(options.compression):
+        clients[LOST] = zeros(params, options.num_clients)
+    if _joins_later(options):
+        none, nobody = jnp.zeros(num_jobs, jnp.int32), jnp.zeros(num_jobs, bool)
+        group = none if draw.turns > 1 or draw.group is not None else None
+        held = zeros(_without_params(upload), num_jobs)
+        server[LATE] = Late(zeros(params, num_jobs), Received(held, nobody, none, group, none, none), nobody)
+    return clients, server
+
+
+def _joins_later(options: Any) -> bool:
+    """Whether late uploads join those of the round in which they arrive."""
+    return options.availability.late > 0 and options.availability.late_weight > 0
+
+
+def sent(
+    options: Any, result: CohortResult, broadcast: Any, data: Any, memory: Mapping[str, Any], key: jax.Array
+) -> CohortResult:
+    """The result of a cohort with its uploads as they come out of the network.
+
+    Args:
+        options: the configuration.
+        result: of the cohort's training.
+        broadcast: what went down.
+        data: the federation's.
+        memory: all clients', leaves [K, ...].
+        key: of the clients.
+
+    Returns:
+        The result; what compression has lost is among the entries that count if the upload is accepted.
+    """
+    uploads = result.upload
+    if options.attack.kind != "none":
+        lies = result.took_part & data.malicious[result.clients]
+        keys = _keys(result.clients, result.group, key, _ATTACK)
+        uploads = attacked(options.attack, uploads, broadcast, lies, result.took_part & ~lies, keys)
+    trained = result.trained
+    if options.compression.kind in COMPRESSIONS:
+        params = uploads.model.params
+        lost = jax.tree.map(lambda leaf: leaf[result.clients], memory[LOST]) if LOST in memory else None
+        keys = _keys(result.clients, result.group, key, _COMPRESSION)
+        arrived, lost = compressed(options.compression, changed_by(params, broadcast), lost, keys)
+        model = uploads.model._replace(params=moved_by(arrived, params, broadcast))
+        uploads = uploads._replace(model=model)
+        trained = trained if lost is None else {**trained, LOST: lost}
+    return result._replace(upload=uploads, trained=trained)
+
+
+def delivered(
+    options: Any,
+    received: Received,
+    job: jax.Array,
+    num_jobs: int,
+    broadcast: Any,
+    server: Mapping[str, Any],
+    key: jax.Array,
+) -> tuple[Received, dict[str, Any], Metrics]:
+    """What arrives in this round: its uploads but the late ones, and the late ones of the round before.
+
+    Args:
+        options: the configuration.
+        received: all uploads of the round, R rows.
+        job: int32 [R], the row of the `Draw` of each; of padding anything.
+        num_jobs: M, the rows of the draw.
+        broadcast: what went down in this round.
+        server: the server's memory.
+        key: of the clients.
+
+    Returns:
+        What arrives; the entry of the server's memory; and the metric `late_uploads`, how many of this round are late.
+    """
+    late = options.availability.late
+    if not late:
+        return received, {}, {}
+    is_late = jax.vmap(lambda own: jax.random.bernoulli(own, late))(_keys(received.clients, received.group, key, _LATE))
+    is_late &= received.accepted
+    metrics = {"late_uploads": jnp.sum(is_late)}
+    now = received._replace(accepted=received.accepted & ~is_late)
+    if not _joins_later(options):
+        return now, {}, metrics
+    place = jnp.where(is_late, job, num_jobs)  # out of bounds: dropped
+    put = lambda old, new: jnp.zeros_like(old).at[place].set(new, mode="drop")  # noqa: E731
+    before: Late = server[LATE]
+    held = received._replace(uploads=_without_params(received.uploads))
+    changes = changed_by(received.uploads.model.params, broadcast)
+    after = Late(*jax.tree.map(put, tuple(before), (changes, held, is_late)))
+    params = moved_by(before.changes, received.uploads.model.params, broadcast)
+    uploads = before.received.uploads
+    arriving = before.received._replace(
+        uploads=uploads._replace(model=uploads.model._replace(params=params)),
+        accepted=before.waiting,
+        discount=options.availability.late_weight * jnp.ones(num_jobs),
+    )
+    now = now._replace(discount=jnp.ones(len(job)))
+    both = jax.tree.map(lambda *rows: jnp.concatenate(rows), arriving, now)
+    return both, {LATE: after}, metrics
+
+
+def _without_params(uploads: Upload) -> Upload:
+    return uploads._replace(model=uploads.model._replace(params={}))
+
+
+def _keys(clients: jax.Array, group: jax.Array | None, key: jax.Array, purpose: int) -> jax.Array:
+    """A key for each row, apart from those of the client's training."""
+    return Cohort(clients, (), jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), purpose), group).keys()

@@ -1,0 +1,99 @@
+"""What differential privacy promises of a run, by Google's accounting, and whether a method keeps it."""
+
+import logging
+from typing import Any
+
+from fedjax_ssl.engine.interface import Method, Problem, State
+from fedjax_ssl.engine.round import trace_exchange
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.server.statistics import num_exchanging
+
+
+class Accountant:
+    """Epsilon after so many rounds, for `privacy.delta`; by Renyi differential privacy.
+
+    Neighbouring federations differ in a client: in whether it is there, where cohorts are Poisson; where they have a
+    fixed size, in which client it is, so that the sum may differ by 2 S (Wang et al., AISTATS 2019).
+    """
+
+    def __init__(self, config: Any):
+        """Args: config: valid, with `privacy.noise`. Raises a UserError without the package dp-accounting."""
+        dp, rdp = _packages()
+        noise, num_clients, cohort = config.privacy.noise, config.num_clients, config.clients_per_round
+        if config.privacy.cohorts == "poisson":
+            relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+            event = dp.PoissonSampledDpEvent(cohort / num_clients, dp.GaussianDpEvent(noise))
+        else:
+            relation = dp.NeighboringRelation.REPLACE_ONE
+            event = dp.SampledWithoutReplacementDpEvent(num_clients, cohort, dp.GaussianDpEvent(noise / 2))
+        one_round = rdp.RdpAccountant(neighboring_relation=relation)
+        logger = logging.getLogger("absl")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it warns of each order that it leaves out, which makes epsilon larger at most
+        try:
+            one_round.compose(event)
+        finally:
+            logger.setLevel(level)
+        self._epsilon = rdp.compute_epsilon
+        self._orders, self._of_a_round, self._delta = one_round.orders, one_round.rdp, config.privacy.delta
+
+    def epsilon(self, num_rounds: int) -> float:
+        """Of all rounds so far."""
+        return float(self._epsilon(self._orders, num_rounds * self._of_a_round, self._delta)[0])
+
+
+def make_accountant(config: Any) -> Accountant | None:
+    """The accountant of a run; None without noise."""
+    return Accountant(config) if config.privacy.noise else None
+
+
+def check_private(problem: Problem, method: Method, state: State, data: Any) -> None:
+    """Checks that nothing leaves a client but what the noise covers.
+
+    Args:
+        problem: the run.
+        method: the run's.
+        state: before the first round, shapes.
+        data: the federation's.
+
+    Raises:
+        UserError: one line that names what would break the promise.
+    """
+    config = problem.config
+    if not config.privacy.noise or not method.phases:
+        return
+    _packages()
+    name, options = f"privacy.noise with {config.method}", config.aggregation
+    if not options.clip_norm:
+        raise UserError(f"privacy.noise={config.privacy.noise} needs aggregation.clip_norm, the bound of an update")
+    if options.mean != "mean" or options.norm_bound:
+        raise UserError("privacy.noise is of the sum of all updates; leave aggregation.mean 'mean' and norm_bound 0")
+    if config.availability.late and config.availability.late_weight:
+        raise UserError("privacy.noise is of one round's updates; set availability.late_weight=0, or late=0")
+    if method.select is not None or method.personal is not None or method.wire_bytes is not None:
+        raise UserError(f"{name}: its server has a message for each client, or a choice of clients, beside the sum")
+    exchange = trace_exchange(problem, method, state, data)
+    if exchange.upload.told:
+        told = ", ".join(sorted(exchange.upload.told))
+        raise UserError(f"{name}: its clients tell {told} beside the model, without noise")
+    if tree_bytes(exchange.upload.model.batch_stats):
+        raise UserError(
+            f"{name}: running statistics travel without noise; set model.normalisation to 'group', or to 'static' with "
+            "model.statistics='server'"
+        )
+    asked = num_exchanging(problem.network, config.model.statistics, config.clients_per_round, config.num_clients)
+    if asked:
+        raise UserError(
+            f"{name}: model.statistics={config.model.statistics!r} asks clients for statistics without noise; set "
+            "model.statistics='server', or model.normalisation='group'"
+        )
+
+
+def _packages() -> tuple[Any, Any]:
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ImportError:
+        raise UserError("privacy.noise needs the package dp-accounting: pip install 'fedjax_ssl[privacy]'") from None
+    return dp_accounting, rdp
