@@ -249,34 +249,35 @@ def shared_fields() -> Section:
     config.aggregation.momentum = real(0.5, least=0, below=1)
     config.aggregation.adaptivity = real(1e-3, above=0)  # tau of the adaptive ones (Reddi et al., 2021)
 
-    # Clients that attack, to test a mean with: 'sign_flip', 'noise', 'scaled' and 'little' (A Little Is Enough) are of
+    config.attack = Section()
+    # Of clients that lie, to test a mean with: 'sign_flip', 'noise', 'scaled' and 'little' (A Little Is Enough) are of
     # what they send; 'labels': they train on false labels, the next class's, and exaggerate their counts of examples.
     # See fedjax_ssl/engine/attacks.py.
-    config.attack = Section()
     config.attack.kind = word("none", "sign_flip", "noise", "scaled", "little", "labels")
     config.attack.share = share(0.2)  # of all clients: floor(share K) are drawn by the seed
     # How many times the honest update's length, or of 'labels' the count of examples; of 'little' how many standard
     # deviations. 0: 1 of 'sign_flip' and 'noise', 10 of 'scaled' and 'labels', of 'little' by its paper's formula.
     config.attack.strength = real(0.0, least=0)
 
+    config.compression = Section()
     # Of uploads, whose updates are 'int8', rounded at random, or 'top_k', the largest numbers alone: see
     # fedjax_ssl/engine/compression.py.
-    config.compression = Section()
     config.compression.kind = word("none", "int8", "top_k")
     config.compression.share = real(0.05, above=0, most=1)  # of 'top_k': k over all numbers of an update
     # Of 'top_k': a client keeps what was left out, and adds it to its next update; one more model for each client.
     config.compression.error_feedback = True
 
-    # Clients that fail, each drawn by itself in each round.
     config.availability = Section()
-    config.availability.never = real(0.0, least=0, below=1)  # of a cohort: they do nothing, and are not waited for
+    # Of a cohort, each client by itself: it does not answer, does nothing, and is not waited for.
+    config.availability.never = real(0.0, least=0, below=1)
     config.availability.late = share(0.0)  # of those that answer: their update joins the next round's
     config.availability.late_weight = share(1.0)  # times the weight of a late upload; 0: it is dropped
 
-    # Differential privacy of clients: each clips its update to aggregation.clip_norm, S, and the server takes the sum
-    # with Gaussian noise, over clients_per_round; weights are not read. See fedjax_ssl/engine/privacy.py.
     config.privacy = Section()
-    config.privacy.noise = real(0.0, least=0)  # z: its deviation is z S in each number of the sum; 0: none
+    # z, for differential privacy of clients: each clips its update to aggregation.clip_norm, S, and the server takes
+    # their sum with Gaussian noise of deviation z S, over clients_per_round; weights are not read. 0: no noise. See
+    # fedjax_ssl/engine/privacy.py.
+    config.privacy.noise = real(0.0, least=0)
     config.privacy.delta = real(1e-5, above=0, below=1)  # for which epsilon is reported
     # Of clients_per_round clients; or 'poisson': each joins by itself, so that as many do in the mean, and epsilon is
     # smaller.

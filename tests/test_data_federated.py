@@ -40,7 +40,7 @@ def test_arrays():
     np.testing.assert_array_equal(hidden, dataset.y_train)
     assert data.images.dtype == data.test_images.dtype == jnp.uint8
     integers = data._replace(images=hidden, test_images=hidden, seed=hidden)
-    assert {leaf.dtype for leaf in integers} == {jnp.dtype("int32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(integers)} == {jnp.dtype("int32")}
     assert data.seed.dtype == jnp.uint32 and data.seed.shape == () and int(data.seed) == 7
 
 

@@ -19,6 +19,9 @@ from fedjax_ssl.config import apply_arguments, flatten, ranges, validate
 from fedjax_ssl.data import FITS, NORMALISATIONS
 from fedjax_ssl.data.labels import ANCHOR_DRAWS, LABELS
 from fedjax_ssl.data.partition_schemes import PARTITIONS
+from fedjax_ssl.engine.attacks import ATTACKS
+from fedjax_ssl.engine.attacks import LABELS as FALSE_LABELS
+from fedjax_ssl.engine.compression import COMPRESSIONS
 from fedjax_ssl.engine.measures import MEASURES
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import shared_fields
@@ -26,7 +29,7 @@ from fedjax_ssl.learning.schedule import SCHEDULES
 from fedjax_ssl.methods import METHODS, Section, real, several, share, whole, word
 from fedjax_ssl.models import CLASSIFIER_INITS
 from fedjax_ssl.models.normalisation import POLICIES
-from fedjax_ssl.server.aggregation import OPTIMIZERS, WEIGHTS
+from fedjax_ssl.server.aggregation import MEANS, OPTIMIZERS, WEIGHTS
 from fedjax_ssl.server.statistics import SOURCES
 from fedjax_ssl.server.statistics import WEIGHTS as BATCH_WEIGHTS
 
@@ -62,6 +65,8 @@ NOT_ZERO = named(
     "client: absent_class batch_size epochs learning_rate unlabelled_learning_rate",
     "server: batch_size learning_rate pretrain_learning_rate",
     "aggregation: adaptivity learning_rate",
+    "compression: share",
+    "privacy: delta",
     "consistency: unlabelled_ratio",
     "threshold: share",
     "trainer: n_sigma",
@@ -92,6 +97,8 @@ LARGE = named(
     "client: unlabelled_learning_rate",
     "server: clip_norm learning_rate pretrain_learning_rate weight_decay",
     "aggregation: adaptivity clip_norm learning_rate longest_update norm_bound",
+    "attack: strength",
+    "privacy: noise",
     "consistency: unlabelled_weight",
     "trainer: fairness_weight n_sigma strength",
     "cbafed: base global_record labelled_factor local_record rare",
@@ -194,6 +201,9 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
         "client.labelled_views": VIEWS,
         "aggregation.weights": WEIGHTS,
         "aggregation.optimizer": OPTIMIZERS,
+        "aggregation.mean": MEANS,
+        "attack.kind": {"none", *ATTACKS, FALSE_LABELS},
+        "compression.kind": {"none", *COMPRESSIONS},
         "threshold.kind": KINDS,
         "threshold.debias": DEBIASING,
         "trainer.name": TRAINERS,

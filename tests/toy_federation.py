@@ -69,14 +69,18 @@ class OneNumber:
         return Outputs(jnp.stack([-score, score], axis=1), {}, score[:, None])
 
 
-def problem(clients_per_round=3):
+def problem(clients_per_round=3, **fields):
+    """Its problem; `fields` of the sections of messages on their way, by dotted names."""
+    sections = shared_fields().config()
+    sections.update_from_flattened_dict(fields)
     config = types.SimpleNamespace(
         clients_per_round=clients_per_round,
         eval_batch_size=4,
         eval_measures=(),
         eval_shots=(20, 100),
         aggregation=types.SimpleNamespace(longest_update=1000.0),
-        **{name: shared_fields().config()[name] for name in ("attack", "compression", "availability", "privacy")},
+        num_clients=len(CLIENTS),
+        **{name: sections[name] for name in ("attack", "compression", "availability", "privacy")},
     )
     return Problem(config, OneNumber(), None, None, num_classes=2)
 
@@ -156,6 +160,9 @@ DRAWS = [
 ]
 
 
+# Of the jobs of a draw, those that are not done differ from the ones that send no number.
+FAILING = {"availability.never": 0.6}
+
 # The same rows as three turns of two and as two turns of three.
 TURNS = (3, 2)
 
@@ -171,6 +178,7 @@ def main() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))
     with jax.set_mesh(mesh):
         rounds = [make_round(problem(), toy_method(turns), lanes=1) for turns in (1, *TURNS)]
+        rounds.append(make_round(problem(**FAILING), toy_method(), lanes=1))
         print(json.dumps([memories(jax.jit(round_fn)) for round_fn in rounds]))
 
 

@@ -95,9 +95,9 @@ def train_cohort(
         everyone = jax.tree.map(
             lambda leaf, is_mapped: leaf if is_mapped else jnp.broadcast_to(leaf, (num_seeds, *leaf.shape)),
             (cohort, present),
-            mapped[2:],
+            tuple(mapped[2:]),
         )
-        result = _train(phases, Source(broadcast, data, mapped[:2]), *everyone, lanes, debug)
+        result = _train(phases, Source(broadcast, data, tuple(mapped[:2])), *everyone, lanes, debug)
         return result, jax.tree.map(lambda _: True, result)
 
     return train(broadcast, data, cohort, present)

@@ -7,6 +7,7 @@ from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.workdir import MODEL_CARD
+from fedjax_ssl.report.conditions import conditions
 
 _FIELD_OF_SCHEME = {  # of the ways to divide images: the field that says how unevenly
     "lda": "alpha",
@@ -54,6 +55,7 @@ def model_card(run: RunRecords) -> str:
         notes.append("**An upper bound:** the labels of the clients' images were revealed to the method.\n")
     if config["init_from"]:
         notes.append(f"It began with the model of another run, `{config['init_from']}` (init_from.json).\n")
+    notes += [f"{sentence}\n" for sentence in conditions(run)]
     versions = (run.summary or {}).get("versions", {})
     made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
     return f"""# {config["model"]["name"]} trained with {method} on {name}

@@ -15,6 +15,7 @@ from fedjax_ssl.records.clients import OVER_CLIENTS, over_clients
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
+from fedjax_ssl.report.conditions import conditions
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import write_model_card
 
@@ -202,6 +203,8 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         notes.append(page.note(f"This run is not finished: it stands at {run.standing()}, and is shown that far."))
     if run.labels_revealed:
         notes.append(page.note("An upper bound: the clients' labels were revealed to the method."))
+    if conditions(run):
+        notes.append(page.note(" ".join(conditions(run))))
     starts = sum("compile_seconds" in line for line in run.timings)
     return [
         *notes,

@@ -1,0 +1,36 @@
+"""Under what conditions a run's clients worked, in words: who lied, who failed, what privacy was kept."""
+
+import numpy as np
+
+from fedjax_ssl.records.runs import RunRecords
+
+
+def conditions(run: RunRecords) -> list[str]:
+    """A sentence for each section of messages on their way that is not at its default; [] for an ordinary run."""
+    config, last, found = run.config, run.metrics[-1], []
+    attack, availability, privacy = config["attack"], config["availability"], config["privacy"]
+    if attack["kind"] != "none":
+        number = int(attack["share"] * config["num_clients"] + 1e-9)
+        sent = int(np.nansum(run.values("malicious_uploads")))
+        found.append(
+            f"{number} of {config['num_clients']} clients attack (attack.kind {attack['kind']}), with "
+            f"{sent:,} of {int(run.values('uploads').sum()):,} uploads"
+        )
+    if config["aggregation"]["mean"] != "mean":
+        found.append(f"the mean of uploads is {config['aggregation']['mean']}")
+    if availability["never"]:
+        found.append(f"{100 * availability['never']:.4g} % of each cohort do not answer")
+    if availability["late"]:
+        weight = availability["late_weight"]
+        fate = f"count {weight:.4g} times" if weight else "are dropped"
+        found.append(f"{100 * availability['late']:.4g} % of the uploads are a round late, and {fate}")
+    if config["compression"]["kind"] != "none":
+        kind = config["compression"]["kind"]
+        kept = f" of {100 * config['compression']['share']:.4g} %" if kind == "top_k" else ""
+        found.append(f"uploads are compressed: {kind}{kept}")
+    if privacy["noise"]:
+        text = f"noise of {privacy['noise']:.4g} times the clipping norm, in {privacy['cohorts']} cohorts"
+        if "epsilon" in last:
+            text += f": clients have ({last['epsilon']:.3g}, {privacy['delta']:.1g})-differential privacy"
+        found.append(text)
+    return [sentence[0].upper() + sentence[1:] + "." for sentence in found]

@@ -1,0 +1,154 @@
+"""Attacks against NumPy from their papers' formulas; whose labels are false; and what clients of a round then learn."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from conftest import make_tiny_config
+from fedjax_ssl.client.labels import as_told
+from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.data import stack_seeds
+from fedjax_ssl.data.federated import federate
+from fedjax_ssl.data.owners import Partition
+from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.engine.attacks import attacked, told_counts
+from fedjax_ssl.engine.interface import Broadcast, Upload
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods import METHODS
+
+ROWS = 7
+LIES = np.array([False, True, False, False, True, False, False])
+HONEST = np.array([True, False, True, False, False, True, True])  # row 3 took no part
+
+
+def one_cohort(kind, strength=0.0, lies=LIES, honest=HONEST):
+    """(what the clients changed, what arrives less what went down), as rows of numbers."""
+    rng = np.random.default_rng(3)
+    down = {"w": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=3).astype(np.float32)}
+    changes = {name: rng.normal(size=(ROWS, *leaf.shape)).astype(np.float32) for name, leaf in down.items()}
+    own = rng.normal(size=(ROWS, 2)).astype(np.float32)  # did not go down: it counts from 0
+    sent = {name: down[name] + change for name, change in changes.items()} | {"own": own}
+    uploads = Upload(Model(sent, {"mean": np.ones((ROWS, 2), np.float32)}), {"told": np.arange(ROWS)})
+    options = types.SimpleNamespace(kind=kind, strength=strength)
+    broadcast, keys = Broadcast(Model(down, {}), 0.1), jax.random.split(jax.random.key(0), ROWS)
+    found = jax.jit(lambda sent: attacked(options, sent, broadcast, jnp.array(lies), jnp.array(honest), keys))(uploads)
+    np.testing.assert_array_equal(found.model.batch_stats["mean"], np.ones((ROWS, 2)))
+    np.testing.assert_array_equal(found.told["told"], np.arange(ROWS))
+    arrived = {name: np.asarray(leaf) - down.get(name, 0) for name, leaf in found.model.params.items()}
+    rows = lambda tree: np.concatenate([np.reshape(tree[name], (ROWS, -1)) for name in sorted(tree)], axis=1)  # noqa: E731
+    return rows(changes | {"own": own}), rows(arrived)
+
+
+@pytest.mark.parametrize(("kind", "strength", "factor"), [
+    ("sign_flip", 0.0, -1), ("sign_flip", 3.0, -3), ("scaled", 0.0, 10), ("scaled", 2.5, 2.5), ("labels", 0.0, 1),
+])  # fmt: skip
+def test_updates_are_turned_round_or_scaled(kind, strength, factor):
+    changes, arrived = one_cohort(kind, strength)
+    expected = np.where(LIES[:, None], factor * changes, changes)
+    np.testing.assert_allclose(arrived, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("strength", [0.0, 2.0])
+def test_noise_has_the_update_s_length_and_another_direction(strength):
+    changes, arrived = one_cohort("noise", strength)
+    np.testing.assert_allclose(arrived[~LIES], changes[~LIES], atol=1e-6)
+    lengths = np.linalg.norm(arrived, axis=1) / np.linalg.norm(changes, axis=1)
+    np.testing.assert_allclose(lengths[LIES], strength or 1.0, rtol=1e-5)
+    cosines = np.sum(arrived * changes, axis=1)[LIES] / np.prod([np.linalg.norm(x, axis=1) for x in (arrived, changes)])
+    assert np.all(np.abs(cosines) < 0.9)
+    assert abs(np.corrcoef(arrived[LIES])[0, 1]) < 0.9  # two attackers draw for themselves
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.5])
+def test_a_little_is_enough(strength):
+    """Algorithm 3 in NumPy: n = 6 took part, m = 2 of them lie, s = 4 - 2, z at (6 - 2 - 2) / (6 - 2) = 1 / 2."""
+    changes, arrived = one_cohort("little", strength)
+    n, m = 6, 2
+    s = n // 2 + 1 - m
+    z = strength or norm.ppf((n - m - s) / (n - m))
+    honest = changes[HONEST]
+    expected = np.where(LIES[:, None], honest.mean(axis=0) - z * honest.std(axis=0), changes)
+    np.testing.assert_allclose(arrived, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_little_is_more_for_fewer_attackers():
+    """n = 6, one lies: z at (6 - 1 - 3) / 5 = 0.4, which is taken as 1 / 2; five of six: as far as 3 deviations."""
+    one = np.arange(ROWS) == 1
+    changes, arrived = one_cohort("little", 0.0, one, (HONEST | LIES) & ~one)
+    honest = changes[(HONEST | LIES) & ~one]
+    np.testing.assert_allclose(arrived[1], honest.mean(axis=0), atol=1e-5)
+    most = HONEST | LIES
+    most[0] = False
+    changes, arrived = one_cohort("little", 0.0, most, np.arange(ROWS) == 0)
+    np.testing.assert_allclose(arrived[most], np.broadcast_to(changes[0], arrived[most].shape), atol=1e-5)  # no spread
+
+
+def test_counts_are_exaggerated_by_the_kind_of_lies_about_labels():
+    counts, lies = jnp.array([5, 7, 0]), jnp.array([False, True, True])
+    for kind, strength, expected in [
+        ("labels", 0.0, [5, 70, 0]),
+        ("labels", 1.5, [5, 10, 0]),
+        ("noise", 9.0, [5, 7, 0]),
+    ]:
+        options = types.SimpleNamespace(kind=kind, strength=strength)
+        np.testing.assert_array_equal(told_counts(options, counts, lies), expected)
+
+
+def federated(kind, attackers=0.5, seed=0):
+    """Four clients of 2, 3, 1 and 2 images, of which clients 0 and 1 have a label each; two anchors."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (10, 2, 2, 1)).astype(np.uint8), np.arange(10) % 3
+    dataset = Dataset("x", images, labels, images[:2], labels[:2], 3, (0.0,), (1.0,), False)
+    rows = [np.array(of_client) for of_client in ([2, 3], [4, 5, 6], [7], [8, 9])]
+    partition = Partition(
+        anchor_index=np.array([0, 1]),
+        client_rows=rows,
+        validation_index=np.zeros(0, int),
+        labelled_rows=np.array([3, 5]),
+    )
+    attack = types.SimpleNamespace(kind=kind, share=attackers)
+    return rows, labels, federate(dataset, partition, seed, attack=attack)[0]
+
+
+def test_who_attacks_is_drawn_by_the_seed_and_whose_labels_are_false_follows():
+    drawn = {tuple(np.flatnonzero(federated("noise", seed=seed)[2].malicious)) for seed in range(20)}
+    assert all(len(one) == 2 for one in drawn) and len(drawn) > 3
+    assert federated("none")[2].malicious is None and federated("noise")[2].mislabelled is None
+    assert not federated("noise", 0.24)[2].malicious.any()  # floor(0.24 * 4)
+    assert np.sum(federated("noise", 0.75)[2].malicious) == 3
+    rows, labels, data = federated("labels", seed=4)
+    liars = np.concatenate([rows[client] for client in np.flatnonzero(data.malicious)])
+    np.testing.assert_array_equal(np.flatnonzero(data.mislabelled), np.sort(liars))
+    visible = np.asarray(data.visible_labels)
+    np.testing.assert_array_equal(visible[:2], labels[:2])  # the server's
+    for row in (3, 5):
+        assert visible[row] == (labels[row] + (row in liars)) % 3
+    two = stack_seeds([data, federated("labels", seed=5)[2]])
+    assert two.malicious.shape == (2, 4) and two.mislabelled.shape == (2, 10)
+    assert stack_seeds([federated("none")[2]] * 2).malicious is None
+
+
+def test_a_liar_s_scores_are_those_of_the_class_before():
+    _, _, data = federated("labels", 1.0)
+    scores = jnp.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
+    found = as_told(data, jnp.array([0, 4]), scores)  # the server's image, and a client's
+    np.testing.assert_allclose(found, [[0.7, 0.2, 0.1], [0.6, 0.1, 0.3]])
+    honest = federated("noise", 1.0)[2]
+    assert as_told(honest, jnp.array([0, 4]), scores) is scores
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_label_in_their_own_way_refuse_lies_about_labels(name):
+    config = apply_arguments(make_tiny_config(), name)
+    config.data.labels = METHODS[name].settings[0]
+    config.attack.kind = "labels"
+    if METHODS[name].mislabels:
+        validate(config)
+    else:
+        with pytest.raises(UserError, match=f"^attack.kind='labels' is not for the method {name}, "):
+            validate(config)
