@@ -41,56 +41,128 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
     Returns:
         round_fn(state, data, hidden_labels) -> (state, RoundResult). Only the scoring reads `hidden_labels`.
     """
-    config, select = problem.config, selection(problem, method)
+    longest = problem.config.aggregation.longest_update
 
     def round_fn(state: State, data, hidden_labels) -> tuple[State, RoundResult]:
-        keys = RoundKeys(*jax.random.split(round_key(data.seed, state.round), len(RoundKeys._fields)))
+        keys = round_keys(data.seed, state.round)
 
-        # Select a cohort.
-        draw = select(state, data, keys.select)
-
-        # The server trains, and broadcasts.
-        with jax.named_scope("server"):
-            state, before = method.server_before(state, data, keys.server_before)
-            broadcast = method.broadcast(state, data, keys.broadcast)
+        # Select a cohort; the server trains, and broadcasts.
+        state, sent, before = before_clients(problem, method, state, data, keys)
 
         # The clients label, train and upload; what arrives is aggregated.
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
-        lane_steps, usable = jnp.int32(0), jnp.bool_(True)
+        lane_steps, usable, scored = jnp.int32(0), jnp.bool_(True), {}
         if method.phases:
-            personal = () if method.personal is None else method.personal(state, data, draw.clients, keys.personal)
-            longest = config.aggregation.longest_update
+            down = sent.broadcast, data, sent.draw, sent.personal
             clients, result, accepted = train_in_turns(
-                method.phases, state.clients, broadcast, data, draw, personal, keys.clients, lanes, longest, debug
+                method.phases, state.clients, *down, keys.clients, lanes, longest, debug
             )
             state, lane_steps = state._replace(clients=clients), result.lane_steps
-            with jax.named_scope("aggregate"):
-                state, from_clients, usable = _aggregate(method, state, data, result, accepted, keys.aggregate)
-                if method.wire_bytes is not None:
-                    from_clients |= _count_bytes(method.wire_bytes, broadcast, personal, result, len(draw.clients))
+            received = received_rows(data, result, accepted)
+            state, from_clients, usable = aggregate_uploads(method, state, data, sent, result, received, keys.aggregate)
 
         # The server trains on the new model; normalisation statistics are brought up to date.
         with jax.named_scope("server"):
             state, after = method.server_after(state, data, keys.server_after)
         with jax.named_scope("statistics"):
-            state = method.statistics(state, data, draw.clients, keys.statistics)
+            state = method.statistics(state, data, sent.draw.clients, keys.statistics)
         state = state._replace(round=state.round + 1)
 
         with jax.named_scope("evaluate"):
-            name, images, labels = measured_images(data, hidden_labels)
-            more = _measures(problem, data, hidden_labels), _measures_of_features(problem, state.model, data)
-            measured = evaluate(problem.network, state.model, name, images, labels, config.eval_batch_size, *more)
-            scored = {}
+            measured = measure_model(problem, state.model, data, hidden_labels)
             if method.phases and result.report is not None:
-                rows, sizes = data.client_index[result.clients], _sizes(data, result)
-                unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
-                scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, len(draw.clients))
-        if method.phases and not len(data.anchor_index):  # labels, if there are any, are at clients
-            from_clients["clients_without_labels"] = jnp.sum(data.labelled_size[draw.clients] == 0)
+                rows = data.client_index[result.clients]
+                unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < received.sizes[:, None])
+                scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, len(sent.draw.clients))
         metrics = {"round": state.round, **measured, **scored, **before, **from_clients, **after}
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn
+
+
+class Sent(NamedTuple):
+    """What travels down in a round, and to whom.
+
+    Attributes:
+        draw: the jobs.
+        broadcast: to every client.
+        personal: the message to each client alone, leaves [M, ...]; () without any.
+    """
+
+    draw: Draw
+    broadcast: Any
+    personal: Any
+
+
+def before_clients(
+    problem: Problem, method: Method, state: State, data, keys: "RoundKeys"
+) -> tuple[State, Sent, Metrics]:
+    """The stages of a round up to the clients: select, server before, broadcast, personal.
+
+    Returns:
+        The state, what travels down, and the metrics of the server's training.
+    """
+    draw = selection(problem, method)(state, data, keys.select)
+    with jax.named_scope("server"):
+        state, metrics = method.server_before(state, data, keys.server_before)
+        broadcast, personal = method.broadcast(state, data, keys.broadcast), ()
+    if method.phases and method.personal is not None:
+        personal = method.personal(state, data, draw.clients, keys.personal)
+    return state, Sent(draw, broadcast, personal), metrics
+
+
+def received_rows(data, result: CohortResult, accepted: jax.Array) -> Received:
+    """A cohort's results as `aggregate` has them: what is uploaded, and whose it is.
+
+    Args:
+        data: the federation's.
+        result: of all turns.
+        accepted: bool [R], see `accepted_rows`.
+    """
+    sizes = jnp.where(result.present, data.client_size[result.clients], 0)
+    num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
+    return Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
+
+
+@jax.named_scope("aggregate")
+def aggregate_uploads(
+    method: Method, state: State, data, sent: Sent, result: CohortResult, received: Received, key: jax.Array
+) -> tuple[State, Metrics, jax.Array]:
+    """Makes the new model of the uploads. Those that are not accepted are dropped and counted.
+
+    Args:
+        method: the run's.
+        state: with the model that went down.
+        data: the federation's.
+        sent: what went down.
+        result: what the clients did, of which steps, metrics and who took part are read here.
+        received: the uploads.
+        key: of the stage.
+
+    Returns:
+        The state, the metrics, and whether the round is usable: False if all uploads were dropped.
+    """
+    state, aggregated = method.aggregate(state, data, received, key)
+    uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~received.accepted)
+    metrics = {
+        **_means(result.metrics, received.accepted),
+        **aggregated,
+        "uploads": uploads,
+        "dropped_uploads": dropped,
+        "local_steps": jnp.sum(result.num_steps),
+    }
+    if method.wire_bytes is not None:
+        metrics |= _count_bytes(method.wire_bytes, sent, result)
+    if not len(data.anchor_index):  # labels, if there are any, are at clients
+        metrics["clients_without_labels"] = jnp.sum(data.labelled_size[sent.draw.clients] == 0)
+    return state, metrics, (dropped == 0) | (dropped < uploads)
+
+
+def measure_model(problem: Problem, model: Model, data, hidden_labels: jax.Array) -> Metrics:
+    """How good a model is on the validation images, or without any on the test set, by `config.eval_measures`."""
+    name, images, labels = measured_images(data, hidden_labels)
+    more = _measures(problem, data, hidden_labels), _measures_of_features(problem, model, data)
+    return evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
 
 
 def _measures(problem: Problem, data, hidden_labels) -> Callable:
@@ -166,6 +238,11 @@ def one_job(problem: Problem, method: Method, state: State, data) -> tuple[Draw,
     return draw, method.broadcast(state, data, key), cohort
 
 
+def round_keys(seed: jax.Array, round_number: jax.Array | int) -> RoundKeys:
+    """The keys of a round's stages."""
+    return RoundKeys(*jax.random.split(round_key(seed, round_number), len(RoundKeys._fields)))
+
+
 def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
     """The key of a round; no key is carried from round to round."""
     return jax.random.fold_in(jax.random.key(seed), round_number + 1)
@@ -174,34 +251,6 @@ def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
 def init_key(seed: jax.Array) -> jax.Array:
     """The key of the initialisation and the pre-training, before the first round."""
     return jax.random.fold_in(jax.random.key(seed), 0)
-
-
-def _aggregate(
-    method: Method, state: State, data, result: CohortResult, accepted: jax.Array, key
-) -> tuple[State, Metrics, jax.Array]:
-    """Makes the new model of the uploads. Those that are not accepted are dropped and counted.
-
-    Returns:
-        The state, the metrics, and whether the round is usable: False if all uploads were dropped.
-    """
-    sizes = _sizes(data, result)
-    num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
-    received = Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
-    state, aggregated = method.aggregate(state, data, received, key)
-    uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
-    metrics = {
-        **_means(result.metrics, accepted),
-        **aggregated,
-        "uploads": uploads,
-        "dropped_uploads": dropped,
-        "local_steps": jnp.sum(result.num_steps),
-    }
-    return state, metrics, (dropped == 0) | (dropped < uploads)
-
-
-def _sizes(data, result: CohortResult) -> jax.Array:
-    """Examples of each row's client, 0 for padding."""
-    return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
 def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -> Metrics:
@@ -217,8 +266,9 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
     return means
 
 
-def _count_bytes(wire_bytes: WireBytes, broadcast: Any, personal: Any, result: CohortResult, num_jobs: int) -> Metrics:
+def _count_bytes(wire_bytes: WireBytes, sent: Sent, result: CohortResult) -> Metrics:
     """Bytes that travelled to and from the whole cohort; float32, because the sum may exceed int32."""
-    down = jax.vmap(lambda one: wire_bytes.down(broadcast, one), axis_size=num_jobs)(personal)
+    num_jobs = len(sent.draw.clients)
+    down = jax.vmap(lambda one: wire_bytes.down(sent.broadcast, one), axis_size=num_jobs)(sent.personal)
     up = jax.vmap(wire_bytes.up)(result.upload)
     return {"bytes_down": jnp.sum(down), "bytes_up": jnp.sum(jnp.where(result.took_part, up, 0.0))}
