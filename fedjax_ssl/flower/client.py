@@ -18,12 +18,13 @@ from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Method, Problem
 from fedjax_ssl.engine.round import init_key, one_job, round_keys
 from fedjax_ssl.flower import flower
-from fedjax_ssl.flower.messages import app as records
+from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import from_record, to_record
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
 from fedjax_ssl.flower.views import node_view, own_view
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
+from fedjax_ssl.methods.frames import given_labels
 from fedjax_ssl.run.experiment import in_training, make_method, make_problem
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import batches_of, sum_statistics
@@ -79,8 +80,11 @@ def open_node(context: Any) -> Node:
 
 @app.query("hello")
 def hello(message: Any, context: Any) -> Any:
-    """Who the node is: its clients' ids, how many images each has, and how many of these have labels."""
-    context.state[FACTS] = records.ConfigRecord({"json": message.content[FACTS]["json"]})
+    """Who the node is: its clients' ids, how many images each has, and how many of these have labels.
+
+    If the method begins with that, also how many labels of each class all its clients have together.
+    """
+    context.state[FACTS] = message.content[FACTS]
     node = open_node(context)
     who = {
         "clients": list(node.clients),
@@ -88,7 +92,9 @@ def hello(message: Any, context: Any) -> Any:
         "labelled": [int(node.data.labelled_size[client]) for client in node.clients],
         "digest": digest(node.config),
     }
-    return records.Message(records.RecordDict({"node": records.ConfigRecord(who)}), reply_to=message)
+    if message.content[FACTS]["asks-for-labels"]:
+        who["classes"] = np.asarray(given_labels(node.problem, node.data)).astype(int).tolist()
+    return flower_app.Message(flower_app.RecordDict({"node": flower_app.ConfigRecord(who)}), reply_to=message)
 
 
 @app.train()
@@ -115,11 +121,11 @@ def train(message: Any, context: Any) -> Any:
         if memory:
             context.state[f"{MEMORY}-{client}"] = to_record(memory)
             context.state[f"{PENDING}-{client}"] = to_record(result.trained)
-            context.state[f"{TURN}-{client}"] = records.ConfigRecord({"turn": jobs["turn"]})
+            context.state[f"{TURN}-{client}"] = flower_app.ConfigRecord({"turn": jobs["turn"]})
         if result.took_part:
             reply[f"upload-{job}"] = to_record(result.upload)
-        reply[f"figures-{job}"] = records.MetricRecord(_figures(result, int(node.data.client_size[client])))
-    return records.Message(records.RecordDict(reply), reply_to=message)
+        reply[f"figures-{job}"] = flower_app.MetricRecord(_figures(result, int(node.data.client_size[client])))
+    return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 
 
 @app.query("statistics")
@@ -137,8 +143,8 @@ def statistics(message: Any, context: Any) -> Any:
         return sum_statistics(network, Model(params, statistics), data.images, *batches_of(owners), weights)
 
     found = jax.device_get(node.jit(sums)(params, node.data, jnp.array(asked, jnp.int32)))
-    reply = {"sums": to_record(found.total), "count": records.MetricRecord({"count": float(found.count)})}
-    return records.Message(records.RecordDict(reply), reply_to=message)
+    reply = {"sums": to_record(found.total), "count": flower_app.MetricRecord({"count": float(found.count)})}
+    return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 
 
 def train_one(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.errors import TrainingError
-from fedjax_ssl.flower.messages import app as records
+from fedjax_ssl.flower.messages import app as flower_app
 
 EVERY_SECONDS = 2.0  # between two looks for nodes that have come
 
@@ -16,7 +16,16 @@ EVERY_SECONDS = 2.0  # between two looks for nodes that have come
 class Roster:
     """Which node has which client. A node that comes back is another one to Flower, and takes its clients over."""
 
-    def __init__(self, grid: Any, num_clients: int, digest: str, facts: str, wait: float, timeout: float):
+    def __init__(
+        self,
+        grid: Any,
+        num_clients: int,
+        digest: str,
+        facts: str,
+        wait: float,
+        timeout: float,
+        asks_for_labels: bool = False,
+    ):
         """Asks nobody yet.
 
         Args:
@@ -26,11 +35,14 @@ class Roster:
             facts: what a node is told of the server's images.
             wait: seconds until every client must have a node.
             timeout: seconds until an answer must have come; what comes later is lost.
+            asks_for_labels: whether nodes are asked how many labels of each class their clients have.
         """
-        self._grid, self._digest, self._facts = grid, digest, facts
+        self._grid, self._digest = grid, digest
+        self._facts = flower_app.ConfigRecord({"json": facts, "asks-for-labels": int(asks_for_labels)})
         self._wait, self._timeout = wait, timeout
         self._node_of: dict[int, int] = {}
         self._asked: set[int] = set()
+        self._classes_at: dict[int, list[int]] = {}
         self.sizes, self.labelled = np.zeros(num_clients, np.int32), np.zeros(num_clients, np.int32)
 
     def wait_for_all(self) -> None:
@@ -60,8 +72,7 @@ class Roster:
             TrainingError: a node has another configuration.
         """
         new = [node for node in self._grid.get_node_ids() if node not in self._asked]
-        hello = {"facts": records.ConfigRecord({"json": self._facts})}
-        for node, content in self.send(dict.fromkeys(new, hello), "query.hello", 0).items():
+        for node, content in self.send({node: {"facts": self._facts} for node in new}, "query.hello", 0).items():
             self._asked.add(node)
             who = content["node"]
             if who["digest"] != self._digest:
@@ -71,7 +82,14 @@ class Roster:
                 )
             for client, size, labelled in zip(who["clients"], who["sizes"], who["labelled"]):
                 self._node_of[client], self.sizes[client], self.labelled[client] = node, size, labelled
+            if "classes" in who:
+                self._classes_at[node] = who["classes"]
             say(f"clients {', '.join(map(str, who['clients']))} are at node {node}")
+
+    def labels(self) -> np.ndarray | None:
+        """How many labels of each class all clients have, float32 [C]; None if they were not asked."""
+        told = [self._classes_at[node] for node in set(self._node_of.values()) if node in self._classes_at]
+        return np.sum(told, axis=0).astype(np.float32) if told else None
 
     def nodes_of(self, clients: Sequence[int]) -> dict[int, list[int]]:
         """The nodes of some clients, each with the places among `clients` that are its own."""
@@ -89,7 +107,9 @@ class Roster:
             number: of the round, from 1 on; 0 before the first.
         """
         messages = [
-            records.Message(records.RecordDict(dict(content)), node, kind, ttl=self._timeout, group_id=str(number))
+            flower_app.Message(
+                flower_app.RecordDict(dict(content)), node, kind, ttl=self._timeout, group_id=str(number)
+            )
             for node, content in contents.items()
         ]
         found = {}

@@ -24,12 +24,12 @@ from fedjax_ssl.engine.screening import accepted_rows
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.client import one_device
-from fedjax_ssl.flower.messages import app as records
+from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import array_bytes, from_record, to_record
 from fedjax_ssl.flower.records import Records
 from fedjax_ssl.flower.roster import Roster, say
 from fedjax_ssl.flower.settings import RUN, digest, run_config
-from fedjax_ssl.flower.supported import check_supported
+from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.flower.views import facts_text, server_view
 from fedjax_ssl.learning.trees import all_finite
 from fedjax_ssl.run.experiment import Experiment, build_experiment, make_method
@@ -49,7 +49,8 @@ def main(grid: Any, context: Any) -> None:
     check_supported(experiment)
     with Records(given["workdir"] or None, experiment) as folder:
         facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
-        roster = Roster(grid, config.num_clients, digest(config), facts, float(given["wait"]), float(given["timeout"]))
+        limits = float(given["wait"]), float(given["timeout"])
+        roster = Roster(grid, config.num_clients, digest(config), facts, *limits, asks_for_labels(experiment))
         roster.wait_for_all()
         server = Server(experiment, roster)
         state = server.first_state()
@@ -87,11 +88,12 @@ class Server:
             experiment: the run, of which the server keeps what is its own.
             roster: the nodes, all of which are known.
         """
-        self._experiment, self._roster = experiment, roster
-        self._problem = problem = experiment.problem
+        self._roster = roster
+        self._problem = problem = experiment.problem._replace(told_labels=roster.labels())
+        made = make_method(problem)
         # What travels is counted as it is sent; messages here are whole, whatever a sparse one would be.
-        self._method = method = experiment.method._replace(wire_bytes=None)
-        self._wire_bytes = experiment.method.wire_bytes
+        self._method, self._wire_bytes = made._replace(wire_bytes=None), made.wire_bytes
+        method = self._method
         self._data, self._hidden_labels = server_view(
             experiment.data, experiment.hidden_labels, roster.sizes, roster.labelled
         )
@@ -195,7 +197,7 @@ class Server:
                 "turn": self._turns,
             }
             personal = jax.tree.map(lambda leaf, mine=mine: leaf[np.array(mine)], sent.personal)
-            contents[node] = {"broadcast": broadcast, "jobs": records.ConfigRecord(jobs)}
+            contents[node] = {"broadcast": broadcast, "jobs": flower_app.ConfigRecord(jobs)}
             if jax.tree.leaves(personal):
                 contents[node]["personal"] = to_record(personal)
             whose[node] = mine
@@ -242,7 +244,7 @@ class Server:
         contents = {
             node: {
                 "params": params,
-                "asked": records.ConfigRecord({"clients": [int(asked[place]) for place in places]}),
+                "asked": flower_app.ConfigRecord({"clients": [int(asked[place]) for place in places]}),
             }
             for node, places in self._roster.nodes_of(asked).items()
         }

@@ -32,6 +32,8 @@ def check_supported(experiment: Experiment) -> None:
     """
     problem, method, data = experiment.problem, experiment.method, experiment.data
     config, state = problem.config, experiment.state_shape
+    # How many labels they have clients can tell.
+    first = make_method(problem._replace(told_labels=jnp.zeros(problem.num_classes))).init
     name = config.method
     if not method.phases:
         raise UserError(f"method={name} has no clients, so there is nothing for Flower to do")
@@ -51,7 +53,7 @@ def check_supported(experiment: Experiment) -> None:
     key = jax.random.key(0)
     gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
     stages = {
-        "init": lambda state, data, received, clients: method.init(data, key),
+        "init": lambda state, data, received, clients: first(data, key),
         "select": lambda state, data, received, clients: selection(problem, method)(state, data, key).clients,
         "server_before": lambda state, data, received, clients: method.server_before(state, data, key),
         "broadcast": lambda state, data, received, clients: method.broadcast(state, data, key),
@@ -81,6 +83,12 @@ def check_supported(experiment: Experiment) -> None:
         for field in AT_SERVER:
             if f"[1].{field}" in found:
                 raise UserError(f"method={name}: its clients' {what} depends on images of the server; {DOCS}")
+
+
+def asks_for_labels(experiment: Experiment) -> bool:
+    """Whether a method begins with the labels that clients were given, whose number in each class they have to tell."""
+    key, method = jax.random.key(0), experiment.method
+    return "[0].client_index" in _reads(lambda data: _without_clients(method.init(data, key)), experiment.data)
 
 
 def _personal(method: Method, state: Any, data: Any, clients: Any, key: Any) -> Any:
