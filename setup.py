@@ -5,4 +5,8 @@ from setuptools import find_packages, setup
 # In a checkout configs/ lies beside the package, where people look for it; installed it lies inside.
 CONFIGS = {"fedjax_ssl.configs": "configs", "fedjax_ssl.configs.sweeps": "configs/sweeps"}
 
-setup(packages=[*find_packages(include=["fedjax_ssl*"]), *CONFIGS], package_dir=CONFIGS)
+setup(
+    packages=[*find_packages(include=["fedjax_ssl*"]), *CONFIGS],
+    package_dir=CONFIGS,
+    package_data={"fedjax_ssl.configs": ["flower/pyproject.toml"]},  # a project of Flower has no code
+)

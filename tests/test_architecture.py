@@ -28,7 +28,7 @@ FLOORS = (
     ("cli", "predictor"),
     ("report",),
     ("run",),
-    ("sweep",),
+    ("sweep", "flower"),
     ("__init__",),
     ("commands",),
     ("__main__",),
@@ -173,6 +173,11 @@ def test_help_waits_for_no_library(library):
     assert library[1]["fields"] == set()
     assert library[1]["sections"] <= {*sys.stdlib_module_names, "ml_collections"}
     assert library[1]["errors"] <= sys.stdlib_module_names
+
+
+def test_nothing_imports_flower(library):
+    """The bridge asks for it by name, in one place that says what to install."""
+    assert not [module for module, others in library[1].items() if "flwr" in others]
 
 
 def test_what_computes_reads_no_command_line_and_no_disk(library):

@@ -192,7 +192,7 @@ def test_the_server_weighs_by_labels_and_is_drawn_back_to_its_record(data):
     state, rng = method.init(data, jax.random.key(0)), np.random.default_rng(1)
     given = np.bincount(GIVEN_LABELS, minlength=CLASSES)
     np.testing.assert_array_equal(state.server[GIVEN], given)
-    np.testing.assert_array_equal(given_labels(data, CLASSES), given)
+    np.testing.assert_array_equal(given_labels(problem, data), given)
     remembered, record, aggregate = np.zeros((NUM_CLIENTS, CLASSES)), None, jax.jit(method.aggregate)
     clients = np.array([2, 0, 1])  # client 3 is drawn in the last rounds alone
     model = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state.model)]

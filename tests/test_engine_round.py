@@ -86,8 +86,8 @@ def test_a_message_to_one_client_reaches_it_alone_and_is_counted():
     # Without `wire_bytes` a message is as large as its leaves: model and rate, `extra` of 4 bools, what is personal;
     # model, told client and told message.
     state = toy_state(draw=jnp.array(draw), fails=jnp.zeros(4, bool))
-    config = types.SimpleNamespace(clients_per_round=3, model=types.SimpleNamespace(statistics="server"), num_clients=5)
-    toy_problem = problem()._replace(config=config)
+    toy_problem = problem()
+    toy_problem.config.model = types.SimpleNamespace(statistics="server")
     traffic = bytes_per_client(toy_problem, personal_method(), state, federation())
     assert (traffic.jobs, traffic.down, traffic.up) == (4, 4 + 4 + 4 + 4, 4 + 4 + 4)
     traffic = bytes_per_client(toy_problem, toy_method(), state, federation())
@@ -209,6 +209,5 @@ def test_the_number_of_jobs_is_that_of_the_draw():
     state = toy_state(draw=jnp.array([4, 3, 0, 4]), fails=jnp.zeros(4, bool))
     assert num_jobs(problem(), toy_method(), state, federation()) == 4
     assert num_jobs(problem(), toy_method(turns=2), state, federation()) == 2  # side by side
-    config = types.SimpleNamespace(clients_per_round=3)
     uniformly = toy_method()._replace(select=None)
-    assert num_jobs(problem()._replace(config=config), uniformly, state, federation()) == 3
+    assert num_jobs(problem(), uniformly, state, federation()) == 3

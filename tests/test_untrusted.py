@@ -6,7 +6,6 @@ import chex
 import jax
 import numpy as np
 import pytest
-from test_methods import build, compiled, make_config
 
 from fedjax_ssl.engine.compression import num_kept
 from fedjax_ssl.engine.delivery import LATE, LOST
@@ -16,6 +15,7 @@ from fedjax_ssl.run.experiment import initialise
 from fedjax_ssl.run.loop import to_record
 from fedjax_ssl.run.privacy import make_accountant
 from fedjax_ssl.run.wire import bytes_per_client
+from test_methods import build, compiled, make_config
 
 # Labels at the server, at the clients, and none at all.
 METHODS = {"fedanchor": "server", "fixmatch": "clients", "fedu": "server"}

@@ -33,6 +33,8 @@ class Problem(NamedTuple):
         weak, strong: augmentations (key, images [B, H, W, C]) -> images.
         num_classes: C.
         views: the two augmentations of self-supervised methods, T and T' of `config.views`.
+        told_labels: float32 [C], how many labels of each class clients told the server of before the first round; None:
+            they are counted in the data.
     """
 
     config: Any
@@ -41,6 +43,7 @@ class Problem(NamedTuple):
     strong: Augmentation
     num_classes: int
     views: tuple[Augmentation, Augmentation] | None = None
+    told_labels: jax.Array | None = None
 
 
 class State(NamedTuple):

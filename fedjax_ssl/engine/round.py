@@ -46,67 +46,155 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
     Returns:
         round_fn(state, data, hidden_labels) -> (state, RoundResult). Only the scoring reads `hidden_labels`.
     """
-    config, select = problem.config, selection(problem, method)
+    config = problem.config
 
     def round_fn(state: State, data, hidden_labels) -> tuple[State, RoundResult]:
-        keys = RoundKeys(*jax.random.split(round_key(data.seed, state.round), len(RoundKeys._fields)))
+        keys = round_keys(data.seed, state.round)
 
-        # Select a cohort.
-        draw = select(state, data, keys.select)
-
-        # The server trains, and broadcasts.
-        with jax.named_scope("server"):
-            state, before = method.server_before(state, data, keys.server_before)
-            broadcast = method.broadcast(state, data, keys.broadcast)
+        # Select a cohort; the server trains, and broadcasts.
+        state, sent, before = before_clients(problem, method, state, data, keys)
 
         # The clients label, train and upload; what arrives is aggregated.
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
-        lane_steps, usable = jnp.int32(0), jnp.bool_(True)
+        lane_steps, usable, scored = jnp.int32(0), jnp.bool_(True), {}
         if method.phases:
-            personal = () if method.personal is None else method.personal(state, data, draw.clients, keys.personal)
+            down = sent.broadcast, data, sent.draw, sent.personal
             clients, result, accepted = train_in_turns(
-                config, method.phases, state.clients, broadcast, data, draw, personal, keys.clients, lanes, debug
+                config, method.phases, state.clients, *down, keys.clients, lanes, debug
             )
             state, lane_steps = state._replace(clients=clients), result.lane_steps
-            with jax.named_scope("aggregate"):
-                received = _received(config, data, result, accepted)
-                received, late, of_delivery = delivered(
-                    config, received, result.job, len(draw.clients), broadcast, state.server, keys.clients
-                )
-                if config.privacy.noise:
-                    noise_key = jax.random.fold_in(keys.aggregate, PRIVACY)
-                    received = one_private_upload(config, received, broadcast, noise_key)
-                state, aggregated = method.aggregate(state, data, received, keys.aggregate)
-                state = state._replace(server={**state.server, **late})
-                from_clients, usable = _of_uploads(config, data, result, accepted)
-                from_clients |= {**aggregated, **of_delivery}
-                if draw.present is not None:
-                    from_clients["cohort_size"] = jnp.sum(draw.present)
-                if method.wire_bytes is not None:
-                    from_clients |= _count_bytes(method.wire_bytes, broadcast, personal, result, len(draw.clients))
+            received = received_rows(config, data, result, accepted)
+            state, from_clients, usable = aggregate_uploads(problem, method, state, data, sent, result, received, keys)
 
         # The server trains on the new model; normalisation statistics are brought up to date.
         with jax.named_scope("server"):
             state, after = method.server_after(state, data, keys.server_after)
         with jax.named_scope("statistics"):
-            state = method.statistics(state, data, draw.clients, keys.statistics)
+            state = method.statistics(state, data, sent.draw.clients, keys.statistics)
         state = state._replace(round=state.round + 1)
 
         with jax.named_scope("evaluate"):
-            name, images, labels = measured_images(data, hidden_labels)
-            more = _measures(problem, data, hidden_labels), _measures_of_features(problem, state.model, data)
-            measured = evaluate(problem.network, state.model, name, images, labels, config.eval_batch_size, *more)
-            scored = {}
+            measured = measure_model(problem, state.model, data, hidden_labels)
             if method.phases and result.report is not None:
                 rows, sizes = data.client_index[result.clients], _sizes(data, result)
                 unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
                 scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, jnp.sum(result.present))
-        if method.phases and not len(data.anchor_index):  # labels, if there are any, are at clients
-            from_clients["clients_without_labels"] = jnp.sum(data.labelled_size[draw.clients] == 0)
         metrics = {"round": state.round, **measured, **scored, **before, **from_clients, **after}
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn
+
+
+class Sent(NamedTuple):
+    """What travels down in a round, and to whom.
+
+    Attributes:
+        draw: the jobs.
+        broadcast: to every client.
+        personal: the message to each client alone, leaves [M, ...]; () without any.
+    """
+
+    draw: Draw
+    broadcast: Any
+    personal: Any
+
+
+def before_clients(
+    problem: Problem, method: Method, state: State, data, keys: "RoundKeys"
+) -> tuple[State, Sent, Metrics]:
+    """The stages of a round up to the clients: select, server before, broadcast, personal.
+
+    Returns:
+        The state, what travels down, and the metrics of the server's training.
+    """
+    draw = selection(problem, method)(state, data, keys.select)
+    with jax.named_scope("server"):
+        state, metrics = method.server_before(state, data, keys.server_before)
+        broadcast, personal = method.broadcast(state, data, keys.broadcast), ()
+    if method.phases and method.personal is not None:
+        personal = method.personal(state, data, draw.clients, keys.personal)
+    return state, Sent(draw, broadcast, personal), metrics
+
+
+def received_rows(config: Any, data, result: CohortResult, accepted: jax.Array) -> Received:
+    """A cohort's uploads, and whose they are. Those that are not accepted are there, but do not count.
+
+    Args:
+        config: the configuration; attackers may tell false counts.
+        data: the federation's.
+        result: of all turns.
+        accepted: bool [R], see `accepted_rows`.
+    """
+    sizes = _sizes(data, result)
+    num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
+    if data.malicious is not None:
+        sizes, num_qualified = (
+            told_counts(config.attack, counts, data.malicious[result.clients]) for counts in (sizes, num_qualified)
+        )
+    return Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
+
+
+@jax.named_scope("aggregate")
+def aggregate_uploads(
+    problem: Problem,
+    method: Method,
+    state: State,
+    data,
+    sent: Sent,
+    result: CohortResult,
+    received: Received,
+    keys: "RoundKeys",
+) -> tuple[State, Metrics, jax.Array]:
+    """Makes the new model of the uploads. Those that are not accepted are dropped and counted.
+
+    Args:
+        problem: the run.
+        method: the run's.
+        state: with the model that went down.
+        data: the federation's.
+        sent: what went down.
+        result: what the clients did, of which steps, metrics and who took part are read here.
+        received: the uploads.
+        keys: of the round.
+
+    Returns:
+        The state, the metrics, and whether the round is usable: False if all uploads were dropped.
+    """
+    config, num_jobs = problem.config, len(sent.draw.clients)
+    arrived, late, of_delivery = delivered(
+        config, received, result.job, num_jobs, sent.broadcast, state.server, keys.clients
+    )
+    if config.privacy.noise:
+        arrived = one_private_upload(config, arrived, sent.broadcast, jax.random.fold_in(keys.aggregate, PRIVACY))
+    state, aggregated = method.aggregate(state, data, arrived, keys.aggregate)
+    state = state._replace(server={**state.server, **late})
+    uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~received.accepted)
+    metrics = {
+        **_means(result.metrics, received.accepted),
+        **aggregated,
+        **of_delivery,
+        "uploads": uploads,
+        "dropped_uploads": dropped,
+        "local_steps": jnp.sum(result.num_steps),
+    }
+    if data.malicious is not None:
+        metrics["malicious_uploads"] = jnp.sum(result.took_part & data.malicious[result.clients])
+    if config.availability.never:
+        metrics["answers"] = jnp.sum(result.present)
+    if sent.draw.present is not None:
+        metrics["cohort_size"] = jnp.sum(sent.draw.present)
+    if method.wire_bytes is not None:
+        metrics |= _count_bytes(method.wire_bytes, sent, result)
+    if not len(data.anchor_index):  # labels, if there are any, are at clients
+        metrics["clients_without_labels"] = jnp.sum(data.labelled_size[sent.draw.clients] == 0)
+    return state, metrics, (dropped == 0) | (dropped < uploads)
+
+
+def measure_model(problem: Problem, model: Model, data, hidden_labels: jax.Array) -> Metrics:
+    """How good a model is on the validation images, or without any on the test set, by `config.eval_measures`."""
+    name, images, labels = measured_images(data, hidden_labels)
+    more = _measures(problem, data, hidden_labels), _measures_of_features(problem, model, data)
+    return evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
 
 
 def _measures(problem: Problem, data, hidden_labels) -> Callable:
@@ -217,6 +305,11 @@ def one_job(problem: Problem, method: Method, state: State, data) -> tuple[Draw,
     return draw, method.broadcast(state, data, key), cohort
 
 
+def round_keys(seed: jax.Array, round_number: jax.Array | int) -> RoundKeys:
+    """The keys of a round's stages."""
+    return RoundKeys(*jax.random.split(round_key(seed, round_number), len(RoundKeys._fields)))
+
+
 def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
     """The key of a round; no key is carried from round to round."""
     return jax.random.fold_in(jax.random.key(seed), round_number + 1)
@@ -225,33 +318,6 @@ def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
 def init_key(seed: jax.Array) -> jax.Array:
     """The key of the initialisation and the pre-training, before the first round."""
     return jax.random.fold_in(jax.random.key(seed), 0)
-
-
-def _received(config: Any, data, result: CohortResult, accepted: jax.Array) -> Received:
-    """What reaches the server, if nothing is late. Uploads that are not accepted are there, but do not count."""
-    sizes = _sizes(data, result)
-    num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
-    if data.malicious is not None:
-        sizes, num_qualified = (
-            told_counts(config.attack, counts, data.malicious[result.clients]) for counts in (sizes, num_qualified)
-        )
-    return Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
-
-
-def _of_uploads(config: Any, data, result: CohortResult, accepted: jax.Array) -> tuple[Metrics, jax.Array]:
-    """The metrics of a round's uploads, and whether the round is usable: False if all uploads were dropped."""
-    uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~accepted)
-    metrics = {
-        **_means(result.metrics, accepted),
-        "uploads": uploads,
-        "dropped_uploads": dropped,
-        "local_steps": jnp.sum(result.num_steps),
-    }
-    if data.malicious is not None:
-        metrics["malicious_uploads"] = jnp.sum(result.took_part & data.malicious[result.clients])
-    if config.availability.never:
-        metrics["answers"] = jnp.sum(result.present)
-    return metrics, (dropped == 0) | (dropped < uploads)
 
 
 def _sizes(data, result: CohortResult) -> jax.Array:
@@ -272,8 +338,9 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
     return means
 
 
-def _count_bytes(wire_bytes: WireBytes, broadcast: Any, personal: Any, result: CohortResult, num_jobs: int) -> Metrics:
+def _count_bytes(wire_bytes: WireBytes, sent: Sent, result: CohortResult) -> Metrics:
     """Bytes that travelled to and from the whole cohort; float32, because the sum may exceed int32."""
-    down = jax.vmap(lambda one: wire_bytes.down(broadcast, one), axis_size=num_jobs)(personal)
+    num_jobs = len(sent.draw.clients)
+    down = jax.vmap(lambda one: wire_bytes.down(sent.broadcast, one), axis_size=num_jobs)(sent.personal)
     up = jax.vmap(wire_bytes.up)(result.upload)
     return {"bytes_down": jnp.sum(down), "bytes_up": jnp.sum(jnp.where(result.took_part, up, 0.0))}

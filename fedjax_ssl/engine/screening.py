@@ -11,6 +11,11 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import all_finite, row_norms
 
 
+def longest_update(config: Any) -> float:
+    """`longest` of `accepted_rows` in a run: with noise 0, for no client's upload may decide about another's."""
+    return 0.0 if config.privacy.noise else config.aggregation.longest_update
+
+
 def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.Array:
     """Which rows have an upload whose every number is finite, and that is not far longer than the others.
 

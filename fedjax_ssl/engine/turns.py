@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.delivery import present_jobs, sent
 from fedjax_ssl.engine.interface import Cohort, Draw, Phase
-from fedjax_ssl.engine.screening import accepted_rows
+from fedjax_ssl.engine.screening import accepted_rows, longest_update
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
 
@@ -52,9 +52,7 @@ def train_in_turns(
         result = train_cohort(phases, broadcast, data, cohort, lanes, debug, present)
         with jax.named_scope("aggregate"):
             result = sent(options, result, broadcast, data, memory, key)
-            # With noise every client is judged by itself, or its upload would decide about others'.
-            longest = 0.0 if options.privacy.noise else options.aggregation.longest_update
-            accepted = accepted_rows(result, broadcast, longest)
+            accepted = accepted_rows(result, broadcast, longest_update(options))
             memory = _write_back(memory, result.labelled, result, result.present)
             memory = _write_back(memory, result.trained, result, accepted)
         return memory, (result._replace(labelled={}, trained={}), accepted)

@@ -145,7 +145,7 @@ def cbafed(problem: Problem) -> Method:
     def init(data, key) -> State:
         state = method.init(data, key)
         memory = {
-            GIVEN: given_labels(data, problem.num_classes),
+            GIVEN: given_labels(problem, data),
             COUNTS: jnp.zeros((config.num_clients, problem.num_classes)),
             RECORD: trained_parts(problem.network, state.model, CLASSIFIER),
         }

@@ -29,6 +29,8 @@ class Network(NamedTuple):
         embedding: name of the head that represents an image; '': the backbone's features do.
         companions: further networks by name.
         given: parts of a model to begin with in place of fresh ones, see `init_from`; None: all are fresh.
+        gathered: sums of normalisation statistics that clients sent, in place of those of their images, see
+          `fedjax_ssl.server.statistics`; None: the images are at hand.
     """
 
     module: nn.Module
@@ -39,6 +41,7 @@ class Network(NamedTuple):
     embedding: str = ""
     companions: Mapping[str, "Network"] = {}
     given: Model | None = None
+    gathered: Any = None
 
     def init(self, key: jax.Array) -> Model:
         """A fresh model, companions included, but for the parts that are given."""

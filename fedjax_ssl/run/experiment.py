@@ -2,8 +2,8 @@
 
 import functools
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,24 +77,11 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         for c, file in zip(configs, partition_files)
     ]
     width = max(len(rows) for partition in partitions for rows in partition.client_rows)
-    flip = dataset.flip if config.augment.flip == "dataset" else config.augment.flip == "always"
-    geometry = {"flip": flip, **{name: config.augment[name] for name in ("padding", "border", "resized")}}
-    check_resized(config.augment.resized, config.augment.padding, dataset.x_train.shape[1:])
-    weak = functools.partial(weak_augment, **geometry)
-    strong = functools.partial(
-        strong_augment,
-        **geometry,
-        flavour=config.augment.flavour,
-        num_ops=config.augment.num_ops,
-        magnitude=config.augment.magnitude,
-    )
-    entry = find_method(config.method)
-    network = build_network(config, dataset_facts(dataset), entry.heads_of(config), entry.embedding, entry.companions)
+    shared = make_problem(config, dataset_facts(dataset))
     experiments, first = [], None
     for c, partition in zip(configs, partitions):
-        problem = Problem(c, network, weak, strong, dataset.num_classes, make_views(config.views, flip))
-        method = entry.factory(problem._replace(network=in_training(network, config.data.normalisation)))
-        _check_delivery(config, method)
+        problem = shared._replace(config=c)
+        method = make_method(problem)
         data, hidden_labels = federate(
             dataset,
             partition,
@@ -106,11 +93,48 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             c.attack,
         )
         first = first or data
-        shape = experiments[0].state_shape if experiments else jax.eval_shape(_initialise(problem, method), data)
-        if not experiments:
+        if experiments:
+            shape = experiments[0].state_shape
+        else:
+            _check_delivery(config, method)
+            shape = jax.eval_shape(_initialise(problem, method), data)
             check_private(problem, method, shape, data)
         experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, shape))
     return experiments
+
+
+def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
+    """What is fixed in a run, from its configuration and what is known of the images, see `dataset_facts`.
+
+    Raises:
+        UserError: a name is unknown, or a field does not fit the images.
+    """
+    flip = facts["flip"] if config.augment.flip == "dataset" else config.augment.flip == "always"
+    geometry = {"flip": flip, **{name: config.augment[name] for name in ("padding", "border", "resized")}}
+    check_resized(config.augment.resized, config.augment.padding, tuple(facts["image_shape"]))
+    weak = functools.partial(weak_augment, **geometry)
+    strong = functools.partial(
+        strong_augment,
+        **geometry,
+        flavour=config.augment.flavour,
+        num_ops=config.augment.num_ops,
+        magnitude=config.augment.magnitude,
+    )
+    entry = find_method(config.method)
+    network = build_network(config, facts, entry.heads_of(config), entry.embedding, entry.companions)
+    return Problem(config, network, weak, strong, facts["num_classes"], make_views(config.views, flip))
+
+
+def make_method(problem: Problem, **of_network: Any) -> Method:
+    """The run's method.
+
+    Args:
+        problem: the run.
+        of_network: fields of the network that the method's has otherwise, such as `given`: whatever it makes of the
+            first model, such as copies of it, it makes of that one.
+    """
+    network = in_training(problem.network, problem.config.data.normalisation)._replace(**of_network)
+    return find_method(problem.config.method).factory(problem._replace(network=network))
 
 
 def _check_delivery(config: ConfigDict, method: Method) -> None:
@@ -134,11 +158,8 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
         data: its data.
         given: parts of a model to begin with in place of fresh ones.
     """
-    method, problem = experiment.method, experiment.problem
-    if given is not None:
-        # Whatever a method makes of the first model, such as copies of it, it makes of this one.
-        network = in_training(problem.network, problem.config.data.normalisation)._replace(given=given)
-        method = find_method(problem.config.method).factory(problem._replace(network=network))
+    problem = experiment.problem
+    method = experiment.method if given is None else make_method(problem, given=given)
     return _initialise(problem, method)(data)
 
 

@@ -1,6 +1,7 @@
 """The global normalisation statistics under the 'static' policy: whose images they are taken from."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,24 @@ SOURCES = ("server", "cohort", "all", "all_mixed")
 WEIGHTS = ("batches", "samples")  # of the batches in their mean
 
 
+class Sums(NamedTuple):
+    """What an owner of images tells of them: the sums of its batches' statistics, and what these count together.
+
+    Attributes:
+        total: the sum over the batches of each one's statistics times its count.
+        count: float32 [], the sum of the counts.
+    """
+
+    total: BatchStats
+    count: jax.Array
+
+
 def make_statistics(network: Network, source: str, weights: str = "batches") -> Callable:
     """The `statistics` stage of a method.
 
     Args:
-        network: the stage does nothing unless its policy is 'static'.
+        network: the stage does nothing unless its policy is 'static'. With `network.gathered`, the `Sums` that clients
+            sent, the stage reads the server's images alone.
         source: one of `SOURCES`. 'server', the anchors alone; 'cohort', the anchors and this round's clients; 'all',
             the anchors and every client, in separate batches; 'all_mixed', the same images as one pool, which
             is what SemiFL's code does (with the privacy caveat of its paper).
@@ -45,21 +59,27 @@ def make_statistics(network: Network, source: str, weights: str = "batches") -> 
                     "'server'; known: cohort, all, all_mixed, or model.normalisation='running'"
                 )
             owners = []
-        # Before the first round there is no cohort: a server with images uses those, another asks all clients.
-        all_clients = source == "all" or (source == "cohort" and not owners and len(clients) == 0)
-        if source == "cohort" and not all_clients:
-            owners.append((data.client_index[clients], data.client_size[clients]))
-        if all_clients:
-            owners.append((data.client_index, data.client_size))
-        if source == "all_mixed":
+        asked = asked_clients(source, len(data.anchor_index), clients, len(data.client_size))
+        if network.gathered is None and source == "all_mixed":
             owners = [pool(data)]
-        size = min(BATCH_SIZE, max(rows.shape[1] for rows, _ in owners))
-        cut = [cut_into_batches(rows, sizes, size) for rows, sizes in owners]
-        batches, masks = (jnp.concatenate(parts) for parts in zip(*cut))
-        statistics = mean_statistics(network, state.model, data.images, batches, masks, weights)
-        return state._replace(model=state.model._replace(batch_stats=statistics))
+        elif network.gathered is None and asked is not None:
+            owners.append((data.client_index[asked], data.client_size[asked]))
+        told = [] if network.gathered is None else [network.gathered]
+        if owners:
+            told.append(sum_statistics(network, state.model, data.images, *batches_of(owners), weights))
+        return state._replace(model=state.model._replace(batch_stats=mean_of_sums(told)))
 
     return refresh
+
+
+def asked_clients(source: str, num_anchors: int, cohort: jax.Array, num_clients: int) -> jax.Array | None:
+    """The clients whose images are asked for statistics, int32 [n]; None: no client is.
+
+    Before the first round there is no cohort: a server with images uses those, another asks all clients.
+    """
+    if source == "all" or (source == "cohort" and not num_anchors and len(cohort) == 0):
+        return jnp.arange(num_clients)
+    return cohort if source == "cohort" else None
 
 
 def num_exchanging(network: Network, source: str, clients_per_round: int, num_clients: int) -> int:
@@ -97,6 +117,14 @@ def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tupl
     return jnp.pad(rows, ((0, 0), (0, padding))).reshape(-1, batch_size), present.reshape(-1, batch_size)
 
 
+def batches_of(owners: list[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Array]:
+    """The batches of all owners, see `cut_into_batches`; each of `owners` is a pair of its rows and sizes."""
+    size = min(BATCH_SIZE, max(rows.shape[1] for rows, _ in owners))
+    cut = [cut_into_batches(rows, sizes, size) for rows, sizes in owners]
+    batches, masks = (jnp.concatenate(parts) for parts in zip(*cut))
+    return batches, masks
+
+
 def mean_statistics(
     network: Network,
     model: Model,
@@ -121,6 +149,13 @@ def mean_statistics(
     Returns:
         The statistics.
     """
+    return mean_of_sums([sum_statistics(network, model, images, batches, masks, weights)])
+
+
+def sum_statistics(
+    network: Network, model: Model, images: jax.Array, batches: jax.Array, masks: jax.Array, weights: str
+) -> Sums:
+    """The sums of which `mean_statistics` is the quotient, with the same arguments: what one owner of images tells."""
     counts = jnp.sum(masks, axis=1) if weights == "samples" else jnp.any(masks, axis=1)
 
     def add(total, batch):
@@ -138,4 +173,10 @@ def mean_statistics(
         lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)), (batches, masks, counts)
     )
     of_devices = on_each_device(sums, even)
-    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / jnp.maximum(jnp.sum(counts), 1), of_devices)
+    return Sums(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), of_devices), jnp.sum(counts))
+
+
+def mean_of_sums(told: list[Sums]) -> BatchStats:
+    """The statistics of all images together."""
+    total, count = jax.tree.map(lambda *sums: sum(sums[1:], sums[0]), *told)
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1), total)

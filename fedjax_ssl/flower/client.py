@@ -1,0 +1,215 @@
+"""The ClientApp: a client's work with what came over the wire, its own images and its own memory.
+
+A client's memory stays at its node, in Flower's `Context.state`. What a turn's training adds to it counts when the
+server accepted the upload, which only the next message says; until then it waits beside the memory.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.engine.cohort import CohortResult, train_cohort
+from fedjax_ssl.engine.interface import Cohort, Method, Problem
+from fedjax_ssl.engine.round import init_key, one_job, round_keys
+from fedjax_ssl.flower import flower
+from fedjax_ssl.flower.messages import app as flower_app
+from fedjax_ssl.flower.messages import from_record, to_record
+from fedjax_ssl.flower.settings import digest, node_settings, run_config
+from fedjax_ssl.flower.views import node_view, own_view
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import row
+from fedjax_ssl.methods.frames import given_labels
+from fedjax_ssl.run.experiment import in_training, make_method, make_problem
+from fedjax_ssl.run.machine import find_machine, use_compilation_cache
+from fedjax_ssl.server.statistics import batches_of, sum_statistics
+
+FACTS = "facts"  # of the server's images, in `Context.state`
+# Of each client, by its id, in `Context.state`: its memory, what its last training adds, and in which turn that was.
+MEMORY, PENDING, TURN = "memory", "pending", "turn"
+
+app = flower("flwr.clientapp").ClientApp()
+
+
+class Node(NamedTuple):
+    """A node of the federation.
+
+    Attributes:
+        config: the run's.
+        clients: its clients' ids.
+        problem, method: the run's.
+        data: what it holds, see `node_view`.
+    """
+
+    config: ConfigDict
+    clients: tuple[int, ...]
+    problem: Problem
+    method: Method
+    data: FederatedData
+
+    def jit(self, function: Any) -> Any:
+        """`jax.jit` as a run of one device compiles."""
+        return find_machine(one_device(self.config)).jit(function)
+
+
+def one_device(config: ConfigDict) -> ConfigDict:
+    """The configuration with one device and one lane: a node trains one client at a time."""
+    config = config.copy_and_resolve_references()
+    config.devices = config.lanes = 1
+    return config
+
+
+def open_node(context: Any) -> Node:
+    """A node by its context: Flower starts a process for each message, so it is built anew each time."""
+    use_compilation_cache()
+    config = run_config(context.run_config)
+    settings = node_settings(context.node_config, config.num_clients)
+    if settings.data:
+        facts = json.loads(context.state[FACTS]["json"])
+        data = own_view(config, settings.clients[0], settings.data, facts)
+    else:
+        data, facts = node_view(config, settings.clients)
+    problem = make_problem(config, facts)
+    return Node(config, settings.clients, problem, make_method(problem), data)
+
+
+@app.query("hello")
+def hello(message: Any, context: Any) -> Any:
+    """Who the node is: its clients' ids, how many images each has, and how many of these have labels.
+
+    If the method begins with that, also how many labels of each class all its clients have together.
+    """
+    context.state[FACTS] = message.content[FACTS]
+    node = open_node(context)
+    who = {
+        "clients": list(node.clients),
+        "sizes": [int(node.data.client_size[client]) for client in node.clients],
+        "labelled": [int(node.data.labelled_size[client]) for client in node.clients],
+        "digest": digest(node.config),
+    }
+    if message.content[FACTS]["asks-for-labels"]:
+        who["classes"] = np.asarray(given_labels(node.problem, node.data)).astype(int).tolist()
+    return flower_app.Message(flower_app.RecordDict({"node": flower_app.ConfigRecord(who)}), reply_to=message)
+
+
+@app.train()
+def train(message: Any, context: Any) -> Any:
+    """A round of those of the node's clients that were drawn, one after the other.
+
+    The message has the broadcast and the turn's number; for each job the client's id, its group, in which turn its last
+    accepted upload was, and what is for the client alone. The reply has each job's upload and its figures.
+    """
+    node, content = open_node(context), message.content
+    jobs, round_number = content["jobs"], int(message.metadata.group_id) - 1
+    broadcast_like, personal_like, memory_like = jax.eval_shape(lambda: _structures(node))
+    broadcast = from_record(content["broadcast"], broadcast_like, "the broadcast")
+    personal = from_record(content.get("personal", {}), personal_like, "the message to a client")
+    work = node.jit(lambda *arguments: train_one(node.method, *arguments))
+    reply = {}
+    for job, client in enumerate(jobs["clients"]):
+        memory = _remembered(node, context.state, client, jobs["counted"][job], memory_like)
+        group = jnp.int32(jobs["groups"][job]) if jobs["groups"] else None
+        told = row(personal, job)
+        result = work(broadcast, node.data, memory, jnp.int32(client), group, told, jnp.int32(round_number))
+        result = jax.device_get(row(result._replace(lane_steps=()), 0))
+        memory = {**memory, **result.labelled}
+        if memory:
+            context.state[f"{MEMORY}-{client}"] = to_record(memory)
+            context.state[f"{PENDING}-{client}"] = to_record(result.trained)
+            context.state[f"{TURN}-{client}"] = flower_app.ConfigRecord({"turn": jobs["turn"]})
+        if result.took_part:
+            reply[f"upload-{job}"] = to_record(result.upload)
+        reply[f"figures-{job}"] = flower_app.MetricRecord(_figures(result, int(node.data.client_size[client])))
+    return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
+
+
+@app.query("statistics")
+def statistics(message: Any, context: Any) -> Any:
+    """Sums of normalisation statistics over the images of those of the node's clients that are asked."""
+    node, asked = open_node(context), message.content["asked"]["clients"]
+    network = in_training(node.problem.network, node.config.data.normalisation)
+    model = jax.eval_shape(lambda: node.method.init(node.data, init_key(node.data.seed)).model)
+    params = from_record(message.content["params"], model.params, "the model")
+    statistics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model.batch_stats)
+
+    def sums(params, data, clients):
+        owners = [(data.client_index[clients], data.client_size[clients])]
+        weights = node.config.model.statistics_weights
+        return sum_statistics(network, Model(params, statistics), data.images, *batches_of(owners), weights)
+
+    found = jax.device_get(node.jit(sums)(params, node.data, jnp.array(asked, jnp.int32)))
+    reply = {"sums": to_record(found.total), "count": flower_app.MetricRecord({"count": float(found.count)})}
+    return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
+
+
+def train_one(
+    method: Method,
+    broadcast: Any,
+    data: FederatedData,
+    memory: Mapping[str, Any],
+    client: jax.Array,
+    group: jax.Array | None,
+    personal: Any,
+    round_number: jax.Array,
+) -> CohortResult:
+    """One job of a round: the cohort of one client, with the keys that it has in the simulation.
+
+    Args:
+        method: the run's.
+        broadcast: what came down.
+        data: the node's.
+        memory: the client's, without a leading axis.
+        client: int32 [], its id.
+        group: int32 [], or None.
+        personal: what is for this client alone, without a leading axis.
+        round_number: int32 [], rounds done before this one.
+
+    Returns:
+        The result, leaves [1, ...].
+    """
+    own, personal = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (memory, personal))
+    key = round_keys(data.seed, round_number).clients
+    cohort = Cohort(client[None], own, key, None if group is None else group[None], personal)
+    return train_cohort(method.phases, broadcast, data, cohort, 1)
+
+
+def _structures(node: Node) -> tuple[Any, Any, Any]:
+    """The broadcast, the messages to single clients and a client's memory; only their structure is of use."""
+    state = node.method.init(node.data, init_key(node.data.seed))
+    _, broadcast, cohort = one_job(node.problem, node.method, state, node.data)
+    return broadcast, cohort.personal, row(cohort.own, 0)
+
+
+def _remembered(node: Node, state: Any, client: int, counted: int, like: Any) -> dict[str, Any]:
+    """A client's memory, with what its last training added if that was in the turn whose upload counted."""
+    if not jax.tree.leaves(like):
+        return {}
+    if f"{MEMORY}-{client}" not in state:
+        first = node.jit(lambda data: row(node.method.init(data, init_key(data.seed)).clients, client))
+        return dict(jax.device_get(first(node.data)))
+    memory = from_record(state[f"{MEMORY}-{client}"], like, "a client's memory")
+    waiting = state[f"{PENDING}-{client}"]
+    if len(waiting) and state[f"{TURN}-{client}"]["turn"] == counted:
+        trained = {name: like[name] for name in like if any(path.startswith(f"['{name}']") for path in waiting)}
+        memory = {**memory, **from_record(waiting, trained, "a client's memory")}
+    return memory
+
+
+def _figures(result: CohortResult, size: int) -> dict[str, int | float]:
+    """What a job tells besides its upload, as `server.Figures` reads it."""
+    qualified = size if result.report is None else int(np.sum(result.report.qualified))
+    figures = {
+        "num-examples": size,
+        "num-qualified": qualified,
+        "num-steps": int(result.num_steps),
+        "took-part": int(result.took_part),
+    }
+    for phase, (metrics, had_a_step) in enumerate(result.metrics):
+        figures[f"stepped-{phase}"] = int(had_a_step)
+        figures |= {f"metric-{phase}-{name}": float(value) for name, value in metrics.items()}
+    return figures

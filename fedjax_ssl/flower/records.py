@@ -1,0 +1,76 @@
+"""The workdir of a Flower run, at the server: the files of a simulated run, but for what only a simulation knows."""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_ssl.config import measured_each_round
+from fedjax_ssl.data import dataset_facts
+from fedjax_ssl.engine.interface import State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.flower.roster import say
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.dataset import write_dataset
+from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, TIMINGS, Workdir
+from fedjax_ssl.run.experiment import Experiment
+from fedjax_ssl.run.privacy import make_accountant
+from fedjax_ssl.run.summary import summarise, to_record
+from fedjax_ssl.run.wire import Traffic
+
+COUNTED = Traffic(0, 0, 0, 0, 0)  # the bytes are among the metrics
+
+
+class Records:
+    """Writes a run's records and checkpoints; a context manager, which releases the folder."""
+
+    def __init__(self, path: str | os.PathLike | None, experiment: Experiment):
+        """Writes nothing yet.
+
+        Args:
+            path: the workdir; None: a fresh folder under runs/.
+            experiment: the run.
+
+        Raises:
+            UserError: the folder holds a run, or cannot be written to.
+        """
+        self._config, self._dataset = experiment.problem.config, experiment.dataset
+        self._accountant = make_accountant(self._config)
+        self._folder = Workdir(path, self._config.to_dict())
+        if self._folder.is_begun:
+            self._folder.close()
+            raise UserError(f"the workdir {path} holds a run, and a Flower run cannot be resumed: name another one")
+
+    def __enter__(self) -> "Records":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._folder.close()
+
+    def begin(self, state: State) -> None:
+        """Writes the configuration, what the images are, and the first checkpoint."""
+        self._folder.begin(0)
+        write_dataset(self._folder.path, dataset_facts(self._dataset))
+        say(f"workdir {self._folder.path}")
+        self._save(state)
+
+    def add(self, state: State, metrics: dict[str, np.ndarray], seconds: float, healthy: bool) -> None:
+        """Adds a round, and where one is due a checkpoint."""
+        line = to_record(metrics, COUNTED, self._accountant)
+        self._folder.append(METRICS, [line])
+        self._folder.append(TIMINGS, [{"round": line["round"], "seconds": seconds}])
+        name = f"{measured_each_round(self._config)}_accuracy"
+        say(f"round {line['round']}/{self._config.num_rounds}: {name} {line[name]:.4f}")
+        if healthy and line["round"] % self._config.checkpoint_every == 0:
+            self._save(state)
+
+    def conclude(self, state: State) -> None:
+        """Writes the last checkpoint and the summary."""
+        self._save(state)
+        self._folder.write_summary(summarise(self._config, self._folder))
+
+    def _save(self, state: State) -> None:
+        self._folder.sync()
+        number = int(state.round)
+        Checkpoints(self._folder.path / CHECKPOINTS).save(number, jax.device_get(state), self._folder.checksum(number))

@@ -1,0 +1,298 @@
+"""The ServerApp: the stages of a round at the server, with Flower's nodes for clients."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data import dataset_facts
+from fedjax_ssl.engine.cohort import CohortResult, train_cohort
+from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.engine.round import (
+    Sent,
+    aggregate_uploads,
+    before_clients,
+    init_key,
+    measure_model,
+    one_job,
+    round_keys,
+)
+from fedjax_ssl.engine.screening import accepted_rows, longest_update
+from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.flower import flower
+from fedjax_ssl.flower.client import one_device
+from fedjax_ssl.flower.messages import app as flower_app
+from fedjax_ssl.flower.messages import array_bytes, from_record, to_record
+from fedjax_ssl.flower.records import Records
+from fedjax_ssl.flower.roster import Roster, say
+from fedjax_ssl.flower.settings import RUN, digest, run_config
+from fedjax_ssl.flower.supported import asks_for_labels, check_supported
+from fedjax_ssl.flower.views import facts_text, server_view
+from fedjax_ssl.learning.trees import all_finite
+from fedjax_ssl.run.experiment import Experiment, build_experiment, make_method
+from fedjax_ssl.run.machine import find_machine, use_compilation_cache
+from fedjax_ssl.server.statistics import SOURCES, Sums, asked_clients
+
+app = flower("flwr.serverapp").ServerApp()
+
+
+@app.main()
+def main(grid: Any, context: Any) -> None:
+    """A run, as the run's config describes it; its records lie in the workdir, as of a simulated one."""
+    use_compilation_cache()
+    given = {**RUN, **context.run_config}
+    config = run_config(given)
+    experiment = build_experiment(config)
+    check_supported(experiment)
+    with Records(given["workdir"] or None, experiment) as folder:
+        facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
+        limits = float(given["wait"]), float(given["timeout"])
+        roster = Roster(grid, config.num_clients, digest(config), facts, *limits, asks_for_labels(experiment))
+        roster.wait_for_all()
+        server = Server(experiment, roster)
+        state = server.first_state()
+        folder.begin(state)
+        for _ in range(config.num_rounds):
+            began = time.monotonic()
+            state, metrics, healthy = server.round(state)
+            folder.add(state, metrics, time.monotonic() - began, healthy)
+            if not healthy:
+                raise TrainingError(f"round {int(state.round)}: the global state is not finite, or no upload was")
+            if experiment.method.converged is not None and bool(experiment.method.converged(state)):
+                break
+        folder.conclude(state)
+
+
+class Reply(NamedTuple):
+    """What a job sent up.
+
+    Attributes:
+        upload: its arrays; None if it took no part, or nothing came.
+        figures: of `client._figures`; {} if nothing came.
+    """
+
+    upload: Upload | None = None
+    figures: Mapping[str, float] = {}
+
+
+class Server:
+    """The server's side of a run: the compiled stages, and what is sent between them."""
+
+    def __init__(self, experiment: Experiment, roster: Roster):
+        """Compiles nothing yet.
+
+        Args:
+            experiment: the run, of which the server keeps what is its own.
+            roster: the nodes, all of which are known.
+        """
+        self._roster = roster
+        self._problem = problem = experiment.problem._replace(told_labels=roster.labels())
+        made = make_method(problem)
+        # What travels is counted as it is sent; messages here are whole, whatever a sparse one would be.
+        self._method, self._wire_bytes = made._replace(wire_bytes=None), made.wire_bytes
+        method = self._method
+        self._data, self._hidden_labels = server_view(
+            experiment.data, experiment.hidden_labels, roster.sizes, roster.labelled
+        )
+        self._turns = 0  # of all rounds
+        self._counted = np.zeros(problem.config.num_clients, int)  # the turn of each client's last accepted upload
+        self._down = self._up = 0  # bytes of a round
+        self._result_like = jax.eval_shape(self._one_result, experiment.state_shape, experiment.data)
+        machine = find_machine(one_device(problem.config))
+        keys = lambda state, data: round_keys(data.seed, state.round)  # noqa: E731
+
+        def before(state, data):
+            return before_clients(problem, method, state, data, keys(state, data))
+
+        def after(state, data, sent, result, received):
+            all_keys = keys(state, data)
+            state, metrics, usable = aggregate_uploads(problem, method, state, data, sent, result, received, all_keys)
+            state, more = method.server_after(state, data, all_keys.server_after)
+            return state, {**metrics, **more}, usable
+
+        def finish(state, data, clients, key, gathered, hidden_labels):
+            state = self._with_statistics(state, data, clients, key, gathered)
+            measured = measure_model(problem, state.model, data, hidden_labels)
+            return state._replace(round=state.round + 1), measured, all_finite(state.model)
+
+        self._init = machine.jit(lambda data: method.init(data, init_key(data.seed))._replace(clients={}))
+        self._statistics = machine.jit(self._with_statistics)
+        self._before, self._after, self._finish = map(machine.jit, (before, after, finish))
+        self._screen = machine.jit(accepted_rows, static_argnums=2)
+
+    def first_state(self) -> State:
+        """The state before the first round, without the clients' memory, which each of them makes itself."""
+        state, nobody = self._init(self._data), np.zeros(0, np.int32)
+        gathered = self._gather(state, nobody, 0)
+        self._down = self._up = 0  # as in the simulation, what is before the first round is no round's
+        return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
+
+    def round(self, state: State) -> tuple[State, dict[str, np.ndarray], bool]:
+        """One round.
+
+        Returns:
+            The state, the metrics by their names in metrics.jsonl, and whether the round left a usable state.
+        """
+        self._down = self._up = 0
+        self._roster.welcome()
+        number = int(state.round)
+        key = round_keys(self._data.seed, state.round).statistics
+        state, sent, before = self._before(state, self._data)
+        result, received = self._clients(jax.device_get(sent), number)
+        state, from_clients, usable = self._after(state, self._data, sent, result, received)
+        gathered = self._gather(state, np.asarray(sent.draw.clients), number)
+        clients = sent.draw.clients
+        state, measured, finite = self._finish(state, self._data, clients, key, gathered, self._hidden_labels)
+        metrics = {"round": state.round, **measured, **before, **from_clients}
+        traffic = {"bytes_down": np.int64(self._down), "bytes_up": np.int64(self._up)}
+        return state, {**jax.device_get(metrics), **traffic}, bool(finite & usable)
+
+    def _with_statistics(self, state, data, clients, key, gathered: Sums | None) -> State:
+        method = self._method if gathered is None else make_method(self._problem, gathered=gathered)
+        return method.statistics(state, data, clients, key)
+
+    def _one_result(self, state, data) -> CohortResult:
+        _, broadcast, cohort = one_job(self._problem, self._method, state, data)
+        return train_cohort(self._method.phases, broadcast, data, cohort, 1)._replace(report=None)
+
+    def _clients(self, sent: Sent, number: int) -> tuple[CohortResult, Received]:
+        """The clients' part of a round: turn after turn, a message to each node that has a job in it."""
+        draw, turns = sent.draw, int(sent.draw.turns)
+        rows = np.arange(len(draw.clients)).reshape(turns, -1)
+        group = np.repeat(np.arange(turns), len(rows[0])) if turns > 1 and draw.group is None else draw.group
+        broadcast = to_record(sent.broadcast)
+        replies, accepted = [], []
+        for of_turn in rows:
+            if len(set(draw.clients[of_turn])) < len(of_turn):
+                raise TrainingError(f"round {number + 1} draws a client twice for one turn, which no node can do yet")
+            self._turns += 1
+            told = self._ask(of_turn, draw.clients, group, broadcast, sent, number)
+            result = self._stack(told, draw.clients[of_turn], None if group is None else group[of_turn])
+            longest = longest_update(self._problem.config)
+            accepted.append(np.asarray(self._screen(result, sent.broadcast, longest)))
+            self._counted[draw.clients[of_turn][accepted[-1]]] = self._turns
+            replies += told
+        result, accepted = self._stack(replies, draw.clients, group), np.concatenate(accepted)
+        figure = lambda name: np.array([int(one.figures.get(name, 0)) for one in replies], np.int32)  # noqa: E731
+        received = Received(
+            result.upload, accepted, draw.clients, group, figure("num-examples"), figure("num-qualified")
+        )
+        return result, received
+
+    def _ask(self, of_turn, clients, group, broadcast, sent: Sent, number: int) -> list[Reply]:
+        """Sends a turn's jobs out, and waits for what comes back: a reply for each row."""
+        contents, whose = {}, {}
+        goes = self._receives(sent, of_turn)
+        for node, places in self._roster.nodes_of(clients[of_turn]).items():
+            mine = [of_turn[place] for place in places if goes[place]]
+            if not mine:
+                continue
+            jobs = {
+                "clients": [int(clients[job]) for job in mine],
+                "groups": [] if group is None else [int(group[job]) for job in mine],
+                "counted": [int(self._counted[clients[job]]) for job in mine],
+                "turn": self._turns,
+            }
+            personal = jax.tree.map(lambda leaf, mine=mine: leaf[np.array(mine)], sent.personal)
+            contents[node] = {"broadcast": broadcast, "jobs": flower_app.ConfigRecord(jobs)}
+            if jax.tree.leaves(personal):
+                contents[node]["personal"] = to_record(personal)
+            whose[node] = mine
+        found = self._send(contents, "train", number)
+        replies = dict.fromkeys(of_turn.tolist(), Reply())
+        for node, content in found.items():
+            for place, job in enumerate(whose[node]):
+                replies[int(job)] = self._read(content, place)
+        if whose and not found:
+            raise TrainingError(f"round {number + 1}: no node sent anything back; the lines above say why")
+        return list(replies.values())
+
+    def _read(self, content: Any, place: int) -> Reply:
+        """What a job sent up; nothing, and a line, if it is not what was asked for."""
+        upload, like = content.get(f"upload-{place}"), self._result_like.upload
+        try:
+            if upload is not None:
+                upload = from_record(upload, like, "an upload")
+                for leaf, known in zip(jax.tree.leaves(upload), jax.tree.leaves(like)):
+                    if leaf.shape != known.shape[1:]:
+                        raise UserError(f"an upload has an array of shape {leaf.shape} in place of {known.shape[1:]}")
+            return Reply(upload, dict(content[f"figures-{place}"]))
+        except (UserError, KeyError) as error:
+            say(f"an upload is not used: {error}")
+            return Reply()
+
+    def _receives(self, sent: Sent, rows: np.ndarray) -> np.ndarray:
+        """Which jobs get a message: all, unless the method says that nothing travels to a client."""
+        if self._wire_bytes is None:
+            return np.ones(len(rows), bool)
+        personal = jax.tree.map(lambda leaf: leaf[rows], sent.personal)
+        down = jax.vmap(lambda one: self._wire_bytes.down(sent.broadcast, one), axis_size=len(rows))(personal)
+        return np.asarray(down) > 0
+
+    def _gather(self, state: State, cohort: np.ndarray, number: int) -> Sums | None:
+        """The exchange of normalisation statistics: the parameters down, sums up; None where the policy has none."""
+        source = self._problem.config.model.statistics
+        if self._problem.network.normalisation != "static" or source not in SOURCES[1:3]:
+            return None
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state.model.batch_stats)
+        asked = asked_clients(source, len(self._data.anchor_index), cohort, self._problem.config.num_clients)
+        asked = np.asarray(asked)
+        params = to_record(state.model.params)
+        contents = {
+            node: {
+                "params": params,
+                "asked": flower_app.ConfigRecord({"clients": [int(asked[place]) for place in places]}),
+            }
+            for node, places in self._roster.nodes_of(asked).items()
+        }
+        total, count = zeros, 0.0
+        for content in self._send(contents, "query.statistics", number).values():
+            total = jax.tree.map(np.add, total, from_record(content["sums"], zeros, "the statistics"))
+            count += content["count"]["count"]
+        if len(asked) and not count:
+            raise TrainingError(f"round {number + 1}: no node sent statistics; the lines above say why")
+        # A pass of the network does not touch its companions', which therefore stay as they are.
+        kept = {name: state.model.batch_stats[name] for name in total if name in self._problem.network.companions}
+        total = {**total, **jax.tree.map(lambda leaf: np.asarray(leaf) * np.float32(count), kept)}
+        return Sums(total, jnp.float32(count))
+
+    def _send(self, contents: dict[int, dict[str, Any]], kind: str, number: int) -> dict[int, Any]:
+        """Sends each node its message; the contents of the answers, by node. The bytes of both are counted."""
+        self._down += sum(map(array_bytes, contents.values()))
+        found = self._roster.send(contents, kind, number + 1)
+        self._up += sum(map(array_bytes, found.values()))
+        return found
+
+    def _stack(self, replies: Iterable[Reply], clients: np.ndarray, group: np.ndarray | None) -> CohortResult:
+        """Replies as a cohort's result on one device; a row of which nothing came took no part."""
+        replies, like = list(replies), self._result_like
+        number = len(replies)
+        whole = lambda name: np.array([int(one.figures.get(name, 0)) for one in replies], np.int32)  # noqa: E731
+        rows = [
+            one.upload if one.upload is not None else jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), like.upload)
+            for one in replies
+        ]
+        metrics = []
+        for phase, (names, _) in enumerate(like.metrics):
+            of_phase = {
+                name: np.array([one.figures.get(f"metric-{phase}-{name}", 0) for one in replies], np.float32)
+                for name in names
+            }
+            metrics.append((of_phase, whole(f"stepped-{phase}") > 0))
+        return CohortResult(
+            upload=jax.tree.map(lambda leaf, *of_rows: np.stack(of_rows).astype(leaf.dtype), like.upload, *rows),
+            job=np.arange(number, dtype=np.int32),
+            clients=clients,
+            group=group,
+            present=np.ones(number, bool),
+            took_part=whole("took-part") > 0,
+            num_steps=whole("num-steps"),
+            report=None,
+            metrics=tuple(metrics),
+            labelled={},
+            trained={},
+            lane_steps=np.int32(0),
+        )

@@ -1,0 +1,101 @@
+"""What a Flower run is told: the configuration, by the run's config; and which clients a node is, by the node's."""
+
+import hashlib
+import json
+import pathlib
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from fedjax_ssl.cli.parse import OVERRIDE, parse_config
+from fedjax_ssl.config import flatten, validate
+from fedjax_ssl.errors import UserError, known_are
+from fedjax_ssl.fields import CHANGES_NO_RESULT
+
+# The run's config, `[tool.flwr.app.config]` of the project, with defaults.
+RUN = {"config": "configs/quickstart.py", "overrides": "", "workdir": "", "wait": 600, "timeout": 3600}
+PLACES = ("data.path", "data.tfds_dir")
+NODE = ("partition-id", "num-partitions", "clients", "data")
+
+
+class NodeSettings(NamedTuple):
+    """What a node is told by `flower-supernode --node-config`.
+
+    Attributes:
+        clients: the ids of its clients.
+        data: an npz file with its images, see `own_data`; '': the configuration's data set and partition.
+    """
+
+    clients: tuple[int, ...]
+    data: str
+
+
+def run_config(given: Mapping[str, Any]) -> ConfigDict:
+    """The configuration that a run's config names: a config file with its arguments, and overrides.
+
+    Args:
+        given: `config`, as of --config, which also may lie in the project's folder; `overrides`, words as on the
+            command line, --config.FIELD=VALUE, separated by spaces.
+
+    Raises:
+        UserError: there is no such file or field, a value is wrong, or a field means nothing here.
+    """
+    file, words = str(given.get("config", RUN["config"])), shlex.split(str(given.get("overrides", "")))
+    for word in words:
+        if not word.startswith(OVERRIDE):
+            raise UserError(f"overrides of the run's config are --config.FIELD=VALUE, not {word!r}")
+    config = parse_config(in_project(file), words)
+    validate(config)
+    if config.seeds:
+        raise UserError(f"seeds={config.seeds}: a Flower run has one; set --config.seed and start a run for each")
+    if config.init_from:
+        raise UserError("init_from is not for a Flower run, whose clients have no file of the server's")
+    return config
+
+
+def in_project(config_file: str) -> str:
+    """A config file's path: in the project's folder, which Flower puts on Python's path, if it lies there."""
+    path, colon, arguments = config_file.partition(":")
+    for folder in sys.path:
+        if folder and (found := pathlib.Path(folder) / path).is_file():
+            return f"{found}{colon}{arguments}"
+    return config_file
+
+
+def digest(config: ConfigDict) -> str:
+    """Equal for two machines whose runs do the same: of all fields that change a result, but for where files lie."""
+    fields = {name: value for name, value in flatten(config).items() if name not in (*CHANGES_NO_RESULT, *PLACES)}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def node_settings(given: Mapping[str, Any], num_clients: int) -> NodeSettings:
+    """Which clients a node is.
+
+    Args:
+        given: `partition-id`, a client's id, or `clients`, the ids of several as '0,1,2'; and `data`, a file.
+        num_clients: K.
+
+    Raises:
+        UserError: no id is given, one is no client's, or a word is unknown.
+    """
+    for name in given:
+        if name not in NODE:
+            raise UserError(f"--node-config has {name!r}{known_are(name, NODE)}")
+    words = given.get("clients", given.get("partition-id"))
+    if words is None:
+        raise UserError("--node-config names no client: partition-id=0, or clients='0,1,2'")
+    try:
+        clients = tuple(int(word) for word in str(words).split(","))
+    except ValueError:
+        raise UserError(f"--node-config clients={words!r}: give client ids, as in clients='0,1,2'") from None
+    wrong = [client for client in clients if not 0 <= client < num_clients]
+    if wrong or len(set(clients)) < len(clients):
+        of = f"no client of num_clients = {num_clients}" if wrong else "named twice"
+        raise UserError(f"--node-config clients={words!r}: {(wrong or clients)[0]} is {of}")
+    data = str(given.get("data", ""))
+    if data and len(clients) > 1:
+        raise UserError(f"--node-config data={data} is one client's, but the node is {len(clients)} clients")
+    return NodeSettings(clients, data)
