@@ -13,7 +13,7 @@ from fedjax_ssl.run import experiment, link, listeners
 
 
 def main(what: str) -> int:
-    link.SILENCE_SECONDS = 6.0  # so that nobody waits long for a process that is killed
+    link.SILENCE_SECONDS = 10.0  # so that nobody waits long for a process that is killed
     if what == "no_data":
 
         def load_dataset(config):

@@ -91,7 +91,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     assert "clients train on 2 hosts, 2 devices (cpu)" in first and f"workdir {moved}, from round 2" in first
     gone = [line for line in first.splitlines() if "has gone" in line]
     assert gone == [
-        "stopped: host 1 has gone: no word of it for 6 seconds; the last checkpoint is kept, and "
+        "stopped: host 1 has gone: no word of it for 10 seconds; the last checkpoint is kept, and "
         f"--workdir={moved} resumes from it"
     ]
     assert "Traceback" not in first and "@" not in first  # nor the stack trace of a library
@@ -178,7 +178,7 @@ def test_slurm_gives_a_process_its_place(monkeypatch):
     in_slurm(monkeypatch)
     address = f"node07:{2**16 - 2**12}"
     assert find_place(None, None, None) == Place(address, 6, 3)
-    assert find_place("here:1", "2", "0") == Place("here:1", 2, 0)  # what is said counts
+    assert find_place("here:1", 2, 0) == Place("here:1", 2, 0)  # what is said counts
     assert find_place(None, "1", None) is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # of a host, for its two tasks
     assert find_place(None, None, None) == Place(address, 6, 3, [2, 3])

@@ -26,7 +26,7 @@ class Place(NamedTuple):
     local_devices: list[int] | None = None
 
 
-def find_place(coordinator: str | None, num_processes: str | None, process_id: str | None) -> Place | None:
+def find_place(coordinator: str | None, num_processes: int | str | None, process_id: int | str | None) -> Place | None:
     """The place of this process; None where it trains alone.
 
     Args:
@@ -59,8 +59,8 @@ def find_place(coordinator: str | None, num_processes: str | None, process_id: s
     return Place(coordinator, count, index)
 
 
-def _whole(name: str, text: str) -> int:
-    if not re.fullmatch(r"-?[0-9]{1,9}", text):
+def _whole(name: str, text: int | str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,9}", str(text)):
         raise UserError(f"--{name} is {text!r}; it must be a whole number")
     return int(text)
 

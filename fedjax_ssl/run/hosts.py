@@ -39,7 +39,7 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def joined(
-    coordinator: str | None = None, num_processes: str | None = None, process_id: str | None = None
+    coordinator: str | None = None, num_processes: int | str | None = None, process_id: int | str | None = None
 ) -> Iterator[None]:
     """Inside, this process trains together with those of other hosts; before anything is computed with JAX.
 
