@@ -80,8 +80,8 @@ def checkpoints_of(folder):
 
 
 def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
-    """A run that goes from one process to two, is killed, resumed by two, stopped, and ended by one; and one that was
-    never interrupted."""
+    """A run that goes from one process to two, of which one is killed and then the other, is stopped, and ended by one
+    process; and a run that was never interrupted."""
     moved, whole = tmp_path / "moved", tmp_path / "whole"
     assert train(whole, "nothing", devices=2)[0] == [0]
     assert train(moved, f"2:{int(signal.SIGTERM)}", devices=2)[0] == [143]
@@ -96,6 +96,11 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     ]
     assert "Traceback" not in first and "@" not in first  # nor the stack trace of a library
     assert checkpoints_of(moved) == [0, 2]
+
+    statuses, (first, second) = train(moved, f"4:{int(signal.SIGKILL)}", "nothing")
+    assert statuses == [-signal.SIGKILL, 4] and "from round 2" in first
+    assert second.splitlines()[-1] == "stopped: host 0 has gone: no word of it for 10 seconds"
+    assert "Traceback" not in second and "@" not in second
 
     statuses, (first, second) = train(moved, "nothing", f"4:{int(signal.SIGTERM)}")
     assert statuses == [143, 143], (first, second)
