@@ -35,8 +35,8 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
         logging.set_verbosity(logging.FATAL)  # Orbax logs each traceback of its threads, and raises the error
         sys.unraisablehook = leave_out_callbacks
         status = main(argv, program)
-    if any(thread.name.startswith("compiler") for thread in threading.enumerate()):
-        # After an error: an interpreter waits for its threads, and nobody needs what they compile.
+    if any(thread.name.startswith(("compiler", "hosts")) for thread in threading.enumerate()):
+        # After an error: an interpreter waits for its threads, and nobody needs what they compile; and for other hosts.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

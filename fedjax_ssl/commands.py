@@ -35,12 +35,17 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl import train
         from fedjax_ssl.cli.parse import override, parse_config
         from fedjax_ssl.records.resuming import saved_config
+        from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
 
-    saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
-    config = override(saved, overrides) if saved else parse_config(own.config or str(QUICKSTART), overrides)
-    use_every_core(config)
-    train(config, own.workdir)
+    def find_config() -> Any:
+        saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
+        return override(saved, overrides) if saved else parse_config(own.config or str(QUICKSTART), overrides)
+
+    with hosts.joined(own.coordinator, own.num_processes, own.process_id):
+        config = hosts.config_of_first(find_config)
+        use_every_core(config)
+        train(config, own.workdir)
 
 
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -138,6 +143,9 @@ COMMANDS = {
             **CONFIG,
             **WORKDIR,
             "allow_code": (False, "--workdir=RUN alone may import FILE.py:NAME"),
+            "coordinator": (None, "HOST:PORT of the first of several hosts' processes"),
+            "num_processes": (None, "in all; a SLURM job and a TPU pod need none of the three"),
+            "process_id": (None, "of this one, from 0 on; docs/many_machines.md"),
         },
     ),
     "sweep": Command(
@@ -170,6 +178,9 @@ COMMANDS = {
 }
 
 
+HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
+
+
 def run(command: str, words: list[str]) -> None:
     """Carries one command out."""
     own = flags.FlagValues()
@@ -177,6 +188,10 @@ def run(command: str, words: list[str]) -> None:
         define = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}.get(type(default), flags.DEFINE_string)
         define(name, default, meaning, flag_values=own)
     overrides = [word for word in words if word.startswith("--config.")]
+    of_hosts = [word for word in words if command != "train" and word.startswith(HOST_FLAGS)]
+    if of_hosts:
+        share = "; to share a sweep, start the same command on each host" if command == "sweep" else ""
+        raise UserError(f"{of_hosts[0]}: several hosts train one run together, by the command train alone{share}")
     words = own(["launch.py", *(word for word in words if word not in overrides)])[1:]
     for name in COMMANDS[command].flags:
         if own[name].present and own[name].value == "":  # as of a shell's variable that is not set
@@ -243,6 +258,9 @@ def farewell(argv: list[str]) -> str:
     """What an interrupted command leaves behind, and how to resume it."""
     if argv[:1] == ["sweep"]:
         return "the same command resumes the sweep"
+    hosts = sys.modules.get("fedjax_ssl.run.hosts")
+    if hasattr(hosts, "is_first") and not hosts.is_first():
+        return "host 0 says what is left"
     folder = folder_under_way()
     return f"python launch.py --workdir={folder} resumes the run" if folder else "nothing has been written or changed"
 

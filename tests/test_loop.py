@@ -23,6 +23,7 @@ from fedjax_ssl.run import loop
 from fedjax_ssl.run.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
 from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, run_rounds
 from fedjax_ssl.run.machine import find_machine
+from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.wire import Traffic
 
 
@@ -138,7 +139,7 @@ def test_a_stopping_rule_ends_the_run_inside_a_dispatch(counting):
 def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(counting):
     arguments, sizes = counting(seeds=(1, 2), num_rounds=7, rounds_per_dispatch=50)
     group = arguments[2]
-    signals = types.SimpleNamespace(received=None)
+    signals = Signals()
     stores = [Checkpoints(run.folder.path / "checkpoints", keep=9) for run in group.runs]
     listeners = [
         WriteRecords(group.runs),
@@ -168,7 +169,8 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
 
 def test_a_signal_saves_whatever_round_it_is(counting):
     arguments, _ = counting(begun=4, num_rounds=9, rounds_per_dispatch=1)
-    group, signals = arguments[2], types.SimpleNamespace(received=15)
+    group, signals = arguments[2], Signals()
+    signals.received = 15
     store = Checkpoints(group.runs[0].folder.path / "checkpoints")
     listener = SaveCheckpoints(group, [store], 100, signals)
 

@@ -3,10 +3,14 @@
 import csv
 import json
 import os
+import pathlib
+import queue
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -145,6 +149,54 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
         for row in table:
             row.pop("seconds"), row.pop("seconds std")
     assert tables[0] == tables[1]
+
+
+def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_file, tmp_path, capsys):
+    """Both are started at once, so both want the first run. The one that comes too late takes the second row, and gets
+    SIGKILL in the middle of its first run; the other one ends the sweep, in which every run was done once."""
+    shared = tmp_path / "shared"
+    command = [sys.executable, str(ROOT / "launch.py"), "sweep", sweep_file, f"--workdir={shared}"]
+    quiet = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    processes = [subprocess.Popen(command, **quiet) for _ in range(2)]
+    said, begun, word = [[], []], queue.SimpleQueue(), "workdir "
+
+    def listen(index):
+        for line in processes[index].stderr:
+            said[index].append(line.rstrip())
+            if line.startswith(word):
+                begun.put(index)
+
+    listeners = [threading.Thread(target=listen, args=(index,)) for index in range(2)]
+    try:
+        for listener in listeners:
+            listener.start()
+        first = begun.get(timeout=240)
+        processes[first].send_signal(signal.SIGSTOP)  # however slow the other one is
+        other = 1 - first
+        while begun.get(timeout=240) == first:  # what it had said before it stopped
+            pass
+        processes[other].kill()
+        (killed,) = [line.removeprefix(word) for line in said[other] if line.startswith(word)]
+        assert not (pathlib.Path(killed) / "summary.json").exists()
+        processes[first].send_signal(signal.SIGCONT)
+        assert processes[first].wait(timeout=240) == 0, said[first]
+    finally:
+        for process in processes:
+            process.kill()
+        for listener in listeners:
+            listener.join()
+    assert [line for line in said[other] if "left to another process" in line] == [
+        "FedAnchor, data.num_anchors 40: left to another process"
+    ]
+    done = [line.removeprefix(word).partition(",")[0] for line in said[first] if line.startswith(word)]
+    runs = sorted(path.parent for path in shared.rglob("config.json"))
+    assert sorted(map(pathlib.Path, done)) == runs and len(runs) == 6  # also the one that was killed, from its start on
+    for run in runs:
+        same = finished_sweep / run.relative_to(shared)
+        assert (run / "metrics.jsonl").read_bytes() == (same / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    assert launch.main(["sweep", sweep_file, f"--workdir={shared}", "--dry_run"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["finished"] * 6
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path, monkeypatch, capsys):

@@ -87,7 +87,7 @@ class Checkpoints:
         try:
             self._remove_unfinished()
             temporary.mkdir(parents=True)
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            with _checkpointer(ocp.StandardCheckpointHandler) as checkpointer:
                 checkpointer.save(temporary / _STATE, args=ocp.args.StandardSave(_to_dict(state)))
             if records:
                 (temporary / _RECORDS).write_text(records)
@@ -226,6 +226,19 @@ class _DamagedError(Exception):
     """A checkpoint is not what was written; the message says in what."""
 
 
+def _checkpointer(kind: Callable) -> ocp.Checkpointer:
+    """Orbax's checkpointer with a handler of a kind, for this process alone.
+
+    Of several that train together every one has the whole state, and only the one that has the workdir comes here:
+    Orbax must not wait for the others.
+    """
+    options = ocp.options.MultiprocessingOptions()
+    if jax.distributed.is_initialized():
+        here = jax.process_index()
+        options = ocp.options.MultiprocessingOptions(here, active_processes={here}, barrier_sync_key_prefix="first")
+    return ocp.Checkpointer(kind(multiprocessing_options=options), multiprocessing_options=options)
+
+
 def _write_sums(folder: pathlib.Path) -> None:
     """Writes the checksums of all files in a folder, when these are on the disk itself, and then to the disk, too."""
     lines = []
@@ -284,7 +297,7 @@ def _item(folder: pathlib.Path) -> pathlib.Path:
 def _metadata(folder: pathlib.Path) -> dict[str, Any]:
     """What a checkpoint holds: a leaf's name -> something with its shape."""
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _checkpointer(ocp.PyTreeCheckpointHandler) as checkpointer:
             return dict(checkpointer.metadata(_item(folder)).item_metadata.tree)
     except Exception as error:  # The errors of Orbax and TensorStore have no common base.
         raise _DamagedError(first_line(error)) from error
@@ -297,7 +310,7 @@ def _read(folder: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
     to_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
     arguments = ocp.args.PyTreeRestore(item=item, restore_args=to_host, partial_restore=True)
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _checkpointer(ocp.PyTreeCheckpointHandler) as checkpointer:
             return checkpointer.restore(_item(folder), args=arguments)
     except Exception as error:  # As above.
         raise _DamagedError(first_line(error)) from error

@@ -44,11 +44,20 @@ def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
     if not allow_code:
         remedy = "if you trust it, resume it with --allow_code, or by the command that began it"
         refuse_code(place, complete(saved), remedy)
-    return _typed(saved, place, seeds)
+    return typed(saved, place / CONFIG, seeds)
 
 
-def _typed(saved: dict[str, Any], place: pathlib.Path, seeds: tuple[int, ...]) -> ConfigDict:
-    """A saved configuration with the types of its fields, for these seeds."""
+def typed(saved: dict[str, Any], where: str | pathlib.Path, seeds: tuple[int, ...] = ()) -> ConfigDict:
+    """A configuration that JSON has held, with the types of its fields.
+
+    Args:
+        saved: it.
+        where: it comes from, for the message.
+        seeds: if there are any, those of the result.
+
+    Raises:
+        UserError: a field does not take its value.
+    """
     config = base_config()
     config.method = saved.get("method", config.method)
     add_section(config)
@@ -57,7 +66,7 @@ def _typed(saved: dict[str, Any], place: pathlib.Path, seeds: tuple[int, ...]) -
         try:
             config.update_from_flattened_dict({name: tuple(value) if isinstance(value, list) else value})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{place / CONFIG}: {name} is {value!r}: {' '.join(str(error).split())}") from error
+            raise UserError(f"{where}: {name} is {value!r}: {' '.join(str(error).split())}") from error
     if seeds:
         config.seeds, config.seed = seeds, base_config().seed
     return config

@@ -32,6 +32,13 @@ _doing: list[Doing] = []  # the innermost is shown
 _lock = threading.Lock()
 _awake = threading.Condition(_lock)
 _thread: threading.Thread | None = None
+_silent = False
+
+
+def be_silent() -> None:
+    """From now on nothing is shown, as in a process that another one speaks for."""
+    global _silent
+    _silent = True
 
 
 @contextlib.contextmanager
@@ -74,6 +81,8 @@ def _is_terminal() -> bool:
 
 
 def _write(text: str) -> None:
+    if _silent:
+        return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: nobody is looking
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -28,6 +28,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import Network, build_network
+from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.privacy import check_private
 
 
@@ -70,12 +71,16 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     """
     config = configs[0]
     dataset = load_dataset(config.data)
-    partitions = [
-        load_partition(file, len(dataset.y_train), config.num_clients)
-        if file is not None and file.exists()
-        else make_partition(dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed)
-        for c, file in zip(configs, partition_files)
-    ]
+
+    def find_partitions() -> list[Partition]:
+        return [
+            load_partition(file, len(dataset.y_train), config.num_clients)
+            if file is not None and file.exists()
+            else make_partition(dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed)
+            for c, file in zip(configs, partition_files)
+        ]
+
+    partitions = tree_from_first(find_partitions, [Partition(0, [0] * config.num_clients, 0, 0)] * len(configs))
     width = max(len(rows) for partition in partitions for rows in partition.client_rows)
     shared = make_problem(config, dataset_facts(dataset))
     experiments, first = [], None

@@ -11,6 +11,7 @@ from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.loop import Group, Listener, Run, Turn
 from fedjax_ssl.run.progress import RoundProgress
 from fedjax_ssl.run.signals import Signals
@@ -97,7 +98,8 @@ class SaveSnapshots(Listener):
         name = "validation" if "validation" in self._snapshots and not turn.is_last else "test"
         for run, state in zip(self._group.runs, self._group.split(turn.state)):
             taken = self._snapshots[name](state.model, *self._images(run, name))
-            save_snapshot(run.folder.path / SNAPSHOTS, turn.done, name, jax.device_get(taken))
+            if run.folder is not None:
+                save_snapshot(run.folder.path / SNAPSHOTS, turn.done, name, jax.device_get(taken))
 
     def _images(self, run: Run, name: str) -> tuple:
         """A set's images and labels; the validation images are a run's, those of the test set the same for all."""
@@ -128,7 +130,8 @@ class SaveBest(Listener):
 
     def take(self, turn: Turn) -> None:
         if self._best is None:  # of the rounds before this start
-            self._best = [_best_of(run.folder.read(METRICS)) for run in self._group.runs]
+            runs = self._group.runs
+            self._best = hosts.from_first(lambda: [_best_of(run.folder.read(METRICS)) for run in runs])
         better = [_best_of(lines[-1:]) > best for lines, best in zip(turn.lines, self._best)]
         if not any(better):
             return
@@ -137,12 +140,23 @@ class SaveBest(Listener):
             if better[place]:
                 self._best[place] = _best_of(turn.lines[place][-1:])
                 taken = self._snapshot(models[place], data.test_images, data.test_labels)
-                save_best(run.folder.path / SNAPSHOTS, turn.done, jax.device_get(taken))
+                if run.folder is not None:
+                    save_best(run.folder.path / SNAPSHOTS, turn.done, jax.device_get(taken))
 
 
 def _best_of(lines: list[dict[str, Any]]) -> float:
     """The best validation accuracy of some rounds; without any less than every other."""
     return max((line["validation_accuracy"] for line in lines), default=-1.0)
+
+
+class HearSignals(Listener):
+    """Whether another host has received a signal; before the listeners that act on one."""
+
+    def __init__(self, signals: Signals):
+        self._signals = signals
+
+    def take(self, turn: Turn) -> None:
+        self._signals.elsewhere = hosts.any_signal(self._signals.received)
 
 
 class SaveCheckpoints(Listener):
@@ -164,7 +178,7 @@ class SaveCheckpoints(Listener):
         return done + self._every - done % self._every
 
     def take(self, turn: Turn) -> None:
-        wanted = turn.is_last or turn.done % self._every == 0 or self._signals.received
+        wanted = turn.is_last or turn.done % self._every == 0 or self._signals.waiting
         if not wanted or turn.done == self._saved:
             return
         before = time.monotonic()

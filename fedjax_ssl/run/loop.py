@@ -11,6 +11,7 @@ from fedjax_ssl.data.federated import FederatedData, stack_seeds
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.workdir import Workdir
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.privacy import make_accountant
@@ -27,13 +28,13 @@ class Run(NamedTuple):
 
     Attributes:
         experiment: what is trained.
-        folder: its workdir.
+        folder: its workdir; None on a host that writes nothing.
         state: of its newest checkpoint, None for a run that begins.
         warm_start: the model that it begins with, if it begins with another run's.
     """
 
     experiment: Experiment
-    folder: Workdir
+    folder: Workdir | None
     state: State | None
     warm_start: WarmStart | None = None
 
@@ -41,6 +42,11 @@ class Run(NamedTuple):
     def round(self) -> int:
         """Rounds done before."""
         return 0 if self.state is None else int(self.state.round)
+
+    @property
+    def seed(self) -> int:
+        """Of this run."""
+        return self.experiment.problem.config.seed
 
 
 class Group(NamedTuple):
@@ -132,6 +138,7 @@ def run_rounds(
     while not turn.is_last:
         due = [listener.next_due(done) for listener in listeners]
         rounds = min(rounds, *(number - done for number in (*due, config.num_rounds) if number is not None))
+        rounds = hosts.from_first(lambda number=rounds: number)  # by its clock, and all of its listeners
         before = time.monotonic()
         result = program.dispatch(state, group.data, group.hidden_labels, machine.put(jnp.int32(rounds)))
         state, on_host, ran = result.state, jax.device_get(result.results), int(result.rounds_done)

@@ -1,5 +1,6 @@
 """What depends on the machine and changes no result beyond rounding: devices, lanes, memory, the compilation cache."""
 
+import collections
 import contextlib
 import functools
 import os
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import host_local_array_to_global_array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
@@ -16,6 +18,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import AXIS
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.models.layers import use_lane_form
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, cache_folder, recall
 
 # On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
@@ -51,20 +54,27 @@ class Machine(NamedTuple):
 
     def __str__(self) -> str:
         number = 1 if self.mesh is None else self.mesh.size
+        several = f"{hosts.count()} hosts, " if hosts.count() > 1 else ""
         tuned = ", laid out as tune found it to be fastest" if self.is_tuned else ""
-        return f"{number} device{'s' * (number > 1)} ({self.platform}){tuned}"
+        return f"{several}{number} device{'s' * (number > 1)} ({self.platform}){tuned}"
 
     def lanes(self, num_jobs: int) -> int:
         """How many of a round's jobs (clients, of all seeds in one program) train side by side on each device."""
         return min(self.most_lanes or num_jobs, num_jobs)
 
     def seeds_together(self, num_seeds: int) -> int:
-        """How many seeds share a program: on a CPU, where their lanes would only queue up, one."""
-        return 1 if self.platform == "cpu" else num_seeds
+        """How many seeds share a program: on a CPU, where their lanes would only queue up, and on several hosts, which
+        have lanes to spare, one.
+        """
+        return 1 if self.platform == "cpu" or hosts.count() > 1 else num_seeds
 
     def put(self, tree: Any) -> Any:
-        """A copy of every leaf on each of the devices."""
-        return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+        """A copy of every leaf on each of the devices; of several hosts each has all leaves, and copies its own."""
+        if self.mesh is None:
+            return tree
+        if hosts.count() > 1:
+            return host_local_array_to_global_array(tree, self.mesh, PartitionSpec())
+        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
     def jit(self, function: Any, **options: Any) -> Any:
         """`jax.jit` of a function whose arguments and results all devices hold."""
@@ -135,27 +145,40 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
         data: of which each device has a copy.
 
     Raises:
-        UserError: the machine has fewer devices.
+        UserError: the machine has fewer devices, or hosts do not have equally many.
     """
     devices, platform = jax.devices(), jax.default_backend()
+    num_hosts = hosts.count()
     if config.devices is not None and config.devices > len(devices):
         raise UserError(f"devices is {config.devices}, but JAX finds {len(devices)} ({devices[0].platform})")
-    if data is not None and config.devices is None and config.lanes is None:
+    if config.devices is not None and config.devices % num_hosts:
+        raise UserError(f"devices is {config.devices}, but of {num_hosts} hosts each must have equally many of them")
+    if data is not None and config.devices is None and config.lanes is None and num_hosts == 1:
         tuned = recall(config, data.images.shape[1:])
         if tuned is not None:
             return machine_of(tuned)._replace(is_tuned=True)
     most = config.devices or len(devices)
     if config.devices is None and platform == "cpu":
-        most = min(most, most_devices(config, data))
+        most = max(min(most, most_devices(config, data)) // num_hosts, 1) * num_hosts
     options = _compiler_options(config.model.name, platform)
     return machine_of(Choice(most, config.lanes or MOST_LANES.get(platform), options=options))
 
 
 def machine_of(choice: Choice) -> Machine:
     """The machine on which clients are laid out in this way."""
-    devices = jax.devices()[: choice.devices]
+    devices = _devices_of_each_host(choice.devices // hosts.count())
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
     return Machine(jax.default_backend(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
+
+
+def _devices_of_each_host(number: int) -> list[jax.Device]:
+    """So many devices of each host, in JAX's order."""
+    taken, chosen = collections.Counter(), []
+    for device in jax.devices():
+        taken[device.process_index] += 1
+        if taken[device.process_index] <= number:
+            chosen.append(device)
+    return chosen
 
 
 def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
@@ -173,8 +196,8 @@ def use_compilation_cache() -> None:
 
 
 def memory_limit() -> int | None:
-    """Bytes that the first device can hold; on a CPU, the machine's memory; None if unknown."""
-    device = jax.devices()[0]
+    """Bytes that the first device here can hold; on a CPU, the machine's memory; None if unknown."""
+    device = jax.local_devices()[0]
     if device.platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
     return (device.memory_stats() or {}).get("bytes_limit")

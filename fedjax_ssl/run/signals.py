@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from fedjax_ssl.files import discard_unfinished
 
@@ -25,10 +25,13 @@ class Signals:
 
     Attributes:
         received: the signal that waits; None without one.
+        elsewhere: one that another host has received, see `fedjax_ssl.run.hosts`. It ends the run as well, and does
+            not make a signal here a second one.
     """
 
     def __init__(self):
         self.received: int | None = None
+        self.elsewhere: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -50,16 +53,21 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @property
+    def waiting(self) -> int | None:
+        """The signal that ends the run, received here or elsewhere."""
+        return self.received if self.received is not None else self.elsewhere
+
     def act(self) -> None:
         """Ends the run if a signal waits.
 
         Raises:
             KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM.
         """
-        if self.received == signal.SIGINT:
+        if self.waiting == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.received is not None:
-            raise SystemExit(128 + self.received)
+        if self.waiting is not None:
+            raise SystemExit(128 + self.waiting)
 
 
 @contextlib.contextmanager
@@ -100,16 +108,21 @@ def _watch(reading: socket.socket, farewell: Callable[[], str]) -> None:
             continue
         holder = _holding[-1] if _holding else None
         if holder is None or holder.received is not None:
-            _leave(number[0], farewell())
+            leave(128 + number[0], f"{_name(number[0])}: {farewell()}")
         holder.received = number[0]
         _say(f"{_name(number[0])}: the rounds in progress end and are saved; once more leaves at once")
 
 
-def _leave(number: int, farewell: str) -> None:
-    """Ends the process without waiting for anything: a lock is released with it, and files are replaced whole."""
-    _say(f"{_name(number)}: {farewell}")
+def leave(status: int, text: str) -> NoReturn:
+    """Ends the process without waiting for anything: a lock is released with it, and files are replaced whole.
+
+    Args:
+        status: its exit status.
+        text: a last line.
+    """
+    _say(text)
     discard_unfinished()
-    os._exit(128 + number)
+    os._exit(status)
 
 
 def _say(text: str) -> None:

@@ -34,11 +34,13 @@ from fedjax_ssl.records.workdir import (
     fresh_workdir,
     read_rounds,
 )
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.advice import Advise
 from fedjax_ssl.run.clock import doing
-from fedjax_ssl.run.experiment import build_experiments
+from fedjax_ssl.run.experiment import Experiment, build_experiments
 from fedjax_ssl.run.listeners import (
     FeedTrackers,
+    HearSignals,
     SaveBest,
     SaveCheckpoints,
     SaveSnapshots,
@@ -47,7 +49,7 @@ from fedjax_ssl.run.listeners import (
     StopOnSignal,
     WriteRecords,
 )
-from fedjax_ssl.run.loop import Run, has_ended, make_group, run_rounds
+from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
 from fedjax_ssl.run.programs import Program, compile_program
 from fedjax_ssl.run.progress import RoundProgress, title_of
@@ -56,7 +58,7 @@ from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.summary import summarise
 from fedjax_ssl.run.trackers import open_trackers
 from fedjax_ssl.run.under_way import under_way
-from fedjax_ssl.run.warm_start import find_warm_start
+from fedjax_ssl.run.warm_start import share_warm_start
 
 
 def train(
@@ -85,15 +87,18 @@ def train(
         StoppedError: the disk, a file or the memory ended the run, whose last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, with a checkpoint written.
     """
+    config = hosts.config_of_first(lambda given=config: given)
     validate(config)
     use_compilation_cache()
+    hosts.check_same("JAX and devices", lambda: f"JAX {jax.__version__} with {jax.local_device_count()} devices")
+    is_first = hosts.is_first()
     with contextlib.ExitStack() as open_folders:
         # User errors are raised here, before anything is written.
         with doing("reading and dividing the data"):
             runs = open_runs(config, workdir, open_folders, root)
         machine = open_folders.enter_context(use_machine(config, runs[0].experiment.data))
         groups = group_runs(machine, [run for run in runs if not is_over(run)])
-        if groups:
+        if groups and is_first:
             if machine.mesh is not None or machine.is_tuned:
                 print(f"clients train on {machine}", file=sys.stderr)
             print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
@@ -103,13 +108,13 @@ def train(
             size: compile_program(machine, [run.experiment for run in group], any_begins, given)
             for size, group in {len(group): group for group in groups}.items()
         }
-        if workdir is None and config.seeds:
+        if workdir is None and config.seeds and is_first:
             parent = fresh_workdir(pathlib.Path("runs"), section_of(config.method))
             for run in runs:
-                run.folder.path = parent / f"seed_{run.folder.config['seed']}"
+                run.folder.path = parent / f"seed_{run.seed}"
 
-        states = {run.folder.config["seed"]: run.state for run in runs}
-        if config.seeds and groups:
+        states = {run.seed: run.state for run in runs}
+        if config.seeds and groups and is_first:
             save_seeds(runs[0].folder.path.parent, config.seeds)
         for run in filter(is_over, runs):
             _conclude(run)  # it may have been killed before it wrote its summary
@@ -117,12 +122,12 @@ def train(
         for group in groups:
             sharing = sum(len(other) for other in groups if len(other) == len(group))
             trained = train_group(machine, config, group, programs[len(group)], sharing)
-            states.update(zip([run.folder.config["seed"] for run in group], trained))
-            with under_way(resumed_by(config, group[0])):
+            states.update(zip([run.seed for run in group], trained))
+            with _marked(config, group[0]):
                 for run in group:
                     _conclude(run)
                     on_finish()
-        if config.seeds and config.log.report:
+        if config.seeds and config.log.report and is_first:
             report_seeds(runs[0].folder.path.parent)
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
@@ -145,19 +150,37 @@ def open_runs(
         UserError: a folder, the data or a field is not usable.
     """
     configs = [for_seed(config, seed) for seed in config.seeds or (config.seed,)]
-    apart = workdir is not None and config.seeds
-    if apart:
-        check_folder(workdir)
-    paths = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
-    folders = [
-        open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict()))) for path, c in zip(paths, configs)
-    ]
-    partition_files = [folder.path / PARTITION if folder.is_begun else None for folder in folders]
+    folders = [None] * len(configs)
+    if hosts.is_first():
+        apart = workdir is not None and config.seeds
+        if apart:
+            check_folder(workdir)
+        paths = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
+        folders = [
+            open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict())))
+            for path, c in zip(paths, configs)
+        ]
+    partition_files = [folder.path / PARTITION if folder and folder.is_begun else None for folder in folders]
     experiments = build_experiments(configs, partition_files)
-    states = [restore_newest(folder, e.state_shape) for e, folder in zip(experiments, folders)]
+    hosts.check_same("the data", lambda: f"checksum {hosts.checksum([(e.data, e.hidden_labels) for e in experiments])}")
+    states = _find_states(experiments, folders)
     # A run that is resumed has its own checkpoint, and needs the other run no more.
-    starts = [find_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
+    starts = [share_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
     return [Run(*parts) for parts in zip(experiments, folders, states, starts)]
+
+
+def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -> list[State | None]:
+    """The states of the runs that are resumed, on all hosts; see `restore_newest`."""
+    shapes = [experiment.state_shape for experiment in experiments]
+    found = [restore_newest(*pair) for pair in zip(folders, shapes)] if hosts.is_first() else []
+    are_resumed = hosts.from_first(lambda: [state is not None for state in found])
+    like = [shape if is_resumed else None for shape, is_resumed in zip(shapes, are_resumed)]
+    return hosts.tree_from_first(lambda: found, like)
+
+
+def _marked(config: ConfigDict, run: Run) -> contextlib.AbstractContextManager:
+    """See `under_way`; on a host without a folder, nothing."""
+    return contextlib.nullcontext() if run.folder is None else under_way(resumed_by(config, run))
 
 
 def resumed_by(config: ConfigDict, run: Run) -> pathlib.Path:
@@ -244,18 +267,20 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
     Raises:
         UserError, TrainingError, KeyboardInterrupt, SystemExit: see `train`.
     """
+    if not hosts.is_first():
+        return _train_along(machine, config, runs, program)
     first_round = runs[0].round
     for run in runs:
         run.folder.begin(first_round)
         Checkpoints(run.folder.path / CHECKPOINTS).set_aside(after=first_round)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(under_way(resumed_by(config, runs[0])))
+        stack.enter_context(_marked(config, runs[0]))
         for run in runs:
             run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
             _write_facts(run)
         trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in runs]
         checkpoints = [Checkpoints(run.folder.path / CHECKPOINTS) for run in runs]
-        title = title_of(config.seeds, [run.folder.config["seed"] for run in runs])
+        title = title_of(config.seeds, [run.seed for run in runs])
         measured = measured_each_round(config)
         progress = RoundProgress(config.num_rounds, first_round, title, None, measured)
         for run in runs:
@@ -267,17 +292,33 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         signals = stack.enter_context(Signals())
         every = checkpoint_interval(config, runs[0].experiment.state_shape)
         listeners = [
+            HearSignals(signals),
             WriteRecords(runs),
             FeedTrackers(trackers),
             ShowProgress(progress),
             Advise(config, group, progress.say),
             StopOnFailure(runs),
-            SaveSnapshots(group, program.snapshots, config.snapshot_rounds),
-            *([SaveBest(group, program.snapshots["test"])] if measured == "validation" else []),
+            *_with_outputs(config, group, program),
             SaveCheckpoints(group, checkpoints, every, signals),
             StopOnSignal(signals),
         ]
         return run_rounds(machine, program, group, states, listeners)
+
+
+def _train_along(machine: Machine, config: ConfigDict, runs: list[Run], program: Program) -> list[State]:
+    """What `train_group` is on a host that writes nothing: the same programs in the same order."""
+    states = [_first_state(machine, program, run, None) for run in runs]
+    group = make_group(machine, runs)
+    with Signals() as signals:
+        outputs = _with_outputs(config, group, program)
+        listeners = [HearSignals(signals), StopOnFailure(runs), *outputs, StopOnSignal(signals)]
+        return run_rounds(machine, program, group, states, listeners)
+
+
+def _with_outputs(config: ConfigDict, group: Group, program: Program) -> list[Listener]:
+    """The listeners that compute, and so act on every host."""
+    best = [SaveBest(group, program.snapshots["test"])] if measured_each_round(config) == "validation" else []
+    return [SaveSnapshots(group, program.snapshots, config.snapshot_rounds), *best]
 
 
 def checkpoint_interval(config: ConfigDict, state: State) -> int:
@@ -287,13 +328,15 @@ def checkpoint_interval(config: ConfigDict, state: State) -> int:
     return config.checkpoint_every_persistent if large else config.checkpoint_every
 
 
-def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Checkpoints) -> State:
-    """The state that a run starts from; of one that begins it is the first checkpoint."""
+def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Checkpoints | None) -> State:
+    """The state that a run starts from; of one that begins it is the first checkpoint, if there are to be any."""
     if run.state is not None:
         return run.state
     before = time.monotonic()
     given = run.warm_start and run.warm_start.model
     state = jax.block_until_ready(program.init(*machine.put((run.experiment.data, given))))
+    if checkpoints is None:
+        return state
     run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
     run.folder.sync()
     checkpoints.save(0, jax.device_get(state), run.folder.checksum(0))
@@ -315,6 +358,8 @@ def _write_facts(run: Run) -> None:
 
 def _conclude(run: Run) -> None:
     """Writes a finished run's summary and report, unless they exist. A failing report does not fail the run."""
+    if run.folder is None:
+        return
     config = run.experiment.problem.config
     if not run.folder.is_summarised():
         run.folder.write_summary(summarise(config, run.folder))

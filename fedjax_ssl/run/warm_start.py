@@ -17,6 +17,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, PARTITION
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment
 
 
@@ -70,6 +71,19 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike | None = Non
     model = jax.device_get(restored.state.model)
     told = {"run": str(folder.resolve()), "method": theirs["method"], "round": restored.round}
     return WarmStart(model, {**told, "parts": list(model.params)})
+
+
+def share_warm_start(experiment: Experiment, root: str | os.PathLike | None = None) -> WarmStart | None:
+    """The same on all hosts that train together; the first one looks for it."""
+    found = find_warm_start(experiment, root) if hosts.is_first() else None
+    if hosts.count() == 1:
+        return found
+    facts = hosts.from_first(lambda: found and found.facts)
+    if facts is None:
+        return None
+    shapes = experiment.state_shape.model
+    like = Model(*({part: kind[part] for part in facts["parts"] if part in kind} for kind in shapes))
+    return WarmStart(hosts.tree_from_first(lambda: found.model, like), facts)
 
 
 def _find_run(text: str, seed: int, root: str | os.PathLike | None) -> tuple[pathlib.Path, int | None]:

@@ -1,0 +1,99 @@
+"""Which hosts train one run together: as the command line says, or else as SLURM or a TPU pod does."""
+
+import os
+import re
+from typing import NamedTuple
+
+from fedjax_ssl.errors import UserError
+
+FLAGS = ("coordinator", "num_processes", "process_id")
+FOUND = ("slurm", "gketpu", "gcetpu")  # JAX's names of what is found by itself: SLURM, and TPU pods of two kinds
+
+
+class Place(NamedTuple):
+    """A process among those of all hosts.
+
+    Attributes:
+        coordinator: HOST:PORT of the first process, where all of them meet.
+        count: processes in all, at least two.
+        index: this one's number, from 0 on.
+        local_devices: the numbers of its GPUs among the host's; None: all that it sees.
+    """
+
+    coordinator: str
+    count: int
+    index: int
+    local_devices: list[int] | None = None
+
+
+def find_place(coordinator: str | None, num_processes: int | str | None, process_id: int | str | None) -> Place | None:
+    """The place of this process; None where it trains alone.
+
+    Args:
+        coordinator, num_processes, process_id: of the command line, all or none. `num_processes` of 1 alone keeps a
+            process from joining those that SLURM or a TPU pod started with it.
+
+    Raises:
+        UserError: one of them is missing, or makes no sense.
+    """
+    given = dict(zip(FLAGS, (coordinator, num_processes, process_id)))
+    if all(value is None for value in given.values()):
+        return _of_cluster()
+    numbers = {name: _whole(name, given[name]) for name in FLAGS[1:] if given[name] is not None}
+    if numbers.get("num_processes") == 1 and not numbers.get("process_id"):
+        return None
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: --coordinator=HOST:PORT, "
+            "--num_processes=N and --process_id=I belong together"
+        )
+    count, index = numbers["num_processes"], numbers["process_id"]
+    if count < 1:
+        raise UserError(f"--num_processes is {count}; it must be at least 1")
+    if not 0 <= index < count:
+        raise UserError(f"--process_id is {index}; of {count} processes it must be from 0 to {count - 1}")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise UserError(f"--coordinator is {coordinator!r}; it must be HOST:PORT of the first process")
+    return Place(coordinator, count, index)
+
+
+def _whole(name: str, text: int | str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,9}", str(text)):
+        raise UserError(f"--{name} is {text!r}; it must be a whole number")
+    return int(text)
+
+
+def _of_cluster() -> Place | None:
+    """The place that SLURM or a TPU pod gives this process; None without them, or where it is the only process."""
+    try:
+        from jax._src.clusters import ClusterEnv  # JAX has no other name for what `initialize` finds by itself
+
+        kinds = {kind.name: kind for kind in ClusterEnv._cluster_types}
+    except (ImportError, AttributeError):  # of a later version
+        return None
+    for name in FOUND:
+        if name in kinds and kinds[name].is_env_present() and (count := kinds[name].get_process_count()) > 1:
+            address = kinds[name].get_coordinator_address(300, os.environ.get("JAX_COORDINATOR_PORT"))
+            local_devices = _gpus_of_task() if name == "slurm" else None
+            return Place(address, count, kinds[name].get_process_id(), local_devices)
+    return None
+
+
+def _gpus_of_task() -> list[int] | None:
+    """The GPUs of a SLURM task among those that it sees: an equal share where several tasks of a host see all."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    tasks = _tasks_on_host(os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""), int(os.environ.get("SLURM_NODEID", 0)))
+    share = len(visible) // tasks
+    if tasks == 1 or share == 0:
+        return None
+    first = int(os.environ["SLURM_LOCALID"]) * share
+    return list(range(first, first + share))
+
+
+def _tasks_on_host(text: str, node: int) -> int:
+    """The tasks of one node in SLURM's short form: '2(x3),1' is 2, 2, 2, 1; 1 where it says nothing."""
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    tasks = [int(number) for number, times in parts for _ in range(int(times or 1))]
+    return tasks[node] if node < len(tasks) else 1

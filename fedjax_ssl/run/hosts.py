@@ -1,0 +1,156 @@
+"""One run on several hosts: a process on each, what they agree on, and how they end together.
+
+Every process runs the same compiled programs in the same order, over the devices of all. Only the first one reads and
+writes the workdir and talks to the user; what it finds there, and what it decides by its clock, it tells the others. A
+process that fails says so, one that is killed falls silent, and in both cases the others end with a line.
+
+Nothing here does anything for a process alone.
+"""
+
+import contextlib
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.records.resuming import typed
+from fedjax_ssl.run.cluster import find_place
+from fedjax_ssl.run.link import Link
+
+CHUNK = 2**26  # numbers of four bytes that travel at once
+
+_joined: Link | None = None
+
+
+def count() -> int:
+    """How many processes train together; 1 for a process alone."""
+    return 1 if _joined is None else _joined.place.count
+
+
+def is_first() -> bool:
+    """Whether this process reads and writes the workdir: the first of several, or a process alone."""
+    return _joined is None or _joined.place.index == 0
+
+
+@contextlib.contextmanager
+def joined(
+    coordinator: str | None = None, num_processes: int | str | None = None, process_id: int | str | None = None
+) -> Iterator[None]:
+    """Inside, this process trains together with those of other hosts; before anything is computed with JAX.
+
+    A process that ends in between by an error ends the others, too. One that is left behind by others ends by
+    `os._exit`, with a line on stderr.
+
+    Args:
+        coordinator: HOST:PORT of the first process.
+        num_processes: in all.
+        process_id: this one's, from 0 on. Without these three they are those of SLURM or of a TPU pod, and without
+            these, too, the process is alone, and nothing is done.
+
+    Raises:
+        UserError: the three make no sense, or the processes do not find each other.
+    """
+    global _joined
+    place = find_place(coordinator, num_processes, process_id)
+    if place is None:
+        yield
+        return
+    link = _joined = Link(place)
+    try:
+        yield
+        link.meet()  # the others are done, but the first one may be drawing a report
+    except (TrainingError, KeyboardInterrupt, SystemExit):  # which all of them have come to
+        link.leaving = True
+        link.tell_service("told")
+        raise
+    except BaseException as error:
+        link.fail(error)
+        raise
+    link.close()
+    _joined = None
+
+
+def from_first(find: Callable[[], Any]) -> Any:
+    """What a function gives in the first process, in all of them.
+
+    Args:
+        find: called in the first process alone. JSON must be able to hold its result; tuples become lists.
+    """
+    if _joined is None:
+        return find()
+    return json.loads(_joined.meet(json.dumps(find()) if is_first() else "")[0])
+
+
+def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
+    """The same of a tree of arrays on the host. They travel from device to device, bit by bit.
+
+    Args:
+        find: called in the first process alone.
+        like: a tree of the same structure, with anything for leaves.
+    """
+    if _joined is None:
+        return find()
+    from jax.experimental import multihost_utils
+
+    arrays = [np.asarray(array) for array in jax.tree.leaves(find())] if is_first() else []
+    kinds = from_first(lambda: [[array.dtype.name, array.shape] for array in arrays])
+    size = sum(np.dtype(name).itemsize * int(np.prod(shape)) for name, shape in kinds)
+    words = np.zeros(-(-size // 4), np.uint32)  # of whole numbers a sum with zeros is exact
+    held = words.view(np.uint8)
+    if is_first():
+        held[:size] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)
+    for start in range(0, len(words), CHUNK):
+        words[start : start + CHUNK] = multihost_utils.broadcast_one_to_all(words[start : start + CHUNK])
+    found, start = [], 0
+    for name, shape in kinds:
+        end = start + np.dtype(name).itemsize * int(np.prod(shape))
+        found.append(held[start:end].view(np.dtype(name)).reshape(shape).copy())
+        start = end
+    return jax.tree.unflatten(jax.tree.structure(like), found)
+
+
+def config_of_first(find: Callable[[], ConfigDict]) -> ConfigDict:
+    """The first process's configuration, in all of them; `find` is called there alone."""
+    if _joined is None:
+        return find()
+    config = find() if is_first() else None
+    told = from_first(lambda: config.to_dict())
+    return config if is_first() else typed(told, "the configuration of host 0")
+
+
+def check_same(what: str, find: Callable[[], str]) -> None:
+    """Checks that something is the same in all processes.
+
+    Args:
+        what: it is, in the plural.
+        find: it, in a few words.
+
+    Raises:
+        UserError: it differs.
+    """
+    if _joined is None:
+        return
+    values = _joined.meet(find())
+    other = next((index for index, value in enumerate(values) if value != values[0]), None)
+    if other is not None:
+        raise UserError(f"{what} of host {other} differ from those of host 0: {values[other]} there, {values[0]} here")
+
+
+def checksum(tree: Any) -> str:
+    """A number that arrays with other contents nearly always have another one of."""
+    found = 0
+    for leaf in jax.tree.leaves(tree):
+        found = zlib.crc32(np.ascontiguousarray(leaf), found)
+    return f"{found:08x}"
+
+
+def any_signal(received: int | None) -> int | None:
+    """A signal that one of the processes has received; None if none has."""
+    if _joined is None:
+        return received
+    return next((int(number) for number in _joined.meet(str(received or "")) if number), None)

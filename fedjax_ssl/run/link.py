@@ -1,0 +1,204 @@
+"""The link of a process to those of other hosts: it meets them, watches that they live, and says how it ends.
+
+The processes talk through JAX's coordination service, which is a process of its own, see `coordinator.py`.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+
+from fedjax_ssl.errors import StoppedError, UserError, first_line
+from fedjax_ssl.run import clock
+from fedjax_ssl.run.cluster import Place
+from fedjax_ssl.run.coordinator import READY
+from fedjax_ssl.run.signals import leave
+from fedjax_ssl.run.under_way import folder_under_way
+
+MEETING_SECONDS = 300.0  # that processes wait for each other when they start
+PORT_SECONDS = 60.0  # for the first one's port to become free: the service of a killed run outlives it for a while
+BEAT_SECONDS = 2.0
+SILENCE_SECONDS = 30.0  # after which a process counts as gone
+_FOREVER = 7 * 24 * 3600 * 1000  # milliseconds: whoever waits is ended by the watch
+_WATCH, _TALK = "fedjax_ssl/watch/", "fedjax_ssl/talk/"
+# How the libraries that add over hosts, and the service, say that another process does not answer.
+_LOST_WORDS = ("Gloo", "gloo", "NCCL", "Connection", "Socket closed", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+
+class Link:
+    """A process among those of all hosts.
+
+    Attributes:
+        place: its own.
+        leaving: whether it is about to end, by what all have agreed on: that others end as well is then no news.
+    """
+
+    def __init__(self, place: Place):
+        """Waits until all processes have come.
+
+        Raises:
+            UserError: they do not come, or JAX has started.
+        """
+        self.place, self.leaving = place, False
+        self._talks = 0
+        self._folder: pathlib.Path | None = None  # of the run that has begun, on the first host
+        self._service = _start_service(place) if place.index == 0 else None
+        host, _, port = place.coordinator.rpartition(":")
+        who = f"{place.count} processes" if place.index == 0 else f"process 0 at {place.coordinator}"
+        late = f"error: waited {MEETING_SECONDS:.0f} seconds in vain for {who}"
+        # The runtime would say so by aborting.
+        timer = threading.Timer(MEETING_SECONDS, leave, (2, late))
+        timer.daemon = True
+        timer.start()
+        with clock.doing(f"waiting for {who}"):
+            if place.index:
+                _wait_for_port(host.strip("[]"), int(port))
+            # Its own handler of SIGTERM would take the place of ours.
+            jax.config.update("jax_enable_preemption_service", False)
+            try:
+                jax.distributed.initialize(
+                    place.coordinator,
+                    place.count,
+                    place.index,
+                    place.local_devices,
+                    cluster_detection_method="deactivate",
+                    initialization_timeout=int(2 * MEETING_SECONDS),
+                    shutdown_timeout_seconds=60,
+                    coordinator_bind_address="localhost:0",  # of a service that nobody asks: ours runs already
+                )
+            except RuntimeError as error:
+                self.tell_service("told")
+                raise UserError(f"cannot train on several hosts: {first_line(error)}") from error
+        timer.cancel()
+        from jax._src import distributed  # JAX has no other name for what its processes talk through
+
+        self._client = distributed.global_state.client
+        self._heard = time.monotonic()
+        if place.index:
+            clock.be_silent()
+        atexit.register(self._exit)  # before JAX's own, which would wait for the others
+        self._closed = threading.Event()
+        for work in (self._beat, self._guard):
+            threading.Thread(target=work, name="hosts", daemon=True).start()
+
+    def meet(self, text: str = "") -> list[str]:
+        """Waits for all processes; what each of them says, by their numbers."""
+        self._talks += 1
+        here = f"{_TALK}{self._talks}/"
+        self._client.key_value_set(f"{here}{self.place.index}", text)
+        self._client.wait_at_barrier("fedjax_ssl", _FOREVER)
+        said = dict(self._client.key_value_dir_get(here))
+        # All have read what was said before, or they would not be here.
+        self._client.key_value_delete(f"{_TALK}{self._talks - 1}/{self.place.index}")
+        return [said[f"{here}{index}"] for index in range(self.place.count)]
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others that this process ends by an error of its own.
+
+        If it is about a process that does not answer, the watch has time to find out which, and ends this one.
+        """
+        told = isinstance(error, UserError | StoppedError)
+        if not told and any(word in str(error) for word in _LOST_WORDS):
+            time.sleep(SILENCE_SECONDS + 3 * BEAT_SECONDS)
+        self.leaving = True
+        kind = "stopped" if isinstance(error, StoppedError) else "error" if told else type(error).__name__
+        ended = json.dumps([2 if isinstance(error, UserError) else 4, f"{kind}: {first_line(error)}"])
+        with contextlib.suppress(Exception):  # the service may have gone
+            self._client.key_value_set(f"{_WATCH}{self.place.index}/ended", ended, allow_overwrite=True)
+        self.tell_service("told")
+
+    def close(self) -> None:
+        """Leaves when all do."""
+        self.leaving = True
+        self._closed.set()
+        jax.distributed.shutdown()
+        self.tell_service("done")
+
+    def tell_service(self, word: str) -> None:
+        """Lets the service end, see `coordinator.SECONDS_TO_GO`."""
+        if self._service is not None:
+            with contextlib.suppress(OSError):
+                self._service.stdin.write(word)
+                self._service.stdin.close()
+
+    def _exit(self) -> None:
+        """At the interpreter's end: whoever leaves without the others must not wait for them."""
+        if not self._closed.is_set():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _beat(self) -> None:
+        """Says again and again that this process lives, and looks whether the others do."""
+        beats, since = 0, {index: (None, time.monotonic()) for index in range(self.place.count)}
+        while not self._closed.wait(BEAT_SECONDS):
+            now, beats = time.monotonic(), beats + 1
+            self._folder = folder_under_way() or self._folder  # an error of a lost host makes it forgotten
+            try:
+                self._client.key_value_set(f"{_WATCH}{self.place.index}/beat", str(beats), allow_overwrite=True)
+                said = dict(self._client.key_value_dir_get(_WATCH))
+            except Exception:
+                self._leave(4, "stopped: host 0 has gone, or the network")
+                return
+            if time.monotonic() - self._heard > 5 * BEAT_SECONDS:  # this process itself was held up
+                since = {index: (beat, now) for index, (beat, _) in since.items()}
+            self._heard = time.monotonic()
+            for index in range(self.place.count):
+                if f"{_WATCH}{index}/ended" in said:
+                    status, why = json.loads(said[f"{_WATCH}{index}/ended"])
+                    self._leave(status, f"host {index} has ended: {why}")
+                beat = said.get(f"{_WATCH}{index}/beat")
+                if beat != since[index][0]:
+                    since[index] = (beat, now)
+                elif now - since[index][1] > SILENCE_SECONDS:
+                    self._leave(4, f"stopped: host {index} has gone: no word of it for {SILENCE_SECONDS:.0f} seconds")
+
+    def _guard(self) -> None:
+        """Ends the process if the service does not answer."""
+        last = time.monotonic()
+        while not self._closed.wait(BEAT_SECONDS):
+            now = time.monotonic()
+            if now - last > 5 * BEAT_SECONDS:  # this process itself was held up
+                self._heard = max(self._heard, now)
+            elif now - self._heard > SILENCE_SECONDS:
+                self._leave(4, f"stopped: host 0 has gone: no answer for {SILENCE_SECONDS:.0f} seconds")
+            last = now
+
+    def _leave(self, status: int, text: str) -> None:
+        if self.leaving or self._closed.is_set():
+            return
+        kept = f"; the last checkpoint is kept, and --workdir={self._folder} resumes from it" if self._folder else ""
+        leave(status, text + kept)
+
+
+def _start_service(place: Place) -> subprocess.Popen:
+    """Starts the coordination service on this host."""
+    port = place.coordinator.rpartition(":")[2]
+    file = pathlib.Path(__file__).with_name("coordinator.py")
+    command = [sys.executable, "-P", str(file), port, str(place.count), str(PORT_SECONDS)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    service = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+    with clock.doing(f"waiting for port {port}"):
+        said = service.stdout.readline().strip()
+    if said != READY:
+        service.kill()
+        raise UserError(f"process 0 cannot listen at port {port}: {said}")
+    return service
+
+
+def _wait_for_port(host: str, port: int) -> None:
+    """Waits until somebody listens there; how long is for the caller to say."""
+    while True:
+        try:
+            socket.create_connection((host, port), 5.0).close()
+            return
+        except OSError:  # not yet, or its name is not known yet
+            time.sleep(0.2)

@@ -1,0 +1,39 @@
+"""One of several processes that train together, or one alone: the command line, with something that happens to it.
+
+python hosts_process.py WHAT ARGUMENTS: WHAT is ROUND:SIGNAL, which the process sends itself when it has done so many
+rounds; `no_data`, with which reading the data fails; or `nothing`.
+"""
+
+import os
+import sys
+
+from fedjax_ssl import UserError
+from fedjax_ssl.__main__ import enter
+from fedjax_ssl.run import experiment, link, listeners
+
+
+def main(what: str) -> int:
+    link.SILENCE_SECONDS = 10.0  # so that nobody waits long for a process that is killed
+    if what == "no_data":
+
+        def load_dataset(config):
+            raise UserError("the data are not here")
+
+        experiment.load_dataset = load_dataset
+    elif what != "nothing":
+        number, signal = map(int, what.split(":"))
+        take = listeners.HearSignals.take
+
+        def take_signal(self, turn):
+            if turn.done == number:
+                os.kill(os.getpid(), signal)
+                while self._signals.received is None:  # it comes through another thread
+                    pass
+            take(self, turn)
+
+        listeners.HearSignals.take = take_signal
+    return enter()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv.pop(1)))
