@@ -2,7 +2,7 @@
 
     python launch.py sweep configs/sweeps/cifar10_self_supervised.py --workdir=runs/cifar10_self_supervised
 
-ResNet-8 of width 8, 10 clients of 500 images, 5 a round, five local epochs, 60 rounds, 250 labels at the server, IID
+ResNet-8 of width 8, 10 clients of 500 images, 5 a round, five local epochs, 40 rounds, 250 labels at the server, IID
 and two classes for each client, seed 0. FedEMA's heads are narrow, too: 512 and 128 numbers instead of 4,096 and
 2,048. FedEMA and Orchestra have a probe on those labels; `Untrained` is the probe on
 the features of Orchestra's first round, which clusters and does not train; its normalisation has the statistics with
@@ -21,7 +21,7 @@ def get_sweep():
         common={
             "model.name": "resnet8",
             "model.width": 8,
-            "num_rounds": 60,
+            "num_rounds": 40,
             "num_clients": 10,
             "clients_per_round": 5,
             "data.num_anchors": 250,
