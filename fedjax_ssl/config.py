@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.data import check_labels
+from fedjax_ssl.data.federated import num_attackers
 from fedjax_ssl.engine.measures import words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
@@ -137,6 +138,11 @@ def _foreign_sections(method: str) -> set[str]:
 def labels_revealed(config: Any) -> bool:
     """Whether a configuration, nested dicts or a ConfigDict, is of a bound that sees the clients' labels."""
     return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
+
+
+def num_malicious(config: Any) -> int:
+    """How many clients of a run attack; of a configuration as nested dicts or a ConfigDict."""
+    return num_attackers(config["attack"]["share"], config["num_clients"]) if config["attack"]["kind"] != "none" else 0
 
 
 def measured_each_round(config: Any) -> str:

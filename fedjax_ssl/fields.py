@@ -279,9 +279,9 @@ def shared_fields() -> Section:
     # fedjax_ssl/engine/privacy.py.
     config.privacy.noise = real(0.0, least=0)
     config.privacy.delta = real(1e-5, above=0, below=1)  # for which epsilon is reported
-    # Of clients_per_round clients; or 'poisson': each joins by itself, so that as many do in the mean, and epsilon is
-    # smaller.
-    config.privacy.cohorts = word("fixed", "poisson")
+    # Each client joins by itself, so that clients_per_round do in the mean; or 'fixed': so many always, and epsilon is
+    # far larger.
+    config.privacy.cohorts = word("poisson", "fixed")
 
     config.threshold = Section()
     # Of pseudo-labels: 'fixed' at the method's own threshold; or 'share', 'client_mean', 'sat', 'freematch',

@@ -9,7 +9,10 @@ import pytest
 from scipy.stats import norm
 
 from conftest import make_tiny_config
-from fedjax_ssl.client.labels import as_told
+from fedjax_ssl.client.deck import Batch
+from fedjax_ssl.client.labels import as_told, told_outputs
+from fedjax_ssl.client.self_training import TRAINERS
+from fedjax_ssl.client.trainers import Seen
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.data.federated import federate
@@ -20,6 +23,7 @@ from fedjax_ssl.engine.interface import Broadcast, Upload
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models import Outputs
 
 ROWS = 7
 LIES = np.array([False, True, False, False, True, False, False])
@@ -88,6 +92,21 @@ def test_a_little_is_more_for_fewer_attackers():
     np.testing.assert_allclose(arrived[most], np.broadcast_to(changes[0], arrived[most].shape), atol=1e-5)  # no spread
 
 
+def test_one_honest_update_that_is_no_number_saves_nobody():
+    rng = np.random.default_rng(0)
+    sent = {"w": rng.normal(size=(5, 3)).astype(np.float32)}
+    sent["w"][2] = np.nan
+    lies = np.array([True, False, False, False, True])
+    found = jax.jit(
+        lambda sent: attacked(
+            types.SimpleNamespace(kind="little", strength=1.0), Upload(Model(sent, ())), None, lies, ~lies,
+            jax.random.split(jax.random.key(0), 5),
+        )
+    )(sent).model.params["w"]  # fmt: skip
+    honest = sent["w"][[1, 3]]
+    np.testing.assert_allclose(found[0], honest.mean(axis=0) - honest.std(axis=0), rtol=1e-5, atol=1e-6)
+
+
 def test_counts_are_exaggerated_by_the_kind_of_lies_about_labels():
     counts, lies = jnp.array([5, 7, 0]), jnp.array([False, True, True])
     for kind, strength, expected in [
@@ -140,6 +159,26 @@ def test_a_liar_s_scores_are_those_of_the_class_before():
     np.testing.assert_allclose(found, [[0.7, 0.2, 0.1], [0.6, 0.1, 0.3]])
     honest = federated("noise", 1.0)[2]
     assert as_told(honest, jnp.array([0, 4]), scores) is scores
+
+
+def test_a_liar_s_targets_are_the_next_class_by_every_trainer():
+    """Of each rule of `trainer.name`: labels of a liar's images are those of an honest client, plus one."""
+    config = make_tiny_config()
+    honest, liar = federated("none")[2], federated("labels", 1.0)[2]
+    rows = jnp.array([2, 5, 7, 9])
+    logits = 6 * jax.nn.one_hot(jnp.array([0, 1, 2, 1]), 3)
+    batch = Batch(rows, jnp.arange(4), jnp.arange(4), jnp.ones(4, bool), jnp.int32(0), jnp.int32(0))
+    for name, make in TRAINERS.items():
+        trainer = make(config.trainer, 3)
+        outputs = Outputs(logits, dict.fromkeys(trainer.heads, logits), ())
+
+        def labels_of(data, trainer=trainer, outputs=outputs):
+            told = told_outputs(data, rows, outputs, trainer.heads)
+            seen = Seen(told, batch, jnp.int32(4), jnp.full(3, 1 / 3))
+            return [target.labels for target in trainer.targets(trainer.start(4), seen)[0]]
+
+        for true, false in zip(labels_of(honest), labels_of(liar)):
+            np.testing.assert_array_equal((np.asarray(true) + 1) % 3, false, err_msg=name)
 
 
 @pytest.mark.parametrize("name", METHODS)

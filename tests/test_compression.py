@@ -85,6 +85,6 @@ def test_bytes_are_those_of_the_compressed_form():
     assert ups["int8"] == tree_bytes(params) // 4 + 4 * len(jax.tree.leaves(params))
 
 
-def test_sparse_messages_are_not_compressed_again():
-    with pytest.raises(UserError, match=r"compression\.kind='int8' is not for fedmatch, whose messages are sparse"):
+def test_methods_that_count_their_bytes_themselves_refuse_it():
+    with pytest.raises(UserError, match=r"compression\.kind='int8' is not for fedmatch, which counts its bytes itself"):
         build_experiment(make_tiny_config(**{"compression.kind": "int8", "method": "fedmatch"}))

@@ -5,6 +5,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from scipy.special import gammaln
 from scipy.stats import binom
 
 from conftest import make_tiny_config
@@ -115,8 +116,52 @@ def test_epsilon_falls_with_noise_and_with_smaller_cohorts_and_grows_with_rounds
     assert accountant(**{"privacy.cohorts": "poisson", "privacy.noise": 2.0}).epsilon(10) < base.epsilon(10)
     assert accountant(**{"privacy.cohorts": "poisson", "clients_per_round": 2}).epsilon(10) < base.epsilon(10)
     assert accountant(**{"privacy.cohorts": "poisson", "privacy.delta": 1e-3}).epsilon(10) < base.epsilon(10)
-    assert base.epsilon(10) < accountant().epsilon(10)
+    assert base.epsilon(10) < accountant(**{"privacy.cohorts": "fixed"}).epsilon(10)
     assert make_accountant(make_tiny_config()) is None
+
+
+def poisson_epsilon(q, z, rounds, delta):
+    """Mironov et al. (2019), section 3.3, at whole orders: the k-th term of the binomial sum."""
+    orders, bounds = np.arange(2, 256), []
+    for order in orders:
+        terms = [
+            log_binomial(order, k) + (order - k) * np.log1p(-q) + k * np.log(q) + (k * k - k) / (2 * z * z)
+            for k in range(order + 1)
+        ]
+        bounds.append(np.logaddexp.reduce(terms) / (order - 1))
+    return least_epsilon(rounds * np.array(bounds), orders, delta)
+
+
+def fixed_epsilon(q, z, rounds, delta):
+    """Wang et al. (2019), Theorem 9, for the Gaussian mechanism, at whole orders."""
+    orders, bounds = np.arange(2, 128), []
+    for order in orders:
+        second = min(np.log(4 * np.expm1(1 / z**2)), 1 / z**2 + np.log(2))
+        terms = [0.0, 2 * np.log(q) + log_binomial(order, 2) + second]
+        terms += [
+            j * np.log(q) + log_binomial(order, j) + (j - 1) * j / (2 * z * z) + np.log(2) for j in range(3, order + 1)
+        ]
+        bounds.append(np.logaddexp.reduce(terms) / (order - 1))
+    return least_epsilon(rounds * np.array(bounds), orders, delta)
+
+
+def log_binomial(n, k):
+    return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+
+
+def least_epsilon(rdp, orders, delta):
+    return np.min(rdp + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
+
+
+def test_epsilon_of_cohorts_is_that_of_their_papers():
+    """The figures of docs/untrusted.md. The library has more orders."""
+    drawn = accountant(**{"privacy.cohorts": "poisson"}).epsilon(100)
+    np.testing.assert_allclose(drawn, poisson_epsilon(0.1, 1.0, 100, 1e-5), rtol=0.02)
+    assert f"{drawn:.1f}" == "7.9"
+    fixed = accountant(**{"privacy.cohorts": "fixed"}).epsilon(100)
+    assert f"{fixed:.0f}" == "84"
+    # The sum differs by 2 S: the noise counts for half.
+    np.testing.assert_allclose(fixed, fixed_epsilon(0.1, 0.5, 100, 1e-5), rtol=0.02)
 
 
 PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisation": "group"}
@@ -133,6 +178,11 @@ PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisat
     ({"method": "rscfed", "data.labels": "some_clients"}, "rscfed: its server has a message for each client, or"),
     ({"method": "semianagg", "data.labels": "some_clients"}, "semianagg: its clients tell"),
     ({"method": "fedmatch"}, "fedmatch: its server has a message for each client"),
+    ({"method": "fedtrinet"}, "fedtrinet: its stage server_before reads at the server what is the clients'"),
+    ({"method": "anchors_only"}, "here no client trains"),
+    ({"data.centralised": True}, "or the server has their images"),
+    ({"attack.kind": "little"}, "attack.kind='little' tells of the honest updates"),
+    ({"compression.kind": "top_k"}, "set compression.error_feedback=False"),
 ])  # fmt: skip
 def test_what_would_break_the_promise_is_refused(fields, words):
     config = make_tiny_config(**PRIVATE)

@@ -114,5 +114,6 @@ def test_reports_say_under_what_conditions_clients_worked():
         "20 % of each cohort do not answer.",
         "30 % of the uploads are a round late, and count 1 times.",
         "Uploads are compressed: top_k of 10 %.",
-        "Noise of 4 times the clipping norm, in poisson cohorts: clients have (3, 1e-05)-differential privacy.",
+        "Noise of 4 times the clipping norm, in poisson cohorts: clients have (3, 1e-05)-differential privacy "
+        "towards all who do not know the seed.",
     ]

@@ -161,7 +161,7 @@ DRAWS = [
 
 
 # Of the jobs of a draw, those that are not done differ from the ones that send no number.
-FAILING = {"availability.never": 0.6}
+FAILING = {"availability.never": 0.6, "attack.kind": "sign_flip"}
 
 # The same rows as three turns of two and as two turns of three.
 TURNS = (3, 2)
@@ -173,13 +173,28 @@ def memories(round_fn):
     return [{name: np.asarray(leaf).tolist() for name, leaf in state.clients.items()} for state in states]
 
 
+def arrivals(round_fn):
+    """What arrives in each of the draws where client 4 attacks: (client, number) of the accepted rows, sorted."""
+    data, found = federation()._replace(malicious=jnp.arange(5) == 4), []
+    for draw in DRAWS:
+        received = run(round_fn, *draw, data=data)[0].server["received"]
+        rows = zip(received["clients"], received["uploads"].model.params["classifier"], received["accepted"])
+        found.append(sorted([int(client), float(number)] for client, number, accepted in rows if accepted))
+    return found
+
+
+def failing_round():
+    """The round of `arrivals`, jitted."""
+    return jax.jit(make_round(problem(**FAILING), toy_method(), lanes=1))
+
+
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
     mesh = jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))
     with jax.set_mesh(mesh):
         rounds = [make_round(problem(), toy_method(turns), lanes=1) for turns in (1, *TURNS)]
-        rounds.append(make_round(problem(**FAILING), toy_method(), lanes=1))
-        print(json.dumps([memories(jax.jit(round_fn)) for round_fn in rounds]))
+        found = [memories(jax.jit(round_fn)) for round_fn in rounds]
+        print(json.dumps([*found, arrivals(failing_round())]))
 
 
 if __name__ == "__main__":

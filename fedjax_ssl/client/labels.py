@@ -14,6 +14,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem, Report
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models import Outputs
 
 
 class Labelled(NamedTuple):
@@ -99,6 +100,12 @@ def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Arra
     if data.mislabelled is None:
         return scores
     return jnp.where(data.mislabelled[rows][..., None], jnp.roll(scores, 1, axis=-1), scores)
+
+
+def told_outputs(data: FederatedData, rows: jax.Array, outputs: Outputs, heads: tuple[str, ...]) -> Outputs:
+    """`as_told` of the logits of the classifier and of other classifiers, by the names of their heads."""
+    false = {name: as_told(data, rows, outputs.heads[name]) for name in heads}
+    return outputs._replace(logits=as_told(data, rows, outputs.logits), heads={**outputs.heads, **false})
 
 
 def label_for_steps(

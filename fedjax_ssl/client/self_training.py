@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client.acr import acr, loss_of_both
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import as_told
+from fedjax_ssl.client.labels import told_outputs
 from fedjax_ssl.client.local_sgd import Loss
 from fedjax_ssl.client.scores import score_cohort
 from fedjax_ssl.client.trainers import Seen, Trainer, fixmatch, flexmatch, freematch, pseudo_label_loss, softmatch
@@ -115,7 +115,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
             return outputs if tell is not None else outputs._replace(features=())
 
         seen = score_cohort(problem, scores, data.images, examples, num_views=1)
-        seen = seen._replace(logits=as_told(data, examples.rows, seen.logits))
+        seen = told_outputs(data, examples.rows, seen, trainer.heads)
         probabilities = jax.nn.softmax(seen.logits)
         confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
@@ -140,7 +140,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
                 labelling = jax.tree.map(lambda leaf: leaf[batch.positions], work.outputs)
             else:
                 labelling = jax.lax.stop_gradient(outputs[0])
-                labelling = labelling._replace(logits=as_told(data, batch.rows, labelling.logits))
+                labelling = told_outputs(data, batch.rows, labelling, trainer.heads)
             seen = Seen(labelling, batch, work.deck.size, received.extra if trainer.needs_prior else None)
             targets, state = trainer.targets(own[MEMORY], seen)
             value = pseudo_label_loss(trainer, targets, state, outputs[-trainer.strong_views :], batch.mask)

@@ -151,6 +151,11 @@ def federate(
     return data, jnp.asarray(dataset.y_train, jnp.int32)
 
 
+def num_attackers(share: float, num_clients: int) -> int:
+    """floor(share K), whatever the share's last digit."""
+    return int(share * num_clients + 1e-9)
+
+
 def _attackers(
     attack: Any, partition: Partition, seed: int, num_images: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -158,7 +163,8 @@ def _attackers(
     if attack is None or attack.kind == "none":
         return None, None
     num_clients = len(partition.client_rows)
-    drawn = np.random.default_rng([seed, ATTACKERS]).permutation(num_clients)[: int(attack.share * num_clients + 1e-9)]
+    order = np.random.default_rng([seed, ATTACKERS]).permutation(num_clients)
+    drawn = order[: num_attackers(attack.share, num_clients)]
     malicious = np.zeros(num_clients, bool)
     malicious[drawn] = True
     if attack.kind != "labels":

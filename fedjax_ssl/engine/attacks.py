@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.engine.updates import changed_by, moved_by
-from fedjax_ssl.learning.trees import column, row_norms, where_rows
+from fedjax_ssl.learning.trees import all_finite, column, row_norms, where_rows
 
 LABELS = "labels"  # the kind whose uploads are left as they are
 # `attack.strength` where it is 0; of 'little' it is computed from the cohort.
@@ -73,14 +73,15 @@ def little(seen: Seen, strength: float) -> dict[str, jax.Array]:
 
     Source: Baruch et al., A Little Is Enough, NeurIPS 2019, Algorithm 3.
     """
-    num_honest, num_lies = jnp.sum(seen.honest), jnp.sum(seen.lies)
+    honest = seen.honest & all_finite(seen.changes, batch_ndim=1)
+    num_honest, num_lies = jnp.sum(honest), jnp.sum(seen.lies)
     supporters = (num_honest + num_lies) // 2 + 1 - num_lies
     # Where attackers are a majority nobody has to be farther, and any z would do: 3 at the most.
     share = jnp.clip((num_honest - supporters) / jnp.maximum(num_honest, 1), 0.5, 0.9987)
     times = strength or jax.scipy.stats.norm.ppf(share)
 
     def of(leaf):
-        counted = column(seen.honest, leaf)
+        counted = column(honest, leaf)
         count = jnp.maximum(num_honest, 1).astype(leaf.dtype)
         mean = jnp.sum(jnp.where(counted, leaf, 0), axis=0) / count
         deviation = jnp.sqrt(jnp.sum(jnp.where(counted, (leaf - mean) ** 2, 0), axis=0) / count)

@@ -62,7 +62,7 @@ COMPRESSIONS: dict[str, Callable[..., dict[str, jax.Array]]] = {"int8": int8, "t
 
 def num_kept(size: int, share: float) -> int:
     """k of `top_k`: ceil(share d), at least one."""
-    return max(1, math.ceil(share * size))
+    return max(1, math.ceil(share * size - 1e-6))
 
 
 def remembers(options: Any) -> bool:

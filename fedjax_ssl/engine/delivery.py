@@ -24,6 +24,8 @@ _ABSENT, _ATTACK, _COMPRESSION, _LATE = range(4)  # whose key it is
 class Late(NamedTuple):
     """Uploads of a round that arrive in the next one, in the rows of the `Draw`.
 
+    Statistics, and what is told, arrive as they were.
+
     Attributes:
         changes: of the parameters, by path, leaves [M, ...]: they are added to the model of the round of arrival.
         received: `Received` without parameters.
@@ -146,7 +148,7 @@ def delivered(
     is_late = jax.vmap(lambda own: jax.random.bernoulli(own, late))(_keys(received.clients, received.group, key, _LATE))
     is_late &= received.accepted
     metrics = {"late_uploads": jnp.sum(is_late)}
-    now = received._replace(accepted=received.accepted & ~is_late)
+    now = _without(received, is_late)
     if not _joins_later(options):
         return now, {}, metrics
     place = jnp.where(is_late, job, num_jobs)  # out of bounds: dropped
@@ -157,14 +159,23 @@ def delivered(
     after = Late(*jax.tree.map(put, tuple(before), (changes, held, is_late)))
     params = moved_by(before.changes, received.uploads.model.params, broadcast)
     uploads = before.received.uploads
-    arriving = before.received._replace(
+    # Of a client that is in this round, too, the newer upload is the one that counts.
+    again = jnp.any((before.received.clients[:, None] == now.clients) & (now.sizes > 0), axis=1)
+    arriving = _without(before.received, ~before.waiting | again)._replace(
         uploads=uploads._replace(model=uploads.model._replace(params=params)),
-        accepted=before.waiting,
         discount=options.availability.late_weight * jnp.ones(num_jobs),
     )
     now = now._replace(discount=jnp.ones(len(job)))
     both = jax.tree.map(lambda *rows: jnp.concatenate(rows), arriving, now)
     return both, {LATE: after}, metrics
+
+
+def _without(received: Received, gone: jax.Array) -> Received:
+    """The same where some rows, bool [R], are as padding."""
+    here = lambda counts: jnp.where(gone, 0, counts)  # noqa: E731
+    return received._replace(
+        accepted=received.accepted & ~gone, sizes=here(received.sizes), num_qualified=here(received.num_qualified)
+    )
 
 
 def _without_params(uploads: Upload) -> Upload:

@@ -116,7 +116,7 @@ class Received(NamedTuple):
     Attributes:
         uploads: Upload with leaves [R, ...].
         accepted: bool [R], whether the job uploaded, every number is finite, and it is not far longer than the
-            others, see `fedjax_ssl.engine.round.too_long`.
+            others, see `fedjax_ssl.engine.screening.too_long`.
         clients: int32 [R], the client of each row.
         group: int32 [R] of the `Draw`, or None.
         sizes: int32 [R], examples of each client; 0 for padding.

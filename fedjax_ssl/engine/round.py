@@ -70,7 +70,8 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         with jax.named_scope("server"):
             state, after = method.server_after(state, data, keys.server_after)
         with jax.named_scope("statistics"):
-            state = method.statistics(state, data, sent.draw.clients, keys.statistics)
+            asked = data if not method.phases else _of_those_who_answer(config, data, result)
+            state = method.statistics(state, asked, sent.draw.clients, keys.statistics)
         state = state._replace(round=state.round + 1)
 
         with jax.named_scope("evaluate"):
@@ -186,8 +187,10 @@ def aggregate_uploads(
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
     if not len(data.anchor_index):  # labels, if there are any, are at clients
-        metrics["clients_without_labels"] = jnp.sum(data.labelled_size[sent.draw.clients] == 0)
-    return state, metrics, (dropped == 0) | (dropped < uploads)
+        metrics["clients_without_labels"] = jnp.sum((data.labelled_size[result.clients] == 0) & result.present)
+    # With noise the model moves whatever comes, and whether the run goes on must not hang on the clients' data.
+    usable = (dropped == 0) | (dropped < uploads) | bool(config.privacy.noise)
+    return state, metrics, usable
 
 
 def measure_model(problem: Problem, model: Model, data, hidden_labels: jax.Array) -> Metrics:
@@ -323,6 +326,18 @@ def init_key(seed: jax.Array) -> jax.Array:
 def _sizes(data, result: CohortResult) -> jax.Array:
     """Examples of each row's client, 0 for padding."""
     return jnp.where(result.present, data.client_size[result.clients], 0)
+
+
+def _of_those_who_answer(config: Any, data, result: CohortResult):
+    """The federation, in which clients that do not answer in this round have no images, for the exchange of statistics.
+
+    A client with several jobs answers if one of them is done.
+    """
+    if not config.availability.never:
+        return data
+    answers = jnp.zeros(len(data.client_size), bool).at[result.clients].max(result.present)
+    drawn = jnp.zeros(len(data.client_size), bool).at[result.clients].set(True)
+    return data._replace(client_size=jnp.where(drawn & ~answers, 0, data.client_size))
 
 
 def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -> Metrics:

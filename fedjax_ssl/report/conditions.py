@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjax_ssl.config import num_malicious
 from fedjax_ssl.records.runs import RunRecords
 
 
@@ -10,7 +11,7 @@ def conditions(run: RunRecords) -> list[str]:
     config, last, found = run.config, run.metrics[-1], []
     attack, availability, privacy = config["attack"], config["availability"], config["privacy"]
     if attack["kind"] != "none":
-        number = int(attack["share"] * config["num_clients"] + 1e-9)
+        number = num_malicious(config)
         sent = int(np.nansum(run.values("malicious_uploads")))
         found.append(
             f"{number} of {config['num_clients']} clients attack (attack.kind {attack['kind']}), with "
@@ -32,5 +33,6 @@ def conditions(run: RunRecords) -> list[str]:
         text = f"noise of {privacy['noise']:.4g} times the clipping norm, in {privacy['cohorts']} cohorts"
         if "epsilon" in last:
             text += f": clients have ({last['epsilon']:.3g}, {privacy['delta']:.1g})-differential privacy"
+            text += " towards all who do not know the seed"
         found.append(text)
     return [sentence[0].upper() + sentence[1:] + "." for sentence in found]

@@ -143,11 +143,18 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
 
 
 def _check_delivery(config: ConfigDict, method: Method) -> None:
-    """Raises a UserError if a method's uploads cannot be compressed."""
+    """Raises a UserError if a method's uploads cannot have what befalls them on their way."""
     if config.compression.kind != "none" and method.wire_bytes is not None:
         raise UserError(
-            f"compression.kind={config.compression.kind!r} is not for {config.method}, whose messages are sparse"
+            f"compression.kind={config.compression.kind!r} is not for {config.method}, which counts its bytes itself"
         )
+    if method.personal is not None:
+        for field, value in {"attack.kind": config.attack.kind, "availability.late": config.availability.late}.items():
+            if value not in ("none", "labels", 0.0):
+                raise UserError(
+                    f"{field}={value!r} is not for {config.method}: what a client changes is not told from the model "
+                    "that went to all"
+                )
 
 
 def in_training(network: Network, normalisation: str) -> Network:

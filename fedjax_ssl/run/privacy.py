@@ -3,10 +3,14 @@
 import logging
 from typing import Any
 
+import jax
+
+from fedjax_ssl.engine.compression import remembers
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import trace_exchange
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.run.dependence import reads, server_stages, some_received
 from fedjax_ssl.server.statistics import num_exchanging
 
 
@@ -14,7 +18,8 @@ class Accountant:
     """Epsilon after so many rounds, for `privacy.delta`; by Renyi differential privacy.
 
     Neighbouring federations differ in a client: in whether it is there, where cohorts are Poisson; where they have a
-    fixed size, in which client it is, so that the sum may differ by 2 S (Wang et al., AISTATS 2019).
+    fixed size, in which client it is, so that the sum may differ by 2 S (Wang et al., AISTATS 2019). Towards whoever
+    knows the run's seed nothing is promised: all noise is drawn by it.
     """
 
     def __init__(self, config: Any):
@@ -48,6 +53,9 @@ def make_accountant(config: Any) -> Accountant | None:
     return Accountant(config) if config.privacy.noise else None
 
 
+OF_CLIENTS = ("client_index", "client_size", "labelled_size")  # of the federation's data, what tells of clients
+
+
 def check_private(problem: Problem, method: Method, state: State, data: Any) -> None:
     """Checks that nothing leaves a client but what the noise covers.
 
@@ -61,16 +69,24 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
         UserError: one line that names what would break the promise.
     """
     config = problem.config
-    if not config.privacy.noise or not method.phases:
+    if not config.privacy.noise:
         return
     _packages()
     name, options = f"privacy.noise with {config.method}", config.aggregation
+    if not method.phases or config.data.centralised:
+        raise UserError(
+            "privacy.noise is of clients' updates, but here no client trains, or the server has their images"
+        )
     if not options.clip_norm:
         raise UserError(f"privacy.noise={config.privacy.noise} needs aggregation.clip_norm, the bound of an update")
     if options.mean != "mean" or options.norm_bound:
         raise UserError("privacy.noise is of the sum of all updates; leave aggregation.mean 'mean' and norm_bound 0")
     if config.availability.late and config.availability.late_weight:
         raise UserError("privacy.noise is of one round's updates; set availability.late_weight=0, or late=0")
+    if config.attack.kind == "little":
+        raise UserError("attack.kind='little' tells of the honest updates through the attackers' own; noise covers one")
+    if remembers(config.compression):
+        raise UserError("privacy.noise clips what error feedback would add; set compression.error_feedback=False")
     if method.select is not None or method.personal is not None or method.wire_bytes is not None:
         raise UserError(f"{name}: its server has a message for each client, or a choice of clients, beside the sum")
     exchange = trace_exchange(problem, method, state, data)
@@ -88,6 +104,14 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
             f"{name}: model.statistics={config.model.statistics!r} asks clients for statistics without noise; set "
             "model.statistics='server', or model.normalisation='group'"
         )
+    upload = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), exchange.upload)
+    received = jax.eval_shape(lambda upload: some_received(upload, None, 1), upload)
+    for stage, function in server_stages(problem, method).items():
+        found = reads(function, state, data, received, exchange.draw.clients)
+        if any(f"[1].{field}" in found for field in OF_CLIENTS) or any(
+            path.startswith("[0].clients") for path in found
+        ):
+            raise UserError(f"{name}: its stage {stage} reads at the server what is the clients', without noise")
 
 
 def _packages() -> tuple[Any, Any]:

@@ -1,0 +1,82 @@
+"""Which arrays each stage of a server depends on, from its trace: whether it reads what is the clients' alone.
+
+Nothing is listed by name, so a method from outside the library is judged, too. What is not seen: a stage that reads
+images or labels of the whole table, `data.images` or `data.visible_labels`, and not by rows that are somebody's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from fedjax_ssl.engine.interface import Method, Problem, Received
+from fedjax_ssl.engine.round import selection
+from fedjax_ssl.learning.trees import repeated
+
+Stage = Callable[..., Any]  # (state, data, received, clients [M]) -> what the server then has, or sends
+
+
+def server_stages(problem: Problem, method: Method) -> dict[str, Stage]:
+    """The stages of a method that run at the server, by name, of a state in their results the server's part alone."""
+    key = jax.random.key(0)
+    stages = {
+        "init": lambda state, data, received, clients: method.init(data, key),
+        "select": lambda state, data, received, clients: selection(problem, method)(state, data, key).clients,
+        "server_before": lambda state, data, received, clients: method.server_before(state, data, key),
+        "broadcast": lambda state, data, received, clients: method.broadcast(state, data, key),
+        "personal": lambda state, data, received, clients: _personal(method, state, data, clients, key),
+        "aggregate": lambda state, data, received, clients: method.aggregate(state, data, received, key),
+        "server_after": lambda state, data, received, clients: method.server_after(state, data, key),
+        "statistics": lambda state, data, received, clients: method.statistics(state, data, clients, key),
+    }
+    return {name: lambda *a, f=stage: without_clients(f(*a)) for name, stage in stages.items()}
+
+
+def some_received(upload: Any, group: Any, number: int) -> Received:
+    """`Received` of so many rows, none accepted, to trace `aggregate` with; `upload` has leaves [1, ...]."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), upload)
+    whole = jnp.zeros(number, jnp.int32)
+    return Received(repeated(zeros, number), whole > 0, whole, None if group is None else whole, whole, whole)
+
+
+def _personal(method: Method, state: Any, data: Any, clients: Any, key: Any) -> Any:
+    return () if method.personal is None else method.personal(state, data, clients, key)
+
+
+def without_clients(result: Any) -> Any:
+    """The result of a stage, of a state in it the server's part alone."""
+    return jax.tree.map(
+        lambda node: node._replace(clients={}) if hasattr(node, "clients") and hasattr(node, "server") else node,
+        result,
+        is_leaf=lambda node: hasattr(node, "clients") and hasattr(node, "server"),
+    )
+
+
+def reads(stage: Callable, *arguments: Any) -> set[str]:
+    """The paths of the arguments' leaves on which the result of a stage depends."""
+    jaxpr = jax.make_jaxpr(stage)(*arguments).jaxpr
+    used = _inputs_of(jaxpr, [True] * len(jaxpr.outvars))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(arguments)]
+    return {path for path, is_used in zip(paths, used) if is_used}
+
+
+# Calls whose arguments are those of the function inside, by the parameter that holds it. All others are taken to read
+# every argument: a loop has no other arguments than those that it reads.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_vmap_call": "call"}
+
+
+def _inputs_of(jaxpr: Any, wanted: list[bool]) -> list[bool]:
+    """Which inputs the wanted outputs of a traced function depend on."""
+    used = {var for var, is_wanted in zip(jaxpr.outvars, wanted) if is_wanted and not isinstance(var, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        outputs = [var in used for var in equation.outvars]
+        if not any(outputs):
+            continue
+        needed = [True] * len(equation.invars)
+        inner = equation.params.get(CALLS.get(equation.primitive.name, ""))
+        if inner is not None:
+            needed = _inputs_of(inner.jaxpr, outputs)
+        used.update(var for var, read in zip(equation.invars, needed) if read and not isinstance(var, Literal))
+    return [var in used for var in jaxpr.invars]
