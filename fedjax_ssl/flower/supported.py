@@ -38,7 +38,7 @@ def check_supported(experiment: Experiment) -> None:
     problem, method, data = experiment.problem, experiment.method, experiment.data
     config, state = problem.config, experiment.state_shape
     # How many labels they have clients can tell.
-    first = make_method(problem._replace(told_labels=jnp.zeros(problem.num_classes))).init
+    first = make_method(problem._replace(told_labels=jnp.zeros(problem.num_classes)))
     name = config.method
     if not method.phases:
         raise UserError(f"method={name} has no clients, so there is nothing for Flower to do")
@@ -63,9 +63,10 @@ def check_supported(experiment: Experiment) -> None:
     received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(draw)))
     key = jax.random.key(0)
     gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
+    # Here the first state is known from what clients tell, and statistics from their sums.
     stages = server_stages(problem, method) | {
-        "init": lambda state, data, received, clients: without_clients(first(data, key)),
-        "statistics": lambda state, data, received, clients: gathered.statistics(state, data, clients, key),
+        "init": server_stages(problem, first)["init"],
+        "statistics": server_stages(problem, gathered)["statistics"],
     }
     for stage, function in stages.items():
         found = reads(function, state, data, received, draw)
