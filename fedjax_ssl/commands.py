@@ -43,7 +43,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         return override(saved, overrides) if saved else parse_config(own.config or str(QUICKSTART), overrides)
 
     with hosts.joined(own.coordinator, own.num_processes, own.process_id):
-        config = hosts.config_of_first(find_config)
+        config = hosts.config_of_first(find_config, own.allow_code)
         use_every_core(config)
         train(config, own.workdir)
 

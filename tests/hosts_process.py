@@ -1,7 +1,8 @@
 """One of several processes that train together, or one alone: the command line, with something that happens to it.
 
 python hosts_process.py WHAT ARGUMENTS: WHAT is ROUND:SIGNAL, which the process sends itself when it has done so many
-rounds; `no_data`, with which reading the data fails; or `nothing`.
+rounds, and the hosts have just agreed that nobody has one; `no_data`, with which reading the data fails;
+`other_program`, with which a program differs from other hosts'; or `nothing`.
 """
 
 import os
@@ -9,7 +10,7 @@ import sys
 
 from fedjax_ssl import UserError
 from fedjax_ssl.__main__ import enter
-from fedjax_ssl.run import experiment, link, listeners
+from fedjax_ssl.run import experiment, link, listeners, programs
 
 
 def main(what: str) -> int:
@@ -20,16 +21,18 @@ def main(what: str) -> int:
             raise UserError("the data are not here")
 
         experiment.load_dataset = load_dataset
+    elif what == "other_program":
+        programs.DISPATCH_CAPACITY += 1
     elif what != "nothing":
         number, signal = map(int, what.split(":"))
         take = listeners.HearSignals.take
 
         def take_signal(self, turn):
+            take(self, turn)
             if turn.done == number:
                 os.kill(os.getpid(), signal)
                 while self._signals.received is None:  # it comes through another thread
                     pass
-            take(self, turn)
 
         listeners.HearSignals.take = take_signal
     return enter()

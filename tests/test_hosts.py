@@ -1,6 +1,7 @@
 """Several hosts train one run: real processes on this machine against one process; where a process finds its place."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -8,14 +9,19 @@ import subprocess
 import sys
 import threading
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 import launch
 from conftest import ROOT
-from fedjax_ssl.run import link
+from fedjax_ssl import TrainingError, UserError, base_config
+from fedjax_ssl.run import coordinator, hosts, link, programs
 from fedjax_ssl.run.cluster import Place, find_place
+from fedjax_ssl.run.listeners import HearSignals, StopOnSignal
+from fedjax_ssl.run.loop import Turn
+from fedjax_ssl.run.signals import Signals
 
 CONFIG = """
 import sys
@@ -102,7 +108,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     assert second.splitlines()[-1] == "stopped: host 0 has gone: no word of it for 10 seconds"
     assert "Traceback" not in second and "@" not in second
 
-    statuses, (first, second) = train(moved, "nothing", f"4:{int(signal.SIGTERM)}")
+    statuses, (first, second) = train(moved, "nothing", f"3:{int(signal.SIGTERM)}")  # host 0 hears of it a turn later
     assert statuses == [143, 143], (first, second)
     assert "from round 2" in first and first.splitlines()[-1].endswith(f"--workdir={moved} resumes the run")
     # A process that writes nothing says only what happens to it.
@@ -124,11 +130,208 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     )
 
 
+# A script in place of the command line: it ends by a signal of host 1, or goes on after an error that all have come to.
+SCRIPT = """
+import sys, time
+from fedjax_ssl import TrainingError
+from fedjax_ssl.run import hosts
+
+address, index, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+try:
+    with hosts.joined(address, 2, index):
+        if what == "signal":
+            time.sleep(1 - index)  # host 0 saves the state
+            raise SystemExit(128 + hosts.any_signal(15 * index or None))
+        raise TrainingError("the loss is not finite")
+except TrainingError as error:
+    time.sleep(3)  # longer than the service lives on
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("what, status, out", [("signal", 143, ""), ("error", 0, "the loss is not finite\n")])
+def test_a_script_ends_as_it_would_alone(what, status, out):
+    with socket.create_server(("", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    started = [subprocess.Popen([sys.executable, "-c", SCRIPT, address, str(i), what], **pipes) for i in (0, 1)]
+    try:
+        said = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [(process.returncode, each[0]) for process, each in zip(started, said)] == [(status, out)] * 2, said
+    assert "Traceback" not in said[0][1] + said[1][1]
+
+
+class Others:
+    """A link whose other process says what it is told to."""
+
+    def __init__(self, index, *says):
+        self.place, self.stopping, self.done = Place("here:1", 2, index), False, []
+        self._says = list(says)
+
+    def meet(self, text=""):
+        self.done.append("meet")
+        said = self._says.pop(0) if self._says else text
+        return [text, said] if self.place.index == 0 else [said, text]
+
+    def fail(self, error):
+        self.done.append(f"fail {type(error).__name__}")
+
+    def close(self):
+        self.done.append("close")
+
+
+@pytest.fixture
+def meet_others(monkeypatch):
+    """Makes this the process with a number, of two; the other one says these texts."""
+
+    def meet_others(index, *says):
+        others = Others(index, *says)
+        monkeypatch.setattr(hosts, "_joined", others)
+        monkeypatch.setattr(hosts, "Link", lambda place: others)
+        return others
+
+    return meet_others
+
+
+@pytest.mark.parametrize(
+    "error, agreed, done",
+    [
+        (TrainingError("diverged"), "", ["meet", "close"]),
+        (SystemExit(143), "15", ["meet", "close"]),
+        (KeyboardInterrupt(), "2", ["meet", "close"]),
+        (SystemExit(143), "", ["fail SystemExit"]),  # nobody else knows of it
+        (KeyboardInterrupt(), "", ["fail KeyboardInterrupt"]),
+        (UserError("no data"), "15", ["fail UserError"]),
+    ],
+)
+def test_what_all_have_come_to_is_no_error_of_one(meet_others, error, agreed, done):
+    others = meet_others(0, f"checksum {hosts.checksum_of_library()}", agreed)
+    with pytest.raises(type(error)), hosts.joined("here:1", 2, 0):
+        hosts.any_signal(None)
+        raise error
+    assert others.done == ["meet", "meet", *done]
+
+
+def test_a_signal_counts_when_all_know_of_it(meet_others):
+    meet_others(0, "", "", "")
+    signals = Signals(several_hosts=hosts.count() > 1)
+    hear, stop = HearSignals(signals), StopOnSignal(signals)
+    turn = Turn(3, False, None, [[]], [[]], [True])
+    hear.take(turn)
+    signals.received = signal.SIGTERM  # after they have met: the other one begins the next dispatch
+    assert signals.waiting is None
+    stop.take(turn)
+    hear.take(turn)
+    assert signals.waiting == signal.SIGTERM
+    with pytest.raises(SystemExit, match="143"):
+        stop.take(turn)
+
+    signals = Signals(several_hosts=True)
+    stop = StopOnSignal(signals)
+    signals.received = signal.SIGTERM
+    with pytest.raises(SystemExit, match="143"):  # after the last turn there is no other
+        stop.take(turn._replace(is_last=True))
+    alone = Signals()
+    alone.received = signal.SIGTERM
+    assert alone.waiting == signal.SIGTERM
+
+
+def test_programs_that_differ_are_one_line(meet_others):
+    machine = programs.Machine("cpu", None, None, "", {"xla_cpu_enable_fast_math": "1"}, None)
+
+    def lowered(factor):
+        return jax.jit(lambda x: factor * x).lower(1.0)
+
+    said = meet_others(0)  # the other one says the same
+    programs.check_same_program(machine, "the rounds", lowered(2))
+    assert said.done == ["meet"]
+    texts = []
+    meet_others(0).meet = lambda text: texts.append(text) or [text, text]
+    programs.check_same_program(machine, "the rounds", lowered(2))
+    programs.check_same_program(machine._replace(compiler_options={}), "the rounds", lowered(2))
+    for text in texts:
+        meet_others(0, text)
+        with pytest.raises(UserError, match="the programs of host 1 differ from those of host 0: the rounds with "):
+            programs.check_same_program(machine, "the rounds", lowered(3))
+    meet_others(0, texts[1])
+    with pytest.raises(UserError, match=r"options \{\} there"):
+        programs.check_same_program(machine, "the rounds", lowered(2))
+
+
+def test_other_files_of_the_library_are_one_line(meet_others):
+    others = meet_others(1, "checksum 00000000")
+    with pytest.raises(UserError, match="the library's files of host 1 differ"), hosts.joined("here:1", 2, 1):
+        raise AssertionError("they are not refused")
+    assert others.done == ["meet", "fail UserError"]
+
+
+@pytest.mark.parametrize("field, name", [("method", "own.py:mine"), ("model.name", "own:Mine")])
+def test_host_0_names_no_code_that_a_process_does_not_name(meet_others, tmp_path, monkeypatch, field, name):
+    (tmp_path / "own.py").write_text("Mine = None\ndef mine(problem): raise AssertionError\n")
+    monkeypatch.chdir(tmp_path)
+    told = base_config()
+    told.update_from_flattened_dict({field: name})
+    text = json.dumps(told.to_dict())
+    meet_others(1, text)
+    with pytest.raises(UserError, match=f"host 0 names code, {field}={name}, which would be run; .*--allow_code"):
+        hosts.config_of_first(base_config)
+    meet_others(1, text)
+    assert hosts.config_of_first(lambda: told) == told
+    meet_others(1, text)
+    assert hosts.config_of_first(base_config, allow_code=True) == told
+    meet_others(1, json.dumps(base_config().to_dict()))
+    assert hosts.config_of_first(lambda: told) == base_config()
+
+    monkeypatch.setattr(hosts, "joined", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("fedjax_ssl.train", lambda config, workdir: None)
+    for words, status in {(): 2, ("--allow_code",): 0, (f"--config.{field}={name}",): 0}.items():
+        meet_others(1, text)
+        assert launch.main([f"--workdir={tmp_path / 'no_such_folder'}", *words]) == status
+
+
+def test_a_failed_start_leaves_no_timer_that_ends_the_caller(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("must be called before any JAX computations")
+
+    def start_service(place):
+        return None
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr(jax.distributed, "initialize", refuse)
+    monkeypatch.setattr(link, "_start_service", start_service)
+    with pytest.raises(UserError, match="must be called before"):
+        link.Link(Place("localhost:1", 2, 0))
+    for thread in set(threading.enumerate()) - before:
+        if isinstance(thread, threading.Timer):
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_the_service_is_open_to_as_few_as_can_be():
+    assert coordinator.where_to_listen("localhost") == (socket.AF_INET, "127.0.0.1")
+    assert coordinator.where_to_listen("127.0.0.1") == (socket.AF_INET, "127.0.0.1")
+    for elsewhere in ("192.0.2.7", "2001:db8::7", "a-name"):  # the first two are nobody's, by RFC 5737 and 3849
+        assert coordinator.where_to_listen(elsewhere)[1] in ("::", "0.0.0.0")
+    assert Place("[::1]:70", 2, 0).address == ("::1", 70)
+
+
 def test_an_error_of_one_host_ends_the_other(train, tmp_path):
     statuses, (first, second) = train(tmp_path / "run", "nothing", "no_data")
     assert statuses == [2, 2]
     assert first.splitlines()[-1] == "host 1 has ended: error: the data are not here"
     assert second.splitlines()[-1] == "error: the data are not here"
+    assert not (tmp_path / "run").exists()
+
+
+def test_hosts_with_other_programs_end_before_they_run_them(train, tmp_path):
+    statuses, said = train(tmp_path / "run", "nothing", "other_program")
+    assert statuses == [2, 2]
+    for each in said:
+        assert "the programs of host 1 differ from those of host 0: the rounds with checksum" in each.splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
 

@@ -25,6 +25,12 @@ class Place(NamedTuple):
     index: int
     local_devices: list[int] | None = None
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host, an IPv6 address without its brackets, and port of the first process."""
+        host, _, port = self.coordinator.rpartition(":")
+        return host.strip("[]"), int(port)
+
 
 def find_place(coordinator: str | None, num_processes: int | str | None, process_id: int | str | None) -> Place | None:
     """The place of this process; None where it trains alone.

@@ -1,10 +1,11 @@
-"""The coordination service of several hosts, as a process of its own: python coordinator.py PORT PROCESSES SECONDS.
+"""The coordination service of several hosts as a process of its own: python coordinator.py HOST PORT PROCESSES SECONDS.
 
 JAX would run it inside the first process, and when that is killed the runtime of all others aborts them at once, with
 a stack trace. So it outlives the first process for as long as the others need to see that, and to say so.
 """
 
 import errno
+import ipaddress
 import os
 import signal
 import socket
@@ -17,10 +18,11 @@ SECONDS_TO_GO = {"done": 1.0, "told": 6.0}
 GRACE_SECONDS = 45.0  # after it has gone without a word; longer than `link.SILENCE_SECONDS`
 
 
-def main(port: str, count: str, seconds: str) -> None:
+def main(host: str, port: str, count: str, seconds: str) -> None:
     """Serves until the standard input ends; prints READY, or why there is no service.
 
     Args:
+        host: where the others look for it.
         port: to listen at.
         count: of processes.
         seconds: that the port has to become free.
@@ -30,9 +32,11 @@ def main(port: str, count: str, seconds: str) -> None:
     from jaxlib import _jax
 
     try:
-        host = _free(int(port), float(seconds))
+        family, host = where_to_listen(host)
+        _wait_until_free(family, host, int(port), float(seconds))
+        address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
         # Other threads serve.
-        service = _jax.get_distributed_runtime_service(f"{host}:{port}", int(count), shutdown_timeout=60)
+        service = _jax.get_distributed_runtime_service(address, int(count), shutdown_timeout=60)
     except Exception as error:  # of JAX's own kind
         print(" ".join(str(error).split()), flush=True)
         return
@@ -42,18 +46,34 @@ def main(port: str, count: str, seconds: str) -> None:
     os._exit(0)
 
 
-def _free(port: int, seconds: float) -> str:
-    """The address to listen at, when nobody else does; the service would share a port with another.
+def where_to_listen(host: str) -> tuple[socket.AddressFamily, str]:
+    """The address to listen at, with its family: as few others as possible are to reach a service that lets anyone in.
+
+    Args:
+        host: where the others look for the service. At 'localhost', or at an address that this host has, it listens
+            there alone. At any other name it listens at all addresses: other hosts may know another one by that name.
+    """
+    for known in ("127.0.0.1", "::1") if host == "localhost" else (host,):
+        try:
+            family = socket.AF_INET if ipaddress.ip_address(known).version == 4 else socket.AF_INET6
+            socket.create_server((known, 0), family=family).close()
+            return family, known
+        except (ValueError, OSError):  # a name, or an address that only leads here
+            continue
+    return (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
+
+
+def _wait_until_free(family: socket.AddressFamily, host: str, port: int, seconds: float) -> None:
+    """Waits until nobody else listens there; the service would share a port with another.
 
     Raises:
         OSError: somebody does.
     """
-    family, host = (socket.AF_INET6, "[::]") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
     deadline = time.monotonic() + seconds
     while True:
         try:
-            socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6).close()
-            return host
+            socket.create_server((host, port), family=family, dualstack_ipv6=host == "::").close()
+            return
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise

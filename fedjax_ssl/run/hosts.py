@@ -9,6 +9,7 @@ Nothing here does anything for a process alone.
 
 import contextlib
 import json
+import pathlib
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_ssl.config import flatten
 from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.imports import is_own
 from fedjax_ssl.records.resuming import typed
 from fedjax_ssl.run.cluster import find_place
 from fedjax_ssl.run.link import Link
@@ -43,8 +46,9 @@ def joined(
 ) -> Iterator[None]:
     """Inside, this process trains together with those of other hosts; before anything is computed with JAX.
 
-    A process that ends in between by an error ends the others, too. One that is left behind by others ends by
-    `os._exit`, with a line on stderr.
+    What ends the run in all of them, failed training or a signal, is raised when all have come to it. A process that
+    leaves in between by anything else ends the others, too, and can only end: with status 1, when the interpreter does.
+    One that is left behind by others ends by `os._exit`, with a line on stderr.
 
     Args:
         coordinator: HOST:PORT of the first process.
@@ -53,7 +57,7 @@ def joined(
             these, too, the process is alone, and nothing is done.
 
     Raises:
-        UserError: the three make no sense, or the processes do not find each other.
+        UserError: the three make no sense, or the processes do not find each other, or their libraries differ.
     """
     global _joined
     place = find_place(coordinator, num_processes, process_id)
@@ -61,17 +65,22 @@ def joined(
         yield
         return
     link = _joined = Link(place)
+    ending = None
     try:
-        yield
-        link.meet()  # the others are done, but the first one may be drawing a report
-    except (TrainingError, KeyboardInterrupt, SystemExit):  # which all of them have come to
-        link.leaving = True
-        link.tell_service("told")
-        raise
+        try:
+            check_same("the library's files", lambda: f"checksum {checksum_of_library()}")
+            yield
+        except (TrainingError, KeyboardInterrupt, SystemExit) as error:
+            if not isinstance(error, TrainingError) and not link.stopping:
+                raise  # nobody else knows of it
+            ending = error
+        link.meet()  # the others are done, but the first one may be saving the state or drawing a report
     except BaseException as error:
         link.fail(error)
         raise
     link.close()
+    if ending is not None:
+        raise ending  # and this stays a process of several: who tells the user what is left?
     _joined = None
 
 
@@ -114,13 +123,34 @@ def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), found)
 
 
-def config_of_first(find: Callable[[], ConfigDict]) -> ConfigDict:
-    """The first process's configuration, in all of them; `find` is called there alone."""
+def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False) -> ConfigDict:
+    """The first process's configuration, in all of them.
+
+    Args:
+        find: this process's; called in the first one, and where that one's names code.
+        allow_code: whether other code may be run than this process's configuration names: what comes from the network
+            need not come from the first process.
+
+    Raises:
+        UserError: it names such code.
+    """
     if _joined is None:
         return find()
     config = find() if is_first() else None
     told = from_first(lambda: config.to_dict())
-    return config if is_first() else typed(told, "the configuration of host 0")
+    if is_first():
+        return config
+    fields = flatten(told)
+    named = [field for field in ("method", "model.name") if is_own(str(fields.get(field)))]
+    if named and not allow_code:
+        here = flatten(find())
+        for field in named:
+            if fields[field] != here.get(field):
+                raise UserError(
+                    f"host 0 names code, {field}={fields[field]}, which would be run; if you trust it, name it in this "
+                    "process's configuration as well, or start the process with --allow_code"
+                )
+    return typed(told, "the configuration of host 0")
 
 
 def check_same(what: str, find: Callable[[], str]) -> None:
@@ -149,8 +179,18 @@ def checksum(tree: Any) -> str:
     return f"{found:08x}"
 
 
+def checksum_of_library() -> str:
+    """The same of the library's files in Python."""
+    found, folder = 0, pathlib.Path(__file__).parents[1]
+    for file in sorted(folder.rglob("*.py")):
+        found = zlib.crc32(file.relative_to(folder).as_posix().encode() + file.read_bytes(), found)
+    return f"{found:08x}"
+
+
 def any_signal(received: int | None) -> int | None:
     """A signal that one of the processes has received; None if none has."""
     if _joined is None:
         return received
-    return next((int(number) for number in _joined.meet(str(received or "")) if number), None)
+    number = next((int(number) for number in _joined.meet(str(received or "")) if number), None)
+    _joined.stopping = number is not None
+    return number

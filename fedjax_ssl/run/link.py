@@ -38,7 +38,8 @@ class Link:
 
     Attributes:
         place: its own.
-        leaving: whether it is about to end, by what all have agreed on: that others end as well is then no news.
+        leaving: whether it is about to end: that others end as well is then no news.
+        stopping: whether all have agreed to stop after a signal.
     """
 
     def __init__(self, place: Place):
@@ -47,37 +48,39 @@ class Link:
         Raises:
             UserError: they do not come, or JAX has started.
         """
-        self.place, self.leaving = place, False
+        self.place, self.leaving, self.stopping = place, False, False
         self._talks = 0
         self._folder: pathlib.Path | None = None  # of the run that has begun, on the first host
         self._service = _start_service(place) if place.index == 0 else None
-        host, _, port = place.coordinator.rpartition(":")
+        host, port = place.address
         who = f"{place.count} processes" if place.index == 0 else f"process 0 at {place.coordinator}"
         late = f"error: waited {MEETING_SECONDS:.0f} seconds in vain for {who}"
         # The runtime would say so by aborting.
         timer = threading.Timer(MEETING_SECONDS, leave, (2, late))
         timer.daemon = True
         timer.start()
-        with clock.doing(f"waiting for {who}"):
-            if place.index:
-                _wait_for_port(host.strip("[]"), int(port))
-            # Its own handler of SIGTERM would take the place of ours.
-            jax.config.update("jax_enable_preemption_service", False)
-            try:
-                jax.distributed.initialize(
-                    place.coordinator,
-                    place.count,
-                    place.index,
-                    place.local_devices,
-                    cluster_detection_method="deactivate",
-                    initialization_timeout=int(2 * MEETING_SECONDS),
-                    shutdown_timeout_seconds=60,
-                    coordinator_bind_address="localhost:0",  # of a service that nobody asks: ours runs already
-                )
-            except RuntimeError as error:
-                self.tell_service("told")
-                raise UserError(f"cannot train on several hosts: {first_line(error)}") from error
-        timer.cancel()
+        try:
+            with clock.doing(f"waiting for {who}"):
+                if place.index:
+                    _wait_for_port(host, port)
+                # Its own handler of SIGTERM would take the place of ours.
+                jax.config.update("jax_enable_preemption_service", False)
+                try:
+                    jax.distributed.initialize(
+                        place.coordinator,
+                        place.count,
+                        place.index,
+                        place.local_devices,
+                        cluster_detection_method="deactivate",
+                        initialization_timeout=int(2 * MEETING_SECONDS),
+                        shutdown_timeout_seconds=60,
+                        coordinator_bind_address="localhost:0",  # of a service that nobody asks: ours runs already
+                    )
+                except RuntimeError as error:
+                    self.tell_service("told")
+                    raise UserError(f"cannot train on several hosts: {first_line(error)}") from error
+        finally:
+            timer.cancel()
         from jax._src import distributed  # JAX has no other name for what its processes talk through
 
         self._client = distributed.global_state.client
@@ -181,9 +184,9 @@ class Link:
 
 def _start_service(place: Place) -> subprocess.Popen:
     """Starts the coordination service on this host."""
-    port = place.coordinator.rpartition(":")[2]
+    host, port = place.address
     file = pathlib.Path(__file__).with_name("coordinator.py")
-    command = [sys.executable, "-P", str(file), port, str(place.count), str(PORT_SECONDS)]
+    command = [sys.executable, "-P", str(file), host, str(port), str(place.count), str(PORT_SECONDS)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     service = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
     with clock.doing(f"waiting for port {port}"):

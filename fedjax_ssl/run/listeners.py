@@ -150,13 +150,16 @@ def _best_of(lines: list[dict[str, Any]]) -> float:
 
 
 class HearSignals(Listener):
-    """Whether another host has received a signal; before the listeners that act on one."""
+    """Whether one of several hosts has received a signal; before the listeners that act on one.
+
+    A signal that comes after it waits for the next turn.
+    """
 
     def __init__(self, signals: Signals):
         self._signals = signals
 
     def take(self, turn: Turn) -> None:
-        self._signals.elsewhere = hosts.any_signal(self._signals.received)
+        self._signals.agreed = hosts.any_signal(self._signals.received)
 
 
 class SaveCheckpoints(Listener):
@@ -205,4 +208,6 @@ class StopOnSignal(Listener):
         Raises:
             KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM.
         """
+        if turn.is_last:  # what has come since `HearSignals` has no next turn to wait for
+            self._signals.agreed = hosts.any_signal(self._signals.received)
         self._signals.act()

@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.clock import Doing, doing
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
@@ -41,19 +43,24 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         given: the parts of a model that the runs begin with, see `initialise`; those of any of them.
 
     Raises:
-        UserError: an error that only tracing detects, or too little memory.
+        UserError: an error that only tracing detects, too little memory, or several hosts whose programs differ.
     """
+
+    def start(name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
+        check_same_program(machine, name, lowered)
+        compilers.compile(name, lowered, aside)
+
     started = time.monotonic()
     with doing("compiling") as task, Compilers() as compilers:
         task.text = "tracing the first state and the outputs"
         if with_init:
             lowered = machine.jit(functools.partial(initialise, experiments[0])).lower(experiments[0].data, given)
-            compilers.compile("the first state", lowered)
+            start("the first state", lowered)
         snapshots = _lower_snapshots(machine, experiments[0])
         for name, lowered in snapshots.items():
-            compilers.compile(f"the outputs on {name} images", lowered)
+            start(f"the outputs on {name} images", lowered)
         task.text = "tracing a round"
-        compilers.compile("the rounds", lower_dispatch(machine, experiments), aside=False)
+        start("the rounds", lower_dispatch(machine, experiments), aside=False)
         programs = compilers.wait(task)
         give_back_memory()
         machine.check_memory(programs["the rounds"])
@@ -65,6 +72,27 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
             {name: programs[f"the outputs on {name} images"] for name in snapshots},
             time.monotonic() - started,
         )
+
+
+def check_same_program(machine: Machine, name: str, lowered: jax.stages.Lowered) -> None:
+    """Checks that several hosts are about to compile the same program: other ones would wait for each other for ever.
+
+    Of a round of Wide-ResNet-28-2 the text takes 0.2 s, where tracing takes 5.
+
+    Args:
+        machine: whose compiler options are part of it.
+        name: what it computes.
+        lowered: it.
+
+    Raises:
+        UserError: they are not.
+    """
+
+    def describe() -> str:
+        checksum = zlib.crc32(lowered.as_text().encode())
+        return f"{name} with checksum {checksum:08x} and options {machine.compiler_options}"
+
+    hosts.check_same("the programs", describe)
 
 
 class Compilers:

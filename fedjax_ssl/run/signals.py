@@ -24,14 +24,20 @@ class Signals:
     """SIGINT and SIGTERM wait for the end of a dispatch; a second one acts at once. A context manager.
 
     Attributes:
-        received: the signal that waits; None without one.
-        elsewhere: one that another host has received, see `fedjax_ssl.run.hosts`. It ends the run as well, and does
-            not make a signal here a second one.
+        received: the signal that this process has received; None without one.
+        agreed: the one that all hosts know of, if there are several, see `HearSignals`.
     """
 
-    def __init__(self):
+    def __init__(self, several_hosts: bool = False):
+        """Holds nothing back yet.
+
+        Args:
+            several_hosts: a signal ends the run only when all of them know of it, or the others would wait for one
+                that has left.
+        """
         self.received: int | None = None
-        self.elsewhere: int | None = None
+        self.agreed: int | None = None
+        self._several_hosts = several_hosts
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -55,8 +61,8 @@ class Signals:
 
     @property
     def waiting(self) -> int | None:
-        """The signal that ends the run, received here or elsewhere."""
-        return self.received if self.received is not None else self.elsewhere
+        """The signal that ends the run; None without one."""
+        return self.agreed if self._several_hosts else self.received
 
     def act(self) -> None:
         """Ends the run if a signal waits.

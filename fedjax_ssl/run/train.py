@@ -289,7 +289,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             states = [_first_state(machine, program, run, store) for run, store in zip(runs, checkpoints)]
         group = make_group(machine, runs)
         stack.enter_context(progress)
-        signals = stack.enter_context(Signals())
+        signals = stack.enter_context(Signals(hosts.count() > 1))
         every = checkpoint_interval(config, runs[0].experiment.state_shape)
         listeners = [
             HearSignals(signals),
@@ -309,7 +309,7 @@ def _train_along(machine: Machine, config: ConfigDict, runs: list[Run], program:
     """What `train_group` is on a host that writes nothing: the same programs in the same order."""
     states = [_first_state(machine, program, run, None) for run in runs]
     group = make_group(machine, runs)
-    with Signals() as signals:
+    with Signals(hosts.count() > 1) as signals:
         outputs = _with_outputs(config, group, program)
         listeners = [HearSignals(signals), StopOnFailure(runs), *outputs, StopOnSignal(signals)]
         return run_rounds(machine, program, group, states, listeners)
