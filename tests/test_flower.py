@@ -91,15 +91,19 @@ def test_what_the_documentation_says_to_change():
 
 
 def test_what_is_refused_whatever_the_method():
-    config = make_config("fedanchor")
+    experiment = build_experiment(make_config("fedanchor"))
+    problem = experiment.problem
     for fields, words in (
         ({"eval_measures": ("shots",)}, "eval_measures has 'shots'"),
         ({"model.statistics": "all_mixed"}, "model.statistics='all_mixed'"),
+        ({"availability.never": 0.1}, "availability.never=0.1 is of simulated clients"),
+        # A client would compute the noise and take it off: it has the seed, and so the round's keys.
+        ({"privacy.noise": 1.0}, "privacy.noise=1.0 draws its noise from the seed, which every node knows"),
     ):
-        changed = config.copy_and_resolve_references()
+        changed = problem.config.copy_and_resolve_references()
         changed.update_from_flattened_dict(fields)
         with pytest.raises(UserError, match=words):
-            check_supported(build_experiment(changed))
+            check_supported(experiment._replace(problem=problem._replace(config=changed)))
 
 
 def test_a_client_that_reads_the_servers_images_is_refused():

@@ -28,7 +28,6 @@ SIMULATED = {
     "availability.never": 0.0,
     "availability.late": 0.0,
     "compression.kind": "none",
-    "privacy.cohorts": "fixed",
 }
 
 
@@ -58,6 +57,11 @@ def check_supported(experiment: Experiment) -> None:
         value = config[section][name_of_field]
         if value != ordinary:
             raise UserError(f"{field}={value!r} is of simulated clients; Flower has real ones, and takes {ordinary!r}")
+    if config.privacy.noise:
+        raise UserError(
+            f"privacy.noise={config.privacy.noise} draws its noise from the seed, which every node knows, so that "
+            "nobody would be protected; Flower takes 0"
+        )
 
     draw, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data
