@@ -14,9 +14,12 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,6 +29,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
+from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.flower.views import own_view
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -122,6 +126,64 @@ def test_a_client_that_reads_the_servers_images_is_refused():
         jax.tree.leaves(jax.tree.map(lambda leaf: leaf.sum(), state.clients)))}))  # fmt: skip
     with pytest.raises(UserError, match="its stage server_after reads clients' memory"):
         check_supported(experiment._replace(method=looking))
+
+
+def test_a_stage_that_reads_a_whole_table_is_refused():
+    """The server's view has its own rows alone, so that it would go on with another mean, and nobody would know."""
+    experiment = build_experiment(make_config("fixmatch", "clients", tiny=False))
+    method, phase = experiment.method, experiment.method.phases[0]
+
+    def server_after(state, data, key):
+        return state, {"shown": jnp.sum(jnp.where(data.visible_labels >= 0, 1, 0))}
+
+    def prepare(broadcast, data, cohort, previous):
+        jobs = phase.prepare(broadcast, data, cohort, previous)
+        return jobs._replace(num_steps=jobs.num_steps + jnp.max(data.images).astype(jnp.int32))
+
+    for changed, words in (
+        (method._replace(server_after=server_after), "stage server_after reads data.visible_labels as a whole"),
+        (method._replace(phases=(phase._replace(prepare=prepare),)), "clients' work reads data.images as a whole"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_supported(experiment._replace(method=changed))
+
+
+class Tables(NamedTuple):
+    images: jax.Array
+    visible_labels: jax.Array
+    anchor_index: jax.Array
+
+
+BY_ROWS = {
+    "rows": lambda data: data.images[data.anchor_index],
+    "a shape": lambda data: jnp.zeros(jax.eval_shape(lambda images: images + 1, data.images[:1]).shape),
+    "in a jit": lambda data: jax.jit(lambda images, rows: images[rows])(data.images, data.anchor_index),
+    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels[row], data.anchor_index),
+    "as long as": lambda data: jax.lax.while_loop(
+        lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels[i], 0
+    ),
+    "if": lambda data: jax.lax.cond(
+        data.anchor_index[0] > 0, lambda: data.images[data.anchor_index], lambda: data.images[data.anchor_index + 1]
+    ),
+}
+WHOLE = {
+    "a mask": lambda data: jnp.where(data.visible_labels >= 0, 1, 0),
+    "rows and all": lambda data: data.visible_labels[data.anchor_index] + data.visible_labels.sum(),
+    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels.sum() + row, data.anchor_index),
+    "as long as": lambda data: jax.lax.while_loop(
+        lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels.sum(), 0
+    ),
+    "if": lambda data: jax.lax.cond(
+        data.anchor_index[0] > 0, lambda: data.visible_labels[::2], lambda: data.anchor_index
+    ),
+}
+
+
+def test_what_is_taken_of_a_table():
+    data = Tables(jnp.zeros((4, 2, 2, 1), jnp.uint8), jnp.zeros(4, jnp.int32), jnp.arange(2))
+    for stages, wanted in ((BY_ROWS, []), (WHOLE, ["visible_labels"])):
+        for what, stage in stages.items():
+            assert used_whole(lambda _, data, stage=stage: stage(data), (), data) == wanted, what
 
 
 def test_the_words_of_a_run(tmp_path, monkeypatch):

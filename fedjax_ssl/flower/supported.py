@@ -1,7 +1,7 @@
 """Which runs a real federation can do: those whose server reads no client's images or memory, and the other way round.
 
-Nothing is listed by name. Every stage is traced, and the trace says which arrays its result depends on, so a method
-from outside the library is judged like the others.
+Nothing is listed by name. Every stage is traced, and the trace says which arrays its result depends on, and whether it
+takes more of the tables of images and labels than rows. That these rows are its own side's is not seen everywhere.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Method, Received
 from fedjax_ssl.engine.round import one_job, selection
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.learning.trees import repeated
 from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
@@ -81,7 +82,8 @@ def check_supported(experiment: Experiment) -> None:
         "statistics": lambda state, data, received, clients: gathered.statistics(state, data, clients, key),
     }
     for stage, function in stages.items():
-        found = _reads(lambda *a, f=function: _without_clients(f(*a)), state, data, received, draw)
+        arguments = (lambda *a, f=function: _without_clients(f(*a)), state, data, received, draw)
+        found = _reads(*arguments)
         for field in AT_CLIENTS:
             if f"[1].{field}" in found:
                 raise UserError(
@@ -89,24 +91,32 @@ def check_supported(experiment: Experiment) -> None:
                 )
         if any(path.startswith("[0].clients") for path in found):
             raise UserError(f"method={name}: its stage {stage} reads clients' memory at the server; {DOCS}")
+        _check_rows(f"method={name}: its stage {stage}", *arguments)
 
     def upload(sent, data, cohort):
         result = train_cohort(method.phases, sent, data, cohort, 1)
         return result.upload, result.labelled, result.trained, result.num_steps
 
-    for what, found in {
-        "work": _reads(upload, sent, data, cohort),
-        "first memory": _reads(lambda _, data: method.init(data, key).clients, (), data),
+    for what, arguments in {
+        "work": (upload, sent, data, cohort),
+        "first memory": (lambda _, data: method.init(data, key).clients, (), data),
     }.items():
+        found = _reads(*arguments)
         for field in AT_SERVER:
             if f"[1].{field}" in found:
                 raise UserError(f"method={name}: its clients' {what} depends on images of the server; {DOCS}")
+        _check_rows(f"method={name}: its clients' {what}", *arguments)
 
 
 def asks_for_labels(experiment: Experiment) -> bool:
     """Whether a method begins with the labels that clients were given, whose number in each class they have to tell."""
     key, method = jax.random.key(0), experiment.method
     return "[0].client_index" in _reads(lambda data: _without_clients(method.init(data, key)), experiment.data)
+
+
+def _check_rows(who: str, stage: Callable, *arguments: Any) -> None:
+    for table in used_whole(stage, *arguments):
+        raise UserError(f"{who} reads data.{table} as a whole, of which each side has only rows of its own; {DOCS}")
 
 
 def _personal(method: Method, state: Any, data: Any, clients: Any, key: Any) -> Any:
