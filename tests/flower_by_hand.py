@@ -20,24 +20,37 @@ class GridByHand:
             for number, node in enumerate(node_configs, start=FIRST_NODE)
         }
         self.lost = set()  # nodes whose answers do not arrive, though they work
+        self.change = lambda node, kind, content: None  # what a node does to its answer, in place
+        self.asked = []  # the nodes, a time for each message
+        self._answers = {}  # those that nobody has fetched, by the message's id
 
     def get_node_ids(self):
         return list(self.contexts)
 
+    def push_messages(self, messages):
+        for number, message in enumerate(messages, start=len(self.asked)):
+            message.metadata.__dict__["_message_id"] = str(number)  # as Flower's grid does it
+            self._answers[str(number)] = self._answer(message)
+            self.asked.append(message.metadata.dst_node_id)
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids):
+        here = [one for one in message_ids if self._answers[one].metadata.src_node_id not in self.lost]
+        return [self._answers.pop(one) for one in here]
+
     def send_and_receive(self, messages, *, timeout=None):
         del timeout
-        answers = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            arrived = Message(through_bytes(message.content), metadata=message.metadata)
-            try:
-                answer = client.app(arrived, self.contexts[node])
-            except UserError as error:
-                answers.append(Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message))
-                continue
-            if node not in self.lost:
-                answers.append(Message(through_bytes(answer.content), metadata=answer.metadata))
-        return answers
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message):
+        node = message.metadata.dst_node_id
+        arrived = Message(through_bytes(message.content), metadata=message.metadata)
+        try:
+            answer = client.app(arrived, self.contexts[node])
+        except UserError as error:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
+        self.change(node, message.metadata.message_type, answer.content)
+        return Message(through_bytes(answer.content), metadata=answer.metadata)
 
 
 def through_bytes(content):

@@ -14,9 +14,12 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,6 +29,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
+from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.flower.views import own_view
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -91,15 +95,19 @@ def test_what_the_documentation_says_to_change():
 
 
 def test_what_is_refused_whatever_the_method():
-    config = make_config("fedanchor")
+    experiment = build_experiment(make_config("fedanchor"))
+    problem = experiment.problem
     for fields, words in (
         ({"eval_measures": ("shots",)}, "eval_measures has 'shots'"),
         ({"model.statistics": "all_mixed"}, "model.statistics='all_mixed'"),
+        ({"availability.never": 0.1}, "availability.never=0.1 is of simulated clients"),
+        # A client would compute the noise and take it off: it has the seed, and so the round's keys.
+        ({"privacy.noise": 1.0}, "privacy.noise=1.0 draws its noise from the seed, which every node knows"),
     ):
-        changed = config.copy_and_resolve_references()
+        changed = problem.config.copy_and_resolve_references()
         changed.update_from_flattened_dict(fields)
         with pytest.raises(UserError, match=words):
-            check_supported(build_experiment(changed))
+            check_supported(experiment._replace(problem=problem._replace(config=changed)))
 
 
 def test_a_client_that_reads_the_servers_images_is_refused():
@@ -118,6 +126,64 @@ def test_a_client_that_reads_the_servers_images_is_refused():
         jax.tree.leaves(jax.tree.map(lambda leaf: leaf.sum(), state.clients)))}))  # fmt: skip
     with pytest.raises(UserError, match="its stage server_after reads clients' memory"):
         check_supported(experiment._replace(method=looking))
+
+
+def test_a_stage_that_reads_a_whole_table_is_refused():
+    """The server's view has its own rows alone, so that it would go on with another mean, and nobody would know."""
+    experiment = build_experiment(make_config("fixmatch", "clients", tiny=False))
+    method, phase = experiment.method, experiment.method.phases[0]
+
+    def server_after(state, data, key):
+        return state, {"shown": jnp.sum(jnp.where(data.visible_labels >= 0, 1, 0))}
+
+    def prepare(broadcast, data, cohort, previous):
+        jobs = phase.prepare(broadcast, data, cohort, previous)
+        return jobs._replace(num_steps=jobs.num_steps + jnp.max(data.images).astype(jnp.int32))
+
+    for changed, words in (
+        (method._replace(server_after=server_after), "stage server_after reads data.visible_labels as a whole"),
+        (method._replace(phases=(phase._replace(prepare=prepare),)), "clients' work reads data.images as a whole"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_supported(experiment._replace(method=changed))
+
+
+class Tables(NamedTuple):
+    images: jax.Array
+    visible_labels: jax.Array
+    anchor_index: jax.Array
+
+
+BY_ROWS = {
+    "rows": lambda data: data.images[data.anchor_index],
+    "a shape": lambda data: jnp.zeros(jax.eval_shape(lambda images: images + 1, data.images[:1]).shape),
+    "in a jit": lambda data: jax.jit(lambda images, rows: images[rows])(data.images, data.anchor_index),
+    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels[row], data.anchor_index),
+    "as long as": lambda data: jax.lax.while_loop(
+        lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels[i], 0
+    ),
+    "if": lambda data: jax.lax.cond(
+        data.anchor_index[0] > 0, lambda: data.images[data.anchor_index], lambda: data.images[data.anchor_index + 1]
+    ),
+}
+WHOLE = {
+    "a mask": lambda data: jnp.where(data.visible_labels >= 0, 1, 0),
+    "rows and all": lambda data: data.visible_labels[data.anchor_index] + data.visible_labels.sum(),
+    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels.sum() + row, data.anchor_index),
+    "as long as": lambda data: jax.lax.while_loop(
+        lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels.sum(), 0
+    ),
+    "if": lambda data: jax.lax.cond(
+        data.anchor_index[0] > 0, lambda: data.visible_labels[::2], lambda: data.anchor_index
+    ),
+}
+
+
+def test_what_is_taken_of_a_table():
+    data = Tables(jnp.zeros((4, 2, 2, 1), jnp.uint8), jnp.zeros(4, jnp.int32), jnp.arange(2))
+    for stages, wanted in ((BY_ROWS, []), (WHOLE, ["visible_labels"])):
+        for what, stage in stages.items():
+            assert used_whole(lambda _, data, stage=stage: stage(data), (), data) == wanted, what
 
 
 def test_the_words_of_a_run(tmp_path, monkeypatch):
@@ -183,8 +249,8 @@ class ByHand:
         check_supported(experiment)
         self.grid = GridByHand(run, nodes)
         facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
-        asks = asks_for_labels(experiment)
-        self.roster = Roster(self.grid, config.num_clients, digest(config), facts, 0.0, 60.0, asks)
+        num_classes = experiment.problem.num_classes if asks_for_labels(experiment) else 0
+        self.roster = Roster(self.grid, config.num_clients, digest(config), facts, 0.0, 60.0, num_classes)
         self.roster.wait_for_all()
         self.server = Server(experiment, self.roster)
         self.state = self.server.first_state()
@@ -239,10 +305,10 @@ def test_a_memory_waits_for_the_word_of_the_server():
 
 
 @needs_flower
-def test_clients_tell_how_many_labels_they_have():
+def test_clients_tell_how_many_labels_they_have(capsys):
     """CBAFed's server begins with the number of labels in each class."""
     run = settings("cbafed", **{"data.labels": "some_clients", "data.labelled_clients": 2, "num_clients": 3,
-                   "data.num_anchors": 0, "model.statistics": "cohort"})  # fmt: skip
+                   "data.num_anchors": 0, "model.statistics": "all"})  # fmt: skip
     both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
     data = both.experiment.data
     told = np.bincount(data.visible_labels[data.visible_labels >= 0], minlength=10)
@@ -250,6 +316,14 @@ def test_clients_tell_how_many_labels_they_have():
     both.assert_equal()
     both.round()
     both.assert_equal()
+
+    def change(node, kind, content):
+        if node == 100 and kind == "query.statistics":
+            content["count"]["count"] = float("inf")
+
+    both.grid.change = change
+    both.round()  # of the other node's statistics, in good health
+    assert "the statistics of node 100 are not used" in capsys.readouterr().err
 
 
 @needs_flower
@@ -289,24 +363,149 @@ def test_an_answer_that_does_not_come(capsys):
     both.round()
     for name, array in kept["memory-0"].items():
         np.testing.assert_array_equal(array.numpy(), before[name])
-    both.grid.lost = {100, 101}
-    with pytest.raises(TrainingError, match="no node sent anything back"):
+
+    def change(node, kind, content):
+        """Node 100 says that it took part, and sends no upload; node 101 sends numbers that are none."""
+        if node == 100:
+            content["figures-0"]["took-part"] = 1
+            content.pop("upload-0", None)
+        if node in bad:
+            content["figures-0"]["num-examples"] = float("nan")
+
+    both.grid.change, bad = change, set()
+    assert both.round()[0]["uploads"] == 1
+    bad = {100, 101}
+    with pytest.raises(TrainingError, match="no node sent anything of use"):
         both.round()
+    assert "what client 1 at node 101 sent is not used: num-examples has nan" in capsys.readouterr().err
 
 
 @needs_flower
 def test_nodes_that_do_not_fit(capsys):
+    """Nobody else hears of a node that does not fit, and it is asked once; started anew, it is another node."""
     from fedjax_ssl.flower.roster import Roster
     from flower_by_hand import GridByHand
 
     run = settings()
-    facts = json.dumps({})
-    with pytest.raises(TrainingError, match="another configuration"):
-        Roster(GridByHand(run, [{"partition-id": 0}]), 2, "0123", facts, 0.0, 1.0).wait_for_all()
-    grid = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1, "data": "nowhere.npz"}])
+    grid = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1, "data": "nowhere.npz"}])
+    grid.contexts[101].run_config["overrides"] += " --config.seed=9"
+    roster = Roster(grid, 2, digest(run_config(run)), json.dumps({}), 0.0, 1.0)
     with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 1; start flower-supernode"):
-        Roster(grid, 2, digest(run_config(run)), facts, 0.0, 1.0).wait_for_all()
-    assert "data=nowhere.npz is no file" in capsys.readouterr().err
+        roster.wait_for_all()
+    said = capsys.readouterr().err
+    assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is no file" in said
+
+    # Two come that fit; the answer of the first does not come before the next round.
+    fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts
+    grid.contexts |= {103: fitting[100], 104: fitting[101]}
+    grid.lost = {103}
+    roster.wait_for_all()
+    assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}
+    grid.lost = set()
+    roster.welcome()
+    assert roster.nodes_of([0, 1]) == {103: [0], 104: [1]}
+    assert grid.asked == [100, 101, 102, 103, 104]
+
+
+TWO = {"clients": [0, 2], "sizes": [5, 7], "labelled": [5, 0], "digest": "0123", "classes": [2, 0, 3]}
+ODD_HELLOS = {
+    "another configuration": {"digest": "0124"},
+    "no digest": {"digest": None},
+    "no such client": {"clients": [0, 3]},
+    "a negative id": {"clients": [-1, 2]},
+    "twice": {"clients": [2, 2]},
+    "nobody": {"clients": [], "sizes": [], "labelled": []},
+    "no list": {"clients": 0},
+    "no whole number": {"sizes": [5.0, 7]},
+    "beyond int32": {"sizes": [5, 2**31]},
+    "too few": {"sizes": [5]},
+    "more labels than images": {"labelled": [6, 0]},
+    "a class too many": {"classes": [2, 0, 3, 0]},
+    "fewer than none": {"classes": [2, -1, 3]},
+}
+
+
+@needs_flower
+def test_hellos_that_cannot_be():
+    from fedjax_ssl.flower.answers import read_hello
+
+    assert read_hello({"node": TWO}, "0123", 3, 3) == ([0, 2], [5, 7], [5, 0], [2, 0, 3])
+    assert read_hello({"node": TWO}, "0123", 3, 0).classes is None
+    for odd in [{"node": {**TWO, **change}} for change in ODD_HELLOS.values()] + [{}, {"node": {"digest": "0123"}}]:
+        with pytest.raises(UserError):
+            read_hello(odd, "0123", 3, 3)
+
+
+def arrays(**named):
+    """An ArrayRecord as `to_record` names its arrays."""
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({f"['{name}']": Array(np.asarray(value)) for name, value in named.items()})
+
+
+@needs_flower
+def test_uploads_and_figures_that_cannot_be():
+    from flwr.app import Array, ArrayRecord
+
+    from fedjax_ssl.flower.answers import read_reply
+
+    upload = {"w": jax.ShapeDtypeStruct((1, 2), jnp.bfloat16), "n": jax.ShapeDtypeStruct((1,), jnp.int32)}
+    like = SimpleNamespace(upload=upload, metrics=(({"loss": None}, None),))
+    good = {"w": np.array([1, 2], jnp.bfloat16), "n": np.int32(3)}
+    told = {"num-examples": 5, "num-qualified": 4, "num-steps": 3, "stepped-0": 1, "metric-0-loss": float("nan")}
+    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, like)
+    np.testing.assert_array_equal(reply.upload["w"].astype(float), [1, 2])
+    assert reply.upload["n"] == 3 and set(reply.figures) == set(told)
+    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, like).upload is None
+
+    garbled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "numpy.ndarray", b"no array")})
+    pickled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "pickle", b"")})
+    odd_uploads = [
+        arrays(w=good["w"]),
+        arrays(**good, more=1),
+        arrays(**{**good, "w": np.zeros(3, "V3")}),  # is no bfloat16
+        arrays(**{**good, "w": np.array([[1, 2]], jnp.bfloat16)}),
+        arrays(**{**good, "n": np.zeros(1, np.int32)}),  # NumPy would stretch it
+        arrays(**{**good, "n": 3.0}),
+        garbled,
+        pickled,
+        dict.fromkeys(garbled, 1.0),  # a MetricRecord
+    ]
+    odd_figures = [
+        {name: value for name, value in told.items() if name != "num-steps"},
+        *({**told, "num-examples": odd} for odd in (float("nan"), 5.0, [5], -1, 2**31, None)),
+        *({**told, "metric-0-loss": odd} for odd in ([0.5], None)),
+    ]
+    for odd in (
+        *({"upload-0": odd, "figures-0": told} for odd in odd_uploads),
+        *({"upload-0": arrays(**good), "figures-0": odd} for odd in odd_figures),
+        {"upload-0": arrays(**good)},
+    ):
+        with pytest.raises(UserError):
+            read_reply(odd, 0, like)
+
+
+@needs_flower
+def test_statistics_that_cannot_be():
+    from fedjax_ssl.flower.answers import read_statistics
+
+    like = {"mean": np.zeros(2, np.float32), "var": np.zeros(2, np.float32)}
+    good = {"mean": np.float32([-1, 2]), "var": np.float32([0, 3])}
+    total, count = read_statistics({"sums": arrays(**good), "count": {"count": 2.0}}, like, 2)
+    chex.assert_trees_all_equal(total, good)
+    assert count == 2
+    odd_counts = ({"count": odd} for odd in (-1.0, 3.0, float("nan"), float("inf"), [1.0], None))
+    odd_sums = ({"mean": odd} for odd in (np.float32([np.inf, 0]), np.zeros(1, np.float32), np.zeros(2)))
+    for sums, counted in (
+        *((good, odd) for odd in odd_counts),
+        *(({**good, **odd}, {"count": 2.0}) for odd in odd_sums),
+        ({**good, "var": np.float32([-1, 1])}, {"count": 2.0}),
+        (good, {}),
+    ):
+        with pytest.raises(UserError):
+            read_statistics({"sums": arrays(**sums), "count": counted}, like, 2)
+    with pytest.raises(UserError):
+        read_statistics({}, like, 2)
 
 
 BAD = {

@@ -201,13 +201,12 @@ def _remembered(node: Node, state: Any, client: int, counted: int, like: Any) ->
 
 
 def _figures(result: CohortResult, size: int) -> dict[str, int | float]:
-    """What a job tells besides its upload, as `server.Figures` reads it."""
+    """What a job tells besides its upload, as `answers.read_reply` reads it."""
     qualified = size if result.report is None else int(np.sum(result.report.qualified))
     figures = {
         "num-examples": size,
         "num-qualified": qualified,
         "num-steps": int(result.num_steps),
-        "took-part": int(result.took_part),
     }
     for phase, (metrics, had_a_step) in enumerate(result.metrics):
         figures[f"stepped-{phase}"] = int(had_a_step)

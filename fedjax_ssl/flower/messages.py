@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.flower import flower
 
 app = flower("flwr.app")
@@ -18,36 +18,43 @@ def to_record(tree: Any) -> Any:
     return app.ArrayRecord({jax.tree_util.keystr(path): app.Array(np.asarray(leaf)) for path, leaf in leaves})
 
 
-def from_record(record: Mapping[str, Any], like: Any, what: str) -> Any:
+def from_record(record: Mapping[str, Any], like: Any, what: str, shapes: bool = False) -> Any:
     """The pytree of an ArrayRecord.
 
     Args:
-        record: of `to_record`.
-        like: a pytree of the same structure and dtypes; its shapes are not read.
+        record: of `to_record`, or whatever came in its place.
+        like: a pytree of the same structure and dtypes.
         what: it is, for messages.
+        shapes: whether the shapes must be those of `like` too.
 
     Raises:
         UserError: the other side sent something else: it is of another version, or has another configuration.
     """
     paths, structure = jax.tree.flatten_with_path(like)
-    names = {jax.tree_util.keystr(path): leaf.dtype for path, leaf in paths}
-    if set(record) != set(names):
-        odd = sorted(set(record) ^ set(names))[0]
-        side = "has no" if odd in names else "has an unknown"
-        raise UserError(f"{what} {side} {odd}; are both sides of the same version and configuration?")
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+    if set(record) != set(leaves):
+        odd = sorted(set(record) ^ set(leaves))[0]
+        side = "has no" if odd in leaves else "has an unknown"
+        raise UserError(f"{what} {side} {odd:.60}; are both sides of the same version and configuration?")
     arrays = []
-    for name, dtype in names.items():
-        array = record[name].numpy()
-        if array.dtype.kind == "V":  # a dtype that NumPy does not know, such as bfloat16
-            array = array.view(dtype)
-        if array.dtype != dtype:
-            raise UserError(f"{what} has {array.dtype} for {name}, which is {dtype}")
+    for name, leaf in leaves.items():
+        try:
+            array = record[name].numpy()
+            if array.dtype.kind == "V":  # a dtype that NumPy does not know, such as bfloat16
+                array = array.view(leaf.dtype)
+            dtype, shape = array.dtype, array.shape
+        except Exception as error:  # there is no list of what bytes from elsewhere raise
+            raise UserError(f"{what} has no array that can be read for {name}: {first_line(error)}") from None
+        if dtype != leaf.dtype:
+            raise UserError(f"{what} has {dtype} for {name}, which is {leaf.dtype}")
+        if shapes and shape != leaf.shape:
+            raise UserError(f"{what} has an array of shape {list(shape)} for {name}, which is {list(leaf.shape)}")
         arrays.append(array)
     return jax.tree.unflatten(structure, arrays)
 
 
 def array_bytes(content: Mapping[str, Any]) -> int:
-    """Bytes of all arrays of a message: what `bytes_down` and `bytes_up` count.
+    """Bytes of all arrays of a message that the server sends: what `bytes_down` counts.
 
     Flower's envelope comes on top: the arrays' names and headers, ConfigRecord and MetricRecord, metadata.
     """

@@ -15,7 +15,6 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, TIMINGS, Workdir
 from fedjax_ssl.run.experiment import Experiment
-from fedjax_ssl.run.privacy import make_accountant
 from fedjax_ssl.run.summary import summarise, to_record
 from fedjax_ssl.run.wire import Traffic
 
@@ -36,7 +35,6 @@ class Records:
             UserError: the folder holds a run, or cannot be written to.
         """
         self._config, self._dataset = experiment.problem.config, experiment.dataset
-        self._accountant = make_accountant(self._config)
         self._folder = Workdir(path, self._config.to_dict())
         if self._folder.is_begun:
             self._folder.close()
@@ -57,7 +55,7 @@ class Records:
 
     def add(self, state: State, metrics: dict[str, np.ndarray], seconds: float, healthy: bool) -> None:
         """Adds a round, and where one is due a checkpoint."""
-        line = to_record(metrics, COUNTED, self._accountant)
+        line = to_record(metrics, COUNTED)
         self._folder.append(METRICS, [line])
         self._folder.append(TIMINGS, [{"round": line["round"], "seconds": seconds}])
         name = f"{measured_each_round(self._config)}_accuracy"

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.errors import TrainingError
+from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.flower.answers import read_hello
 from fedjax_ssl.flower.messages import app as flower_app
 
 EVERY_SECONDS = 2.0  # between two looks for nodes that have come
@@ -24,7 +25,7 @@ class Roster:
         facts: str,
         wait: float,
         timeout: float,
-        asks_for_labels: bool = False,
+        num_classes: int = 0,
     ):
         """Asks nobody yet.
 
@@ -35,13 +36,14 @@ class Roster:
             facts: what a node is told of the server's images.
             wait: seconds until every client must have a node.
             timeout: seconds until an answer must have come; what comes later is lost.
-            asks_for_labels: whether nodes are asked how many labels of each class their clients have.
+            num_classes: of which nodes are asked how many labels of each their clients have; 0: they are not asked.
         """
-        self._grid, self._digest = grid, digest
-        self._facts = flower_app.ConfigRecord({"json": facts, "asks-for-labels": int(asks_for_labels)})
+        self._grid, self._digest, self._num_classes = grid, digest, num_classes
+        self._facts = flower_app.ConfigRecord({"json": facts, "asks-for-labels": int(num_classes > 0)})
         self._wait, self._timeout = wait, timeout
         self._node_of: dict[int, int] = {}
         self._asked: set[int] = set()
+        self._awaited: dict[str, int] = {}  # the node of each message that has no answer yet
         self._classes_at: dict[int, list[int]] = {}
         self.sizes, self.labelled = np.zeros(num_clients, np.int32), np.zeros(num_clients, np.int32)
 
@@ -49,7 +51,7 @@ class Roster:
         """Waits until every client has a node.
 
         Raises:
-            TrainingError: some have none in time, or a node has another configuration.
+            TrainingError: some have none in time.
         """
         end = time.monotonic() + self._wait
         while True:
@@ -66,25 +68,36 @@ class Roster:
             time.sleep(EVERY_SECONDS)
 
     def welcome(self) -> None:
-        """Asks nodes that have come since who they are.
+        """Asks nodes that have come since who they are, and takes in those that have answered.
 
-        Raises:
-            TrainingError: a node has another configuration.
+        Nobody waits for an answer: one that comes later is read by a later call. Each node is asked once; who fails, or
+        does not fit, has to be started anew, and is then another node to Flower.
         """
         new = [node for node in self._grid.get_node_ids() if node not in self._asked]
-        for node, content in self.send({node: {"facts": self._facts} for node in new}, "query.hello", 0).items():
-            self._asked.add(node)
-            who = content["node"]
-            if who["digest"] != self._digest:
-                raise TrainingError(
-                    f"the node of clients {who['clients']} has another configuration ({who['digest']}, the server's is "
-                    f"{self._digest}): another version of the library, or of the config file"
-                )
-            for client, size, labelled in zip(who["clients"], who["sizes"], who["labelled"]):
-                self._node_of[client], self.sizes[client], self.labelled[client] = node, size, labelled
-            if "classes" in who:
-                self._classes_at[node] = who["classes"]
-            say(f"clients {', '.join(map(str, who['clients']))} are at node {node}")
+        self._asked.update(new)
+        if new:
+            hello = [self._message(node, {"facts": self._facts}, "query.hello", 0) for node in new]
+            sent = zip(self._grid.push_messages(hello), new)
+            self._awaited.update({message: node for message, node in sent if message})
+        for answer in self._grid.pull_messages(list(self._awaited)) if self._awaited else []:
+            node = self._awaited.pop(answer.metadata.reply_to_message_id)
+            if answer.has_error():
+                say(f"node {node} cannot say who it is: {answer.error.reason}")
+            else:
+                self._take(node, answer.content)
+
+    def _take(self, node: int, content: Any) -> None:
+        """A node's clients are its own from now on; a line, and nothing else, if it does not fit."""
+        try:
+            hello = read_hello(content, self._digest, len(self.sizes), self._num_classes)
+        except UserError as error:
+            say(f"node {node} is not taken: {error}")
+            return
+        for client, size, labelled in zip(hello.clients, hello.sizes, hello.labelled):
+            self._node_of[client], self.sizes[client], self.labelled[client] = node, size, labelled
+        if hello.classes is not None:
+            self._classes_at[node] = hello.classes
+        say(f"clients {', '.join(map(str, hello.clients))} are at node {node}")
 
     def labels(self) -> np.ndarray | None:
         """How many labels of each class all clients have, float32 [C]; None if they were not asked."""
@@ -106,12 +119,7 @@ class Roster:
             kind: Flower's type of message.
             number: of the round, from 1 on; 0 before the first.
         """
-        messages = [
-            flower_app.Message(
-                flower_app.RecordDict(dict(content)), node, kind, ttl=self._timeout, group_id=str(number)
-            )
-            for node, content in contents.items()
-        ]
+        messages = [self._message(node, content, kind, number) for node, content in contents.items()]
         found = {}
         answers = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
         for answer in answers:
@@ -123,6 +131,10 @@ class Roster:
             if node not in found:
                 say(f"node {node} gave no answer in round {number} ({kind})")
         return {node: found[node] for node in contents if node in found}
+
+    def _message(self, node: int, content: Mapping[str, Any], kind: str, number: int) -> Any:
+        records = flower_app.RecordDict(dict(content))
+        return flower_app.Message(records, node, kind, ttl=self._timeout, group_id=str(number))
 
 
 def say(line: str) -> None:

@@ -1,8 +1,8 @@
 """The ServerApp: the stages of a round at the server, with Flower's nodes for clients."""
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
-from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.engine.interface import Received, State
 from fedjax_ssl.engine.round import (
     Sent,
     aggregate_uploads,
@@ -23,15 +23,16 @@ from fedjax_ssl.engine.round import (
 from fedjax_ssl.engine.screening import accepted_rows, longest_update
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower import flower
+from fedjax_ssl.flower.answers import Reply, read_reply, read_statistics
 from fedjax_ssl.flower.client import one_device
 from fedjax_ssl.flower.messages import app as flower_app
-from fedjax_ssl.flower.messages import array_bytes, from_record, to_record
+from fedjax_ssl.flower.messages import array_bytes, to_record
 from fedjax_ssl.flower.records import Records
 from fedjax_ssl.flower.roster import Roster, say
 from fedjax_ssl.flower.settings import RUN, digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.flower.views import facts_text, server_view
-from fedjax_ssl.learning.trees import all_finite
+from fedjax_ssl.learning.trees import all_finite, tree_bytes
 from fedjax_ssl.run.experiment import Experiment, build_experiment, make_method
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import SOURCES, Sums, asked_clients
@@ -50,7 +51,8 @@ def main(grid: Any, context: Any) -> None:
     with Records(given["workdir"] or None, experiment) as folder:
         facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
         limits = float(given["wait"]), float(given["timeout"])
-        roster = Roster(grid, config.num_clients, digest(config), facts, *limits, asks_for_labels(experiment))
+        num_classes = experiment.problem.num_classes if asks_for_labels(experiment) else 0
+        roster = Roster(grid, config.num_clients, digest(config), facts, *limits, num_classes)
         roster.wait_for_all()
         server = Server(experiment, roster)
         state = server.first_state()
@@ -64,18 +66,6 @@ def main(grid: Any, context: Any) -> None:
             if experiment.method.converged is not None and bool(experiment.method.converged(state)):
                 break
         folder.conclude(state)
-
-
-class Reply(NamedTuple):
-    """What a job sent up.
-
-    Attributes:
-        upload: its arrays; None if it took no part, or nothing came.
-        figures: of `client._figures`; {} if nothing came.
-    """
-
-    upload: Upload | None = None
-    figures: Mapping[str, float] = {}
 
 
 class Server:
@@ -205,24 +195,20 @@ class Server:
         replies = dict.fromkeys(of_turn.tolist(), Reply())
         for node, content in found.items():
             for place, job in enumerate(whose[node]):
-                replies[int(job)] = self._read(content, place)
-        if whose and not found:
-            raise TrainingError(f"round {number + 1}: no node sent anything back; the lines above say why")
+                replies[int(job)] = self._read(content, place, int(clients[job]), node)
+        if whose and not any(reply.figures for reply in replies.values()):
+            raise TrainingError(f"round {number + 1}: no node sent anything of use; the lines above say why")
         return list(replies.values())
 
-    def _read(self, content: Any, place: int) -> Reply:
+    def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
         """What a job sent up; nothing, and a line, if it is not what was asked for."""
-        upload, like = content.get(f"upload-{place}"), self._result_like.upload
         try:
-            if upload is not None:
-                upload = from_record(upload, like, "an upload")
-                for leaf, known in zip(jax.tree.leaves(upload), jax.tree.leaves(like)):
-                    if leaf.shape != known.shape[1:]:
-                        raise UserError(f"an upload has an array of shape {leaf.shape} in place of {known.shape[1:]}")
-            return Reply(upload, dict(content[f"figures-{place}"]))
-        except (UserError, KeyError) as error:
-            say(f"an upload is not used: {error}")
+            reply = read_reply(content, place, self._result_like)
+        except UserError as error:
+            say(f"what client {client} at node {node} sent is not used: {error}")
             return Reply()
+        self._up += tree_bytes(reply.upload)
+        return reply
 
     def _receives(self, sent: Sent, rows: np.ndarray) -> np.ndarray:
         """Which jobs get a message: all, unless the method says that nothing travels to a client."""
@@ -241,30 +227,31 @@ class Server:
         asked = asked_clients(source, len(self._data.anchor_index), cohort, self._problem.config.num_clients)
         asked = np.asarray(asked)
         params = to_record(state.model.params)
+        whose = {node: asked[places] for node, places in self._roster.nodes_of(asked).items()}
         contents = {
-            node: {
-                "params": params,
-                "asked": flower_app.ConfigRecord({"clients": [int(asked[place]) for place in places]}),
-            }
-            for node, places in self._roster.nodes_of(asked).items()
+            node: {"params": params, "asked": flower_app.ConfigRecord({"clients": clients.tolist()})}
+            for node, clients in whose.items()
         }
         total, count = zeros, 0.0
-        for content in self._send(contents, "query.statistics", number).values():
-            total = jax.tree.map(np.add, total, from_record(content["sums"], zeros, "the statistics"))
-            count += content["count"]["count"]
+        for node, content in self._send(contents, "query.statistics", number).items():
+            try:
+                sums, counted = read_statistics(content, zeros, int(self._roster.sizes[whose[node]].sum()))
+            except UserError as error:
+                say(f"the statistics of node {node} are not used: {error}")
+                continue
+            self._up += tree_bytes(sums)
+            total, count = jax.tree.map(np.add, total, sums), count + counted
         if len(asked) and not count:
-            raise TrainingError(f"round {number + 1}: no node sent statistics; the lines above say why")
+            raise TrainingError(f"round {number + 1}: no node sent statistics of use; the lines above say why")
         # A pass of the network does not touch its companions', which therefore stay as they are.
         kept = {name: state.model.batch_stats[name] for name in total if name in self._problem.network.companions}
         total = {**total, **jax.tree.map(lambda leaf: np.asarray(leaf) * np.float32(count), kept)}
         return Sums(total, jnp.float32(count))
 
     def _send(self, contents: dict[int, dict[str, Any]], kind: str, number: int) -> dict[int, Any]:
-        """Sends each node its message; the contents of the answers, by node. The bytes of both are counted."""
+        """Sends each node its message; the contents of the answers, by node. Bytes are counted of what goes down."""
         self._down += sum(map(array_bytes, contents.values()))
-        found = self._roster.send(contents, kind, number + 1)
-        self._up += sum(map(array_bytes, found.values()))
-        return found
+        return self._roster.send(contents, kind, number + 1)
 
     def _stack(self, replies: Iterable[Reply], clients: np.ndarray, group: np.ndarray | None) -> CohortResult:
         """Replies as a cohort's result on one device; a row of which nothing came took no part."""
@@ -288,7 +275,7 @@ class Server:
             clients=clients,
             group=group,
             present=np.ones(number, bool),
-            took_part=whole("took-part") > 0,
+            took_part=np.array([one.upload is not None for one in replies]),
             num_steps=whole("num-steps"),
             report=None,
             metrics=tuple(metrics),

@@ -1,9 +1,10 @@
 """Which runs a real federation can do: those whose server reads no client's images or memory, and the other way round.
 
-Nothing is listed by name. Every stage is traced, and the trace says which arrays its result depends on, so a method
-from outside the library is judged like the others.
+Nothing is listed by name. Every stage is traced, and the trace says which arrays its result depends on, and whether it
+takes more of the tables of images and labels than rows. That these rows are its own side's is not seen everywhere.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.round import one_job
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.run.dependence import reads, server_stages, some_received, without_clients
 from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
@@ -25,7 +27,6 @@ SIMULATED = {
     "availability.never": 0.0,
     "availability.late": 0.0,
     "compression.kind": "none",
-    "privacy.noise": 0.0,
 }
 
 
@@ -49,12 +50,16 @@ def check_supported(experiment: Experiment) -> None:
         )
     if "shots" in config.eval_measures:
         raise UserError("eval_measures has 'shots', which counts the true labels of all clients; leave it out")
-
     for field, ordinary in SIMULATED.items():
         section, _, name_of_field = field.partition(".")
         value = config[section][name_of_field]
         if value != ordinary:
             raise UserError(f"{field}={value!r} is of simulated clients; Flower has real ones, and takes {ordinary!r}")
+    if config.privacy.noise:
+        raise UserError(
+            f"privacy.noise={config.privacy.noise} draws its noise from the seed, which every node knows, so that "
+            "nobody would be protected; Flower takes 0"
+        )
 
     draw, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data
@@ -69,7 +74,8 @@ def check_supported(experiment: Experiment) -> None:
         "statistics": server_stages(problem, gathered)["statistics"],
     }
     for stage, function in stages.items():
-        found = reads(function, state, data, received, draw)
+        arguments = (function, state, data, received, draw)
+        found = reads(*arguments)
         for field in AT_CLIENTS:
             if f"[1].{field}" in found:
                 raise UserError(
@@ -77,24 +83,32 @@ def check_supported(experiment: Experiment) -> None:
                 )
         if any(path.startswith("[0].clients") for path in found):
             raise UserError(f"method={name}: its stage {stage} reads clients' memory at the server; {DOCS}")
+        _check_rows(f"method={name}: its stage {stage}", *arguments)
 
     def upload(sent, data, cohort):
         result = train_cohort(method.phases, sent, data, cohort, 1)
         return result.upload, result.labelled, result.trained, result.num_steps
 
-    for what, found in {
-        "work": reads(upload, sent, data, cohort),
-        "first memory": reads(lambda _, data: method.init(data, key).clients, (), data),
+    for what, arguments in {
+        "work": (upload, sent, data, cohort),
+        "first memory": (lambda _, data: method.init(data, key).clients, (), data),
     }.items():
+        found = reads(*arguments)
         for field in AT_SERVER:
             if f"[1].{field}" in found:
                 raise UserError(f"method={name}: its clients' {what} depends on images of the server; {DOCS}")
+        _check_rows(f"method={name}: its clients' {what}", *arguments)
 
 
 def asks_for_labels(experiment: Experiment) -> bool:
     """Whether a method begins with the labels that clients were given, whose number in each class they have to tell."""
     key, method = jax.random.key(0), experiment.method
     return "[0].client_index" in reads(lambda data: without_clients(method.init(data, key)), experiment.data)
+
+
+def _check_rows(who: str, stage: Callable, *arguments: Any) -> None:
+    for table in used_whole(stage, *arguments):
+        raise UserError(f"{who} reads data.{table} as a whole, of which each side has only rows of its own; {DOCS}")
 
 
 def _no_sums(state: Any) -> Sums:

@@ -1,0 +1,144 @@
+"""What nodes answer, read as what anybody may have sent: each reader gives what was asked for, or says what is odd.
+
+The server does not use an odd answer, and says why in a line; it goes on with the others.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ssl.engine.cohort import CohortResult
+from fedjax_ssl.engine.interface import Upload
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.flower.messages import from_record
+from fedjax_ssl.learning.sgd import BatchStats
+
+MOST = 2**31 - 1  # of an int32
+
+
+class Hello(NamedTuple):
+    """Who a node is.
+
+    Attributes:
+        clients: its clients' ids.
+        sizes: how many images each has.
+        labelled: how many of these have labels.
+        classes: how many labels of each class they have together; None if it was not asked.
+    """
+
+    clients: list[int]
+    sizes: list[int]
+    labelled: list[int]
+    classes: list[int] | None
+
+
+class Reply(NamedTuple):
+    """What a job sent up.
+
+    Attributes:
+        upload: its arrays; None if it took no part, or nothing came that can be used.
+        figures: of `client._figures`; {} if nothing came that can be used.
+    """
+
+    upload: Upload | None = None
+    figures: Mapping[str, float] = {}
+
+
+def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) -> Hello:
+    """The answer to `query.hello`.
+
+    Args:
+        content: the answer's.
+        digest: of the server's configuration.
+        num_clients: K.
+        num_classes: C; 0 if the node was not asked for labels.
+
+    Raises:
+        UserError: the node has another configuration, or told something that cannot be.
+    """
+    who = content.get("node", {})
+    if who.get("digest") != digest:
+        raise UserError(
+            f"it has another configuration ({_short(who.get('digest'))}, the server's is {digest}): another version of "
+            "the library, or of the config file"
+        )
+    clients, sizes, labelled = (_counts(who, name) for name in ("clients", "sizes", "labelled"))
+    if not clients or len(set(clients)) < len(clients) or max(clients) >= num_clients:
+        raise UserError(f"its clients are {_short(clients)}, which are not different ids below {num_clients}")
+    if not len(clients) == len(sizes) == len(labelled) or any(some > all_ for some, all_ in zip(labelled, sizes)):
+        raise UserError(f"of {len(clients)} clients it tells {_short(sizes)} images, {_short(labelled)} with labels")
+    classes = _counts(who, "classes") if num_classes else None
+    if num_classes and len(classes) != num_classes:
+        raise UserError(f"it tells the labels of {len(classes)} classes, of which there are {num_classes}")
+    return Hello(clients, sizes, labelled, classes)
+
+
+def read_reply(content: Any, place: int, like: CohortResult) -> Reply:
+    """What a job sent up in the answer to `train`. Who sends no upload took no part.
+
+    Args:
+        content: the answer's.
+        place: of the job among the node's.
+        like: a cohort's result, leaves [1, ...].
+
+    Raises:
+        UserError: the upload or the figures are not what the configuration makes them.
+    """
+    told, figures = content.get(f"figures-{place}", {}), {}
+    for name in (
+        "num-examples",
+        "num-qualified",
+        "num-steps",
+        *(f"stepped-{phase}" for phase in range(len(like.metrics))),
+    ):
+        figures[name] = _count(told.get(name), name)
+    for name in (f"metric-{phase}-{name}" for phase, (names, _) in enumerate(like.metrics) for name in names):
+        if not isinstance(told.get(name), int | float):
+            raise UserError(f"{name} is {_short(told.get(name))}, not a number")
+        figures[name] = told[name]
+    upload = content.get(f"upload-{place}")
+    if upload is not None:
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like.upload)
+        upload = from_record(upload, one, "the upload", shapes=True)
+    return Reply(upload, figures)
+
+
+def read_statistics(content: Any, like: BatchStats, num_images: int) -> tuple[BatchStats, float]:
+    """The sums in the answer to `query.statistics`, and what they count.
+
+    Args:
+        content: the answer's.
+        like: the sums' shapes.
+        num_images: how many images were asked for, of which a batch has one at least.
+
+    Raises:
+        UserError: they are not sums of so many images' statistics.
+    """
+    total = from_record(content.get("sums", {}), like, "the answer", shapes=True)
+    count = content.get("count", {}).get("count")
+    if not isinstance(count, int | float) or not 0 <= count <= num_images:
+        raise UserError(f"{num_images} images count {_short(count)}")
+    for path, leaf in jax.tree.leaves_with_path(total):
+        name = jax.tree_util.keystr(path)
+        if not np.all(np.isfinite(leaf)) or (name.endswith("['var']") and np.any(leaf < 0)):
+            raise UserError(f"{name} has numbers that are no sum of statistics")
+    return total, float(count)
+
+
+def _counts(record: Mapping[str, Any], name: str) -> list[int]:
+    values = record.get(name)
+    if not isinstance(values, list):
+        raise UserError(f"{name} is {_short(values)}, not a list")
+    return [_count(value, name) for value in values]
+
+
+def _count(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise UserError(f"{name} has {_short(value)}, which is no number of things")
+    return value
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.60}"

@@ -1,0 +1,52 @@
+"""What a stage takes of the tables of images and labels, which in a federation have only the rows that a side holds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+TABLES = ("images", "visible_labels")
+ROWS = ("gather", "dynamic_slice")  # take of their first argument what the others name
+
+
+def used_whole(stage: Callable, *arguments: Any) -> list[str]:
+    """The tables of which a stage takes something else than rows that it names, such as a mask or a mean of all.
+
+    Where the rows' numbers come from is not looked at.
+
+    Args:
+        stage: a function of `arguments`.
+        *arguments: arrays or shapes; the second is the federation's data.
+    """
+    jaxpr = jax.make_jaxpr(stage)(*arguments).jaxpr
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(arguments)]
+    return [name for name in TABLES if _is_used_whole(jaxpr, [path == f"[1].{name}" for path in paths])]
+
+
+def _is_used_whole(jaxpr: Any, is_table: list[bool]) -> bool:
+    tables = {var for var, is_one in zip(jaxpr.invars, is_table) if is_one}
+    read = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
+    if tables & read:
+        return True
+    for equation in reversed(jaxpr.eqns):
+        if read.isdisjoint(equation.outvars):
+            continue  # it was traced for its shape alone
+        read.update(var for var in equation.invars if not isinstance(var, Literal))
+        given = [not isinstance(var, Literal) and var in tables for var in equation.invars]
+        if not any(given) or (equation.primitive.name in ROWS and not any(given[1:])):
+            continue
+        # The condition of a loop has its constants before the body's. The branches of a condition, and a loop's body,
+        # take the last arguments; other calls take all.
+        of_condition = equation.params.get("cond_nconsts", 0)
+        inner = [
+            getattr(one, "jaxpr", one)
+            for name, value in equation.params.items()
+            for one in (value if isinstance(value, tuple) else (value,))
+            if hasattr(one, "eqns") and name != "cond_jaxpr"
+        ]
+        if any(given[:of_condition]) or not inner:
+            return True
+        if any(_is_used_whole(each, given[-len(each.invars) :]) for each in inner):
+            return True
+    return False
