@@ -1,5 +1,7 @@
 """Flower's nodes in one process: a grid that hands each message to the ClientApp itself, through its bytes."""
 
+from unittest import mock
+
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
@@ -11,7 +13,10 @@ SERVER, FIRST_NODE = 1, 100
 
 
 class GridByHand:
-    """A node for each node configuration; the nodes' ids count from 100."""
+    """A node for each node configuration; the nodes' ids count from 100.
+
+    A node is built and compiled once, and not for each message as by Flower's processes.
+    """
 
     def __init__(self, run_config, node_configs):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SERVER, 1
@@ -21,6 +26,7 @@ class GridByHand:
         }
         self.lost = set()  # nodes whose answers do not arrive, though they work
         self.change = lambda node, kind, content: None  # what a node does to its answer, in place
+        self._nodes = {}
         self.asked = []  # the nodes, a time for each message
         self._answers = {}  # those that nobody has fetched, by the message's id
 
@@ -42,11 +48,18 @@ class GridByHand:
         del timeout
         return self.pull_messages(self.push_messages(messages))
 
+    def _open_node(self, context, build=client.open_node):
+        key = context.node_id, *map(str, context.run_config.items())
+        if key not in self._nodes:
+            self._nodes[key] = build(context)
+        return self._nodes[key]
+
     def _answer(self, message):
         node = message.metadata.dst_node_id
         arrived = Message(through_bytes(message.content), metadata=message.metadata)
         try:
-            answer = client.app(arrived, self.contexts[node])
+            with mock.patch.object(client, "open_node", self._open_node):
+                answer = client.app(arrived, self.contexts[node])
         except UserError as error:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
         self.change(node, message.metadata.message_type, answer.content)

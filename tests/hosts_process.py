@@ -14,7 +14,7 @@ from fedjax_ssl.run import experiment, link, listeners, programs
 
 
 def main(what: str) -> int:
-    link.SILENCE_SECONDS = 10.0  # so that nobody waits long for a process that is killed
+    link.BEAT_SECONDS, link.SILENCE_SECONDS = 0.5, 4.0  # so that nobody waits long for a process that is killed
     if what == "no_data":
 
         def load_dataset(config):

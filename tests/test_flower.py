@@ -31,12 +31,11 @@ from fedjax_ssl.flower.settings import digest, node_settings, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.flower.views import own_view
-from fedjax_ssl.methods import METHODS
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.summary import to_record
 from fedjax_ssl.run.wire import bytes_per_client
-from test_methods import make_config
+from test_methods import compiled, make_config
 
 try:
     import flwr
@@ -69,23 +68,7 @@ def settings(method="fedanchor", **fields):
 
 # --- What needs no Flower. -------------------------------------------------------------------------------------------
 
-NO_CLIENTS = "method=anchors_only has no clients"
-# Of the registry's tiny runs: what a real server does not have.
-REFUSED = {
-    ("anchors_only", "server"): NO_CLIENTS,
-    ("fedtrinet", "clients"): "its stage server_before reads clients' images or labels at the server",
-    ("fedtrinet", "some_clients"): "its stage server_before reads clients' images or labels at the server",
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_which_methods_can_be_run(name):
-    for labels in METHODS[name].settings:
-        # FixMatch's tiny run trains a server with labels.
-        config = make_config(name, labels, tiny=name != "fixmatch" or labels == "server")
-        reason = REFUSED.get((name, labels))
-        with contextlib.nullcontext() if reason is None else pytest.raises(UserError, match=reason):
-            check_supported(build_experiment(config))
+# Which methods can be run: test_methods.py.
 
 
 def test_what_the_documentation_says_to_change():
@@ -255,8 +238,9 @@ class ByHand:
         self.server = Server(experiment, self.roster)
         self.state = self.server.first_state()
         data = experiment.data
-        self.simulated = jax.jit(lambda data: initialise(experiment, data))(data)
-        self._round = jax.jit(make_round(experiment.problem, experiment.method, 1))
+        self.simulated = compiled(lambda data: initialise(experiment, data), data)(data)
+        arguments = self.simulated, data, experiment.hidden_labels
+        self._round = compiled(make_round(experiment.problem, experiment.method, 1), *arguments)
         self.traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, data)
 
     def round(self):

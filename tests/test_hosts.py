@@ -97,7 +97,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     assert "clients train on 2 hosts, 2 devices (cpu)" in first and f"workdir {moved}, from round 2" in first
     gone = [line for line in first.splitlines() if "has gone" in line]
     assert gone == [
-        "stopped: host 1 has gone: no word of it for 10 seconds; the last checkpoint is kept, and "
+        "stopped: host 1 has gone: no word of it for 4 seconds; the last checkpoint is kept, and "
         f"--workdir={moved} resumes from it"
     ]
     assert "Traceback" not in first and "@" not in first  # nor the stack trace of a library
@@ -105,7 +105,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
 
     statuses, (first, second) = train(moved, f"4:{int(signal.SIGKILL)}", "nothing")
     assert statuses == [-signal.SIGKILL, 4] and "from round 2" in first
-    assert second.splitlines()[-1] == "stopped: host 0 has gone: no word of it for 10 seconds"
+    assert second.splitlines()[-1] == "stopped: host 0 has gone: no word of it for 4 seconds"
     assert "Traceback" not in second and "@" not in second
 
     statuses, (first, second) = train(moved, "nothing", f"3:{int(signal.SIGTERM)}")  # host 0 hears of it a turn later

@@ -3,6 +3,7 @@
 The methods, their settings and the fields for a tiny run come from the registry: a new method changes nothing here.
 """
 
+import contextlib
 import shutil
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from fedjax_ssl.config import apply_arguments, flatten, validate
 from fedjax_ssl.engine import CLASSIFIER
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.flower.supported import check_supported
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
 from fedjax_ssl.run.experiment import build_experiment, initialise
@@ -40,6 +42,11 @@ UNOPTIMISED = {"xla_backend_optimization_level": 0}  # these programs run for le
 NUM_CLIENTS, NUM_ROUNDS = 8, 2
 FIRST_ROUND_WITHOUT_STEPS = ("orchestra",)
 ONE_ROLE_A_ROUND = ("isofed",)  # clients with labels train in one round, the others in the next
+# What Flower's server does not have, of the registry's tiny runs; the docs say what to change.
+NOT_WITH_FLOWER = {
+    "anchors_only": "method=anchors_only has no clients",
+    "fedtrinet": "its stage server_before reads clients' images or labels at the server",
+}
 OTHER_SETTINGS = [(name, labels) for name, entry in METHODS.items() for labels in entry.settings[1:]]
 
 
@@ -67,6 +74,13 @@ def build(config):
     experiment = build_experiment(config)
     problem = experiment.problem._replace(weak=identity, strong=identity, views=(identity, identity))
     return experiment._replace(problem=problem, method=METHODS[config.method].factory(problem))
+
+
+def check_flower(name, experiment):
+    """A real federation can run it, or says in one line why not."""
+    reason = NOT_WITH_FLOWER.get(name)
+    with contextlib.nullcontext() if reason is None else pytest.raises(UserError, match=reason):
+        check_supported(experiment)
 
 
 def compiled(function, *arguments):
@@ -218,6 +232,10 @@ def test_only_the_cohort_s_own_memory_changes(trained):
     assert bool(changed[0]) == bool(trained.states[0].clients) == remember
 
 
+def test_flower_runs_it_or_says_why(trained):
+    check_flower(trained.name, trained.experiment)
+
+
 # --- What the registry says. -----------------------------------------------------------------------------------------
 
 
@@ -243,6 +261,7 @@ def test_every_setting_traces(name, labels):
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)
     state, _ = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
+    check_flower(name, experiment)
 
 
 @pytest.mark.parametrize(("labels", "with_labels"), [("clients", NUM_CLIENTS), ("some_clients", 1)])

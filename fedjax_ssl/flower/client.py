@@ -4,9 +4,11 @@ A client's memory stays at its node, in Flower's `Context.state`. What a turn's 
 server accepted the upload, which only the next message says; until then it waits beside the memory.
 """
 
+import dataclasses
+import functools
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +38,9 @@ MEMORY, PENDING, TURN = "memory", "pending", "turn"
 app = flower("flwr.clientapp").ClientApp()
 
 
-class Node(NamedTuple):
-    """A node of the federation.
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A node of the federation, and what it computes.
 
     Attributes:
         config: the run's.
@@ -52,9 +55,44 @@ class Node(NamedTuple):
     method: Method
     data: FederatedData
 
-    def jit(self, function: Any) -> Any:
+    def _jit(self, function: Any) -> Any:
         """`jax.jit` as a run of one device compiles."""
         return find_machine(one_device(self.config)).jit(function)
+
+    @functools.cached_property
+    def structures(self) -> tuple[Any, Any, Any, Model]:
+        """Shapes of the broadcast, of the messages to single clients, of a client's memory and of the model."""
+
+        def of_a_round() -> tuple[Any, Any, Any, Model]:
+            state = self.method.init(self.data, init_key(self.data.seed))
+            _, broadcast, cohort = one_job(self.problem, self.method, state, self.data)
+            return broadcast, cohort.personal, row(cohort.own, 0), state.model
+
+        return jax.eval_shape(of_a_round)
+
+    @functools.cached_property
+    def first_memory(self) -> Any:
+        """(data, client) -> the client's memory before its first round."""
+        return self._jit(lambda data, client: row(self.method.init(data, init_key(data.seed)).clients, client))
+
+    @functools.cached_property
+    def train_one(self) -> Any:
+        """`train_one` of the run's method."""
+        return self._jit(functools.partial(train_one, self.method))
+
+    @functools.cached_property
+    def sums(self) -> Any:
+        """(parameters, data, clients) -> the sums of their normalisation statistics."""
+        network = in_training(self.problem.network, self.config.data.normalisation)
+        batch_stats = self.structures[-1].batch_stats
+
+        def sums(params, data, clients):
+            model = Model(params, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), batch_stats))
+            owners = [(data.client_index[clients], data.client_size[clients])]
+            weights = self.config.model.statistics_weights
+            return sum_statistics(network, model, data.images, *batches_of(owners), weights)
+
+        return self._jit(sums)
 
 
 def one_device(config: ConfigDict) -> ConfigDict:
@@ -106,16 +144,15 @@ def train(message: Any, context: Any) -> Any:
     """
     node, content = open_node(context), message.content
     jobs, round_number = content["jobs"], int(message.metadata.group_id) - 1
-    broadcast_like, personal_like, memory_like = jax.eval_shape(lambda: _structures(node))
+    broadcast_like, personal_like, memory_like, _ = node.structures
     broadcast = from_record(content["broadcast"], broadcast_like, "the broadcast")
     personal = from_record(content.get("personal", {}), personal_like, "the message to a client")
-    work = node.jit(lambda *arguments: train_one(node.method, *arguments))
     reply = {}
     for job, client in enumerate(jobs["clients"]):
         memory = _remembered(node, context.state, client, jobs["counted"][job], memory_like)
         group = jnp.int32(jobs["groups"][job]) if jobs["groups"] else None
         told = row(personal, job)
-        result = work(broadcast, node.data, memory, jnp.int32(client), group, told, jnp.int32(round_number))
+        result = node.train_one(broadcast, node.data, memory, jnp.int32(client), group, told, jnp.int32(round_number))
         result = jax.device_get(row(result._replace(lane_steps=()), 0))
         memory = {**memory, **result.labelled}
         if memory:
@@ -132,17 +169,8 @@ def train(message: Any, context: Any) -> Any:
 def statistics(message: Any, context: Any) -> Any:
     """Sums of normalisation statistics over the images of those of the node's clients that are asked."""
     node, asked = open_node(context), message.content["asked"]["clients"]
-    network = in_training(node.problem.network, node.config.data.normalisation)
-    model = jax.eval_shape(lambda: node.method.init(node.data, init_key(node.data.seed)).model)
-    params = from_record(message.content["params"], model.params, "the model")
-    statistics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model.batch_stats)
-
-    def sums(params, data, clients):
-        owners = [(data.client_index[clients], data.client_size[clients])]
-        weights = node.config.model.statistics_weights
-        return sum_statistics(network, Model(params, statistics), data.images, *batches_of(owners), weights)
-
-    found = jax.device_get(node.jit(sums)(params, node.data, jnp.array(asked, jnp.int32)))
+    params = from_record(message.content["params"], node.structures[-1].params, "the model")
+    found = jax.device_get(node.sums(params, node.data, jnp.array(asked, jnp.int32)))
     reply = {"sums": to_record(found.total), "count": flower_app.MetricRecord({"count": float(found.count)})}
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 
@@ -178,20 +206,12 @@ def train_one(
     return train_cohort(method.phases, broadcast, data, cohort, 1)
 
 
-def _structures(node: Node) -> tuple[Any, Any, Any]:
-    """The broadcast, the messages to single clients and a client's memory; only their structure is of use."""
-    state = node.method.init(node.data, init_key(node.data.seed))
-    _, broadcast, cohort = one_job(node.problem, node.method, state, node.data)
-    return broadcast, cohort.personal, row(cohort.own, 0)
-
-
 def _remembered(node: Node, state: Any, client: int, counted: int, like: Any) -> dict[str, Any]:
     """A client's memory, with what its last training added if that was in the turn whose upload counted."""
     if not jax.tree.leaves(like):
         return {}
     if f"{MEMORY}-{client}" not in state:
-        first = node.jit(lambda data: row(node.method.init(data, init_key(data.seed)).clients, client))
-        return dict(jax.device_get(first(node.data)))
+        return dict(jax.device_get(node.first_memory(node.data, jnp.int32(client))))
     memory = from_record(state[f"{MEMORY}-{client}"], like, "a client's memory")
     waiting = state[f"{PENDING}-{client}"]
     if len(waiting) and state[f"{TURN}-{client}"]["turn"] == counted:
