@@ -315,8 +315,13 @@ def _run_cell(
         config.seeds = attempt
         try:
             train(config, cell.folder, on_finish, root)
-        except BusyError:
-            print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
+        except BusyError as error:
+            # Who is at the first of these seeds will do the others. Who took a later one, while this process was at an
+            # earlier one, may do that one alone.
+            if str(error).endswith(str(cell.folder / f"seed_{attempt[0]}")):
+                print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
+            else:
+                attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
         except Exception as error:  # of any kind: the other runs go on
             if isinstance(error, StoppedError) and error.by_disk:
                 raise StoppedError(error.reason, "the same command resumes the sweep", root) from error

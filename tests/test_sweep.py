@@ -151,9 +151,30 @@ def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_fi
     assert tables[0] == tables[1]
 
 
+def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(sweep_file, tmp_path, monkeypatch):
+    """Of three seeds the first is done here, the second is another's by then; the third is done here, too."""
+    (cell, *_), asked, done = plan(load_sweep(sweep_file), tmp_path), [], set()
+
+    def train(config, *_):
+        asked.append(config.seeds)
+        for seed in config.seeds:
+            if seed == 1:
+                raise BusyError(f"another process is training in the workdir {cell.folder / 'seed_1'}")
+            done.add(seed)
+
+    monkeypatch.setattr(sweep_module, "train", train)
+    monkeypatch.setattr(sweep_module, "is_finished", lambda cell, seed: seed in done)
+    assert sweep_module._run_cell(cell, (0, 1, 2), tmp_path, lambda: None) == {}
+    assert asked == [(0, 1, 2), (1,), (2,)] and done == {0, 2}
+    asked.clear()
+    assert sweep_module._run_cell(cell, (1, 3), tmp_path, lambda: None) == {}
+    assert asked == [(1, 3)]  # whoever is at the first of them does the others
+
+
 def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_file, tmp_path, capsys):
-    """Both are started at once, so both want the first run. The one that comes too late takes the second row, and gets
-    SIGKILL in the middle of its first run; the other one ends the sweep, in which every run was done once."""
+    """Both are started at once, so both want the first run. The one that comes too late takes the second row (or, if the
+    other has done a run before it is stopped, the next one of its row), and gets SIGKILL in the middle of its first run;
+    the other one ends the sweep, in which every run was done once."""
     shared = tmp_path / "shared"
     command = [sys.executable, str(ROOT / "launch.py"), "sweep", sweep_file, f"--workdir={shared}"]
     quiet = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
@@ -185,12 +206,12 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
             process.kill()
         for listener in listeners:
             listener.join()
-    assert [line for line in said[other] if "left to another process" in line] == [
-        "FedAnchor, data.num_anchors 40: left to another process"
-    ]
+    left = [line for line in said[other] if "left to another process" in line]
+    assert left == ["FedAnchor, data.num_anchors 40: left to another process"] * ("Centralised" in killed)
     done = [line.removeprefix(word).partition(",")[0] for line in said[first] if line.startswith(word)]
     runs = sorted(path.parent for path in shared.rglob("config.json"))
-    assert sorted(map(pathlib.Path, done)) == runs and len(runs) == 6  # also the one that was killed, from its start on
+    # Also the one that was killed, from its start on.
+    assert sorted(map(pathlib.Path, done)) == runs and len(runs) == 6, said
     for run in runs:
         same = finished_sweep / run.relative_to(shared)
         assert (run / "metrics.jsonl").read_bytes() == (same / "metrics.jsonl").read_bytes()
