@@ -172,9 +172,9 @@ def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(s
 
 
 def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_file, tmp_path, capsys):
-    """Both are started at once, so both want the first run. The one that comes too late takes the second row (or, if the
-    other has done a run before it is stopped, the next one of its row), and gets SIGKILL in the middle of its first run;
-    the other one ends the sweep, in which every run was done once."""
+    """Both are started at once, so both want the first run. The one that comes too late takes the second row, or, if
+    the other has done a run before it is stopped, the next run of its row; it gets SIGKILL in the middle of that. The
+    other one ends the sweep, in which every run was done once."""
     shared = tmp_path / "shared"
     command = [sys.executable, str(ROOT / "launch.py"), "sweep", sweep_file, f"--workdir={shared}"]
     quiet = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
