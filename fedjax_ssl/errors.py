@@ -42,7 +42,15 @@ class StoppedError(RuntimeError):
 
 
 class BusyError(UserError):
-    """Another process is using this workdir."""
+    """Another process is using this workdir.
+
+    Attributes:
+        folder: the workdir.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        super().__init__(f"another process is training in the workdir {folder}")
+        self.folder = folder
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

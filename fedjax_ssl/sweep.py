@@ -318,10 +318,10 @@ def _run_cell(
         except BusyError as error:
             # Who is at the first of these seeds will do the others. Who took a later one, while this process was at an
             # earlier one, may do that one alone.
-            if str(error).endswith(str(cell.folder / f"seed_{attempt[0]}")):
-                print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
-            else:
+            if error.folder in {cell.folder / f"seed_{seed}" for seed in attempt[1:]}:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
+            else:
+                print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
         except Exception as error:  # of any kind: the other runs go on
             if isinstance(error, StoppedError) and error.by_disk:
                 raise StoppedError(error.reason, "the same command resumes the sweep", root) from error

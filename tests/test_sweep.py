@@ -159,7 +159,7 @@ def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(s
         asked.append(config.seeds)
         for seed in config.seeds:
             if seed == 1:
-                raise BusyError(f"another process is training in the workdir {cell.folder / 'seed_1'}")
+                raise BusyError(cell.folder / "seed_1")
             done.add(seed)
 
     monkeypatch.setattr(sweep_module, "train", train)
@@ -268,7 +268,7 @@ def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, 
 
     def train(config, folder, on_finish, root):
         taken.append(config.method)
-        raise BusyError("another process is training")
+        raise BusyError(folder / "seed_0")
 
     monkeypatch.setattr(sweep_module, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 0
@@ -279,7 +279,7 @@ def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, 
 def test_a_failure_is_not_forgotten_when_another_process_takes_a_later_seed(sweep_file, tmp_path, monkeypatch, capsys):
     def train(config, folder, on_finish, root):
         if config.seeds == (1,) and config.method == "fedanchor":
-            raise BusyError("another process is training")
+            raise BusyError(folder / "seed_1")
         raise TrainingError("no luck")
 
     monkeypatch.setattr(sweep_module, "train", train)

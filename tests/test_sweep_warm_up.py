@@ -138,7 +138,7 @@ def test_a_warm_up_that_another_process_is_at_is_waited_for(sweep_file, tmp_path
     def train(config, folder, on_finish, root):
         trained.append((folder.name, config.seeds))
         if folder.name == "warm_up" and next(at_work, False):
-            raise BusyError("another process is training")
+            raise BusyError(folder / f"seed_{config.seeds[0]}")
         for seed in config.seeds:
             pretended(folder, config, seed)
 

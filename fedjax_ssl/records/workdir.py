@@ -180,7 +180,7 @@ class Workdir:
 
     def _busy(self) -> BusyError:
         self.close()
-        return BusyError(f"another process is training in the workdir {self.path}")
+        return BusyError(self.path)
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
         """Appends lines to METRICS or TIMINGS, through to the operating system."""
