@@ -5,6 +5,7 @@ messages over as bytes, for what takes more rounds or more methods.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -218,7 +219,7 @@ def test_without_flower_one_line_says_what_to_install():
 
 
 class ByHand:
-    """A run whose nodes are in this process, and the simulation of the same run."""
+    """A run whose nodes are in this process, and the simulation of the same run, for those who look at it."""
 
     def __init__(self, run, nodes):
         from fedjax_ssl.data import dataset_facts
@@ -237,20 +238,32 @@ class ByHand:
         self.roster.wait_for_all()
         self.server = Server(experiment, self.roster)
         self.state = self.server.first_state()
-        data = experiment.data
-        self.simulated = compiled(lambda data: initialise(experiment, data), data)(data)
-        arguments = self.simulated, data, experiment.hidden_labels
-        self._round = compiled(make_round(experiment.problem, experiment.method, 1), *arguments)
-        self.traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, data)
+        self.traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
+
+    @functools.cached_property
+    def simulated(self):
+        """The simulation's state, of as many rounds as `both_rounds` has made."""
+        experiment, data = self.experiment, self.experiment.data
+        return compiled(lambda data: initialise(experiment, data), data)(data)
+
+    @functools.cached_property
+    def _simulated_round(self):
+        arguments = self.simulated, self.experiment.data, self.experiment.hidden_labels
+        return compiled(make_round(self.experiment.problem, self.experiment.method, 1), *arguments)
 
     def round(self):
-        """A round of both; the line of metrics.jsonl of the nodes', and of the simulation's."""
+        """A round of the nodes: its line of metrics.jsonl."""
         from fedjax_ssl.flower.records import COUNTED
 
-        self.state, metrics, healthy = self.server.round(self.state)
-        self.simulated, result = self._round(self.simulated, self.experiment.data, self.experiment.hidden_labels)
-        assert healthy == bool(result.healthy)
-        return to_record(metrics, COUNTED), to_record(jax.device_get(result.metrics), self.traffic)
+        self.state, metrics, self.healthy = self.server.round(self.state)
+        return to_record(metrics, COUNTED)
+
+    def both_rounds(self):
+        """A round of the nodes and of the simulation: both lines."""
+        line, experiment = self.round(), self.experiment
+        self.simulated, result = self._simulated_round(self.simulated, experiment.data, experiment.hidden_labels)
+        assert self.healthy == bool(result.healthy)
+        return line, to_record(jax.device_get(result.metrics), self.traffic)
 
     def assert_equal(self):
         assert self.state.clients == {}  # the server has none of it
@@ -268,7 +281,7 @@ def test_turns_memory_and_the_exchange_of_statistics():
     both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
     both.assert_equal()  # the statistics of the first model are of all clients
     for _ in range(2):
-        line, simulated = both.round()
+        line, simulated = both.both_rounds()
         both.assert_equal()
         for name in ("uploads", "local_steps", "dropped_uploads", "test_accuracy", "clients_without_labels"):
             assert line[name] == simulated[name], name
@@ -283,7 +296,7 @@ def test_a_memory_waits_for_the_word_of_the_server():
                    "model.statistics": "cohort"})  # fmt: skip
     both = ByHand(run, [{"clients": "0,1"}, {"clients": "2,3"}])
     for _ in range(3):
-        line, simulated = both.round()
+        line, simulated = both.both_rounds()
         both.assert_equal()
         assert line["uploads"] == simulated["uploads"] < 4
 
@@ -298,7 +311,7 @@ def test_clients_tell_how_many_labels_they_have(capsys):
     told = np.bincount(data.visible_labels[data.visible_labels >= 0], minlength=10)
     np.testing.assert_array_equal(both.roster.labels(), told)
     both.assert_equal()
-    both.round()
+    both.both_rounds()
     both.assert_equal()
 
     def change(node, kind, content):
@@ -321,14 +334,14 @@ def test_the_exchange_leaves_a_second_networks_statistics_alone():
 @needs_flower
 def test_a_node_with_images_of_its_own(tmp_path):
     """Each has a file; they are those of the partition, so that the simulation of all is known."""
-    run = settings("semifl", **{"data.partition": "iid"})
+    run = settings(**{"data.partition": "iid"})
     experiment = build_experiment(run_config(run))
     nodes = []
     for client, rows in enumerate(experiment.partition.client_rows):
         np.savez(tmp_path / f"{client}.npz", images=experiment.dataset.x_train[rows])
         nodes.append({"partition-id": client, "data": str(tmp_path / f"{client}.npz")})
     both = ByHand(run, nodes)
-    line, simulated = both.round()
+    line, simulated = both.both_rounds()
     both.assert_equal()
     assert line["bytes_down"] == simulated["bytes_down"] and line["bytes_up"] == simulated["bytes_up"]
 
@@ -338,7 +351,7 @@ def test_an_answer_that_does_not_come(capsys):
     """The round is of the other client, and what the lost one learned does not count."""
     both = ByHand(settings(), [{"partition-id": 0}, {"partition-id": 1}])
     both.grid.lost = {100}
-    line, _ = both.round()
+    line = both.round()
     assert line["uploads"] == 1 and "node 100 gave no answer in round 1 (train)" in capsys.readouterr().err
     kept = both.grid.contexts[100].state
     before = {name: array.numpy() for name, array in kept["memory-0"].items()}
@@ -357,7 +370,7 @@ def test_an_answer_that_does_not_come(capsys):
             content["figures-0"]["num-examples"] = float("nan")
 
     both.grid.change, bad = change, set()
-    assert both.round()[0]["uploads"] == 1
+    assert both.round()["uploads"] == 1
     bad = {100, 101}
     with pytest.raises(TrainingError, match="no node sent anything of use"):
         both.round()

@@ -86,15 +86,14 @@ def checkpoints_of(folder):
 
 
 def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
-    """A run that goes from one process to two, of which one is killed and then the other, is stopped, and ended by one
-    process; and a run that was never interrupted."""
+    """A run of two processes, of which one is killed and then the other, is stopped, and ended by one process; and a
+    run that was never interrupted."""
     moved, whole = tmp_path / "moved", tmp_path / "whole"
     assert train(whole, "nothing", devices=2)[0] == [0]
-    assert train(moved, f"2:{int(signal.SIGTERM)}", devices=2)[0] == [143]
 
-    statuses, (first, second) = train(moved, "nothing", f"3:{int(signal.SIGKILL)}")
+    statuses, (first, second) = train(moved, "nothing", f"2:{int(signal.SIGKILL)}")
     assert statuses == [4, -signal.SIGKILL], first
-    assert "clients train on 2 hosts, 2 devices (cpu)" in first and f"workdir {moved}, from round 2" in first
+    assert "clients train on 2 hosts, 2 devices (cpu)" in first and f"workdir {moved}\n" in first
     gone = [line for line in first.splitlines() if "has gone" in line]
     assert gone == [
         "stopped: host 1 has gone: no word of it for 4 seconds; the last checkpoint is kept, and "
