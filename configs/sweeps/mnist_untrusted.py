@@ -74,7 +74,7 @@ def privacy():
 
 
 PARTS = {
-    "attacks": (attacks, FEW, {"attack.share": (0.1, 0.2, 0.3)}),
+    "attacks": (attacks, {**FEW, "num_rounds": 10}, {"attack.share": (0.1, 0.2, 0.3)}),
     "privacy": (privacy, MANY, {}),
     "compression": (compression, FEW, {}),
     "failures": (failures, FEW, {}),
