@@ -64,7 +64,7 @@ def command_of(options: argparse.Namespace, images: pathlib.Path, workdir: pathl
         "data.num_anchors": options.anchors,
         "server.pretrain_epochs": options.pretrain_epochs,
         "data.examples_per_client": IMAGES_EACH,
-        "fedanchor.threshold": -2.0,
+        "fedanchor.threshold": -1.0,
     }
     return [
         sys.executable,
