@@ -26,7 +26,7 @@ STAGES = {
     "Python starts": 0.15,
     "importing": 0.8,
     "reading the data": "reading and dividing",
-    "tracing": "tracing a round",
+    "tracing": "tracing the rounds",
     "compiling": "compiling the",
     "pre-training": "workdir ",
     "checkpointing": "checkpoints/1",

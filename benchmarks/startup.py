@@ -8,7 +8,7 @@ fresh workdir: 100 clients of 100 images, 2 of them a round, one local epoch, on
 and pre-trains --pretrain_epochs on them: few, because that is the method's work and no part of starting up, and not
 none, because the pre-training has to be compiled. Everything else is as in the config. The images are random and every
 one of them is trained on (a threshold below all cosines), so that both runs do the same work. 'cold' gets an empty
-folder in JAX_COMPILATION_CACHE_DIR, 'warm' the same folder again; with --repeats=N there are N such pairs. The
+folder in XDG_CACHE_HOME, 'warm' the same folder again; with --repeats=N there are N such pairs. The
 operating system's file cache is warm in both, except perhaps for the first.
 
 A round is finished when its line is in the workdir's metrics.jsonl, which is looked at every 20 ms. The parts:
@@ -88,7 +88,8 @@ def measure(command: list[str], workdir: pathlib.Path, cache: pathlib.Path) -> d
     Raises:
         RuntimeError: the run ended without a finished round; what it wrote is in the message.
     """
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    environment["XDG_CACHE_HOME"] = str(cache)
     log = workdir.with_suffix(".log")
     compiled = finished = None
     with log.open("w") as output:

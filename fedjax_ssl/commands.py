@@ -37,6 +37,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl.records.resuming import saved_config
         from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
+        from fedjax_ssl.run.kept_programs import use_kept_programs
 
     def find_config() -> Any:
         saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
@@ -45,6 +46,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     with hosts.joined(own.coordinator, own.num_processes, own.process_id):
         config = hosts.config_of_first(find_config, own.allow_code)
         use_every_core(config)
+        use_kept_programs()
         train(config, own.workdir)
 
 
@@ -62,8 +64,10 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("loading JAX"):
         from fedjax_ssl import sweep
         from fedjax_ssl.run.cores import use_every_core
+        from fedjax_ssl.run.kept_programs import use_kept_programs
 
     use_every_core()
+    use_kept_programs()
     sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run)
 
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.run import hosts
+from fedjax_ssl.run import hosts, kept_programs
 from fedjax_ssl.run.clock import Doing, doing
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
@@ -46,32 +47,53 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         UserError: an error that only tracing detects, too little memory, or several hosts whose programs differ.
     """
 
-    def start(name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
-        check_same_program(machine, name, lowered)
-        compilers.compile(name, lowered, aside)
-
+    first, sets = experiments[0], _snapshot_sets(experiments[0])
+    names = [*["the first state"] * with_init, *(f"the outputs on {name} images" for name in sets), "the rounds"]
     started = time.monotonic()
-    with doing("compiling") as task, Compilers() as compilers:
-        task.text = "tracing the first state and the outputs"
-        if with_init:
-            lowered = machine.jit(functools.partial(initialise, experiments[0])).lower(experiments[0].data, given)
-            start("the first state", lowered)
-        snapshots = _lower_snapshots(machine, experiments[0])
-        for name, lowered in snapshots.items():
-            start(f"the outputs on {name} images", lowered)
-        task.text = "tracing a round"
-        start("the rounds", lower_dispatch(machine, experiments), aside=False)
-        programs = compilers.wait(task)
-        give_back_memory()
-        machine.check_memory(programs["the rounds"])
-        if with_init:
-            machine.check_memory(programs["the first state"], "the first state")
-        return Program(
-            programs.get("the first state"),
-            programs["the rounds"],
-            {name: programs[f"the outputs on {name} images"] for name in snapshots},
-            time.monotonic() - started,
+    key = kept_programs.key_of(machine, experiments) if given is None else None
+    with doing("reading the programs of an earlier start"):
+        programs = kept_programs.find(key, names)
+    if hosts.is_first():
+        words = (
+            "compiling (a later start takes it from the cache)" if programs is None else "compiled by an earlier start"
         )
+        print(words, file=sys.stderr, flush=True)
+    if programs is None:
+        lower = {
+            "the first state": lambda: machine.jit(functools.partial(initialise, first)).lower(first.data, given),
+            "the rounds": lambda: lower_dispatch(machine, experiments),
+            **{
+                f"the outputs on {name} images": functools.partial(_lower_snapshot, machine, first, name)
+                for name in sets
+            },
+        }
+        programs = _compile(machine, {name: lower[name] for name in names}, key)
+    machine.check_memory(programs["the rounds"])
+    if with_init:
+        machine.check_memory(programs["the first state"], "the first state")
+    return Program(
+        programs.get("the first state"),
+        programs["the rounds"],
+        {name: programs[f"the outputs on {name} images"] for name in sets},
+        time.monotonic() - started,
+    )
+
+
+def _compile(
+    machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]], key: str | None
+) -> dict[str, Callable]:
+    """Traces programs one after the other, and compiles each while the next is traced; the last is the largest."""
+    with doing("compiling") as task, Compilers() as compilers:
+        for name, function in lower.items():
+            task.text = f"tracing {name}"
+            lowered = function()
+            check_same_program(machine, name, lowered)
+            compilers.compile(name, lowered, aside=name != "the rounds")
+        programs, can_be_kept = compilers.wait(task)
+        give_back_memory()
+        if can_be_kept:
+            kept_programs.keep(key, programs)
+        return programs
 
 
 def check_same_program(machine: Machine, name: str, lowered: jax.stages.Lowered) -> None:
@@ -114,10 +136,11 @@ class Compilers:
 
     def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
         """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
-        self._programs[name] = (self._aside if aside else self._large).submit(lowered.compile)
+        pool = self._aside if aside else self._large
+        self._programs[name] = pool.submit(kept_programs.compile_fresh, lowered)
 
-    def wait(self, task: Doing) -> dict[str, Any]:
-        """The compiled programs by name, in the order of their start, when all are ready.
+    def wait(self, task: Doing) -> tuple[dict[str, jax.stages.Compiled], bool]:
+        """The compiled programs by name, in the order of their start, when all are ready; whether all can be kept.
 
         Args:
             task: shows what is still being compiled.
@@ -128,21 +151,27 @@ class Compilers:
             concurrent.futures.wait(left.values(), return_when=concurrent.futures.FIRST_COMPLETED)
             for name in [name for name, program in left.items() if program.done()]:
                 left.pop(name).result()
-        return {name: program.result() for name, program in self._programs.items()}
+        done = {name: program.result() for name, program in self._programs.items()}
+        return {name: program for name, (program, _) in done.items()}, all(is_fresh for _, is_fresh in done.values())
 
 
-def _lower_snapshots(machine: Machine, experiment: Experiment) -> dict[str, jax.stages.Lowered]:
-    """Of the test set; and of the validation images, if there are any and a snapshot is due before the last round."""
+def _snapshot_sets(experiment: Experiment) -> tuple[str, ...]:
+    """The test set; and the validation images, if there are any and a snapshot is due before the last round."""
+    config = experiment.problem.config
+    is_due = any(number < config.num_rounds for number in config.snapshot_rounds)
+    return ("test", "validation") if len(experiment.data.validation_index) and is_due else ("test",)
+
+
+def _lower_snapshot(machine: Machine, experiment: Experiment, name: str) -> jax.stages.Lowered:
     config, data, model = experiment.problem.config, experiment.data, experiment.state_shape.model
     snapshot = machine.jit(
         make_snapshot(experiment.problem.network, config.eval_batch_size, "auc" in config.eval_measures)
     )
-    lowered = {"test": snapshot.lower(model, data.test_images, data.test_labels)}
+    if name == "test":
+        return snapshot.lower(model, data.test_images, data.test_labels)
     rows = data.validation_index
-    if len(rows) and any(number < config.num_rounds for number in config.snapshot_rounds):
-        images = jax.ShapeDtypeStruct((len(rows), *data.images.shape[1:]), data.images.dtype)
-        lowered["validation"] = snapshot.lower(model, images, jax.ShapeDtypeStruct(rows.shape, jnp.int32))
-    return lowered
+    images = jax.ShapeDtypeStruct((len(rows), *data.images.shape[1:]), data.images.dtype)
+    return snapshot.lower(model, images, jax.ShapeDtypeStruct(rows.shape, jnp.int32))
 
 
 def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callable:
@@ -151,9 +180,9 @@ def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callabl
     Raises:
         UserError: it does not fit into the memory.
     """
-    with Compilers() as compilers, doing("tracing a round") as task:
+    with Compilers() as compilers, doing("tracing the rounds") as task:
         compilers.compile("the rounds", lower_dispatch(machine, experiments))
-        (program,) = compilers.wait(task).values()
+        program = compilers.wait(task)[0]["the rounds"]
     machine.check_memory(program)
     return program
 

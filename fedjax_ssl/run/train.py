@@ -98,10 +98,8 @@ def train(
             runs = open_runs(config, workdir, open_folders, root)
         machine = open_folders.enter_context(use_machine(config, runs[0].experiment.data))
         groups = group_runs(machine, [run for run in runs if not is_over(run)])
-        if groups and is_first:
-            if machine.mesh is not None or machine.is_tuned:
-                print(f"clients train on {machine}", file=sys.stderr)
-            print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
+        if groups and is_first and (machine.mesh is not None or machine.is_tuned):
+            print(f"clients train on {machine}", file=sys.stderr, flush=True)
         any_begins = any(run.state is None for run in runs)
         given = next((run.warm_start.model for run in runs if run.warm_start), None)
         programs = {

@@ -1,0 +1,183 @@
+"""Programs of earlier starts: what they are known by, and that a start which finds its own gives the same run."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from conftest import ROOT, make_tiny_config
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models import BACKBONES
+from fedjax_ssl.models.cnn import SmallCNN
+from fedjax_ssl.run import kept_programs
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.machine import use_machine
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """The module as the command line has it, with a folder of its own."""
+    monkeypatch.setattr(kept_programs, "_is_wanted", False)
+    monkeypatch.setattr(kept_programs, "_is_beside_xla", lambda: True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept_programs.use_kept_programs()
+    return kept_programs
+
+
+@functools.cache
+def experiment_of(*fields):
+    return build_experiment(make_tiny_config(**{"model.name": "cnn", **dict(fields)}))
+
+
+def key(fields=None, change=lambda experiment: experiment, machine=lambda machine: machine):
+    experiment = experiment_of(*(fields or {}).items())
+    with use_machine(experiment.problem.config) as found:
+        return kept_programs.key_of(machine(found), [change(experiment)])
+
+
+def test_a_program_is_known_by_all_that_it_depends_on(kept, monkeypatch, tmp_path):
+    first = key()
+    assert first == key() == key({"log.report": True, "log.tensorboard": False})
+
+    def other_data(experiment):
+        images = experiment.data.images.at[0, 0, 0, 0].add(1)
+        return experiment._replace(data=experiment.data._replace(images=images))
+
+    def other_mean(experiment):
+        network = experiment.problem.network._replace(mean=(0.125,))
+        return experiment._replace(problem=experiment.problem._replace(network=network))
+
+    others = [
+        key({"client.learning_rate": 0.02}),
+        key({"seed": 1}),
+        key({"num_clients": 9}),
+        key(change=other_data),
+        key(change=other_mean),
+        key(machine=lambda machine: machine._replace(most_lanes=2)),
+    ]
+    with jax.default_matmul_precision("highest"):
+        others.append(key())
+    for target, name, value in (
+        (kept_programs.hosts, "checksum_of_library", lambda: "another"),
+        (kept_programs, "_processor", lambda: "another"),
+        (kept_programs.sys, "version", "another"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(target, name, value)
+            others.append(key())
+    with monkeypatch.context() as changed:
+        changed.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false")
+        others.append(key())
+    (tmp_path / "helper_of_a_user.py").write_text("VALUE = 1\n")
+    with monkeypatch.context() as changed:
+        changed.syspath_prepend(tmp_path)
+        import helper_of_a_user
+
+        others.append(key())
+        (tmp_path / "helper_of_a_user.py").write_text("VALUE = 2\n")
+        others.append(key())
+        del sys.modules[helper_of_a_user.__name__]
+    assert len({first, *others}) == 1 + len(others)
+    assert first == key()
+
+
+def test_what_is_not_kept(kept, monkeypatch):
+    class Mine(SmallCNN):
+        pass
+
+    assert key() is not None
+    with monkeypatch.context() as changed:
+        changed.setitem(BACKBONES, "mine", Mine)
+        assert key({"model.name": "mine"}) is None
+    with monkeypatch.context() as changed:
+        changed.setitem(METHODS, "mine", METHODS["supervised"])
+        assert key(change=lambda e: e._replace(problem=e.problem._replace(config=_named(e, "mine")))) is None
+    with monkeypatch.context() as changed:
+        changed.setattr(kept_programs, "_is_wanted", False)  # of a script or a notebook
+        assert key() is None
+    with monkeypatch.context() as changed:
+        changed.setattr(kept_programs.hosts, "count", lambda: 2)
+        assert kept_programs.key_of(None, [experiment_of()]) is None
+
+
+def _named(experiment, method):
+    config = experiment.problem.config.copy_and_resolve_references()
+    config.method = method
+    return config
+
+
+def new_number():
+    """One that no program in XLA's cache has."""
+    return float(int.from_bytes(os.urandom(3)))
+
+
+def compile_one(number):
+    return kept_programs.compile_fresh(jax.jit(lambda x: {"y": x * number}).lower(jnp.ones(3)))
+
+
+def test_programs_are_found_whole_or_not_at_all(kept, tmp_path):
+    numbers = new_number(), new_number()
+    one, another = (compile_one(number)[0] for number in numbers)
+    kept.keep("key", {"the rounds": one, "the first state": another})
+    found = kept.find("key", ["the first state", "the rounds"])
+    assert list(found) == ["the first state", "the rounds"]
+    assert found["the rounds"](jnp.ones(3))["y"].tolist() == [numbers[0]] * 3
+    assert found["the first state"](jnp.ones(3))["y"].tolist() == [numbers[1]] * 3
+    assert found["the rounds"].memory_analysis() is not None
+    assert kept.find("key", ["the rounds", "the outputs on test images"]) is None
+    assert kept.find("another", ["the rounds"]) is None and kept.find(None, ["the rounds"]) is None
+    file = tmp_path / "fedjax_ssl" / "programs" / "key-the_rounds"
+    for damaged in (file.read_bytes()[:-9], b"", file.read_bytes()[:40] + b"?" + file.read_bytes()[41:]):
+        whole = file.read_bytes()
+        file.write_bytes(damaged)
+        assert kept.find("key", ["the rounds"]) is None
+        file.write_bytes(whole)
+    assert kept.find("key", ["the rounds"]) is not None
+
+
+def test_the_oldest_go_when_there_are_too_many(kept, tmp_path, monkeypatch):
+    program, _ = compile_one(new_number())
+    folder = tmp_path / "fedjax_ssl" / "programs"
+    for number in range(3):
+        kept.keep(f"key{number}", {"the rounds": program})
+        os.utime(folder / f"key{number}-the_rounds", (number, number))
+    size = (folder / "key0-the_rounds").stat().st_size
+    monkeypatch.setattr(kept_programs, "MOST_BYTES", 3.5 * size)
+    assert kept.find("key0", ["the rounds"]) is not None  # and is now the newest
+    kept.keep("key3", {"the rounds": program})
+    assert sorted(file.name[:4] for file in folder.iterdir()) == ["key0", "key2", "key3"]
+    monkeypatch.setattr(kept_programs, "replaced", lambda path: (_ for _ in ()).throw(OSError(28, "full")))
+    kept.keep("key4", {"the rounds": program})  # is no error
+    assert kept.find("key4", ["the rounds"]) is None
+
+
+def test_a_program_that_xla_s_cache_had_is_known(kept):
+    """On a CPU it can be written, but what is read then does not run."""
+    number = new_number()
+    assert [compile_one(number)[1] for _ in range(2)] == [True, False]
+
+
+def test_a_second_start_finds_the_first_one_s_programs(tmp_path):
+    words = [
+        "--config=configs/quickstart.py:anchors_only,anchors=20",
+        "--config.num_rounds=2",
+        "--config.log.report=False",
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_NUM_CPU_DEVICES": "2"}
+
+    def start(name):
+        command = [sys.executable, "launch.py", *words, f"--workdir={tmp_path / name}"]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stderr, (tmp_path / name / "metrics.jsonl").read_bytes()
+
+    said, first = start("first")
+    assert "compiling (a later start takes it from the cache)" in said
+    said, second = start("second")
+    assert "compiled by an earlier start" in said and "tracing" not in said and "compiling" not in said
+    assert second == first
