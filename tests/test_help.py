@@ -80,3 +80,12 @@ def test_help_waits_for_no_library():
         "sys.exit(not {'jax', 'numpy', 'rich', 'tensorboardX'}.isdisjoint(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_training_waits_for_no_library_of_other_commands():
+    """Each of these takes a fifth of a second and more, in every start."""
+    program = (
+        "import sys; from fedjax_ssl import train;"
+        "sys.exit(not {'scipy.stats', 'sklearn', 'matplotlib', 'PIL', 'tensorboardX'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0

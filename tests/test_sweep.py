@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -116,39 +115,18 @@ def test_the_table_says_what_the_runs_say(finished_sweep):
     assert "2 configurations, 6 runs" in page and "FedAnchor/num anchors=40" in page
 
 
-def test_a_sweep_that_was_killed_ends_in_the_same_table(finished_sweep, sweep_file, tmp_path, monkeypatch, capsys):
-    """SIGKILL when the second run has begun; the table, but for its seconds, is that of a sweep that nobody killed."""
-    half = tmp_path / "half"
-    command = [sys.executable, str(ROOT / "launch.py"), "sweep", sweep_file, f"--workdir={half}"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    first, second = (half / "FedAnchor" / "num_anchors=40" / f"seed_{seed}" for seed in (0, 1))
-    deadline = time.monotonic() + 300
-    while not (second / "config.json").exists():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline, "it takes too long"
-        time.sleep(0.002)
-    process.kill()
-    process.communicate()
-    assert (first / "summary.json").exists() and not (second / "summary.json").exists()
-
+def test_the_seeds_that_are_left_of_a_row_are_trained_together(sweep_file, tmp_path, monkeypatch):
     trained = []
-    original = sweep_module.train
-    monkeypatch.setattr(
-        sweep_module,
-        "train",
-        lambda config, folder, *rest: (trained.append(config.seeds), original(config, folder, *rest)),
-    )
-    capsys.readouterr()
-    assert launch.main(["sweep", sweep_file, f"--workdir={half}", "--dry_run"]) == 0
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["finished"] + ["do"] * 5
-    assert trained == []
-    assert launch.main(["sweep", sweep_file, f"--workdir={half}"]) == 0
-    assert trained == [(1, 2), (0, 1, 2)]
-    tables = [list(csv.DictReader((folder / "table.csv").open())) for folder in (finished_sweep, half)]
-    for table in tables:
-        for row in table:
-            row.pop("seconds"), row.pop("seconds std")
-    assert tables[0] == tables[1]
+
+    def train(config, folder, on_finish, root):
+        trained.append((config.method, config.seeds))
+        raise BusyError(folder / f"seed_{config.seeds[0]}")  # so that there is nothing to read
+
+    monkeypatch.setattr(sweep_module, "train", train)
+    monkeypatch.setattr(sweep_module, "is_finished", lambda cell, seed: (cell.config.method, seed) == ("fedanchor", 0))
+    for cell in plan(load_sweep(sweep_file), tmp_path):
+        sweep_module._work_on(cell, (0, 1, 2), tmp_path, lambda: None, "")
+    assert trained == [("fedanchor", (1, 2)), ("anchors_only", (0, 1, 2))]
 
 
 def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(sweep_file, tmp_path, monkeypatch):
@@ -174,7 +152,7 @@ def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(s
 def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_file, tmp_path, capsys):
     """Both are started at once, so both want the first run. The one that comes too late takes the second row, or, if
     the other has done a run before it is stopped, the next run of its row; it gets SIGKILL in the middle of that. The
-    other one ends the sweep, in which every run was done once."""
+    other one ends the sweep, in which every run was done once, and whose table is that of a sweep with one process."""
     shared = tmp_path / "shared"
     command = [sys.executable, str(ROOT / "launch.py"), "sweep", sweep_file, f"--workdir={shared}"]
     quiet = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
@@ -186,6 +164,11 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
             said[index].append(line.rstrip())
             if line.startswith(word):
                 begun.put(index)
+
+    def dry_run():
+        capsys.readouterr()
+        assert launch.main(["sweep", sweep_file, f"--workdir={shared}", "--dry_run"]) == 0
+        return [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
 
     listeners = [threading.Thread(target=listen, args=(index,)) for index in range(2)]
     try:
@@ -199,6 +182,8 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
         processes[other].kill()
         (killed,) = [line.removeprefix(word) for line in said[other] if line.startswith(word)]
         assert not (pathlib.Path(killed) / "summary.json").exists()
+        left = dry_run()
+        assert set(left) <= {"finished", "do"} and left.count("do") >= 4  # those that were begun, too
         processes[first].send_signal(signal.SIGCONT)
         assert processes[first].wait(timeout=240) == 0, said[first]
     finally:
@@ -215,9 +200,12 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
     for run in runs:
         same = finished_sweep / run.relative_to(shared)
         assert (run / "metrics.jsonl").read_bytes() == (same / "metrics.jsonl").read_bytes()
-    capsys.readouterr()
-    assert launch.main(["sweep", sweep_file, f"--workdir={shared}", "--dry_run"]) == 0
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["finished"] * 6
+    assert dry_run() == ["finished"] * 6
+    tables = [list(csv.DictReader((folder / "table.csv").open())) for folder in (finished_sweep, shared)]
+    for table in tables:
+        for row in table:
+            row.pop("seconds"), row.pop("seconds std")
+    assert tables[0] == tables[1]
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path, monkeypatch, capsys):

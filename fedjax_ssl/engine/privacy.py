@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from scipy.stats import binom
 
 from fedjax_ssl.engine.interface import Draw, Received, Upload
 from fedjax_ssl.engine.updates import changed_by, moved_by
@@ -63,6 +62,8 @@ def poisson(num_clients: int, expected: int):
     Returns:
         (state, data, key) -> Draw. It has as many rows as a cohort has with probability 1 - `OVERFLOW`.
     """
+    from scipy.stats import binom  # half a second, which every start would wait
+
     probability = expected / num_clients
     num_rows = min(num_clients, max(1, int(binom.isf(OVERFLOW, num_clients, probability))))
 
