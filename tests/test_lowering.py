@@ -22,7 +22,7 @@ POLICIES = {"lenet": "none"}  # which normalises nothing
 # Each backbone once, for one of them in turn; one backbone for all.
 KINDS = list(itertools.product(("cuda", "tpu"), ("float32", "bfloat16")))
 LOWERED = [(name, *KINDS[number % 4]) for number, name in enumerate(BACKBONES)]
-LOWERED += [("wrn16_1", *kind) for kind in KINDS if ("wrn16_1", *kind) not in LOWERED]
+LOWERED += [("resnet8", *kind) for kind in KINDS if ("resnet8", *kind) not in LOWERED]
 
 
 @pytest.fixture(scope="module")
