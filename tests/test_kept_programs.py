@@ -119,7 +119,7 @@ def compile_one(number):
     return kept_programs.compile_fresh(jax.jit(lambda x: {"y": x * number}).lower(jnp.ones(3)))
 
 
-def test_programs_are_found_whole_or_not_at_all(kept, tmp_path):
+def test_programs_are_found_whole_or_not_at_all(kept, tmp_path, monkeypatch):
     numbers = new_number(), new_number()
     one, another = (compile_one(number)[0] for number in numbers)
     kept.keep("key", {"the rounds": one, "the first state": another})
@@ -137,6 +137,9 @@ def test_programs_are_found_whole_or_not_at_all(kept, tmp_path):
         assert kept.find("key", ["the rounds"]) is None
         file.write_bytes(whole)
     assert kept.find("key", ["the rounds"]) is not None
+    if hasattr(os, "getuid"):
+        monkeypatch.setattr(os, "getuid", lambda uid=os.getuid(): uid + 1)
+        assert kept.find("key", ["the rounds"]) is None
 
 
 def test_the_oldest_go_when_there_are_too_many(kept, tmp_path, monkeypatch):

@@ -109,6 +109,8 @@ def find(key: str | None, names: Sequence[str]) -> dict[str, Callable] | None:
 
     try:
         files = [_file(key, name) for name in names]
+        if hasattr(os, "getuid") and any(file.stat().st_uid != os.getuid() for file in files):
+            return None  # another user's, in a folder that all may write to: reading would run what is in it
         found = [pickle.loads(zlib.decompress(read_whole(file))) for file in files]
         programs = {name: deserialize_and_load(*parts) for name, parts in zip(names, found)}
         for file in files:
