@@ -138,7 +138,8 @@ def test_programs_are_found_whole_or_not_at_all(kept, tmp_path, monkeypatch):
         file.write_bytes(whole)
     assert kept.find("key", ["the rounds"]) is not None
     if hasattr(os, "getuid"):
-        monkeypatch.setattr(os, "getuid", lambda uid=os.getuid(): uid + 1)
+        own = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: own + 1)
         assert kept.find("key", ["the rounds"]) is None
 
 
