@@ -131,8 +131,8 @@ def test_programs_are_found_whole_or_not_at_all(kept, tmp_path, monkeypatch):
     assert kept.find("key", ["the rounds", "the outputs on test images"]) is None
     assert kept.find("another", ["the rounds"]) is None and kept.find(None, ["the rounds"]) is None
     file = tmp_path / "fedjax_ssl" / "programs" / "key-the_rounds"
-    for damaged in (file.read_bytes()[:-9], b"", file.read_bytes()[:40] + b"?" + file.read_bytes()[41:]):
-        whole = file.read_bytes()
+    whole = file.read_bytes()
+    for damaged in (whole[:-9], b"", whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]):
         file.write_bytes(damaged)
         assert kept.find("key", ["the rounds"]) is None
         file.write_bytes(whole)
