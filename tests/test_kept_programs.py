@@ -80,6 +80,8 @@ def test_a_program_is_known_by_all_that_it_depends_on(kept, monkeypatch, tmp_pat
         others.append(key())
         (tmp_path / "helper_of_a_user.py").write_text("VALUE = 2\n")
         others.append(key())
+        (tmp_path / "helper_of_a_user.py").unlink()
+        assert key() is None
         del sys.modules[helper_of_a_user.__name__]
     assert len({first, *others}) == 1 + len(others)
     assert first == key()

@@ -6,6 +6,7 @@ all that is installed. A script or a notebook may have changed the library in me
 command line keeps programs, and only of methods and backbones of the library.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -71,9 +72,13 @@ def key_of(machine: Machine, experiments: Sequence[Experiment]) -> str | None:
         return None
     for config in configs:
         del config["log"]
+    try:
+        other_source = _loaded_source()
+    except OSError:  # a file that was loaded is gone: nobody knows what it was
+        return None
     parts = {
         "library": hosts.checksum_of_library(),
-        "other source": _loaded_source(),
+        "other source": other_source,
         "installed": sorted(f"{found.name} {found.version}" for found in importlib.metadata.distributions()),
         "python": sys.version,
         "jax": {name: repr(value) for name, value in sorted(jax.config.values.items()) if "cache" not in name},
@@ -105,16 +110,17 @@ def find(key: str | None, names: Sequence[str]) -> dict[str, Callable] | None:
     """The programs that were kept, by name; None unless all of them are there and can be read."""
     if key is None:
         return None
-    from jax.experimental.serialize_executable import deserialize_and_load
-
     try:
+        from jax.experimental.serialize_executable import deserialize_and_load
+
         files = [_file(key, name) for name in names]
         if hasattr(os, "getuid") and any(file.stat().st_uid != os.getuid() for file in files):
             return None  # another user's, in a folder that all may write to: reading would run what is in it
         found = [pickle.loads(zlib.decompress(read_whole(file))) for file in files]
         programs = {name: deserialize_and_load(*parts) for name, parts in zip(names, found)}
-        for file in files:
-            file.touch()
+        with contextlib.suppress(OSError):  # a folder that can only be read
+            for file in files:
+                file.touch()
     except Exception:  # of any kind: none, or not what was written; it can be made again
         return None
     return programs
@@ -124,23 +130,20 @@ def keep(key: str | None, programs: dict[str, jax.stages.Compiled]) -> None:
     """Writes programs for a later start; where that fails they are compiled again."""
     if key is None:
         return
-    from jax.experimental.serialize_executable import serialize
+    with contextlib.suppress(Exception):  # of any kind: a full disk, a backend whose programs cannot be written
+        from jax.experimental.serialize_executable import serialize
 
-    folder = cache_folder() / FOLDER
-    try:
+        folder = cache_folder() / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         for name, program in programs.items():
             packed = zlib.compress(pickle.dumps(serialize(program)), level=1)
             with replaced(_file(key, name)) as file:
                 file.write(packed)
-        files = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
         total = 0
-        for file in files:
+        for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
             total += file.stat().st_size
             if total > MOST_BYTES:
                 file.unlink(missing_ok=True)
-    except Exception:  # of any kind: a full disk, a backend whose programs cannot be written
-        return
 
 
 def _file(key: str, name: str) -> pathlib.Path:

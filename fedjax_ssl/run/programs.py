@@ -46,35 +46,29 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     Raises:
         UserError: an error that only tracing detects, too little memory, or several hosts whose programs differ.
     """
+    first, lower = experiments[0], {}
+    if with_init:
+        lower["the first state"] = lambda: machine.jit(functools.partial(initialise, first)).lower(first.data, given)
+    snapshots = {name: f"the outputs on {name} images" for name in _snapshot_sets(first)}
+    lower |= {title: functools.partial(_lower_snapshot, machine, first, name) for name, title in snapshots.items()}
+    lower["the rounds"] = functools.partial(lower_dispatch, machine, experiments)
 
-    first, sets = experiments[0], _snapshot_sets(experiments[0])
-    names = [*["the first state"] * with_init, *(f"the outputs on {name} images" for name in sets), "the rounds"]
     started = time.monotonic()
-    key = kept_programs.key_of(machine, experiments) if given is None else None
-    with doing("reading the programs of an earlier start"):
-        programs = kept_programs.find(key, names)
+    with doing("looking for the programs of an earlier start"):
+        key = kept_programs.key_of(machine, experiments) if given is None else None
+        programs = kept_programs.find(key, list(lower))
+    words = "compiling (a later start takes it from the cache)" if programs is None else "compiled by an earlier start"
     if hosts.is_first():
-        words = (
-            "compiling (a later start takes it from the cache)" if programs is None else "compiled by an earlier start"
-        )
         print(words, file=sys.stderr, flush=True)
     if programs is None:
-        lower = {
-            "the first state": lambda: machine.jit(functools.partial(initialise, first)).lower(first.data, given),
-            "the rounds": lambda: lower_dispatch(machine, experiments),
-            **{
-                f"the outputs on {name} images": functools.partial(_lower_snapshot, machine, first, name)
-                for name in sets
-            },
-        }
-        programs = _compile(machine, {name: lower[name] for name in names}, key)
+        programs = _compile(machine, lower, key)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
     return Program(
         programs.get("the first state"),
         programs["the rounds"],
-        {name: programs[f"the outputs on {name} images"] for name in sets},
+        {name: programs[title] for name, title in snapshots.items()},
         time.monotonic() - started,
     )
 
