@@ -1,5 +1,6 @@
 """The program: signals are watched from its first moment on, before anything large is imported."""
 
+import gc
 import os
 import sys
 import threading
@@ -19,6 +20,8 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
     """
     # XLA tells of slow compilation as of an error, with advice for its developers. Its errors are raised as well.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Tracing makes millions of objects that stay: at Python's own pace the search for garbage is an eighth of a start.
+    gc.set_threshold(20_000, 20, 20)
     argv = sys.argv[1:]
 
     def farewell() -> str:

@@ -1,5 +1,6 @@
 """What the tests share: one cache of compiled programs, one tiny federation, one finished run."""
 
+import gc
 import hashlib
 import importlib.metadata
 import os
@@ -81,6 +82,13 @@ def pytest_xdist_make_scheduler(config, log):
             return nodeid if pathlib.PurePath(file).stem in ONE_BY_ONE else file
 
     return FilesAndSingleTests(config, log)
+
+
+def pytest_collection_finish(session):
+    """What is imported by now stays: the search for garbage leaves it out, and comes as rarely as in the program."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_configure(config):
