@@ -108,6 +108,16 @@ def no_clock():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_memory_given_back():
+    """After each compilation the program looks for all garbage: with what a test session holds, half a second."""
+    from fedjax_ssl import sweep
+    from fedjax_ssl.run import programs
+
+    with mock.patch.object(programs, "give_back_memory"), mock.patch.object(sweep, "give_back_memory"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def root():
     return ROOT

@@ -77,7 +77,9 @@ def test_every_picture_is_a_file_of_its_own(reported_run):
     for path in (reported_run / "figures").glob("*.png"):
         shades = np.asarray(Image.open(path).convert("L"))
         assert len(np.unique(shades)) > 20, path.name
-    page = (reported_run / "report.html").read_text()
+    page, on_white = (reported_run / "report.html").read_text(), '<rect width="100%" height="100%" fill="#ffffff"/>'
+    for path in (reported_run / "figures").glob("*.svg"):
+        assert path.read_text().count(on_white) == 1 and on_white not in page
     assert page.count("<svg ") == len(PICTURES) and "http" not in page.replace("http://www.w3.org/", "")
     assert "fedanchor on digits, seed 0" in page
     card = (reported_run / "MODEL_CARD.md").read_text()

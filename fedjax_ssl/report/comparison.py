@@ -157,8 +157,8 @@ class _Pictures:
             names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
             name = next(free for free in names if free not in self._names)
             self._names.add(name)
-            style.save(figure, self._folder, name, (*style.KINDS, "pdf"))
-            self._made.setdefault(title, []).append(page.Picture(style.inline_svg(figure, caption), caption))
+            svg = style.save(figure, self._folder, name, caption, (*style.KINDS, "pdf"))
+            self._made.setdefault(title, []).append(page.Picture(svg, caption))
 
     def sections(self) -> list[str]:
         """The page's sections."""

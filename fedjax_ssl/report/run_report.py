@@ -59,8 +59,8 @@ class _Pictures:
     def add(self, name: str, figure, caption: str, wide: bool = False) -> None:
         """Saves a figure and holds it; None: this run has no data for it."""
         if figure is not None:
-            style.save(figure, self.folder, name)
-            self.made[name] = page.Picture(style.inline_svg(figure, name.replace("_", " ")), caption, wide)
+            svg = style.save(figure, self.folder, name, name.replace("_", " "))
+            self.made[name] = page.Picture(svg, caption, wide)
 
     def of(self, *names: str) -> str:
         """Those of the named pictures that were made, as a part of the page."""

@@ -77,21 +77,39 @@ def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMA
     return figure, figure.subplots(rows, columns, **grid)
 
 
-def save(figure: Figure, folder: pathlib.Path, name: str, kinds: tuple[str, ...] = KINDS) -> None:
-    """Writes FOLDER/NAME.KIND of each kind, on white."""
+def save(figure: Figure, folder: pathlib.Path, name: str, title: str, kinds: tuple[str, ...] = KINDS) -> str:
+    """Writes FOLDER/NAME.KIND of each kind, on white.
+
+    Args:
+        figure: what is written.
+        folder: made if it is not there.
+        name: of the files.
+        title: of the element, for those who cannot see it.
+        kinds: endings of files.
+
+    Returns:
+        The figure as an element for a page: no background, and text in the page's colour.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # its parts have found their places, which are those of every kind
+    # Drawing is what takes the time: the file and the page have one drawing. Without a date it is the same each time.
+    drawing = io.StringIO()
+    figure.savefig(drawing, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
+    svg = drawing.getvalue()
     for kind in kinds:
         with replaced(folder / f"{name}.{kind}") as file:
-            # Without a date: the file is the same each time.
-            metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-            figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
+            if kind == "svg":
+                white = '<rect width="100%" height="100%" fill="#ffffff"/>'
+                file.write(svg.replace("<g id=", f"{white}\n <g id=", 1).encode())
+            else:
+                metadata = {"CreationDate": None} if kind == "pdf" else None
+                figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
+    return _inline(svg, title)
 
 
-def inline_svg(figure: Figure, title: str) -> str:
-    """The figure as an element for a page: no background, and text in the page's colour."""
-    text = io.StringIO()
-    figure.savefig(text, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
+def _inline(svg: str, title: str) -> str:
+    """The text of an SVG file as an element for a page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")
