@@ -76,10 +76,11 @@ def key_of(machine: Machine, experiments: Sequence[Experiment]) -> str | None:
         other_source = _loaded_source()
     except OSError:  # a file that was loaded is gone: nobody knows what it was
         return None
+    installed = [found.metadata for found in importlib.metadata.distributions()]  # a file is read at each asking
     parts = {
         "library": hosts.checksum_of_library(),
         "other source": other_source,
-        "installed": sorted(f"{found.name} {found.version}" for found in importlib.metadata.distributions()),
+        "installed": sorted(f"{found['Name']} {found['Version']}" for found in installed),
         "python": sys.version,
         "jax": {name: repr(value) for name, value in sorted(jax.config.values.items()) if "cache" not in name},
         "XLA": [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
@@ -152,13 +153,10 @@ def _file(key: str, name: str) -> pathlib.Path:
 
 def _loaded_source() -> list[str]:
     """Checksums of the loaded files that are neither Python's, nor installed, nor the library's: a user's code."""
-    known = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    known = (*map(os.path.realpath, installed), str(LIBRARY))
     paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}
-    others = sorted(
-        path
-        for path in map(os.path.realpath, paths)
-        if not path.startswith((*map(os.path.realpath, known), str(LIBRARY)))
-    )
+    others = sorted(path for path in map(os.path.realpath, paths) if not path.startswith(known))
     return [f"{path} {zlib.crc32(read_whole(pathlib.Path(path)))}" for path in others if path.endswith(".py")]
 
 
