@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +101,18 @@ def test_lanes_equal_nested_loops(lanes):
     assert result.group is None and result.report is None and np.all(result.present)
     if lanes != 3:  # one lane is never idle; ten wait in each phase for the longest
         assert result.lane_steps == (sum(map(sum, steps)) if lanes == 1 else 10 * sum(map(max, steps)))
+
+
+def test_without_lanes_there_are_the_shapes_alone():
+    data = {"steps": jnp.array([FIRST, SECOND]), "part": jnp.ones(10, bool)}
+
+    def untouched(*arguments):
+        raise AssertionError("a step was traced")
+
+    phases = tuple(walk(number)._replace(step=untouched) for number in range(2))
+    none = train_cohort(phases, BROADCAST, data, cohort_of(), lanes=0)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(none.upload))
+    chex.assert_trees_all_equal_shapes_and_dtypes(none, train(FIRST, SECOND, np.ones(10, bool)))
 
 
 def test_the_python_loop_is_the_same():

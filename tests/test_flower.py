@@ -33,6 +33,7 @@ from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.flower.views import own_view
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.run.dependence import trace
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.summary import to_record
 from fedjax_ssl.run.wire import bytes_per_client
@@ -167,7 +168,7 @@ def test_what_is_taken_of_a_table():
     data = Tables(jnp.zeros((4, 2, 2, 1), jnp.uint8), jnp.zeros(4, jnp.int32), jnp.arange(2))
     for stages, wanted in ((BY_ROWS, []), (WHOLE, ["visible_labels"])):
         for what, stage in stages.items():
-            assert used_whole(lambda _, data, stage=stage: stage(data), (), data) == wanted, what
+            assert used_whole(trace(lambda _, data, stage=stage: stage(data), (), data)) == wanted, what
 
 
 def test_the_words_of_a_run(tmp_path, monkeypatch):

@@ -72,7 +72,8 @@ def train_cohort(
         broadcast: what the server sent down.
         data: the federation's data.
         cohort: the clients of this round.
-        lanes: L, how many jobs train side by side on each device; changes no result beyond rounding.
+        lanes: L, how many jobs train side by side on each device; changes no result beyond rounding. 0: nobody
+            trains, and all that training gives is zeros, to trace what travels in a fraction of the time.
         debug: a plain Python loop instead of lanes (not under jit): the reference in tests; an exception gets
             the id of its client.
         present: bool [M], which jobs are done; None: all.

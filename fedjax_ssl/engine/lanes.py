@@ -99,7 +99,7 @@ def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tup
         phase: start, step and finish, see `fedjax_ssl.engine.interface.Phase`.
         source: what the jobs read.
         table: the jobs; R is a multiple of the number of devices.
-        lanes: L, on each device.
+        lanes: L, on each device; 0: no job is run, and all results are zeros.
 
     Returns:
         What each job's `finish` gives, leaves [G, R, ...], zeros for a job that takes no part, each row on the device
@@ -191,11 +191,12 @@ def _run_on_one_device(phase, source, table, num_lanes):
         lanes, next_place, _, _ = loop
         return (next_place < queue_length) | jnp.any(lanes.busy)
 
-    none = jnp.zeros(num_lanes, jnp.int32)
-    lanes = _Lanes(none, none > 0, none, *_zeros(over_lanes(start), none))
+    iterations, none = jnp.int32(0), jnp.zeros(num_lanes, jnp.int32)
     one_result = jax.eval_shape(lambda: finish(jnp.int32(0), *start(jnp.int32(0))))
     results = jax.tree.map(lambda leaf: jnp.zeros((num_jobs, *leaf.shape), leaf.dtype), one_result)
-    *_, iterations, results = jax.lax.while_loop(unfinished, body, (lanes, jnp.int32(0), jnp.int32(0), results))
+    if num_lanes:
+        lanes = _Lanes(none, none > 0, none, *_zeros(over_lanes(start), none))
+        *_, iterations, results = jax.lax.while_loop(unfinished, body, (lanes, jnp.int32(0), iterations, results))
     results = jax.tree.map(lambda leaf: leaf.reshape(num_groups, num_rows, *leaf.shape[1:]), results)
     return results, iterations * num_lanes
 

@@ -289,7 +289,7 @@ def trace_exchange(problem: Problem, method: Method, state: State, data) -> Exch
     def exchange(state, data):
         draw, broadcast, cohort = one_job(problem, method, state, data)
         turns.append(draw.turns)
-        upload = train_cohort(method.phases, broadcast, data, cohort, 1).upload
+        upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0).upload
         # On several devices there is a row for each of them.
         return draw, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
 

@@ -146,7 +146,7 @@ class Server:
 
     def _one_result(self, state, data) -> CohortResult:
         _, broadcast, cohort = one_job(self._problem, self._method, state, data)
-        return train_cohort(self._method.phases, broadcast, data, cohort, 1)._replace(report=None)
+        return train_cohort(self._method.phases, broadcast, data, cohort, lanes=0)._replace(report=None)
 
     def _clients(self, sent: Sent, number: int) -> tuple[CohortResult, Received]:
         """The clients' part of a round: turn after turn, a message to each node that has a job in it."""

@@ -4,7 +4,6 @@ Nothing is listed by name. Every stage is traced, and the trace says which array
 takes more of the tables of images and labels than rows. That these rows are its own side's is not seen everywhere.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.round import one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.tables import used_whole
-from fedjax_ssl.run.dependence import reads, server_stages, some_received, without_clients
+from fedjax_ssl.run.dependence import Trace, reads, server_stages, some_received, trace, without_clients
 from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
 
@@ -64,7 +63,7 @@ def check_supported(experiment: Experiment) -> None:
     draw, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data
     )
-    result = jax.eval_shape(lambda *down: train_cohort(method.phases, *down, 1), sent, data, cohort)
+    result = jax.eval_shape(lambda *down: train_cohort(method.phases, *down, lanes=0), sent, data, cohort)
     received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(draw)))
     key = jax.random.key(0)
     gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
@@ -74,8 +73,8 @@ def check_supported(experiment: Experiment) -> None:
         "statistics": server_stages(problem, gathered)["statistics"],
     }
     for stage, function in stages.items():
-        arguments = (function, state, data, received, draw)
-        found = reads(*arguments)
+        traced = trace(function, state, data, received, draw)
+        found = reads(traced)
         for field in AT_CLIENTS:
             if f"[1].{field}" in found:
                 raise UserError(
@@ -83,7 +82,7 @@ def check_supported(experiment: Experiment) -> None:
                 )
         if any(path.startswith("[0].clients") for path in found):
             raise UserError(f"method={name}: its stage {stage} reads clients' memory at the server; {DOCS}")
-        _check_rows(f"method={name}: its stage {stage}", *arguments)
+        _check_rows(f"method={name}: its stage {stage}", traced)
 
     def upload(sent, data, cohort):
         result = train_cohort(method.phases, sent, data, cohort, 1)
@@ -93,21 +92,23 @@ def check_supported(experiment: Experiment) -> None:
         "work": (upload, sent, data, cohort),
         "first memory": (lambda _, data: method.init(data, key).clients, (), data),
     }.items():
-        found = reads(*arguments)
+        traced = trace(*arguments)
+        found = reads(traced)
         for field in AT_SERVER:
             if f"[1].{field}" in found:
                 raise UserError(f"method={name}: its clients' {what} depends on images of the server; {DOCS}")
-        _check_rows(f"method={name}: its clients' {what}", *arguments)
+        _check_rows(f"method={name}: its clients' {what}", traced)
 
 
 def asks_for_labels(experiment: Experiment) -> bool:
     """Whether a method begins with the labels that clients were given, whose number in each class they have to tell."""
     key, method = jax.random.key(0), experiment.method
-    return "[0].client_index" in reads(lambda data: without_clients(method.init(data, key)), experiment.data)
+    traced = trace(lambda data: without_clients(method.init(data, key)), experiment.data)
+    return "[0].client_index" in reads(traced)
 
 
-def _check_rows(who: str, stage: Callable, *arguments: Any) -> None:
-    for table in used_whole(stage, *arguments):
+def _check_rows(who: str, traced: Trace) -> None:
+    for table in used_whole(traced):
         raise UserError(f"{who} reads data.{table} as a whole, of which each side has only rows of its own; {DOCS}")
 
 

@@ -1,26 +1,24 @@
 """What a stage takes of the tables of images and labels, which in a federation have only the rows that a side holds."""
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax.extend.core import Literal
+
+from fedjax_ssl.run.dependence import Trace
 
 TABLES = ("images", "visible_labels")
 ROWS = ("gather", "dynamic_slice")  # take of their first argument what the others name
 
 
-def used_whole(stage: Callable, *arguments: Any) -> list[str]:
+def used_whole(traced: Trace) -> list[str]:
     """The tables of which a stage takes something else than rows that it names, such as a mask or a mean of all.
 
     Where the rows' numbers come from is not looked at.
 
     Args:
-        stage: a function of `arguments`.
-        *arguments: arrays or shapes; the second is the federation's data.
+        traced: of the stage, whose second argument is the federation's data.
     """
-    jaxpr = jax.make_jaxpr(stage)(*arguments).jaxpr
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(arguments)]
+    jaxpr, paths = traced
     return [name for name in TABLES if _is_used_whole(jaxpr, [path == f"[1].{name}" for path in paths])]
 
 

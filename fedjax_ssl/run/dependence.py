@@ -5,7 +5,7 @@ images or labels of the whole table, `data.images` or `data.visible_labels`, and
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,12 +54,28 @@ def without_clients(result: Any) -> Any:
     )
 
 
-def reads(stage: Callable, *arguments: Any) -> set[str]:
-    """The paths of the arguments' leaves on which the result of a stage depends."""
-    jaxpr = jax.make_jaxpr(stage)(*arguments).jaxpr
-    used = _inputs_of(jaxpr, [True] * len(jaxpr.outvars))
+class Trace(NamedTuple):
+    """What a function computes.
+
+    Attributes:
+        jaxpr: its operations.
+        paths: of its arguments' leaves, in the order of the operations' inputs.
+    """
+
+    jaxpr: Any
+    paths: list[str]
+
+
+def trace(stage: Callable, *arguments: Any) -> Trace:
+    """Traces a function of arrays or shapes."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(arguments)]
-    return {path for path, is_used in zip(paths, used) if is_used}
+    return Trace(jax.make_jaxpr(stage)(*arguments).jaxpr, paths)
+
+
+def reads(traced: Trace) -> set[str]:
+    """The paths of the arguments' leaves on which the result depends."""
+    used = _inputs_of(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+    return {path for path, is_used in zip(traced.paths, used) if is_used}
 
 
 # Calls whose arguments are those of the function inside, by the parameter that holds it. All others are taken to read

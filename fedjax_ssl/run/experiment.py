@@ -42,7 +42,8 @@ class Experiment(NamedTuple):
         hidden_labels: int32 [N], the truth, for scoring only.
         partition: who owns which rows.
         dataset: on the host.
-        state_shape: a state's shapes, traced once because tracing is slow.
+        init: the state before the first round, of data; jitted, so that its shapes and its program have one trace.
+        state_shape: a state's shapes.
     """
 
     problem: Problem
@@ -51,6 +52,7 @@ class Experiment(NamedTuple):
     hidden_labels: jax.Array
     partition: Partition
     dataset: Dataset
+    init: Callable[[FederatedData], State]
     state_shape: State
 
 
@@ -99,12 +101,13 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         )
         first = first or data
         if experiments:
-            shape = experiments[0].state_shape
+            init, shape = experiments[0].init, experiments[0].state_shape
         else:
             _check_delivery(config, method)
-            shape = jax.eval_shape(_initialise(problem, method), data)
+            init = _initialise(problem, method)
+            shape = init.eval_shape(data)
             check_private(problem, method, shape, data)
-        experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, shape))
+        experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, init, shape))
     return experiments
 
 
@@ -170,12 +173,14 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
         data: its data.
         given: parts of a model to begin with in place of fresh ones.
     """
+    if given is None:
+        return experiment.init(data)
     problem = experiment.problem
-    method = experiment.method if given is None else make_method(problem, given=given)
-    return _initialise(problem, method)(data)
+    return _initialise(problem, make_method(problem, given=given))(data)
 
 
 def _initialise(problem: Problem, method: Method) -> Callable[[FederatedData], State]:
+    @jax.jit
     def init(data):
         key = init_key(data.seed)
         state = method.init(data, key)

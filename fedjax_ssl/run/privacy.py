@@ -10,7 +10,7 @@ from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import trace_exchange
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import tree_bytes
-from fedjax_ssl.run.dependence import reads, server_stages, some_received
+from fedjax_ssl.run.dependence import reads, server_stages, some_received, trace
 from fedjax_ssl.server.statistics import num_exchanging
 
 
@@ -107,7 +107,7 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
     upload = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), exchange.upload)
     received = jax.eval_shape(lambda upload: some_received(upload, None, 1), upload)
     for stage, function in server_stages(problem, method).items():
-        found = reads(function, state, data, received, exchange.draw.clients)
+        found = reads(trace(function, state, data, received, exchange.draw.clients))
         if any(f"[1].{field}" in found for field in OF_CLIENTS) or any(
             path.startswith("[0].clients") for path in found
         ):
