@@ -110,7 +110,7 @@ def test_without_lanes_there_are_the_shapes_alone():
         raise AssertionError("a step was traced")
 
     phases = tuple(walk(number)._replace(step=untouched) for number in range(2))
-    none = train_cohort(phases, BROADCAST, data, cohort_of(), lanes=0)
+    none = jax.jit(lambda data, cohort: train_cohort(phases, BROADCAST, data, cohort, lanes=0))(data, cohort_of())
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(none.upload))
     chex.assert_trees_all_equal_shapes_and_dtypes(none, train(FIRST, SECOND, np.ones(10, bool)))
 
