@@ -23,7 +23,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.supported import check_supported
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
-from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.experiment import build_experiment, initialise, initialiser
 from fedjax_ssl.run.train import checkpoint_interval
 from fedjax_ssl.run.wire import bytes_per_client
 from small_problem import federation, small_problem
@@ -73,7 +73,8 @@ def build(config):
     """The parts of a run, without augmentations."""
     experiment = build_experiment(config)
     problem = experiment.problem._replace(weak=identity, strong=identity, views=(identity, identity))
-    return experiment._replace(problem=problem, method=METHODS[config.method].factory(problem))
+    method = METHODS[config.method].factory(problem)
+    return experiment._replace(problem=problem, method=method, init=initialiser(problem, method))
 
 
 def check_flower(name, experiment):

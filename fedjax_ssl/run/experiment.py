@@ -42,7 +42,7 @@ class Experiment(NamedTuple):
         hidden_labels: int32 [N], the truth, for scoring only.
         partition: who owns which rows.
         dataset: on the host.
-        init: the state before the first round, of data; jitted, so that its shapes and its program have one trace.
+        init: the state before the first round, of data; of this problem and method, see `initialiser`.
         state_shape: a state's shapes.
     """
 
@@ -104,7 +104,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             init, shape = experiments[0].init, experiments[0].state_shape
         else:
             _check_delivery(config, method)
-            init = _initialise(problem, method)
+            init = initialiser(problem, method)
             shape = init.eval_shape(data)
             check_private(problem, method, shape, data)
         experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, init, shape))
@@ -176,10 +176,12 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
     if given is None:
         return experiment.init(data)
     problem = experiment.problem
-    return _initialise(problem, make_method(problem, given=given))(data)
+    return initialiser(problem, make_method(problem, given=given))(data)
 
 
-def _initialise(problem: Problem, method: Method) -> Callable[[FederatedData], State]:
+def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], State]:
+    """The first state of data; jitted, so that one trace serves whoever asks for its shapes, and whoever compiles."""
+
     @jax.jit
     def init(data):
         key = init_key(data.seed)
