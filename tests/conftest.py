@@ -110,7 +110,7 @@ def no_clock():
 
 @pytest.fixture(scope="session", autouse=True)
 def no_memory_given_back():
-    """After each compilation the program looks for all garbage: with what a test session holds, half a second."""
+    """After each compilation the program looks for all garbage, which takes half a second with what tests hold."""
     from fedjax_ssl import sweep
     from fedjax_ssl.run import programs
 
