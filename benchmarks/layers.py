@@ -5,10 +5,12 @@
 
 Every iteration of the loop depends on the last one's result, as local training steps do. Each figure is the
 least of several timings after a warm-up. '+back' is one forward pass and both gradients, three times the
-arithmetic of the forward pass.
+arithmetic of the forward pass; GFLOP/s count the plain sum's, also of 'winograd', which does about half of it. XLA's
+options are those of large backbones, and a training step's those of its own.
 """
 
 import argparse
+import functools
 import os
 import platform
 import time
@@ -16,12 +18,13 @@ import time
 import jax
 import jax.numpy as jnp
 from jax import lax
-from ml_collections import ConfigDict
 
+from fedjax_ssl import base_config
 from fedjax_ssl.models import build_model
-from fedjax_ssl.models.layers import conv2d
+from fedjax_ssl.models.layers import FEW_CHANNELS, conv2d
+from fedjax_ssl.run.machine import compiler_option_sets, find_machine
 
-IMPLEMENTATIONS = ("lax", "custom_backward")
+IMPLEMENTATIONS = ("lax", "custom_backward", "winograd")
 # (side, channels in, channels out, stride): the 3x3 convolutions of the small CNN, WRN-28-2 and ResNet-18.
 SHAPES = (
     (28, 1, 32, 1),
@@ -47,10 +50,10 @@ STEPS = (
 )
 
 
-def seconds_per_iteration(body, state, repeats=4, budget=0.15):
+def seconds_per_iteration(body, state, compiler_options, repeats=4, budget=0.15):
     """Least time of one application of `body`, repeated inside one compiled loop."""
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=compiler_options)
     def loop(state, iterations):
         return lax.fori_loop(0, iterations, lambda _, s: body(s), state)
 
@@ -84,13 +87,14 @@ def time_convolution(batch, shape, implementation, backward):
         x_gradient, kernel_gradient = lax.optimization_barrier(vjp(lax.optimization_barrier(y)))
         return x + 1e-30 * x_gradient[0, 0, 0, 0], kernel + 1e-30 * kernel_gradient[0, 0, 0, 0]
 
-    return seconds_per_iteration(body, (x, kernel))
+    return seconds_per_iteration(body, (x, kernel), compiler_option_sets()[-1])
 
 
 def time_step(name, image_shape, batch, views, masked):
     """Seconds of one step of stochastic gradient descent on cross-entropy."""
-    config = {"name": name, "width": 0, "normalisation": "static", "anchor_dim": 128, "dtype": "float32"}
-    model = build_model(ConfigDict({**config, "classifier_init": "lecun"}), num_classes=10)
+    config = base_config()
+    config.model.update(name=name, normalisation="static")
+    model = build_model(config.model, num_classes=10)
     images = jax.random.normal(jax.random.key(0), (views * batch, *image_shape))
     labels = jnp.arange(views * batch) % 10
     mask = jnp.ones(views * batch) if masked else None
@@ -103,7 +107,7 @@ def time_step(name, image_shape, batch, views, masked):
     def body(params):
         return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(loss)(params))
 
-    return seconds_per_iteration(body, params)
+    return seconds_per_iteration(body, params, find_machine(config).compiler_options)
 
 
 def main():
@@ -121,11 +125,14 @@ def main():
                 flops = 2 * 9 * batch * (-(-side // stride)) ** 2 * channels * features
                 times = [(flops, time_convolution(batch, shape, None, False), 14)]
                 # Once is enough of the naive path: it takes seconds for one large convolution.
-                chosen = IMPLEMENTATIONS if batch == 10 else IMPLEMENTATIONS[1:]
-                times += [(3 * flops, time_convolution(batch, shape, i, True), 22) for i in chosen]
-                cells = [f"{1e3 * t:.2f} ({f / t / 1e9:.0f})".rjust(width) for f, t, width in times]
-                if batch != 10:
-                    cells.insert(1, "-".rjust(22))
+                left_out = {"lax"} if batch != 10 else set()
+                if stride > 1 or channels < FEW_CHANNELS:
+                    left_out.add("winograd")
+                for i in IMPLEMENTATIONS:
+                    seconds = None if i in left_out else time_convolution(batch, shape, i, True)
+                    times.append((3 * flops, seconds, 22))
+                cells = [f"{1e3 * t:.2f} ({f / t / 1e9:.0f})" if t else "-" for f, t, _ in times]
+                cells = [cell.rjust(width) for cell, (_, _, width) in zip(cells, times)]
                 print(
                     f"{batch:>5} {f'{side} {channels}->{features} /{stride}':>17} " + " ".join(cells),
                     flush=True,

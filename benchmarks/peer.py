@@ -8,8 +8,9 @@ Both sides train the same cohort: by default 10 clients of 100 images, one local
 with its pseudo-label, a fix pass and a mix pass for each step, SGD with momentum, weight decay and clipping, running
 batch statistics, then the mean of the models. Both augment by a random flip and crop in batched tensor code (research
 code often runs RandAugment image by image on the host, which would flatter us; ours is timed with it, too, apart).
-PyTorch trains one client after the other, channels last, on all cores or on its GPU. The runs alternate; a ratio is
-the median over the repeats. Before anything is timed both models are given the same weights and must agree.
+PyTorch trains one client after the other, channels last, on all cores or on its GPU; we as the command line does, on
+a CPU with a client on every core (--devices=1: one client at a time on all of them). The runs alternate; a ratio is the
+median over the repeats. Before anything is timed both models are given the same weights and must agree.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from harness import describe, seconds_of, write
 from torch import nn
 from torch.nn import functional as F
 
-from fedjax_ssl import base_config
+from fedjax_ssl import base_config, use_every_core
 from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.data import FederatedData
@@ -32,7 +33,7 @@ from fedjax_ssl.engine import Broadcast, Cohort, Problem, Report, trained_parts
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.run.machine import find_machine
+from fedjax_ssl.run.machine import find_machine, use
 from fedjax_ssl.server.aggregation import weighted_mean
 
 IMAGE_SHAPES = {"wrn28_2": (32, 32, 3), "resnet18": (32, 32, 3), "cnn": (28, 28, 1)}
@@ -236,7 +237,7 @@ def our_problem(name, image_shape, config, rand_augment):
     return Problem(config, network, weak, strong if rand_augment else weak, CLASSES)
 
 
-def our_round(problem, num_clients, lanes):
+def our_round(problem, machine, num_clients, lanes):
     """(broadcast, data, key) -> the mean model."""
 
     def label(broadcast, data, examples):
@@ -250,7 +251,7 @@ def our_round(problem, num_clients, lanes):
         received = trained_parts(problem.network, broadcast.model, PARTS)
         return weighted_mean(result.upload.model, result.took_part.astype(jnp.float32), otherwise=received)
 
-    return jax.jit(round_fn, compiler_options=find_machine(problem.config).compiler_options)
+    return machine.jit(round_fn)
 
 
 def compare(name, options):
@@ -258,7 +259,7 @@ def compare(name, options):
     config = base_config()
     config.model.name = name
     config.client.epochs, config.client.batch_size = options.epochs, options.batch_size
-    config.clients_per_round = options.clients
+    config.clients_per_round, config.devices = options.clients, options.devices
     image_shape = IMAGE_SHAPES[name]
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (options.clients, options.images, *image_shape), np.uint8)
@@ -286,12 +287,14 @@ def compare(name, options):
     apart = float(np.abs(np.asarray(ours) - theirs.logits(images[0])).max())
     assert apart < 1e-2 * max(1.0, float(np.abs(np.asarray(ours)).max())), f"{name}: the models differ by {apart}"
 
-    lanes = find_machine(config).lanes(config.clients_per_round)
     sides = {"torch": theirs.round}
-    for side, rand_augment in (("ours", False), ("ours with RandAugment", True)):
-        round_fn = our_round(our_problem(name, image_shape, config, rand_augment), options.clients, lanes)
-        sides[side] = functools.partial(round_fn, broadcast, data, jax.random.key(1))
-    times = seconds_of(sides, options.repeats)
+    with use(find_machine(config)) as machine:
+        lanes = machine.lanes(config.clients_per_round)
+        arguments = machine.put((broadcast, data, jax.random.key(1)))
+        for side, rand_augment in (("ours", False), ("ours with RandAugment", True)):
+            problem = our_problem(name, image_shape, config, rand_augment)
+            sides[side] = functools.partial(our_round(problem, machine, options.clients, lanes), *arguments)
+        times = seconds_of(sides, options.repeats)
     steps = options.clients * options.epochs * -(-options.images // options.batch_size)
     row = {"model": name, "lanes": lanes, "device": str(device), "logits_apart": apart, "local_steps": steps}
     for side, seconds in times.items():
@@ -309,9 +312,12 @@ def main():
     parser.add_argument("--images", type=int, default=100, help="of each client")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch_size", type=int, default=10)
+    parser.add_argument("--devices", type=int, help="for ours; default: as the command line chooses")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="peer.json")
     options = parser.parse_args()
+    if options.devices is None:
+        use_every_core()
     rows = [compare(name, options) for name in options.models.split(",")]
     write(options.out, {**describe(), "torch": torch.__version__, "torch_threads": torch.get_num_threads()}, rows)
 

@@ -64,6 +64,49 @@ def test_both_passes_equal_plain_convolution(size, window, channels, stride):
     assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("size", [(8, 8), (9, 12), (3, 2), (1, 1), (6, 5)])
+def test_fewer_multiplications_equal_plain_convolution(size):
+    """Also where blocks of four rows do not fill the image."""
+    x, kernel, gradient = arrays((2, *size, 8), (3, 3, 8, 4), 1)
+
+    actual, expected = (
+        compiled_both_ways(x, kernel, gradient, 1, implementation) for implementation in ("winograd", "lax")
+    )
+    assert_close(actual, expected)
+
+
+def test_error_of_fewer_multiplications_is_that_of_rounding():
+    """Against float64: a layer of Wide-ResNet-28-2, both passes."""
+    inputs = arrays((4, 16, 16, 64), (3, 3, 64, 64), 1)
+    x, kernel, gradient = (np.asarray(a, np.float64) for a in inputs)
+    padded, padded_gradient = (np.pad(a, ((0, 0), (1, 1), (1, 1), (0, 0))) for a in (x, gradient))
+    y, x_gradient, kernel_gradient = np.zeros(gradient.shape), np.zeros(x.shape), np.zeros(kernel.shape)
+    for a, b in np.ndindex(3, 3):
+        y += padded[:, a : a + 16, b : b + 16] @ kernel[a, b]
+        x_gradient += padded_gradient[:, 2 - a : 18 - a, 2 - b : 18 - b] @ kernel[a, b].T
+        kernel_gradient[a, b] = np.einsum("nijc,nijd->cd", padded[:, a : a + 16, b : b + 16], gradient)
+    for actual, expected in zip(compiled_both_ways(*inputs, 1, "winograd"), (y, x_gradient, kernel_gradient)):
+        error = np.abs(np.asarray(actual, np.float64) - expected).max() / np.abs(expected).max()
+        assert 0 < error < 5e-6
+
+
+def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    x, kernel, _ = arrays((2, 8, 8, 16), (3, 3, 16, 16), 1)
+
+    def is_split(x, kernel, stride=1):
+        """Whether the one convolution has become six."""
+        return str(jax.make_jaxpr(lambda x, kernel: conv2d(x, kernel, stride))(x, kernel)).count("conv_general") == 6
+
+    assert is_split(x, kernel)
+    assert not is_split(x, kernel, stride=2)
+    assert not is_split(x[:1, :3, :3], kernel)  # fewer positions than channels: transforming the kernel takes longer
+    assert not is_split(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
+    assert not is_split(x, jnp.ones((5, 5, 16, 16)))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not is_split(x, kernel)
+
+
 @pytest.mark.parametrize("implementation", ["custom_backward", "lax"])
 def test_both_passes_equal_loops(implementation):
     """Stride 2 on odd and even sides, padded by one on every side."""
@@ -81,15 +124,17 @@ def test_both_passes_equal_loops(implementation):
     assert_close(actual, (y, x_gradient[:, 1:-1, 1:-1], kernel_gradient))
 
 
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("implementation", "stride"), [("custom_backward", 1), ("custom_backward", 2), ("winograd", 1)]
+)
 @pytest.mark.parametrize(("form", "kernels_too"), [*((form, True) for form in LANE_FORMS), (None, False)])
-def test_lanes_equal_one_by_one(stride, form, kernels_too):
+def test_lanes_equal_one_by_one(implementation, stride, form, kernels_too):
     x, kernel, gradient = arrays((6, 9, 8, 8), (3, 3, 8, 5), stride)
     x, gradient = (a.reshape(3, 2, *a.shape[1:]) for a in (x, gradient))
     kernels = jnp.stack([kernel, 2 * kernel, kernel - 1]) if kernels_too else jnp.stack([kernel] * 3)
 
     def one(x, kernel, gradient):
-        return pass_both_ways(x, kernel, gradient, stride, "custom_backward")
+        return pass_both_ways(x, kernel, gradient, stride, implementation)
 
     with use_lane_form(form):
         lanes = jax.vmap(one, (0, 0 if kernels_too else None, 0))
@@ -109,8 +154,10 @@ def test_bfloat16_is_near_float32(stride):
 
 def test_unknown_implementation_names_the_known_ones():
     x, kernel, _ = arrays((1, 3, 3, 1), (3, 3, 1, 1), 1)
-    with pytest.raises(UserError, match="known: custom_backward, lax"):
+    with pytest.raises(UserError, match="known: custom_backward, lax, winograd"):
         conv2d(x, kernel, implementation="fft")
+    with pytest.raises(UserError, match="3x3 with stride 1, not 3x3 with 2"):
+        conv2d(x, kernel, 2, "winograd")
 
 
 def test_pooling_drops_an_odd_last_row_and_column():

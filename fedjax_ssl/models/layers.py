@@ -4,12 +4,14 @@ XLA's CPU backend runs the forward convolution through a fast library, but the b
 automatic differentiation makes take a naive path as soon as they stand inside a loop (scan, while, fori):
 one to two orders of magnitude slower than the forward pass. Training loops live inside such loops here, so
 on CPU the convolution brings its own backward pass, written in forward convolutions and matrix products
-only. The same holds for `reduce_window`, hence pooling by reshape.
+only; where that is faster both passes are those of `winograd.py`. The same holds for `reduce_window`, hence
+pooling by reshape.
 """
 
 import contextlib
 import contextvars
 import functools
+import math
 
 import flax.linen as nn
 import jax
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.models import winograd
 
 FEW_CHANNELS = 8  # of the input: below, a CPU convolves by one matrix product
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
@@ -36,20 +39,22 @@ def conv2d(x, kernel, stride=1, implementation=None):
         x: [N, H, W, in] activations.
         kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`.
         stride: 1 or 2, for both sides.
-        implementation: 'lax' (XLA's convolution and its gradients) or 'custom_backward' (see the module's
-          docstring). None chooses 'custom_backward' on CPU and 'lax' elsewhere.
+        implementation: 'lax' (XLA's convolution and its gradients), 'custom_backward' (see the module's
+          docstring) or 'winograd' (see `winograd.py`; 3x3 with stride 1). None chooses the fastest: 'lax' but on a CPU.
 
     Returns:
         [N, ceil(H / stride), ceil(W / stride), out].
 
     Raises:
-        UserError: the implementation is unknown.
+        UserError: the implementation is unknown, or does not have this kernel or stride.
     """
     if implementation is None:
-        implementation = "custom_backward" if jax.default_backend() == "cpu" else "lax"
+        implementation = _fastest(x, kernel, stride)
     if implementation not in _PASSES:
         raise UserError(f"unknown convolution {implementation!r}; known: {', '.join(sorted(_PASSES))}")
-    if implementation == "custom_backward":
+    if implementation == "winograd" and (*kernel.shape[:2], stride) != (3, 3, 1):
+        raise UserError(f"winograd convolves 3x3 with stride 1, not {kernel.shape[0]}x{kernel.shape[1]} with {stride}")
+    if implementation != "lax":
         if kernel.shape[:2] == (1, 1):
             return jnp.matmul(x[:, ::stride, ::stride], kernel[0, 0])
         if kernel.shape[2] < FEW_CHANNELS:
@@ -57,9 +62,18 @@ def conv2d(x, kernel, stride=1, implementation=None):
     return _conv2d(x, kernel, stride, implementation, _lane_form())
 
 
+def _fastest(x, kernel, stride):
+    """The implementation to take on this backend."""
+    if jax.default_backend() != "cpu":
+        return "lax"
+    by_three, positions = kernel.shape[:2] == (3, 3), math.prod(x.shape[:3])
+    pays = by_three and stride == 1 and x.dtype == jnp.float32 and positions >= max(kernel.shape[2:])
+    return "winograd" if pays else "custom_backward"
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _conv2d(x, kernel, stride, implementation, lane_form):
-    return _in_lanes(_forward, _forward_by_columns, lane_form, stride)(x, kernel)
+    return _in_lanes(_PASSES[implementation][0], _forward_by_columns, lane_form, stride)(x, kernel)
 
 
 def _conv2d_forward(x, kernel, stride, implementation, lane_form):
@@ -68,7 +82,7 @@ def _conv2d_forward(x, kernel, stride, implementation, lane_form):
 
 def _conv2d_backward(stride, implementation, lane_form, residuals, gradient):
     x, kernel = residuals
-    to_input, to_kernel = _PASSES[implementation]
+    _, to_input, to_kernel = _PASSES[implementation]
     sizes = {"input_shape": x.shape, "kernel_shape": kernel.shape}
     return (
         _in_lanes(to_input, _input_gradient_by_columns, lane_form, stride, **sizes)(gradient, kernel),
@@ -299,10 +313,26 @@ def _lax_kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
     return of_kernel(gradient)[0]
 
 
-# Implementation -> its gradients with respect to the input and to the kernel.
+def _winograd_forward(x, kernel, stride):
+    del stride
+    return winograd.forward(x, kernel)
+
+
+def _winograd_input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
+    del stride, input_shape, kernel_shape
+    return winograd.input_gradient(gradient, kernel)
+
+
+def _winograd_kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
+    del stride, input_shape, kernel_shape
+    return winograd.kernel_gradient(x, gradient)
+
+
+# Implementation -> its forward pass, and its gradients with respect to the input and to the kernel.
 _PASSES = {
-    "custom_backward": (_input_gradient, _kernel_gradient),
-    "lax": (_lax_input_gradient, _lax_kernel_gradient),
+    "custom_backward": (_forward, _input_gradient, _kernel_gradient),
+    "lax": (_forward, _lax_input_gradient, _lax_kernel_gradient),
+    "winograd": (_winograd_forward, _winograd_input_gradient, _winograd_kernel_gradient),
 }
 
 

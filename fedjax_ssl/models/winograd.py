@@ -1,0 +1,109 @@
+"""3x3 convolutions of stride 1 with half of the multiplications, and both their gradients: pure functions of arrays.
+
+Minimal filtering computes m outputs of three taps with m + 2 products in place of 3 m, here along the height, m = 4.
+Blocks of m + 2 rows, the kernel's three rows and blocks of m rows of the output are combined by small constant matrices
+(Winograd 1980; Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1):
+
+    y = A^T [(G k) * (B^T x)],
+
+where * is, for each of the m + 2 entries, an ordinary convolution along the width. The gradients are the same three
+linear maps, transposed. Along both axes there would be a quarter of the multiplications, which is little faster and
+takes twice as long to compile; docs/performance.md has the figures, and the rounding error.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jax import lax
+
+ROWS = 4  # m
+# B^T, G and A^T, by interpolation at 0, 1, -1, 2, -2 and infinity.
+OF_INPUT = (
+    (4, 0, -5, 0, 1, 0),
+    (0, -4, -4, 1, 1, 0),
+    (0, 4, -4, -1, 1, 0),
+    (0, -2, -1, 2, 1, 0),
+    (0, 2, -1, -2, 1, 0),
+    (0, 4, 0, -5, 0, 1),
+)
+OF_KERNEL = (
+    (1 / 4, 0, 0),
+    (-1 / 6, -1 / 6, -1 / 6),
+    (-1 / 6, 1 / 6, -1 / 6),
+    (1 / 24, 1 / 12, 1 / 6),
+    (1 / 24, -1 / 12, 1 / 6),
+    (0, 0, 1),
+)
+OF_PRODUCTS = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
+
+
+def forward(x, kernel):
+    """The convolution: x [N, H, W, in] and kernel [3, 3, in, out] to [N, H, W, out], padded by one on each side."""
+    return _convolve(x, _combine(OF_KERNEL, [kernel[a : a + 1] for a in range(3)]))
+
+
+def input_gradient(gradient, kernel):
+    """Gradient with respect to the input, [N, H, W, in], of the output's, [N, H, W, out].
+
+    It is the convolution with the kernel turned round, its channels exchanged.
+    """
+    factors = _combine(OF_KERNEL, [kernel[2 - a : 3 - a, ::-1] for a in range(3)])
+    return _convolve(gradient, [factor.transpose(0, 1, 3, 2) for factor in factors])
+
+
+def kernel_gradient(x, gradient):
+    """Gradient with respect to the kernel, [3, 3, in, out], of x [N, H, W, in] and the output's, [N, H, W, out]."""
+    batch, height, width, features = gradient.shape
+    blocks = -(-height // ROWS)
+    padded = jnp.pad(gradient, ((0, 0), (0, ROWS * blocks - height), (0, 0), (0, 0)))
+    padded = padded.reshape(batch, blocks, ROWS, width, features)
+    outputs = _combine(_transposed(OF_PRODUCTS), [padded[:, :, row] for row in range(ROWS)])
+    products = [
+        lax.dot_general(_side_by_side(rows), output.reshape(-1, features), (((0,), (0,)), ((), ())))
+        for rows, output in zip(_of_input(x), outputs, strict=True)
+    ]
+    taps = _combine(_transposed(OF_KERNEL), products)  # each of one row of the kernel, [3 in, out]
+    return jnp.stack(taps).reshape(3, 3, x.shape[3], features)
+
+
+def _convolve(x, factors):
+    """The convolution with G k: m + 2 arrays [1, 3, in, out]."""
+    batch, height, width = x.shape[:3]
+    products = [
+        lax.conv_general_dilated(rows, factor, (1, 1), ((0, 0), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        for rows, factor in zip(_of_input(x), factors, strict=True)
+    ]
+    y = jnp.stack(_combine(OF_PRODUCTS, products), axis=2)
+    return y.reshape(batch, -1, width, y.shape[-1])[:, :height]
+
+
+def _of_input(x):
+    """B^T x for all blocks of rows, which overlap by two: m + 2 arrays [N, blocks, W, in]."""
+    height = x.shape[1]
+    blocks = -(-height // ROWS)
+    padded = jnp.pad(x, ((0, 0), (1, 1 + ROWS * blocks - height), (0, 0), (0, 0)))
+    last = ROWS * (blocks - 1) + 1
+    return _combine(OF_INPUT, [padded[:, row : row + last : ROWS] for row in range(ROWS + 2)])
+
+
+def _side_by_side(rows):
+    """What the three taps of a row see, joined along the channels: [positions, 3 in]."""
+    width = rows.shape[2]
+    padded = jnp.pad(rows, ((0, 0), (0, 0), (1, 1), (0, 0)))
+    return jnp.concatenate([padded[:, :, b : b + width] for b in range(3)], axis=-1).reshape(-1, 3 * rows.shape[3])
+
+
+def _combine(matrix, arrays):
+    """For each row of the matrix the sum of the arrays, each times its entry."""
+    terms = ([_times(factor, array) for factor, array in zip(row, arrays, strict=True) if factor] for row in matrix)
+    return [functools.reduce(jnp.add, row) for row in terms]
+
+
+def _times(factor, array):
+    if factor == 1:
+        return array
+    return -array if factor == -1 else factor * array
+
+
+def _transposed(matrix):
+    return tuple(zip(*matrix, strict=True))
