@@ -1,13 +1,15 @@
 """All methods for clients that each have a few labels, on MNIST: ten at each of 20 clients.
 
     python launch.py sweep configs/sweeps/mnist_few_labels.py --workdir=runs/mnist_few_labels
+    python launch.py sweep configs/sweeps/mnist_few_labels.py:one_change --workdir=runs/mnist_few_labels_one_change
 
 The small CNN, 20 clients of 100 images, 8 a round, labels for 10 of each client's images, LDA 0.1, 40 rounds, 3 seeds.
 Five local epochs of the 90 unlabelled images are 45 steps: methods that count steps, or go through the labels alone,
-take as many. FedTriNet's schedule, which is of 100 rounds, is shortened to 40.
+take as many. FedTriNet's schedule, which is of 100 rounds, is shortened to 40. `one_change` says why FedTriNet and
+FedLabel end below the labels alone: one change each, seeds 0 and 1.
 """
 
-from fedjax_ssl.sweep import Sweep
+from fedjax_ssl.sweep import Sweep, of_dataset
 
 STEPS = 45
 SHORTENED = {
@@ -20,11 +22,37 @@ SHORTENED = {
 }
 
 
-def get_sweep():
-    labels_alone, in_steps = (
-        {"client.epochs": STEPS},
-        {"fedlabel.labelled_steps": STEPS, "fedlabel.unlabelled_steps": STEPS},
-    )
+LABELS_ALONE = {"client.epochs": STEPS}
+IN_STEPS = {"fedlabel.labelled_steps": STEPS, "fedlabel.unlabelled_steps": STEPS}
+METHODS = {
+    "All labels": "supervised,all_labels",
+    "FedAvg": ("supervised", LABELS_ALONE),
+    "FedProx": ("supervised,fedprox", LABELS_ALONE),
+    "FedAvg+UDA": "uda",
+    "FedProx+UDA": "uda,fedprox",
+    "FixMatch, local labels": "fixmatch,lpl",
+    "FixMatch, global labels": "fixmatch,gpl",
+    "FedProx+FixMatch": "fixmatch,fedprox",
+    "FedTriNet": ("fedtrinet", SHORTENED),
+    "FedMatch": "fedmatch",
+    "FedLabel": ("fedlabel", IN_STEPS),
+    "FedLabel, the code's": ("fedlabel,code", {**IN_STEPS, "fedlabel.unlabelled_from": 0}),
+    "SAGE": "sage",
+    "ProxyFL": "proxyfl",
+}
+ONE_CHANGE = {
+    "FedTriNet, labels alone to the end": ("fedtrinet", {**SHORTENED, "fedtrinet.warm_up_rounds": 40}),
+    "FedTriNet, one player": ("fedtrinet,one_player", SHORTENED),
+    "FedLabel, its own steps": "fedlabel",
+    "FedLabel, no unlabelled image": ("fedlabel", {**IN_STEPS, "fedlabel.unlabelled_from": 40}),
+    "FedLabel, the global expert": ("fedlabel,only_global", IN_STEPS),
+    "FedLabel, threshold 0.9": ("fedlabel,threshold_0_9", IN_STEPS),
+}
+ROWS = {"methods": (METHODS, (0, 1, 2)), "one_change": (ONE_CHANGE, (0, 1))}
+
+
+def get_sweep(rows="methods"):
+    methods, seeds = of_dataset(ROWS, rows)
     return Sweep(
         config="configs/fedanchor_mnist.py",
         common={
@@ -36,21 +64,7 @@ def get_sweep():
             "data.alpha": 0.1,
             "data.examples_per_client": 100,
         },
-        methods={
-            "All labels": "supervised,all_labels",
-            "FedAvg": ("supervised", labels_alone),
-            "FedProx": ("supervised,fedprox", labels_alone),
-            "FedAvg+UDA": "uda",
-            "FedProx+UDA": "uda,fedprox",
-            "FixMatch, local labels": "fixmatch,lpl",
-            "FixMatch, global labels": "fixmatch,gpl",
-            "FedProx+FixMatch": "fixmatch,fedprox",
-            "FedTriNet": ("fedtrinet", SHORTENED),
-            "FedMatch": "fedmatch",
-            "FedLabel": ("fedlabel", in_steps),
-            "FedLabel, the code's": ("fedlabel,code", {**in_steps, "fedlabel.unlabelled_from": 0}),
-            "SAGE": "sage",
-            "ProxyFL": "proxyfl",
-        },
+        methods=methods,
+        seeds=seeds,
         target_accuracy=0.7,
     )
