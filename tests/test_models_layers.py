@@ -92,7 +92,7 @@ def test_error_of_fewer_multiplications_is_that_of_rounding():
 
 def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    x, kernel, _ = arrays((2, 8, 8, 16), (3, 3, 16, 16), 1)
+    x, kernel, _ = arrays((2, 8, 8, 32), (3, 3, 32, 32), 1)
 
     def is_split(x, kernel, stride=1):
         """Whether the one convolution has become six."""
@@ -100,9 +100,10 @@ def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypat
 
     assert is_split(x, kernel)
     assert not is_split(x, kernel, stride=2)
-    assert not is_split(x[:1, :3, :3], kernel)  # fewer positions than channels: transforming the kernel takes longer
+    assert not is_split(x[:1, :5, :6], kernel)  # fewer positions than channels: transforming the kernel takes longer
+    assert not is_split(x[..., :16], kernel[:, :, :16])
     assert not is_split(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
-    assert not is_split(x, jnp.ones((5, 5, 16, 16)))
+    assert not is_split(x, jnp.ones((5, 5, 32, 32)))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not is_split(x, kernel)
 

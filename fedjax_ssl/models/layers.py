@@ -22,6 +22,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.models import winograd
 
 FEW_CHANNELS = 8  # of the input: below, a CPU convolves by one matrix product
+MANY_CHANNELS = 32  # on both sides: from here on it pays to convolve 3x3 in fewer multiplications
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 # Kaiming normal over the fan-out: standard deviation sqrt(2 / (kernel_h * kernel_w * out)), not truncated.
@@ -66,9 +67,10 @@ def _fastest(x, kernel, stride):
     """The implementation to take on this backend."""
     if jax.default_backend() != "cpu":
         return "lax"
-    by_three, positions = kernel.shape[:2] == (3, 3), math.prod(x.shape[:3])
-    pays = by_three and stride == 1 and x.dtype == jnp.float32 and positions >= max(kernel.shape[2:])
-    return "winograd" if pays else "custom_backward"
+    fits = (*kernel.shape[:2], stride) == (3, 3, 1) and x.dtype == jnp.float32
+    # Transforming the kernel is the same work for few positions as for many.
+    pays = min(kernel.shape[2:]) >= MANY_CHANNELS and math.prod(x.shape[:3]) >= max(kernel.shape[2:])
+    return "winograd" if fits and pays else "custom_backward"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
