@@ -5,7 +5,7 @@
 
 The small CNN, 20 clients of 100 images, 8 a round, labels for 10 of each client's images, LDA 0.1, 40 rounds, 3 seeds.
 Five local epochs of the 90 unlabelled images are 45 steps: methods that count steps, or go through the labels alone,
-take as many. FedTriNet's schedule, which is of 100 rounds, is shortened to 40. `one_change` says why FedTriNet and
+take as many. FedTriNet's schedule, which is of 100 rounds, is shortened to 40. `one_change` asks why FedTriNet and
 FedLabel end below the labels alone: one change each, seeds 0 and 1.
 """
 
@@ -20,8 +20,6 @@ SHORTENED = {
     "fedtrinet.ramp_from": 20,
     "fedtrinet.ramp_epochs": 40,
 }
-
-
 LABELS_ALONE = {"client.epochs": STEPS}
 IN_STEPS = {"fedlabel.labelled_steps": STEPS, "fedlabel.unlabelled_steps": STEPS}
 METHODS = {
