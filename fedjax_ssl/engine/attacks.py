@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.engine.updates import changed_by, moved_by
-from fedjax_ssl.learning.trees import all_finite, column, row_norms, where_rows
+from fedjax_ssl.learning.trees import all_finite, column, row_norms, weighted_sum, where_rows
 
 LABELS = "labels"  # the kind whose uploads are left as they are
 # `attack.strength` where it is 0; of 'little' it is computed from the cohort.
@@ -83,8 +83,8 @@ def little(seen: Seen, strength: float) -> dict[str, jax.Array]:
     def of(leaf):
         counted = column(honest, leaf)
         count = jnp.maximum(num_honest, 1).astype(leaf.dtype)
-        mean = jnp.sum(jnp.where(counted, leaf, 0), axis=0) / count
-        deviation = jnp.sqrt(jnp.sum(jnp.where(counted, (leaf - mean) ** 2, 0), axis=0) / count)
+        mean = weighted_sum(honest, jnp.where(counted, leaf, 0)) / count
+        deviation = jnp.sqrt(weighted_sum(honest, jnp.where(counted, (leaf - mean) ** 2, 0)) / count)
         return jnp.broadcast_to(mean - times * deviation, leaf.shape)
 
     return jax.tree.map(of, seen.changes)

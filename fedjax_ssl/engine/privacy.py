@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.interface import Draw, Received, Upload
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import column, row_norms
+from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
 
 OVERFLOW = 1e-15  # the probability that a Poisson cohort has more clients than rows; those that are left out stay away
 
@@ -41,7 +41,7 @@ def one_private_upload(options: Any, received: Received, broadcast: Any, key: ja
     factors = jnp.minimum(1.0, bound / jnp.maximum(row_norms(changes), jnp.finfo(jnp.float32).tiny))
 
     def noisy_mean(key, leaf):
-        total = jnp.sum(leaf * column(factors, leaf), axis=0, keepdims=True)
+        total = weighted_sum(factors, leaf)[None]
         noise = options.privacy.noise * bound * jax.random.normal(key, total.shape, total.dtype)
         return (total + noise) / options.clients_per_round
 

@@ -10,7 +10,7 @@ import optax
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, Received, State, completed, trained_parts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import column, norm, select, where
+from fedjax_ssl.learning.trees import column, norm, select, weighted_sum, where
 from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")
@@ -296,7 +296,6 @@ def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
 
     def mean(stacked, fallback):
         counted = jnp.where(column(weights > 0, stacked), stacked, 0)
-        average = jnp.sum(counted * column(shares, stacked).astype(stacked.dtype), axis=0)
-        return jnp.where(total > 0, average, fallback)
+        return jnp.where(total > 0, weighted_sum(shares, counted), fallback)
 
     return jax.tree.map(mean, uploads, otherwise)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.engine.interface import Problem, Received
-from fedjax_ssl.learning.trees import column, row_norms
+from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
 from fedjax_ssl.server.aggregation import Flow, Link, client_weights, counted, group_members
 
 DISTANCES = ("tensors", "whole")
@@ -75,8 +75,7 @@ def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array, kind:
         share, members = group
 
         def deviation(leaf):
-            mean = jnp.sum(leaf * column(share, leaf), axis=0)
-            return jnp.where(column(members, leaf), leaf - mean, 0)
+            return jnp.where(column(members, leaf), leaf - weighted_sum(share, leaf), 0)
 
         deviations = jax.tree.map(deviation, models)
         if kind == "whole":

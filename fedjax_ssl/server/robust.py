@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import clip_update, column, row_norms, where
+from fedjax_ssl.learning.trees import clip_update, column, row_norms, weighted_sum, where
 
 WEISZFELD_STEPS = 10
 SMOOTHING = 1e-5  # nu of RFA, the least distance by which a weight is divided
@@ -101,7 +101,7 @@ def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share
 
     def mean_by(beta):
         shares = beta / jnp.maximum(jnp.sum(beta), jnp.finfo(jnp.float32).tiny)
-        return lambda leaf: jnp.sum(_counted_only(leaf, counted) * column(shares, leaf), axis=0)
+        return lambda leaf: weighted_sum(shares, _counted_only(leaf, counted))
 
     def step(_, beta):
         median = jax.tree.map(mean_by(beta), uploads.params)
@@ -135,7 +135,9 @@ def _counted_only(leaf: jax.Array, counted: jax.Array) -> jax.Array:
 
 def _plain_mean(uploads: Model, chosen: jax.Array, otherwise: Model) -> Model:
     mean = jax.tree.map(
-        lambda leaf: jnp.sum(_counted_only(leaf, chosen), axis=0) / jnp.maximum(jnp.sum(chosen), 1).astype(leaf.dtype),
+        lambda leaf: (
+            weighted_sum(chosen, _counted_only(leaf, chosen)) / jnp.maximum(jnp.sum(chosen), 1).astype(leaf.dtype)
+        ),
         uploads,
     )
     return where(jnp.any(chosen), mean, otherwise)
@@ -148,7 +150,7 @@ def _between(uploads: Model, weights: jax.Array, otherwise: Model, first: jax.Ar
 
     def of(leaf):
         ranked = jnp.sort(jnp.where(column(weights > 0, leaf), leaf, jnp.inf), axis=0)
-        return _counted_only(ranked, inside).sum(axis=0) / jnp.maximum(jnp.sum(inside), 1).astype(leaf.dtype)
+        return weighted_sum(inside, _counted_only(ranked, inside)) / jnp.maximum(jnp.sum(inside), 1).astype(leaf.dtype)
 
     return where(jnp.any(weights > 0), jax.tree.map(of, uploads), otherwise)
 
