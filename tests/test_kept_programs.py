@@ -63,7 +63,7 @@ def test_a_program_is_known_by_all_that_it_depends_on(kept, monkeypatch, tmp_pat
         others.append(key())
     for target, name, value in (
         (kept_programs.hosts, "checksum_of_library", lambda: "another"),
-        (kept_programs, "_processor", lambda: "another"),
+        (kept_programs, "description", lambda: "another"),
         (kept_programs.sys, "version", "another"),
     ):
         with monkeypatch.context() as changed:

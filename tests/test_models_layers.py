@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.models import processor
 from fedjax_ssl.models.layers import (
     LANE_FORMS,
     conv2d,
@@ -92,20 +93,34 @@ def test_error_of_fewer_multiplications_is_that_of_rounding():
 
 def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setattr(processor, "has_wide_vectors", lambda: False)
     x, kernel, _ = arrays((2, 8, 8, 32), (3, 3, 32, 32), 1)
 
     def is_split(x, kernel, stride=1):
-        """Whether the one convolution has become six."""
-        return str(jax.make_jaxpr(lambda x, kernel: conv2d(x, kernel, stride))(x, kernel)).count("conv_general") == 6
+        """Whether the forward pass of a training step, one convolution, has become six."""
+        forward = lambda x, kernel: jax.vjp(lambda x, kernel: conv2d(x, kernel, stride), x, kernel)[0]  # noqa: E731
+        return str(jax.make_jaxpr(forward)(x, kernel)).count("conv_general") == 6
 
     assert is_split(x, kernel)
+    assert str(jax.make_jaxpr(conv2d)(x, kernel)).count("conv_general") == 1  # of evaluation, which compiles faster
     assert not is_split(x, kernel, stride=2)
     assert not is_split(x[:1, :5, :6], kernel)  # fewer positions than channels: transforming the kernel takes longer
     assert not is_split(x[..., :16], kernel[:, :, :16])
     assert not is_split(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
     assert not is_split(x, jnp.ones((5, 5, 32, 32)))
+    with monkeypatch.context() as patch:
+        patch.setattr(processor, "has_wide_vectors", lambda: True)
+        assert not is_split(x, kernel)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not is_split(x, kernel)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [("fpu avx2 avx512f avx512bw", True), ("fpu avx2 avx", False), ("", False)]
+)
+def test_wide_vectors_are_among_the_processors_flags(monkeypatch, flags, expected):
+    monkeypatch.setattr(processor, "description", lambda: f"flags : {flags}\nmodel name : a processor")
+    assert processor.has_wide_vectors.__wrapped__() == expected
 
 
 @pytest.mark.parametrize("implementation", ["custom_backward", "lax"])

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models import winograd
+from fedjax_ssl.models import processor, winograd
 
 FEW_CHANNELS = 8  # of the input: below, a CPU convolves by one matrix product
-MANY_CHANNELS = 32  # on both sides: from here on it pays to convolve 3x3 in fewer multiplications
+MANY_CHANNELS = 32  # on both sides: from here on fewer multiplications pay
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 # Kaiming normal over the fan-out: standard deviation sqrt(2 / (kernel_h * kernel_w * out)), not truncated.
@@ -42,6 +42,7 @@ def conv2d(x, kernel, stride=1, implementation=None):
         stride: 1 or 2, for both sides.
         implementation: 'lax' (XLA's convolution and its gradients), 'custom_backward' (see the module's
           docstring) or 'winograd' (see `winograd.py`; 3x3 with stride 1). None chooses the fastest: 'lax' but on a CPU.
+          Where nothing is differentiated all are XLA's convolution.
 
     Returns:
         [N, ceil(H / stride), ceil(W / stride), out].
@@ -69,17 +70,19 @@ def _fastest(x, kernel, stride):
         return "lax"
     fits = (*kernel.shape[:2], stride) == (3, 3, 1) and x.dtype == jnp.float32
     # Transforming the kernel is the same work for few positions as for many.
-    pays = min(kernel.shape[2:]) >= MANY_CHANNELS and math.prod(x.shape[:3]) >= max(kernel.shape[2:])
-    return "winograd" if fits and pays else "custom_backward"
+    many = min(kernel.shape[2:]) >= MANY_CHANNELS and math.prod(x.shape[:3]) >= max(kernel.shape[2:])
+    return "winograd" if fits and many and not processor.has_wide_vectors() else "custom_backward"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _conv2d(x, kernel, stride, implementation, lane_form):
-    return _in_lanes(_PASSES[implementation][0], _forward_by_columns, lane_form, stride)(x, kernel)
+    """Where nothing is differentiated: the plain form, which compiles faster, whatever the implementation."""
+    return _in_lanes(_forward, _forward_by_columns, lane_form, stride)(x, kernel)
 
 
 def _conv2d_forward(x, kernel, stride, implementation, lane_form):
-    return _conv2d(x, kernel, stride, implementation, lane_form), (x, kernel)
+    forward = _PASSES[implementation][0]
+    return _in_lanes(forward, _forward_by_columns, lane_form, stride)(x, kernel), (x, kernel)
 
 
 def _conv2d_backward(stride, implementation, lane_form, residuals, gradient):

@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import pickle
-import platform
 import re
 import sys
 import sysconfig
@@ -27,6 +26,7 @@ import jax
 from fedjax_ssl.files import read_whole, replaced
 from fedjax_ssl.methods import METHODS, registered
 from fedjax_ssl.models import BACKBONES
+from fedjax_ssl.models.processor import description
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import cache_folder
 from fedjax_ssl.run.experiment import Experiment
@@ -86,7 +86,7 @@ def key_of(machine: Machine, experiments: Sequence[Experiment]) -> str | None:
         "XLA": [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         "machine": repr(machine._replace(memory=None)),
         "devices": [(device.device_kind, device.id) for device in jax.devices()],
-        "processor": _processor(),
+        "processor": description(),
         "configs": configs,
         "data": hosts.checksum([(experiment.data, experiment.hidden_labels) for experiment in experiments]),
         "networks": [repr((e.problem.num_classes, e.problem.network[1:5])) for e in experiments],
@@ -158,12 +158,3 @@ def _loaded_source() -> list[str]:
     paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}
     others = sorted(path for path in map(os.path.realpath, paths) if not path.startswith(known))
     return [f"{path} {zlib.crc32(read_whole(pathlib.Path(path)))}" for path in others if path.endswith(".py")]
-
-
-def _processor() -> str:
-    """The processor, whose instructions a program may use."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

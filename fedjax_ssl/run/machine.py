@@ -18,6 +18,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import AXIS
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.models.layers import use_lane_form
+from fedjax_ssl.models.processor import has_wide_vectors
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, cache_folder, recall
 
@@ -28,7 +29,7 @@ MOST_LANES = {"cpu": 1}
 # The first two were measured; the others have their layers, wider or more of them. A user's backbone has not been
 # measured and gets XLA's choice.
 LARGE_BACKBONES = ("resnet18", "wrn28_2", "wrn28_8", "resnet9", "resnet34", "resnet50")
-OF_LARGE_BACKBONES = {"xla_cpu_experimental_ynn_fusion_type": ""}
+WITHOUT_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
 class Machine(NamedTuple):
@@ -204,25 +205,26 @@ def memory_limit() -> int | None:
 
 
 def _compiler_options(backbone: str, platform: str) -> dict[str, str]:
-    """XLA's options for a backbone's programs; docs/performance.md has the reason.
+    """XLA's options for a backbone's programs; docs/performance.md has the figures.
 
-    On a CPU XLA hands matrix products and convolutions to a library that is fast for small ones and slow for large
-    ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 without, the small CNN's 6.3 with and 9.4 without.
+    On a CPU XLA hands matrix products and convolutions to a library. Without vectors of 512 bits it is fast for small
+    ones and slow for large ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 without, the small CNN's 6.3
+    with and 9.4 without. With such vectors it is the faster one for both.
     """
-    large = backbone in LARGE_BACKBONES
-    return dict(OF_LARGE_BACKBONES) if large and platform == "cpu" and _knows_options() else {}
+    slow = platform == "cpu" and backbone in LARGE_BACKBONES and not has_wide_vectors()
+    return dict(WITHOUT_LIBRARY) if slow and _knows_options() else {}
 
 
 def compiler_option_sets() -> list[dict[str, str]]:
     """The options of XLA that are worth a measurement on this backend, the default first."""
-    return [{}, dict(OF_LARGE_BACKBONES)] if jax.default_backend() == "cpu" and _knows_options() else [{}]
+    return [{}, dict(WITHOUT_LIBRARY)] if jax.default_backend() == "cpu" and _knows_options() else [{}]
 
 
 @functools.cache
 def _knows_options() -> bool:
     """Whether this XLA has the options: they are experimental, and come and go with its versions."""
     try:
-        jax.jit(lambda x: x, compiler_options=dict(OF_LARGE_BACKBONES)).lower(0.0).compile()
+        jax.jit(lambda x: x, compiler_options=dict(WITHOUT_LIBRARY)).lower(0.0).compile()
     except Exception:  # of any kind: it does not take them
         return False
     return True

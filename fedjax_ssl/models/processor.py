@@ -1,0 +1,23 @@
+"""The processor: what the fastest form of a layer on a CPU depends on, besides its shapes."""
+
+import functools
+import pathlib
+import platform
+
+
+def description() -> str:
+    """The processor, with the instructions that a program may use."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+@functools.cache
+def has_wide_vectors() -> bool:
+    """Whether the processor has vectors of 512 bits (AVX-512), as Linux tells; elsewhere False.
+
+    The library that XLA hands convolutions to has kernels for them: docs/performance.md has its speed with and without.
+    """
+    return "avx512f" in description().split()
