@@ -376,6 +376,7 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_pat
             "organmnist": "organamnist.npz",
             "cifar100_lt": "cifar100",
             "cifar10_lt": "cifar10",
+            "acr_strength": "cifar10",
             "isic": "isic2018",
             "fmnist": "fashion_mnist",
         }.get(dataset, dataset)
