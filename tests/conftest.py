@@ -64,7 +64,7 @@ BASE, FOR_EACH_METHOD = Budget(large=215, small=3450), Budget(large=7, small=60)
 
 # Files whose tests go to the workers one by one, for many of them start processes that take seconds; of the others a
 # worker gets whole files, whose tests share fixtures. pytest-xdist 3.8 reads no `xdist_group` under pytest 9.2.
-ONE_BY_ONE = ("test_experiment", "test_flower", "test_notebooks")
+ONE_BY_ONE = ("test_experiment", "test_flower", "test_flower_processes", "test_notebooks")
 
 
 def pytest_collection_modifyitems(items):
