@@ -1,10 +1,9 @@
 """SemiAnAgg on ISIC 2018's skin lesions (TMLR 2024, arXiv 2407.10327): seven classes, 224 pixels, a labelled hospital.
 
-    python launch.py --config=configs/semianagg_isic.py:supervised --config.data.path=isic2018 \\
-        --config.num_rounds=250 --workdir=runs/warm_up
-    python launch.py --config=configs/semianagg_isic.py --config.data.path=isic2018 --config.init_from=runs/warm_up
+    python launch.py --config=configs/semianagg_isic.py:supervised --config.num_rounds=250 --workdir=runs/warm_up
+    python launch.py --config=configs/semianagg_isic.py --config.init_from=runs/warm_up
 
-8,012 images of HAM10000 to train, 2,003 to test; docs/data.md says how to bring them. The setting of
+8,012 images of HAM10000 to train, 2,003 to test; docs/own_data.md makes ham10000.npz of them. The setting of
 configs/semianagg_svhn.py with the ImageNet stem, and the balanced softmax at the labelled client under every method.
 The test set is imbalanced. Accuracy as published, of which round is not said:
     FedAvg, all labels     80.78
@@ -24,10 +23,8 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "semianagg,paper,balanced")
-    config.data.source = "folder"
-    config.data.path = "isic2018"
-    config.data.image_size = 224
-    config.data.fit = "stretch"
+    config.data.source = "npz"
+    config.data.path = "ham10000.npz"
     config.data.flip = True
     config.augment.resized = 250
     config.model.name = "resnet18_imagenet"

@@ -208,10 +208,11 @@ def shared_fields() -> Section:
     config.client.proximal = real(0.0, least=0)  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
     config.client.spare_classifier = False  # weight decay and clipping are of the other parts alone (SemiAnAgg's code)
     # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
-    # cbafed, isofed; the views of all but fedlabel and fedtrinet.
+    # cbafed, isofed, twin_sight; the views of all but fedlabel and fedtrinet.
     config.client.logit_adjustment = real(0.0, least=0)  # tau: tau log(share of the class) joins the logits in the loss
     config.client.absent_class = real(0.5, above=0)  # the count of a class that the client lacks, in that share
-    # Joins every share in the place of that count (SemiAnAgg's code: 1e-12); 0: none.
+    # Joins every share in the place of that count (SemiAnAgg's code: 1e-12); 0: none. The logits of a class that the
+    # client lacks then grow without bound, for they never cost anything.
     config.client.share_offset = share(0.0)
     # 'both': half the loss of the weak view, half of the strong one.
     config.client.labelled_views = word("weak", "both")
@@ -290,8 +291,8 @@ def shared_fields() -> Section:
     # Of 'share': the part of each client's examples that counts, those of largest score.
     config.threshold.share = real(0.5, above=0, most=1)
     config.threshold.momentum = real(0.9, least=0, below=1)  # of the averages of 'freematch' at each client
-    # Of methods with labels by a softmax, all but fedil: 'none', or 'app_u', probabilities divided by the client's mean
-    # of them before they label (FedDB): see fedjax_ssl/client/debias.py.
+    # 'none'; or 'app_u', probabilities divided by the client's mean of them before they label (FedDB), for methods with
+    # labels by a softmax; the others refuse it: see fedjax_ssl/client/debias.py.
     config.threshold.debias = word("none", "app_u")
 
     # Of clients without labels in fedavg_semi, semianagg, isofed and twin_sight: how much each pseudo-label counts,
@@ -323,7 +324,7 @@ def shared_fields() -> Section:
     config.trainer.strength = real(2.0, least=0)  # tau, the largest adjustment by log pi, and the balanced head's
     config.trainer.estimate_from = whole(5, least=0)  # rounds that a client has had before it estimates its shares
     config.trainer.estimate_momentum = real(0.99, least=0, below=1)  # of the estimate, over batches
-    # Of confident labels; 'presence': 1 for each class of a batch (its code).
+    # Of confident labels; 'presence', a BUG of its code, for replication alone: 1 for each class of a batch.
     config.trainer.histogram = word("counts", "presence")
 
     # Of methods that train a strong view towards the label of a weak one in each step: fixmatch, uda, sage,

@@ -54,6 +54,12 @@ def softmax(logits):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
+def divided(p, prior):
+    """p / P, its sum 1 again."""
+    ratio = p / np.maximum(prior, 1e-6)
+    return ratio / ratio.sum(axis=1, keepdims=True)
+
+
 def probabilities(model, x, centre):
     return softmax((x - centre) @ model["kernel"] + model["bias"])
 

@@ -21,7 +21,7 @@ from fedjax_ssl.engine.interface import CLASSIFIER, Previous
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.frames import PRIOR
 from fedjax_ssl.models import Outputs
-from linear_network import at_rest, in_numpy, sgd_step, softmax
+from linear_network import at_rest, divided, in_numpy, sgd_step, softmax
 from small_problem import (
     CLASSES,
     SmallNetwork,
@@ -106,8 +106,8 @@ def labelled_by_hand(result, data, views=(mirrored,), added=0.0, velocity=None):
     return model, statistics, velocity, losses
 
 
-def unlabelled_by_hand(result, data, rule, before, config=None, local=False):
-    """Two epochs on the pseudo-labels, after `before`: (model, statistics, velocity, ...)."""
+def unlabelled_by_hand(result, data, rule, before, config=None, local=False, prior=None):
+    """Two epochs on the pseudo-labels, by p / prior, after `before`: (model, statistics, velocity, ...)."""
     config, work = config or result.problem.config.client, result.second.work
     received, at_first = in_numpy(result.received.model.params), statistics_of(result.received.model)
     model, statistics, velocity = before[:3]
@@ -117,6 +117,7 @@ def unlabelled_by_hand(result, data, rule, before, config=None, local=False):
         weak, strong = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
         labelling = (model, weak, weak.mean(axis=0)) if local else (received, weak, at_first)
         p = probabilities(*labelling)
+        p = p if prior is None else divided(p, prior)
         weights = rule.weigh(p, batch)
         targets = np.eye(CLASSES)[p.argmax(axis=1)] * weights[:, None] / len(rows)
         loss, gradient = gradient_of(model, strong - strong.mean(axis=0), targets)
@@ -166,6 +167,26 @@ def test_labels_of_the_model_in_training(data):
     )
     assert_model(result.finished.upload.model, model, statistics)
     assert_told(result, labelled=0, accepted=weights.sum())
+
+
+@pytest.mark.parametrize("labels_from", ["received", "local"])
+def test_labels_without_the_client_s_prior(data, labels_from):
+    """FedDB's: whichever model labels, its probabilities are divided by the received one's mean."""
+    result = run(data, BOTH, **{"trainer.labels_from": labels_from, "threshold.debias": "app_u"})
+    rows = np.asarray(data.client_index[BOTH])[[1, 2, 4, 5]]  # without labels
+    received, at_first = in_numpy(result.received.model.params), statistics_of(result.received.model)
+    p = probabilities(received, pixels_of(data, rows, mirrored), at_first)
+    labels = np.asarray(result.second.report.labels)[[1, 2, 4, 5]]
+    np.testing.assert_array_equal(labels, divided(p, p.mean(axis=0)).argmax(axis=1))
+    assert np.any(labels != p.argmax(axis=1))
+    before = labelled_by_hand(result, data)
+    before = (*before[:2], at_rest(before[0]))
+    local = labels_from == "local"
+    model, *_, weights = unlabelled_by_hand(
+        result, data, FixMatch(TAU), before, local=local, prior=p.mean(axis=0)
+    )  # fmt: skip
+    assert_model(result.finished.upload.model, model)
+    assert_told(result, labelled=2, accepted=weights.sum())
 
 
 def test_who_has_both_trains_on_one_after_the_other(data):

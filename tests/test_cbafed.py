@@ -18,7 +18,7 @@ from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, SentDown
 from fedjax_ssl.methods.frames import given_labels
-from linear_network import at_rest, in_numpy, sgd_step
+from linear_network import at_rest, divided, in_numpy, sgd_step
 from small_problem import (
     CLASSES,
     NUM_CLIENTS,
@@ -28,6 +28,7 @@ from small_problem import (
     itself,
     loss_and_gradient,
     pixels_of,
+    prepare,
     probabilities,
     running_mean,
     sent_down,
@@ -113,16 +114,21 @@ def coin(key, images):
 def labelled_by_hand(problem, data, received, job, thresholds, rare):
     """Image by image of client `SEVEN`: the view that was drawn, its label (-1: none), the view's pixels."""
     first, centre = in_numpy(received.model.params), statistics_of(received.model)
-    labels, pixels = [], []
+    p, pixels = [], []
     for position in range(7):
         key = jax.random.wrap_key_data(job.work.rest.view_key)
         key = jax.random.fold_in(jax.random.fold_in(key, position), 0)
         row = [int(data.client_index[SEVEN, position])]
         x = pixels_of(data, row, lambda _, images, key=key: coin(key, images))
-        p = probabilities(first, x, centre)[0]
-        best, second = np.argsort(-p)[:2]
-        labels.append(best if p[best] > thresholds[best] else second if rare[second] else -1)
+        p.append(probabilities(first, x, centre)[0])
         pixels.append(x[0])
+    if problem.config.threshold.debias == "app_u":
+        p = divided(p, np.mean(p, axis=0))
+    ranked = np.argsort(-np.array(p), axis=1)
+    labels = [
+        best if row[best] > thresholds[best] else second if rare[second] else -1
+        for row, (best, second, _) in zip(p, ranked)
+    ]
     return np.array(labels), np.array(pixels)
 
 
@@ -159,6 +165,20 @@ def test_the_views_that_were_labelled_are_trained_on(data, thresholds, rare, siz
         model, velocity = sgd_step(model, gradient, velocity, config, 0.3)
         statistics = running_mean(statistics, x)
     assert_model(finished.upload.model, model, statistics)
+
+
+def test_labels_without_the_client_s_prior(data):
+    labels = {}
+    for debias in ("none", "app_u"):
+        problem, method = build(coin, **{"threshold.debias": debias})
+        received = sent_down(problem, extra(), seed=1)
+        nothing = handed_on(*train(method.phases[0], received, data, SEVEN))
+        job = prepare(method.phases[1], received, data, SEVEN, previous=nothing)
+        labels[debias], _ = labelled_by_hand(problem, data, received, job, (0.5, 0.5, 0.5), (False, False, False))
+        accepted = labels[debias] >= 0
+        np.testing.assert_array_equal(np.asarray(job.report.qualified)[:7], accepted)
+        np.testing.assert_array_equal(np.asarray(job.report.labels)[:7][accepted], labels[debias][accepted])
+    assert np.any(labels["none"] != labels["app_u"])
 
 
 def test_nobody_trains_on_pseudo_labels_in_the_first_stage_and_a_lone_one_is_told(data):

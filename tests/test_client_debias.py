@@ -16,7 +16,7 @@ from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.experiment import build_experiment
-from linear_network import softmax
+from linear_network import divided, softmax
 from small_problem import (
     federation,
     in_numpy,
@@ -30,6 +30,10 @@ from small_problem import (
     train,
 )
 
+BY_THRESHOLD = {"fedanchor", "semifl", "fedmatch", "fixmatch", "uda", "sage", "proxyfl", "fl2"}
+BY_SOFTMAX = BY_THRESHOLD - {"fedanchor"} | {
+    "fedlabel", "fedtrinet", "fedavg_semi", "semianagg", "isofed", "cbafed", "twin_sight"
+}  # fmt: skip
 THRESHOLD, DEBIASED = 0.6, {"threshold.debias": "app_u"}
 SIZE, KNOWN = 9, [0, 3, 4, 6]
 
@@ -44,12 +48,6 @@ def build(method="fixmatch", **fields):
     problem = small_problem(method, **fields)
     validate(problem.config)
     return problem, METHODS[method].factory(problem).phases[0]
-
-
-def divided(p, prior):
-    """p / P, its sum 1 again."""
-    ratio = p / np.maximum(prior, 1e-6)
-    return ratio / ratio.sum(axis=1, keepdims=True)
 
 
 def prior_of(data, received, positions):
@@ -128,6 +126,7 @@ def test_labels_of_a_whole_round_take_it_too(data):
     np.testing.assert_array_equal(np.asarray(made.report.qualified)[0, :SIZE], p.max(axis=1) >= THRESHOLD)
 
 
+# Those of training by hand are here and in test_by_role.py, test_cbafed.py and test_twin_sight.py.
 @pytest.mark.parametrize("name", ["proxyfl", "sage", "fl2", "semifl", "uda", "fedlabel", "fedmatch", "fedtrinet"])
 def test_a_round_of_every_method_with_softmax_labels_traces_with_it(name):
     config = apply_arguments(make_fedanchor_config(**DEBIASED, **{"augment.flavour": "none"}), name)
@@ -147,8 +146,8 @@ def test_cosines_are_no_probabilities():
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        *((name, "debias", "app_u") for name in ("fedanchor", "fedil", "supervised", "anchors_only")),
-        *((name, "kind", "sat") for name in ("fedlabel", "fedtrinet", "fedil", "supervised", "anchors_only")),
+        *((name, "debias", "app_u") for name in METHODS if name not in BY_SOFTMAX),
+        *((name, "kind", "sat") for name in METHODS if name not in BY_THRESHOLD),
     ],
 )
 def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
@@ -158,6 +157,19 @@ def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
     config.threshold[field] = value
     with pytest.raises(UserError, match=rf"^threshold\.{field}='{value}' is not for the method {name}, which does not"):
         validate(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("semianagg", {"trainer.name": "acr"}, "trainer.name='acr' adjusts its labels itself"),
+        ("isofed", {"isofed.unlabelled_loss": "mean_teacher"}, "isofed.unlabelled_loss='mean_teacher' has no labels"),
+    ],
+)
+def test_a_choice_that_does_not_read_it_refuses_it(name, fields, words):
+    problem = small_problem(name, **DEBIASED, **fields)
+    with pytest.raises(UserError, match=f"^{words}; leave threshold.debias 'none'"):
+        METHODS[name].factory(problem)
 
 
 def test_the_field_is_one_of_the_two_known():

@@ -377,7 +377,7 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_pat
             "cifar100_lt": "cifar100",
             "cifar10_lt": "cifar10",
             "acr_strength": "cifar10",
-            "isic": "isic2018",
+            "isic": "ham10000.npz",
             "fmnist": "fashion_mnist",
         }.get(dataset, dataset)
         sources = {cell.config.data.path or cell.config.data.source for cell in cells}

@@ -18,7 +18,7 @@ from fedjax_ssl.methods.twin_sight import PARTS, TWIN
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.wire import bytes_per_client
-from linear_network import at_rest, sgd_step, softmax
+from linear_network import at_rest, divided, sgd_step, softmax
 from small_problem import (
     CLASSES,
     KEPT,
@@ -209,7 +209,7 @@ def cross_entropy_of(data, both=False):
     return supervised
 
 
-def pseudo_labels_of(problem):
+def pseudo_labels_of(problem, prior=None):
     options = problem.config.twin_sight
 
     def supervised(model, start, rows, first, second):
@@ -217,6 +217,7 @@ def pseudo_labels_of(problem):
             return 0.0
         labelling, trained = (first, second) if options.labels_from == "weak" else (second, first)
         p = np.exp(log_p(start, labelling))
+        p = p if prior is None else divided(p, prior)
         counts = p.max(axis=1) >= problem.config.trainer.threshold
         found.append(counts.sum())
         chosen = -log_p(model, trained)[np.arange(len(rows)), p.argmax(axis=1)]
@@ -249,6 +250,19 @@ def test_a_client_without_labels(arguments, data):
     assert sum(pseudo.found) > 0
     assert_same(finished.upload.model, *expected)
     np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
+
+
+def test_labels_without_the_client_s_prior(data):
+    """The model in training labels; the mean is of the received one, in evaluation mode."""
+    problem = problem_of(**{"threshold.debias": "app_u"})
+    received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
+    model, means = start_of(received)
+    rows = np.asarray(data.client_index[UNLABELLED])[:5]
+    prior = softmax((pixels_of(data, rows, mirrored) - means["own"]) @ model["k"] @ model["w"]).mean(axis=0)
+    pseudo = pseudo_labels_of(problem, prior)
+    *expected, _ = by_hand(problem, data, UNLABELLED, model, means, job.work.rest.deck, pseudo)
+    assert sum(pseudo.found) > 0
+    assert_same(finished.upload.model, *expected)
 
 
 def freematch_of(problem):

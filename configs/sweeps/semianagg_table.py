@@ -14,7 +14,7 @@ The paper's accuracies, on SVHN / CIFAR-100 / CIFAR-100-LT / ISIC 2018:
     SemiAnAgg                          91.69  49.23  23.81  72.24
 The bounds begin with fresh weights and have as many rounds as a method with its warm-up. So does CBAFed, whose warm-up
 has a residual connection of its own. IsoFed has twice the rounds behind the warm-up, for each role trains in every
-other other one; the last is of the clients without labels. RSCFed has its own rates, and on ISIC its own batches of 12.
+other one; the last is of the clients without labels. RSCFed has its own rates, and on ISIC its own batches of 12.
 RSCFed, IsoFed and CBAFed train on one weak view of a labelled image, the others on both views, and all with the config
 file's balanced softmax. FedAvg-Semi, and the uniform mean over clients without labels, are not in the paper's table:
 they say what SemiAnAgg's own weights are worth.

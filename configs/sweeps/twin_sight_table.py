@@ -36,7 +36,7 @@ def get_sweep(dataset="cifar10"):
             "FedProx, labelled clients": "supervised,labelled_cohorts,fedprox",
             "FedAvg+FixMatch": ("fedavg_semi,together", FIXMATCH),
             "FedAvg+FreeMatch": ("fedavg_semi,together", FREEMATCH),
-            "RSCFed": ("rscfed", {"client.persistent": False}),
+            "RSCFed": ("rscfed", {"client.persistent": False, "rscfed.teacher_statistics": "received"}),
             "Twin-sight": "twin_sight",
             "Twin-sight, code": "twin_sight,code",
             "Twin-sight, no neighbourhood": "twin_sight,no_neighbourhood",

@@ -164,7 +164,7 @@ def consistency_phase(
 
         def for_labels(logits, rows=batch.rows):
             logits = as_told(data, rows, jax.lax.stop_gradient(logits))
-            return logits if work.prior is None else debiased(logits, work.prior)
+            return debiased(logits, work.prior)
 
         by_received = for_labels(predicted(received.model, weak))
         if clients_have_labels:

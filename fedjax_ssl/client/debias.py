@@ -38,12 +38,18 @@ def without_prior(problem: Problem, logits: jax.Array, present: jax.Array) -> ja
     Returns:
         float32 [..., n, C].
     """
+    prior = prior_of(problem, logits, present)
+    return logits if prior is None else debiased(logits, prior[..., None, :])
+
+
+def prior_of(problem: Problem, logits: jax.Array, present: jax.Array) -> jax.Array | None:
+    """P_k of each client where `threshold.debias` wants it, see `mean_prediction`; None where it does not."""
     if problem.config.threshold.debias == "none":
-        return logits
-    return debiased(logits, mean_prediction(jax.nn.softmax(logits), present)[..., None, :])
+        return None
+    return mean_prediction(jax.nn.softmax(logits), present)
 
 
-def debiased(logits: jax.Array, prior: jax.Array) -> jax.Array:
+def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
     """Logits of p'(c | x) = (p(c | x) / P_k(c)) / sum_j p(j | x) / P_k(j).
 
     A client's model prefers the classes that the client has most of, right or wrong; the division takes that from its
@@ -51,6 +57,8 @@ def debiased(logits: jax.Array, prior: jax.Array) -> jax.Array:
 
     Args:
         logits: float32 [..., C], of p.
-        prior: float32 [..., C], P_k; not below `LEAST_PRIOR`.
+        prior: float32 [..., C], P_k, or `LEAST_PRIOR` where it is below; None: the logits stay as they are.
     """
+    if prior is None:
+        return logits
     return logits - jnp.log(jnp.maximum(prior, LEAST_PRIOR))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.acr import acr, loss_of_both
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
+from fedjax_ssl.client.debias import debiased, prior_of
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import told_outputs
 from fedjax_ssl.client.local_sgd import Loss
@@ -37,11 +38,13 @@ class Work(NamedTuple):
         outputs: of the received model for a weak view of each, leaves [n_max, ...], without features; None: the model
             in training labels (`trainer.labels_from`).
         told: what the client tells besides, by name.
+        prior: float32 [C], by which the classifier's probabilities are divided, see `debiased`; None: by nothing.
     """
 
     deck: Deck
     outputs: Outputs | None
     told: Mapping[str, jax.Array]
+    prior: jax.Array | None = None
 
 
 def make_trainer(problem: Problem) -> Trainer:
@@ -88,7 +91,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
         The labelled and the unlabelled phase.
 
     Raises:
-        UserError: fields of the labelled loss that a trainer with a loss of its own does not read.
+        UserError: fields of the losses that a trainer with heads of its own does not read.
     """
     options, config, network = problem.config.trainer, problem.config.client, problem.network
     trainer, parts = make_trainer(problem), trained_parts_of(problem)
@@ -97,6 +100,8 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
             f"trainer.name={options.name!r} has a loss of its own on labelled images; leave client.logit_adjustment 0 "
             "and client.labelled_views 'weak'"
         )
+    if trainer.heads and problem.config.threshold.debias != "none":
+        raise UserError(f"trainer.name={options.name!r} adjusts its labels itself; leave threshold.debias 'none'")
     by_received = options.labels_from == "received"
     with_weak = not by_received or network.normalisation == "running"
 
@@ -116,14 +121,15 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
 
         seen = score_cohort(problem, scores, data.images, examples, num_views=1)
         seen = told_outputs(data, examples.rows, seen, trainer.heads)
-        probabilities = jax.nn.softmax(seen.logits)
+        prior = prior_of(problem, seen.logits, examples.unlabelled)
+        probabilities = jax.nn.softmax(debiased(seen.logits, None if prior is None else prior[:, None]))
         confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
         told = {} if tell is None else tell(seen, examples, confident)
         labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
         return Jobs(
             deck.num_steps(config.batch_size),
-            Work(deck, seen._replace(features=()) if by_received else None, told),
+            Work(deck, seen._replace(features=()) if by_received else None, told, prior),
             Report(labels, confident | examples.labelled),
             {MEMORY: begun(cohort.own[MEMORY], examples.rows.shape)},
         )
@@ -141,6 +147,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
             else:
                 labelling = jax.lax.stop_gradient(outputs[0])
                 labelling = told_outputs(data, batch.rows, labelling, trainer.heads)
+            labelling = labelling._replace(logits=debiased(labelling.logits, work.prior))
             seen = Seen(labelling, batch, work.deck.size, received.extra if trainer.needs_prior else None)
             targets, state = trainer.targets(own[MEMORY], seen)
             value = pseudo_label_loss(trainer, targets, state, outputs[-trainer.strong_views :], batch.mask)

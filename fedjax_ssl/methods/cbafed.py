@@ -37,6 +37,7 @@ from fedjax_ssl.client import (
     weak_views,
 )
 from fedjax_ssl.client.class_balanced import Acceptance, accept, acceptance
+from fedjax_ssl.client.debias import without_prior
 from fedjax_ssl.client.residual import with_residual
 from fedjax_ssl.engine import (
     CLASSIFIER,
@@ -201,13 +202,14 @@ def on_accepted_labels(problem: Problem) -> Phase:
         del previous
         examples = Examples.of(data, cohort)
         view_keys, order_keys = jax.vmap(jax.random.split)(examples.keys).T
-        p = score_cohort(
+        logits = score_cohort(
             problem,
-            lambda images: network.probabilities(received.model, images),
+            lambda images: network.predict(received.model, images).logits,
             data.images,
             examples._replace(keys=view_keys),
             num_views=1,
         )
+        p = jax.nn.softmax(without_prior(problem, logits, examples.unlabelled))
         labels, accepted = accept(p, received.extra.acceptance, options.second_labels)
         accepted &= examples.unlabelled & received.extra.second_stage
         deck = Deck.shuffled(examples, accepted, order_keys, config.epochs)
@@ -243,6 +245,7 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
+    threshold=("debias",),
     tiny={
         "cbafed.labelled_epochs": 3,
         "cbafed.base": 0.1,

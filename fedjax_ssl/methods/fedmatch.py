@@ -263,9 +263,7 @@ def unlabelled_loss(problem: Problem):
 
         def of(model) -> Loss:
             (of_weak, of_strong), batch_stats = network.train(merged(model), (weak, strong), batch.mask)
-            voting, votes = of_weak.logits, helpers
-            if work.prior is not None:
-                voting, votes = debiased(voting, work.prior), debiased(votes, work.prior)
+            voting, votes = (debiased(logits, work.prior) for logits in (of_weak.logits, helpers))
             guess, confident = qualify(jax.nn.softmax(voting), work.thresholds, strictly=False)
             confident &= batch.mask  # Q
             helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)

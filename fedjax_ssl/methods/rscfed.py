@@ -56,6 +56,8 @@ VARIANTS = {
         "augment.resized": 40,
     },
     "isic": {
+        "model.name": "resnet18_imagenet",
+        "model.normalisation": "running",
         "num_rounds": 800,
         "client.batch_size": 12,
         "client.learning_rate": 0.002,
@@ -149,5 +151,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
+    threshold=(),
     tiny={"rscfed.groups": 2, "rscfed.group_size": 8, "rscfed.consistency_weight": 1.0},
 )

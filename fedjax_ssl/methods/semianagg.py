@@ -161,6 +161,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
+    threshold=("debias",),
     mislabels=True,
     tiny={"trainer.threshold": 0.2, "trainer.name": "acr", "trainer.estimate_from": 0, "clients_per_round": 8},
 )

@@ -9,7 +9,7 @@ round.
 The variant `all_labels` is the upper bound: it reveals every label, which is a property of the data
 (`data.reveal_labels`), and every table marks it. FedAnchor's "Supervised" rows are that bound; they pre-train on the
 anchors and alternate with the server's training (its longer version) or do not pre-train (the earlier one):
-`server.pretrain_epochs` and `server.epochs`. There is no strong augmentation.
+`server.pretrain_epochs` and `server.epochs`. There is no strong augmentation, unless `client.labelled_views` is 'both'.
 
 Where some clients have labels and the others none, both bounds of that setting's papers are here: `all_labels` is the
 upper one, and without it the labelled clients train alone, which is the lower one. With partial participation a cohort
@@ -23,7 +23,7 @@ from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, word
 from fedjax_ssl.server import labelled_clients, only_eligible
 
-FIELDS = {"server.augmentation": "weak"}  # no strong augmentation anywhere
+FIELDS = {"server.augmentation": "weak"}
 VARIANTS = {
     "all_labels": {"data.reveal_labels": True},
     "fedprox": {"client.proximal": 0.01},

@@ -29,15 +29,17 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
     Batch,
+    Deck,
     Examples,
     Loss,
     adjusted_cross_entropy,
     jobs_without_labels,
-    label_for_report,
+    label_for_steps,
     labelled_phase,
     own_trainer,
     unlabelled_phase,
 )
+from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.self_training import MEMORY, fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
 from fedjax_ssl.engine import CLASSIFIER, Images, Jobs, Method, Phase, Problem
@@ -53,7 +55,13 @@ from fedjax_ssl.sections import Section, real, whole, word
 
 TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
 PARTS = (*CLASSIFIER, TWIN)
-FIELDS = {"data.labels": "some_clients", "trainer.name": "fixmatch"}
+FIELDS = {
+    "data.labels": "some_clients",
+    "trainer.name": "fixmatch",
+    "trainer.threshold": 0.95,
+    "client.labelled_views": "weak",
+    "client.spare_classifier": False,
+}
 VARIANTS = {
     "paper": {  # the setting of its experiments; of RandAugment's (3, 5) this flavour draws the 5 itself
         "num_rounds": 500,
@@ -105,6 +113,13 @@ def projector_of(config: ConfigDict) -> dict:
     options = config.twin_sight
     head = functools.partial(Projector, options.projector_hidden, options.projector_dim, config.model.normalisation)
     return {PROJECTOR: head}
+
+
+class Work(NamedTuple):
+    """What one client trains on: its unlabelled examples; the prior that is taken from its labels, see `debiased`."""
+
+    deck: Deck
+    prior: jax.Array | None
 
 
 class Seeing(NamedTuple):
@@ -178,8 +193,9 @@ def without_labels(problem: Problem) -> Phase:
         examples, renewed = Examples.of(data, cohort), {}
         if problem.config.trainer.counters == "per_round":
             renewed = {MEMORY: fresh_states(trainer, *examples.rows.shape)}
-        report = label_for_report(problem, received.model, data, examples, problem.config.trainer.threshold)
-        return jobs._replace(report=report, own=renewed)
+        threshold = problem.config.trainer.threshold
+        made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, threshold)
+        return jobs._replace(work=Work(jobs.work.deck, made.prior), report=made.report, own=renewed)
 
     def loss(received, data, work, batch: Batch, own, key):
         del received
@@ -191,6 +207,7 @@ def without_labels(problem: Problem) -> Phase:
             if options.pseudo_labels:
                 labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
                 labelling = jax.lax.stop_gradient(labelling)
+                labelling = labelling._replace(logits=debiased(labelling.logits, work.prior))
                 targets, state = trainer.targets(own[MEMORY], Seen(labelling, batch, work.deck.size))
                 pseudo_loss = pseudo_label_loss(trainer, targets, state, (trained,), batch.mask)
                 value += options.pseudo_weight * pseudo_loss
@@ -229,6 +246,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     companions={TWIN: projector_of},
+    threshold=("debias",),
     tiny={
         "twin_sight.projector_hidden": 8,
         "twin_sight.projector_dim": 4,
