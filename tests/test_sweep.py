@@ -376,7 +376,9 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_pat
             "organmnist": "organamnist.npz",
             "cifar100_lt": "cifar100",
             "cifar10_lt": "cifar10",
-            "acr_strength": "cifar10",
+            "mnist_one_change": "mnist",
+            "cifar10_lt_one_change": "cifar10",
+            "acr_plain_warm_up": "cifar10",
             "isic": "ham10000.npz",
             "fmnist": "fashion_mnist",
         }.get(dataset, dataset)

@@ -4,9 +4,10 @@
     python launch.py sweep configs/sweeps/mnist_few_labels.py:one_change --workdir=runs/mnist_few_labels_one_change
 
 The small CNN, 20 clients of 100 images, 8 a round, labels for 10 of each client's images, LDA 0.1, 40 rounds, 3 seeds.
-Five local epochs of the 90 unlabelled images are 45 steps: methods that count steps, or go through the labels alone,
-take as many. FedTriNet's schedule, which is of 100 rounds, is shortened to 40. `one_change` asks why FedTriNet and
-FedLabel end below the labels alone: one change each, seeds 0 and 1.
+Five local epochs of the 90 unlabelled images are 45 steps: FedLabel, which counts steps, and FedAvg and FedProx on the
+labels alone take as many. FedMatch takes 5 of each kind, and FedTriNet 5 while it trains on labels alone: their epochs
+are of the labelled images. FedTriNet's schedule, which is of 100 rounds, is shortened to 40. `one_change` asks why
+FedTriNet and FedLabel end below the labels alone and SAGE behind FixMatch: one change each, seeds 0 and 1.
 """
 
 from fedjax_ssl.sweep import Sweep, of_dataset
@@ -41,10 +42,13 @@ METHODS = {
 ONE_CHANGE = {
     "FedTriNet, labels alone to the end": ("fedtrinet", {**SHORTENED, "fedtrinet.warm_up_rounds": 40}),
     "FedTriNet, one player": ("fedtrinet,one_player", SHORTENED),
+    "FedTriNet, two blocks in the head part": ("fedtrinet", {**SHORTENED, "fedtrinet.head_blocks": 2}),
     "FedLabel, its own steps": "fedlabel",
     "FedLabel, no unlabelled image": ("fedlabel", {**IN_STEPS, "fedlabel.unlabelled_from": 40}),
     "FedLabel, the global expert": ("fedlabel,only_global", IN_STEPS),
     "FedLabel, threshold 0.9": ("fedlabel,threshold_0_9", IN_STEPS),
+    "SAGE, near-IID pairs": ("sage", {"data.partition": "dirichlet_pairs"}),
+    "FixMatch, near-IID pairs": ("fixmatch,lpl", {"data.partition": "dirichlet_pairs"}),
 }
 ROWS = {"methods": (METHODS, (0, 1, 2)), "one_change": (ONE_CHANGE, (0, 1))}
 

@@ -12,9 +12,9 @@ An entry's strength is low + (high - low) * fraction; the flavours differ in how
 
 The number of operations and m are the user's; usb and fedmatch read no m. FedMatch draws M from {2, ..., 5} for each
 image. What papers use: SemiFL 2 and m = 10; SAGE and ProxyFL fixmatch with 2 and m = 9 (their "10" is never drawn);
-(FL)^2 and SemiAnAgg usb with 3 (SemiAnAgg on the enlarged image, `augment.resized`); FedLabel's paper 10 operations of
-m = 1, its code one of m = 10, after which it crops from black borders (`augment.border`); FedMatch 6, with neither flip
-nor crop.
+(FL)^2 and SemiAnAgg usb with 3 (SemiAnAgg on the enlarged image, `augment.resized`); FedLabel's paper (1, 10) behind
+its eq. 5 and 10 operations of m = 1 in its section 5.2, its code one of m = 10, after which it crops from black borders
+(`augment.border`); FedMatch 6, with neither flip nor crop.
 
 The ranges stand in the tables below. Two things to know before comparing results:
 

@@ -52,7 +52,7 @@ VARIANTS = {
         "data.labelled_share": 0.2,
         "data.partition": "dirichlet_classes",
         "augment.flavour": "fedlabel",
-        "augment.num_ops": 1,  # (1, 10) behind eq. 5, as in the code
+        "augment.num_ops": 1,  # (1, 10) behind eq. 5, and in the code
         "augment.magnitude": 10,
         "client.batch_size": 64,
         "client.learning_rate": 0.003,
@@ -71,7 +71,7 @@ VARIANTS = {
         "fedlabel.unlabelled_from": 50,
         "augment.border": "zeros",
     },
-    "ten_operations": {"augment.num_ops": 10, "augment.magnitude": 1},  # as section 5.2 reads the (1, 10)
+    "ten_operations": {"augment.num_ops": 10, "augment.magnitude": 1},  # section 5.2 has them so, of a pool of 14
     "only_local": {"fedlabel.experts": "local"},  # Table 1
     "only_global": {"fedlabel.experts": "global"},
     "no_consistency": {"fedlabel.consistency_weight": 0.0},  # Figure 5

@@ -14,8 +14,8 @@ equations could not be read. Every client has a few labels. What differs from Fe
 The head part of any backbone is its first block: in the order in which the backbone makes its parameters, the first
 entry with a kernel, and what follows until the next one, such as its normalisation. The code averages head parts
 apart, by the same plain mean as whole models, so here they are the global model's and nothing more travels. A client
-that no round of labels alone has drawn has the initial model for its last one (the code first trains everybody once
-from it). Players are in evaluation mode, where the code leaves batch statistics of single images on.
+that no round of labels alone has drawn has the initial model for its last one (the code begins with rounds of all
+clients). Players are in evaluation mode, where the code leaves batch statistics of single images on.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ from fedjax_ssl.server.confidence import mean_confidence
 
 FIELDS = {"data.labels": "clients", "aggregation.weights": "uniform"}
 VARIANTS = {
-    "paper": {  # the setting of its code
+    "paper": {  # the setting of its code, but for its network
         "num_rounds": 100,
         "num_clients": 10,
         "clients_per_round": 5,
@@ -89,7 +89,7 @@ def defaults() -> Section:
     # then goes on: nothing is spliced. 'two', without the local one, is an ERROR of the code with a factor for three:
     # nothing is accepted where 2.8 m > 2.
     section.players = word("three", *PLAYERS)
-    section.head_blocks = whole(1, least=1)  # of the backbone, in the head part; 2 in the code's demo
+    section.head_blocks = whole(1, least=1)  # of the backbone, in the head part; 2 in the code's demo and for MNIST
     section.freeze_head = True  # while the spliced network is tuned
     # In a round, after which a client trains on accepted images apart as well.
     section.min_new_labels = whole(10, least=1)
