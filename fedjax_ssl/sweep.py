@@ -156,15 +156,15 @@ def load_sweep(sweep_file: str) -> Sweep:
     return sweep
 
 
-def of_dataset(datasets: Mapping[str, Any], name: str) -> Any:
-    """The entry of a sweep file for the data set that its argument names.
+def by_argument(choices: Mapping[str, Any], name: str) -> Any:
+    """What a sweep file has for its argument, such as a data set or the name of some rows.
 
     Raises:
-        UserError: it does not know the data set.
+        UserError: it has no such argument.
     """
-    if name not in datasets:
-        raise UserError(f"the sweep has no data set {name!r}{known_are(name, datasets)}")
-    return datasets[name]
+    if name not in choices:
+        raise UserError(f"the sweep has no argument {name!r}{known_are(name, choices)}")
+    return choices[name]
 
 
 def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list[Cell]:

@@ -16,7 +16,7 @@ The paper's accuracies, Dir 0.1 / IID:
     FedAnchor (mix)    73.02 / 85.87    46.39 / 51.34      87.28 / 92.71
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 METHODS = {
     "Supervised": "supervised,all_labels,plain",
@@ -35,7 +35,7 @@ DATASETS = {
 
 
 def get_sweep(dataset="cifar10"):
-    anchors, target_accuracy = of_dataset(DATASETS, dataset)
+    anchors, target_accuracy = by_argument(DATASETS, dataset)
     return Sweep(
         config=f"configs/fedanchor_{dataset}.py:paper",
         methods=METHODS,

@@ -15,7 +15,7 @@ accuracies at Dir 0.1:
     FedAnchor (mix)            55.26              42.25        48.56
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 METHODS = {
     "Supervised": "supervised,all_labels",
@@ -32,7 +32,7 @@ DATASETS = {
 
 
 def get_sweep(dataset="cifar10"):
-    anchors, target_accuracy = of_dataset(DATASETS, dataset)
+    anchors, target_accuracy = by_argument(DATASETS, dataset)
     methods = {
         f"{name} ({recipe})": f"{words},{recipe}" for name, words in METHODS.items() for recipe in ("plain", "strong")
     }

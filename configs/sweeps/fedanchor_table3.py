@@ -16,7 +16,7 @@ The paper's accuracies:                           CIFAR-10, 500    SVHN, 1000
                       FedAnchor                           72.75         90.20
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 UPPER = {
     "FedAvg+FixMatch": "fixmatch,plain",
@@ -37,7 +37,7 @@ DATASETS = {"cifar10": (500, 0.5), "svhn": (1000, 0.8)}
 
 
 def get_sweep(dataset="cifar10"):
-    anchors, target_accuracy = of_dataset(DATASETS, dataset)
+    anchors, target_accuracy = by_argument(DATASETS, dataset)
     backbones = {"wrn28_2": UPPER, "resnet18": LOWER}
     return Sweep(
         config=f"configs/fedanchor_{dataset}.py:paper",

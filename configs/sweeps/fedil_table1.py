@@ -22,7 +22,7 @@ docs/methods.md. How the paper makes a classifier of FedU's, FedEMA's and Orches
 probe on the server's labelled images.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 # Labelled images of the two label rates, and the accuracy to which rounds are counted.
 DATASETS = {
@@ -33,7 +33,7 @@ DATASETS = {
 
 
 def get_sweep(dataset="cifar10"):
-    anchors, target_accuracy = of_dataset(DATASETS, dataset)
+    anchors, target_accuracy = by_argument(DATASETS, dataset)
     return Sweep(
         config=f"configs/fedil_{dataset}.py",
         methods={

@@ -11,7 +11,7 @@ paper's accuracies are in configs/fedlabel_DATASET.py. It does not give the base
 FedLabel's learning rate, batch size and augmentation, and five local epochs where FedLabel counts steps.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 # Degrees of heterogeneity, and the accuracy to which rounds are counted.
 DATASETS = {
@@ -24,7 +24,7 @@ DATASETS = {
 
 
 def get_sweep(dataset="cifar10"):
-    alphas, target_accuracy = of_dataset(DATASETS, dataset)
+    alphas, target_accuracy = by_argument(DATASETS, dataset)
     return Sweep(
         config=f"configs/fedlabel_{dataset}.py",
         methods={

@@ -21,7 +21,7 @@ augmentation, as in the paper's re-run. Its FedCon is the public code of that, o
 and the plain mean. All have 800 rounds.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 # Labels, features of the backbone, and the accuracy to which rounds are counted.
 DATASETS = {
@@ -39,7 +39,7 @@ AS_PUBLISHED = {"client.batch_size": 10, "server.pretrain_epochs": 0, "model.sta
 
 
 def get_sweep(dataset="cifar10"):
-    labels, features, target_accuracy = of_dataset(DATASETS, dataset)
+    labels, features, target_accuracy = by_argument(DATASETS, dataset)
     fedcon = {
         "client.batch_size": 50,
         "client.epochs": 1,

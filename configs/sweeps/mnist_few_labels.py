@@ -10,7 +10,7 @@ are of the labelled images. FedTriNet's schedule, which is of 100 rounds, is sho
 FedTriNet and FedLabel end below the labels alone and SAGE behind FixMatch: one change each, seeds 0 and 1.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 STEPS = 45
 SHORTENED = {
@@ -54,7 +54,7 @@ ROWS = {"methods": (METHODS, (0, 1, 2)), "one_change": (ONE_CHANGE, (0, 1))}
 
 
 def get_sweep(rows="methods"):
-    methods, seeds = of_dataset(ROWS, rows)
+    methods, seeds = by_argument(ROWS, rows)
     return Sweep(
         config="configs/fedanchor_mnist.py",
         common={

@@ -27,7 +27,7 @@ all others 0.1, for two of its terms have a weight of 10. Rounds to 50 % on CIFA
 267, ProxyFL 177.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 DATASETS = {"cifar10": 0.8, "cifar100": 0.5, "svhn": 0.9, "cinic10": 0.7}  # the accuracy to which rounds are counted
 # As many as the others' five epochs on CIFAR have, of each kind: the papers do not say how many FedLabel takes here.
@@ -52,5 +52,5 @@ def get_sweep(dataset="cifar10"):
         methods=METHODS,
         fields={"data.alpha": (0.1, 0.5, 1.0)},
         seeds=(0,),
-        target_accuracy=of_dataset(DATASETS, dataset),
+        target_accuracy=by_argument(DATASETS, dataset),
     )

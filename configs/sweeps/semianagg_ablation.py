@@ -12,7 +12,7 @@ in the place of FlexMatch; their numbers cannot be read. FreeMatch's and SoftMat
 counts.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 # Rounds of the warm-up, the accuracy to which rounds are counted.
 DATASETS = {"svhn": (250, 0.8), "cifar100": (500, 0.3), "cifar100_lt": (500, 0.15), "isic": (250, 0.65)}
@@ -27,7 +27,7 @@ TRAINERS = {
 
 
 def get_sweep(dataset="svhn"):
-    warm_up, target_accuracy = of_dataset(DATASETS, dataset)
+    warm_up, target_accuracy = by_argument(DATASETS, dataset)
     return Sweep(
         config=f"configs/semianagg_{dataset}.py",
         methods={

@@ -10,7 +10,7 @@ or 0.8. Over CBAFed the paper gains 4.56 points of balanced accuracy and 1.69 of
 Dir 0.1. The rows are those of semianagg_table.py; RSCFed's groups are half of the clients, as its five of ten are.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 WARM_UP, ROUNDS = 250, 500
 FRESH = {"init_from": "", "num_rounds": WARM_UP + ROUNDS}
@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 def get_sweep(setting="50"):
-    clients, fields = of_dataset(SETTINGS, setting)
+    clients, fields = by_argument(SETTINGS, setting)
     return Sweep(
         config="configs/semianagg_isic.py",
         methods={

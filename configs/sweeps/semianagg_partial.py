@@ -9,7 +9,7 @@ labelled images, then on the others, and counts in both halves of the mean. The 
 semianagg_table.py; IsoFed is none of them, for it takes clients of one kind each.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 WARM_UP, ROUNDS = 250, 500
 FRESH = {"init_from": "", "num_rounds": WARM_UP + ROUNDS}
@@ -22,7 +22,7 @@ DATASETS = {
 
 
 def get_sweep(dataset="svhn"):
-    rscfed, rates, cbafed, target_accuracy = of_dataset(DATASETS, dataset)
+    rscfed, rates, cbafed, target_accuracy = by_argument(DATASETS, dataset)
     return Sweep(
         config=f"configs/semianagg_{dataset}.py",
         methods={

@@ -20,7 +20,7 @@ file's balanced softmax. FedAvg-Semi, and the uniform mean over clients without 
 they say what SemiAnAgg's own weights are worth.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 RSCFED = {"client.clip_norm": 5.0, "client.unlabelled_learning_rate": 0.021}
 # Rounds of the warm-up and behind it, the variant of CBAFed, RSCFed, the accuracy to which rounds are counted.
@@ -33,7 +33,7 @@ DATASETS = {
 
 
 def get_sweep(dataset="svhn"):
-    warm_up, rounds, of_cbafed, rscfed, target_accuracy = of_dataset(DATASETS, dataset)
+    warm_up, rounds, of_cbafed, rscfed, target_accuracy = by_argument(DATASETS, dataset)
     fresh = {"init_from": "", "num_rounds": warm_up + rounds}
     return Sweep(
         config=f"configs/semianagg_{dataset}.py",

@@ -22,7 +22,7 @@ Its FedMatch and FedRGD are versions that leave out most of both, and are not he
 differs (docs/methods.md).
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 # Labels, classes, and the accuracy to which rounds are counted.
 DATASETS = {
@@ -41,7 +41,7 @@ CENTRAL = {"num_rounds": 400, "server.epochs": 1, "server.learning_rate": 0.1, "
 
 
 def get_sweep(dataset="cifar10"):
-    labels, num_classes, target_accuracy = of_dataset(DATASETS, dataset)
+    labels, num_classes, target_accuracy = by_argument(DATASETS, dataset)
     methods = {f"Partially supervised, {few} labels": (f"anchors_only,anchors={few}", CENTRAL) for few in labels}
     methods["Fully supervised"] = ("centralised", {**CENTRAL, "server.batch_size": 250})
     for few in labels:

@@ -21,7 +21,7 @@ balanced head have; `acr_plain_warm_up`: behind a warm-up without the balanced s
 semianagg_table.py.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 ROUNDS = 40
 COMMON = {
@@ -95,7 +95,7 @@ DATASETS = {
 
 
 def get_sweep(dataset="mnist"):
-    config, fields, methods, seeds, target_accuracy = of_dataset(DATASETS, dataset)
+    config, fields, methods, seeds, target_accuracy = by_argument(DATASETS, dataset)
     return Sweep(
         config=config,
         common={**COMMON, **fields},

@@ -20,7 +20,7 @@ code's, and the text's without what ties both models to each other.
 FreeMatch's averages begin anew in each round, as in its code, so that its thresholds stay near 1 / C.
 """
 
-from fedjax_ssl.sweep import Sweep, of_dataset
+from fedjax_ssl.sweep import Sweep, by_argument
 
 DATASETS = {"cifar10": 0.6, "cifar100": 0.4, "svhn": 0.5, "fmnist": 0.7}  # the accuracy to which rounds are counted
 FIXMATCH = {"trainer.name": "fixmatch", "trainer.labels_from": "local"}
@@ -42,5 +42,5 @@ def get_sweep(dataset="cifar10"):
             "Twin-sight, no neighbourhood": "twin_sight,no_neighbourhood",
         },
         seeds=(0,),
-        target_accuracy=of_dataset(DATASETS, dataset),
+        target_accuracy=by_argument(DATASETS, dataset),
     )
