@@ -48,10 +48,13 @@ def get_config(arguments=""):
     return apply_arguments(make_fedanchor_config(num_rounds=2, **SMALL), arguments)
 """
 
+# Each file with the arguments that it takes: data sets, or the names of some rows.
 SWEEPS = [
-    (path, dataset)
+    (path, argument, kind == "DATASETS")
     for path in sorted((ROOT / "configs" / "sweeps").glob("*.py"))
-    for dataset in ("", *runpy.run_path(str(path)).get("DATASETS", ()))
+    for kind, arguments in [("", [""]), *runpy.run_path(str(path)).items()]
+    if kind in ("", "DATASETS", "ROWS")
+    for argument in arguments
 ]
 
 
@@ -362,26 +365,24 @@ def test_the_sweeps_of_the_page_are_what_it_says(tmp_path, monkeypatch, capsys):
     assert {f"`{name}`" for name in Sweep._fields} == set(re.findall(r"^\| (`\w+`) \|", page, re.MULTILINE))
 
 
-@pytest.mark.parametrize(("path", "dataset"), SWEEPS, ids=lambda part: getattr(part, "stem", part))
-def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, dataset, tmp_path):
-    words = f"{path}:{dataset}" if dataset else str(path)
+@pytest.mark.parametrize(
+    ("path", "argument", "is_dataset"), SWEEPS, ids=[f"{path.stem}:{argument}" for path, argument, _ in SWEEPS]
+)
+def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, argument, is_dataset, tmp_path):
+    words = f"{path}:{argument}" if argument else str(path)
     sweep = load_sweep(words)
     cells = plan(sweep, tmp_path)
     assert isinstance(sweep, Sweep) and cells
     assert progress_of(cells[0], sweep.seeds[0]) == "to do"
-    if dataset:
+    if is_dataset:
         of = {
             "svhn": "svhn_cropped",
             "emnist": "emnist/byclass",
             "organmnist": "organamnist.npz",
             "cifar100_lt": "cifar100",
-            "cifar10_lt": "cifar10",
-            "mnist_one_change": "mnist",
-            "cifar10_lt_one_change": "cifar10",
-            "acr_plain_warm_up": "cifar10",
             "isic": "ham10000.npz",
             "fmnist": "fashion_mnist",
-        }.get(dataset, dataset)
+        }.get(argument, argument)
         sources = {cell.config.data.path or cell.config.data.source for cell in cells}
         assert {source.removesuffix(".npz") for source in sources} == {of.removesuffix(".npz")}
     is_named = f"python launch.py sweep {words.removeprefix(f'{ROOT}/')} --workdir=" in path.read_text()

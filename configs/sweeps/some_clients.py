@@ -85,7 +85,7 @@ STRENGTHS = {
 MNIST, CIFAR10 = "configs/fedanchor_mnist.py", "configs/fedanchor_cifar10.py:paper"
 SMALL, PLAIN = {"data.examples_per_client": 300}, {**CIFAR10_LT, "client.logit_adjustment": 0.0}
 # The config file, what differs from the common fields, the methods, seeds, the accuracy to which rounds are counted.
-DATASETS = {
+ROWS = {
     "mnist": (MNIST, SMALL, METHODS, (0, 1, 2), 0.9),
     "cifar10_lt": (CIFAR10, CIFAR10_LT, METHODS, (0,), 0.3),
     "mnist_one_change": (MNIST, SMALL, MNIST_CHANGES, (0,), 0.9),
@@ -95,7 +95,7 @@ DATASETS = {
 
 
 def get_sweep(dataset="mnist"):
-    config, fields, methods, seeds, target_accuracy = by_argument(DATASETS, dataset)
+    config, fields, methods, seeds, target_accuracy = by_argument(ROWS, dataset)
     return Sweep(
         config=config,
         common={**COMMON, **fields},
