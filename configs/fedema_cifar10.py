@@ -10,7 +10,8 @@ linear classifier trained on the labels of all images (200 epochs of Adam):
     FedEMA                      83.34
     FedEMA, a user's re-run     82.1
 As the start of another method: --config.init_from=RUN, with the same data and normalisation.
-Arguments: anchors=, iid, a backbone, other methods, the variants of fedjax_ssl/methods/fedema.py.
+Arguments: anchors=, --config.data.partition=iid, a backbone, other methods, the variants of
+fedjax_ssl/methods/fedema.py.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -77,7 +77,7 @@ command line as `--config.FIELD=VALUE` is applied after all of them.
 |---|---|"""
     for name, field in ARGUMENT_FIELDS.items():
         yield f"| `{name}=...` | `{field}` |"
-    yield "\nThe name of another method, which any config takes, so that methods are compared on the same data:\n"
+    yield "\nThe name of another method, for configs with labels where it takes them: methods on the same data:\n"
     yield "| argument | sets |\n|---|---|"
     for name, entry in METHODS.items():
         yield f"| `{name}` | {_assigned(entry.fields)} |"

@@ -99,7 +99,9 @@ def shared_fields() -> Section:
     config.rounds_per_dispatch = whole(None, least=1)
 
     config.data = Section()
-    config.data.source = "cifar10"  # 'digits', 'npz', 'folder', or a TensorFlow Datasets name
+    # 'digits', 'npz', 'folder', or of TensorFlow Datasets cifar10, cifar100, svhn_cropped, mnist, fashion_mnist,
+    # emnist/byclass: see docs/data.md.
+    config.data.source = "cifar10"
     config.data.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/own_data.md
     config.data.image_size = whole(0, least=0)  # for a folder: resize all to N x N pixels; 0: they have one size
     # Before that: cut out the square in the middle, or 'stretch': resize the whole image.
@@ -208,7 +210,7 @@ def shared_fields() -> Section:
     config.client.proximal = real(0.0, least=0)  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
     config.client.spare_classifier = False  # weight decay and clipping are of the other parts alone (SemiAnAgg's code)
     # Of methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
-    # cbafed, isofed, twin_sight; the views of all but fedlabel and fedtrinet.
+    # cbafed, isofed, twin_sight; the views of all but fedlabel, fedtrinet's in its tuning.
     config.client.logit_adjustment = real(0.0, least=0)  # tau: tau log(share of the class) joins the logits in the loss
     config.client.absent_class = real(0.5, above=0)  # the count of a class that the client lacks, in that share
     # Joins every share in the place of that count (SemiAnAgg's code: 1e-12); 0: none. The logits of a class that the

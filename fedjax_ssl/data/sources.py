@@ -54,12 +54,13 @@ class _Facts(NamedTuple):
 
 # The constants of CIFAR and SVHN are those of SemiFL (Diao et al., NeurIPS 2022); its std of CIFAR-10 is, as
 # almost everywhere, the mean of the images' own deviations and not the deviation over all pixels. Those of
-# MNIST and EMNIST are the customary ones, over all pixels of the training images.
+# MNIST, Fashion-MNIST and EMNIST are the customary ones, over all pixels of the training images.
 _PUBLISHED = {
     "cifar10": _Facts((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), flip=True),
     "cifar100": _Facts((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), flip=True),
     "svhn_cropped": _Facts((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), flip=False),
     "mnist": _Facts((0.1307,), (0.3081,), flip=False),
+    "fashion_mnist": _Facts((0.2860,), (0.3530,), flip=True),
     "emnist/byclass": _Facts(
         (0.1736,), (0.3317,), flip=False, class_names=(*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
     ),
