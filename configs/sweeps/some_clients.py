@@ -15,10 +15,10 @@ alone would take 0.95. FreeMatch's and SoftMatch's averages last for the run, wi
 a client has 400 to 800 steps, and with averages that begin anew in each pass both would accept nearly every image.
 The small CNN on both. `mnist`: 300 images a client, batches of 32, 3 seeds. `cifar10_lt`: 12,406 images from 5,000 of a
 class to 50, batches of 64, the balanced test set, the balanced softmax at the labelled client, one seed. `_one_change`
-asks for reasons, one change each: what puts CBAFed and IsoFed ahead on MNIST, why CBAFed falls and ACR collapses on
-CIFAR-10-LT (four rounds with other strengths of its adjustment, which its label, its threshold and the loss of its
-balanced head have; `acr_plain_warm_up`: behind a warm-up without the balanced softmax). SemiAnAgg's own table is
-semianagg_table.py.
+asks for reasons, one change each: what puts CBAFed and IsoFed ahead on MNIST and Twin-sight behind, why CBAFed falls
+and ACR collapses on CIFAR-10-LT (four rounds with other strengths of its adjustment, which its label, its threshold and
+the loss of its balanced head have; `acr_plain_warm_up`: behind a warm-up without the balanced softmax). SemiAnAgg's own
+table is semianagg_table.py.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -77,6 +77,8 @@ MNIST_CHANGES = {
     **CBAFED_CHANGES,
     "IsoFed, no adaptation": ("isofed,no_adaptation", ISOFED),
     "SemiAnAgg, FixMatch": ("semianagg", {"trainer.name": "fixmatch"}),
+    "Twin-sight, no neighbourhood loss": "twin_sight,no_neighbourhood",
+    "Twin-sight, no contrastive loss": ("twin_sight", {"twin_sight.contrastive_weight": 0.0}),
 }
 STRENGTHS = {
     f"ACR, strength {strength:g}": ("semianagg", {**ACR, "trainer.strength": strength, "num_rounds": 4})
