@@ -69,6 +69,7 @@ METHODS = {
     "IsoFed": ("isofed", ISOFED),
     "Twin-sight": "twin_sight",
 }
+LOCAL_FIXMATCH = {"trainer.name": "fixmatch", "trainer.labels_from": "local"}  # as Twin-sight labels
 CBAFED_CHANGES = {
     "CBAFed, once through the labels": ("cbafed", {**CBAFED, "cbafed.labelled_epochs": 1}),
     "CBAFed, no second classes": ("cbafed", {**CBAFED, "cbafed.second_labels": False}),
@@ -77,6 +78,7 @@ MNIST_CHANGES = {
     **CBAFED_CHANGES,
     "IsoFed, no adaptation": ("isofed,no_adaptation", ISOFED),
     "SemiAnAgg, FixMatch": ("semianagg", {"trainer.name": "fixmatch"}),
+    "FedAvg, labels of the local model": ("fedavg_semi,together", LOCAL_FIXMATCH),
     "Twin-sight, no neighbourhood loss": "twin_sight,no_neighbourhood",
     "Twin-sight, no contrastive loss": ("twin_sight", {"twin_sight.contrastive_weight": 0.0}),
 }
