@@ -27,6 +27,7 @@ PROXYFL = {
     "ProxyFL, its code": ("proxyfl,code", {"client.epochs": 1}),
     "ProxyFL, no contrastive loss": ("proxyfl,no_contrastive", {"client.epochs": 1}),
     "ProxyFL, no tuning": ("proxyfl,no_tuning", {"client.epochs": 1}),
+    "ProxyFL, eq. 9 over the batch": ("proxyfl", {"client.epochs": 1, "proxyfl.loss_over": "batch"}),
     "ProxyFL, one mean over all": ("proxyfl", {"client.epochs": 1, "proxyfl.contrastive_over": "all"}),
 }
 ROWS = {  # methods, rounds, warm-up
