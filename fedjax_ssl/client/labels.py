@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.debias import mean_prediction, without_prior
+from fedjax_ssl.client.debias import debiased, mean_prediction
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.client.scores import score_cohort
 from fedjax_ssl.client.thresholds import class_thresholds, qualify
@@ -78,7 +78,7 @@ def label_cohort(
     scores_used, prior = scored if used is None else scored[used], None
     if debias:
         prior = mean_prediction(scores_used, examples.present)
-        scores_used = jax.nn.softmax(without_prior(problem, jnp.log(scores_used), examples.present))
+        scores_used = jax.nn.softmax(debiased(jnp.log(scores_used), prior[..., None, :]))
     thresholds, own = jax.vmap(lambda s, p, o: class_thresholds(problem.config.threshold, threshold, s, p, o))(
         scores_used, examples.present, examples.own
     )
