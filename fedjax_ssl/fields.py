@@ -10,6 +10,7 @@ CHANGES_NO_RESULT = (
     "checkpoint_every",
     "checkpoint_every_persistent",
     "devices",
+    "eval_batch_size",
     "lanes",
     "log.report",
     "log.tensorboard",
@@ -80,7 +81,6 @@ def shared_fields() -> Section:
     # fresh weights; in a folder of several seeds, the run of this seed. server.pretrain_epochs train it further.
     config.init_from = ""
     config.schedule = word("constant", "cosine")  # of all learning rates, over rounds; 'cosine': to 0
-    config.eval_batch_size = whole(500, least=1)  # images at a time in labelling and evaluation; bounds the memory
     # After each round besides accuracy and loss: of 'balanced_accuracy', 'precision', 'auc', 'shots' and 'knn', in
     # brackets. 'knn' compares features with those of the server's labelled images.
     config.eval_measures = several((), word("balanced_accuracy", "precision", "auc", "shots", "knn"), distinct=True)
@@ -95,6 +95,7 @@ def shared_fields() -> Section:
     # Performance only; None takes the measured default of the backend.
     config.lanes = whole(None, least=1)  # clients trained side by side on each device
     config.devices = whole(None, least=1)  # that share the lanes; None: all; of a processor's cores one a client
+    config.eval_batch_size = whole(None, least=1)  # images at a time in labelling and evaluation
     # Rounds between two looks at progress and signals; with data.validation 1, to see each round's model.
     config.rounds_per_dispatch = whole(None, least=1)
 

@@ -35,7 +35,7 @@ def evaluate(
     name: str,
     images: jax.Array,
     labels: jax.Array,
-    batch_size: int,
+    batch_size: int | None,
     more: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] | None = None,
     of_features: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] | None = None,
 ) -> dict[str, jax.Array]:
@@ -47,7 +47,7 @@ def evaluate(
         name: of the set.
         images: uint8 [n, H, W, C].
         labels: int32 [n].
-        batch_size: images at a time.
+        batch_size: images at a time; None: what is fast on the backend.
         more: what else is measured, (logits [n, C], labels) -> by name.
         of_features: the same of the backbone's features [n, F].
 
@@ -111,7 +111,9 @@ def score_pseudo_labels(
 NUM_EMBEDDINGS = 1000  # as many as a picture of the latent space can show
 
 
-def make_snapshot(network: Network, batch_size: int, with_auc: bool = False) -> Callable[..., dict[str, jax.Array]]:
+def make_snapshot(
+    network: Network, batch_size: int | None, with_auc: bool = False
+) -> Callable[..., dict[str, jax.Array]]:
     """The function that describes a model by its outputs on a set of images.
 
     Returns:

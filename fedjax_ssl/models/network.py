@@ -71,8 +71,8 @@ class Network(NamedTuple):
         """What represents an image in pictures and predictions: float32 [B, D]."""
         return outputs.heads[self.embedding] if self.embedding else outputs.features
 
-    def predict_rows(self, model: Model, images: jax.Array, rows: jax.Array, batch_size: int) -> Outputs:
-        """`predict` for rows [n] of a table of images, at most `batch_size` of them at a time."""
+    def predict_rows(self, model: Model, images: jax.Array, rows: jax.Array, batch_size: int | None) -> Outputs:
+        """`predict` for rows [n] of a table of images, at most `batch_size` of them at a time, see `map_batches`."""
         return map_batches(lambda r: self.predict(model, images[r]), rows, batch_size)
 
     def train(
