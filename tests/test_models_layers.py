@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models import processor
+from fedjax_ssl.models import layers, processor
 from fedjax_ssl.models.layers import (
     LANE_FORMS,
     conv2d,
@@ -63,6 +63,24 @@ def test_both_passes_equal_plain_convolution(size, window, channels, stride):
         compiled_both_ways(x, kernel, gradient, stride, implementation) for implementation in ("custom_backward", "lax")
     )
     assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("channels", [8, layers.TURNED_CHANNELS])
+@pytest.mark.parametrize(("copied_images", "parts"), [(0.5, 6), (2.5, 3), (5, 2), (6, 1)])
+def test_a_kernels_gradient_is_the_sum_over_parts_of_the_batch(monkeypatch, channels, copied_images, parts):
+    """Of as many images as divide the batch and may be copied at a time: here of six."""
+    x, kernel, gradient = arrays((6, 8, 9, channels), (3, 3, channels, 4), 1)
+    monkeypatch.setattr(layers, "CACHED_NUMBERS", int(copied_images * 8 * 9 * 3 * (channels + 4)))
+
+    def of_kernel(x, kernel, gradient):
+        return jax.vjp(lambda kernel: conv2d(x, kernel, implementation="custom_backward"), kernel)[1](gradient)[0]
+
+    assert f"length={parts}\n" in str(jax.make_jaxpr(of_kernel)(x, kernel, gradient))
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    expected = np.zeros(kernel.shape)
+    for a, b in np.ndindex(3, 3):
+        expected[a, b] = np.einsum("nijc,nijd->cd", padded[:, a : a + 8, b : b + 9], gradient)
+    assert_close([jax.jit(of_kernel)(x, kernel, gradient)], [expected])
 
 
 @pytest.mark.parametrize("size", [(8, 8), (9, 12), (3, 2), (1, 1), (6, 5)])

@@ -23,6 +23,8 @@ from fedjax_ssl.models import processor, winograd
 
 FEW_CHANNELS = 8  # of the input: below, a CPU convolves by one matrix product
 MANY_CHANNELS = 32  # on both sides: from here on fewer multiplications pay
+TURNED_CHANNELS = 32  # of the input: from here on a kernel's gradient is faster with positions last
+CACHED_NUMBERS = 200_000  # what a kernel's gradient copies at a time, so that its product finds them in the caches
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 # Kaiming normal over the fan-out: standard deviation sqrt(2 / (kernel_h * kernel_w * out)), not truncated.
@@ -58,7 +60,9 @@ def conv2d(x, kernel, stride=1, implementation=None):
         raise UserError(f"winograd convolves 3x3 with stride 1, not {kernel.shape[0]}x{kernel.shape[1]} with {stride}")
     if implementation != "lax":
         if kernel.shape[:2] == (1, 1):
-            return jnp.matmul(x[:, ::stride, ::stride], kernel[0, 0])
+            x = x[:, ::stride, ::stride]
+            # Two axes: with more, the gradient of the kernel copies the transposed input.
+            return jnp.matmul(x.reshape(-1, x.shape[-1]), kernel[0, 0]).reshape(*x.shape[:-1], kernel.shape[3])
         if kernel.shape[2] < FEW_CHANNELS:
             return _conv2d_by_columns(x, kernel, stride)
     return _conv2d(x, kernel, stride, implementation, _lane_form())
@@ -143,9 +147,8 @@ def _in_lanes(one_lane, by_columns, form, stride, **sizes):
 
 def _columns(x, kernel_size, stride):
     """The shifted inputs side by side (im2col): [N, Ho, Wo, kernel_h * kernel_w * C]."""
-    vertical, horizontal = (kernel_size[0] - 1) // 2, (kernel_size[1] - 1) // 2
     height, width = x.shape[1:3]
-    padded = jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
+    padded = _padded(x, kernel_size)
     return jnp.concatenate(
         [
             padded[:, a : a + height : stride, b : b + width : stride]
@@ -252,46 +255,73 @@ def _kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
     Tap (a, b) is the sum over positions (i, j) of x[i + a, j + b] gradient[i, j], with x padded.
     """
     del input_shape
-    kernel_size = kernel_shape[:2]
-    vertical, horizontal = (kernel_size[0] - 1) // 2, (kernel_size[1] - 1) // 2
-    padded = jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
     # One product wastes (kernel_h - 1) of its rows on padding, and pays for joined copies of the gradient,
     # so it is the faster form for large images and for more than a handful of input channels only.
     joined = stride == 1 and gradient.shape[1] >= 8 and x.shape[-1] >= 8
-    form = _kernel_gradient_joined if joined else _kernel_gradient_by_rows
-    return form(padded, gradient, stride, kernel_size).astype(gradient.dtype)
+    if joined:
+        product = _kernel_gradient_in_parts(x, gradient, kernel_shape[:2])
+    else:
+        product = _kernel_gradient_by_rows(x, gradient, stride, kernel_shape[:2])
+    return product.astype(gradient.dtype)
 
 
-def _kernel_gradient_joined(padded, gradient, stride, kernel_size):
+def _kernel_gradient_in_parts(x, gradient, kernel_size):
+    """The sum of `_kernel_gradient_joined` over parts of the batch: of images that copy `CACHED_NUMBERS`, or of one."""
+    copied = math.prod(gradient.shape[1:3]) * (kernel_size[1] * x.shape[3] + kernel_size[0] * gradient.shape[3])
+    most = max(1, CACHED_NUMBERS // copied)
+    images = max(size for size in range(1, len(x) + 1) if len(x) % size == 0 and size <= most)
+
+    def add(total, part):
+        return total + _kernel_gradient_joined(*part, kernel_size), None
+
+    parts = [array.reshape(-1, images, *array.shape[1:]) for array in (x, gradient)]
+    return lax.scan(add, jnp.zeros((*kernel_size, x.shape[3], gradient.shape[3]), jnp.float32), parts)[0]
+
+
+def _padded(x, kernel_size):
+    vertical, horizontal = (kernel_size[0] - 1) // 2, (kernel_size[1] - 1) // 2
+    return jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
+
+
+def _kernel_gradient_joined(x, gradient, kernel_size):
     """All taps in one matrix product, for stride 1.
 
     The horizontal shifts are joined along the channels of the input, the vertical ones along those of the
     gradient: summing over i' = i + a instead of i turns tap (a, b) into x[i', j + b] gradient[i' - a, j].
     """
-    del stride
     kernel_height, kernel_width = kernel_size
     height, width, features = gradient.shape[1:]
-    channels = padded.shape[-1]
-    inputs = jnp.concatenate([padded[:, :, b : b + width] for b in range(kernel_width)], axis=-1)
+    channels = x.shape[-1]
     margin = kernel_height - 1
     outputs = jnp.pad(gradient, ((0, 0), (margin, margin), (0, 0), (0, 0)))
     outputs = jnp.concatenate([outputs[:, margin - a : 2 * margin - a + height] for a in range(kernel_height)], axis=-1)
-    product = _contract_positions(inputs, outputs)
+    if channels >= TURNED_CHANNELS:
+        # The product gains more from positions that come last than turning them costs. XLA must meet the turn first:
+        # behind the padding it would make it the product's.
+        margins = [((size - 1) // 2, (size - 1) // 2) for size in kernel_size]
+        planes = jnp.pad(x.transpose(3, 0, 1, 2), ((0, 0), (0, 0), *margins))
+        inputs = jnp.concatenate([planes[..., b : b + width] for b in range(kernel_width)])
+        inputs, outputs = inputs.reshape(len(inputs), -1), outputs.reshape(-1, outputs.shape[-1])
+        product = jnp.matmul(inputs, outputs, preferred_element_type=jnp.float32)
+    else:
+        padded = _padded(x, kernel_size)
+        inputs = jnp.concatenate([padded[:, :, b : b + width] for b in range(kernel_width)], axis=-1)
+        product = _contract_positions(inputs, outputs)
     product = product.reshape(kernel_width, channels, kernel_height, features)
     return product.transpose(2, 0, 1, 3)
 
 
-def _kernel_gradient_by_rows(padded, gradient, stride, kernel_size):
+def _kernel_gradient_by_rows(x, gradient, stride, kernel_size):
     """One matrix product for each row of taps, whose shifted inputs are joined along the channels."""
     kernel_height, kernel_width = kernel_size
     height, width, features = gradient.shape[1:]
     rows_end, columns_end = (height - 1) * stride + 1, (width - 1) * stride + 1
-    products = []
+    padded, products = _padded(x, kernel_size), []
     for a in range(kernel_height):
         rows = padded[:, a : a + rows_end : stride]
         inputs = [rows[:, :, b : b + columns_end : stride] for b in range(kernel_width)]
         products.append(_contract_positions(jnp.concatenate(inputs, axis=-1), gradient))
-    return jnp.stack(products).reshape(kernel_height, kernel_width, padded.shape[-1], features)
+    return jnp.stack(products).reshape(kernel_height, kernel_width, x.shape[-1], features)
 
 
 def _contract_positions(a, b):
