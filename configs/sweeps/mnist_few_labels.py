@@ -7,7 +7,8 @@ The small CNN, 20 clients of 100 images, 8 a round, labels for 10 of each client
 Five local epochs of the 90 unlabelled images are 45 steps: FedLabel, which counts steps, and FedAvg and FedProx on the
 labels alone take as many. FedMatch takes 5 of each kind, and FedTriNet 5 while it trains on labels alone: their epochs
 are of the labelled images. FedTriNet's schedule, which is of 100 rounds, is shortened to 40. `one_change` asks why
-FedTriNet and FedLabel end below the labels alone and SAGE behind FixMatch: one change each, seeds 0 and 1.
+FedTriNet and FedLabel end below the labels alone and SAGE behind FixMatch, and what FedDB's debiasing does to
+FixMatch-GPL: one change each, seeds 0 and 1.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -47,6 +48,7 @@ ONE_CHANGE = {
     "FedLabel, no unlabelled image": ("fedlabel", {**IN_STEPS, "fedlabel.unlabelled_from": 40}),
     "FedLabel, the global expert": ("fedlabel,only_global", IN_STEPS),
     "FedLabel, threshold 0.9": ("fedlabel,threshold_0_9", IN_STEPS),
+    "FixMatch, FedDB's debiasing": ("fixmatch,gpl", {"threshold.debias": "app_u"}),
     "SAGE, near-IID pairs": ("sage", {"data.partition": "dirichlet_pairs"}),
     "FixMatch, near-IID pairs": ("fixmatch,lpl", {"data.partition": "dirichlet_pairs"}),
 }

@@ -13,18 +13,21 @@ configs, such as those of twice the labels (`--config.data.num_labelled=10000` b
     FedAvg with all labels     90.46 91.24 91.32    67.98 68.83 69.10    94.11 94.41 94.40
     FixMatch-LPL               82.98 84.36 84.69    49.32 49.67 49.55    89.68 91.33 91.91
     FixMatch-GPL               84.56 86.05 86.66    48.96 51.80 52.19    90.50 91.94 92.31
+    FedProx+FixMatch           84.60 85.49 86.95    48.42 48.51 49.33    90.46 91.36 91.25
+    FedAvg+FlexMatch           84.21 86.00 86.57    49.91 51.39 51.79    52.58 55.59 60.50
+    FedDB                      83.99 85.28 87.49    48.43 50.11 51.55    92.56 93.00 93.14
     FedMatch                   75.35 77.86 78.00    32.23 31.49 35.75    88.63 89.20 89.23
     FedLabel                   62.85 79.46 79.17    50.88 52.21 52.38    89.31 91.51 91.16
     SAGE                       87.05 88.05 89.08    54.18 55.82 56.06    93.85 94.27 94.65
     ProxyFL, no_contrastive    87.59                54.86
     ProxyFL, no_tuning         87.81                57.21
     ProxyFL                    88.56 90.00 89.96    57.50 58.75 58.24    95.09 95.18 95.26
-FixMatch-GPL is the code's ProxyFL (`proxyfl.loss_over='batch'`) without both parts. The papers do not say how long the
-baselines train. Here "FedAvg, labels alone" goes five times through a client's 250 labelled images (CIFAR), 10 steps a
-round; with all labels it takes 100; FedLabel 95 on labels and as many on the others; FedMatch, five epochs of as many
-steps as the labelled images have, 10 of each kind; the other methods take 95. FedMatch has the learning rate 0.003 and
-all others 0.1, for two of its terms have a weight of 10. Rounds to 50 % on CIFAR-100 at 0.1: LPL 562, GPL 524, SAGE
-267, ProxyFL 177.
+FedDB is here its debiasing in FixMatch-GPL, with no other part of it. FixMatch-GPL is the code's ProxyFL
+(`proxyfl.loss_over='batch'`) without both parts. The papers do not say how long the baselines train. Here "FedAvg,
+labels alone" goes five times through a client's 250 labelled images (CIFAR), 10 steps a round; with all labels it takes
+100; FedLabel 95 on labels and as many on the others; FedMatch, five epochs of as many steps as the labelled images
+have, 10 of each kind; the other methods take 95. FedMatch has the learning rate 0.003 and all others 0.1, for two of
+its terms have a weight of 10. Rounds to 50 % on CIFAR-100 at 0.1: LPL 562, GPL 524, SAGE 267, ProxyFL 177.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -37,6 +40,9 @@ METHODS = {
     "FedAvg with all labels": "supervised,all_labels",
     "FixMatch-LPL": "fixmatch",
     "FixMatch-GPL": "fixmatch,gpl",
+    "FedProx+FixMatch": "fixmatch,fedprox",
+    "FedAvg+FlexMatch": ("fixmatch", {"threshold.kind": "flexmatch"}),
+    "FedDB's debiasing": ("fixmatch,gpl", {"threshold.debias": "app_u"}),
     "FedMatch": ("fedmatch", {"client.learning_rate": 0.003}),
     "FedLabel": ("fedlabel", IN_STEPS),
     "SAGE": "sage",
