@@ -28,8 +28,13 @@ def test_rows_come_in_even_chunks_of_what_is_fast_on_the_backend(backend, batch_
         seen.append(rows.shape)
         return 2 * rows
 
-    rows = np.arange(3 * count).reshape(count, 3)
     with mock.patch.object(jax, "default_backend", lambda: backend):
-        doubled = map_batches(double, rows, batch_size)
-    assert set(seen) == {(chunk, 3)}
-    np.testing.assert_array_equal(doubled, 2 * rows)
+        shape = jax.eval_shape(
+            lambda rows: map_batches(double, rows, batch_size), jax.ShapeDtypeStruct((count, 3), np.float32)
+        ).shape
+    assert set(seen) == {(chunk, 3)} and shape == (count, 3)
+
+
+def test_chunks_change_no_row():
+    rows = np.arange(21).reshape(7, 3)  # the last chunk is a row short
+    np.testing.assert_array_equal(jax.jit(lambda rows: map_batches(lambda part: 2 * part, rows, 4))(rows), 2 * rows)

@@ -19,11 +19,10 @@ from fedjax_ssl.models.layers import (
 
 def arrays(shape, kernel_shape, stride, dtype=jnp.float32):
     """Images, a kernel, and a gradient of the output's shape."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], shape, dtype)
-    kernel = jax.random.normal(keys[1], kernel_shape, dtype)
     size = [-(-side // stride) for side in shape[1:3]]
-    return x, kernel, jax.random.normal(keys[2], (shape[0], *size, kernel_shape[-1]), dtype)
+    draws = np.random.default_rng(0)  # JAX would compile a program for each shape
+    shapes = (shape, kernel_shape, (shape[0], *size, kernel_shape[-1]))
+    return tuple(jnp.asarray(draws.standard_normal(shape).astype(dtype)) for shape in shapes)
 
 
 def pass_both_ways(x, kernel, gradient, stride, implementation):
@@ -66,16 +65,21 @@ def test_both_passes_equal_plain_convolution(size, window, channels, stride):
 
 
 @pytest.mark.parametrize("channels", [8, layers.TURNED_CHANNELS])
-@pytest.mark.parametrize(("copied_images", "parts"), [(0.5, 6), (2.5, 3), (5, 2), (6, 1)])
-def test_a_kernels_gradient_is_the_sum_over_parts_of_the_batch(monkeypatch, channels, copied_images, parts):
-    """Of as many images as divide the batch and may be copied at a time: here of six."""
+def test_a_kernels_gradient_is_the_sum_over_parts_of_the_batch(monkeypatch, channels):
+    """Of as many images as divide the batch, here of six, and may be copied at a time."""
     x, kernel, gradient = arrays((6, 8, 9, channels), (3, 3, channels, 4), 1)
-    monkeypatch.setattr(layers, "CACHED_NUMBERS", int(copied_images * 8 * 9 * 3 * (channels + 4)))
 
     def of_kernel(x, kernel, gradient):
         return jax.vjp(lambda kernel: conv2d(x, kernel, implementation="custom_backward"), kernel)[1](gradient)[0]
 
-    assert f"length={parts}\n" in str(jax.make_jaxpr(of_kernel)(x, kernel, gradient))
+    def traced():
+        return str(
+            jax.make_jaxpr(lambda *inputs: of_kernel(*inputs))(x, kernel, gradient)
+        )  # JAX keeps a function's trace
+
+    for copied_images, parts in ((0.5, 6), (5, 2), (6, 1), (2.5, 3)):
+        monkeypatch.setattr(layers, "CACHED_NUMBERS", int(copied_images * 8 * 9 * 3 * (channels + 4)))
+        assert f"length={parts}\n" in traced()
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     expected = np.zeros(kernel.shape)
     for a, b in np.ndindex(3, 3):
@@ -195,11 +199,11 @@ def test_unknown_implementation_names_the_known_ones():
 
 
 def test_pooling_drops_an_odd_last_row_and_column():
-    x = jax.random.normal(jax.random.key(0), (2, 5, 6, 3))
-    expected = np.asarray(x)[:, :4].reshape(2, 2, 2, 3, 2, 3).max(axis=(2, 4))
-    np.testing.assert_array_equal(max_pool2d(x), expected)
-    assert max_pool2d(x[:, :, :5]).shape == (2, 2, 2, 3)
-    np.testing.assert_allclose(global_average_pool(x), np.asarray(x).mean(axis=(1, 2)), atol=1e-6)
+    x = np.random.default_rng(0).standard_normal((2, 5, 6, 3)).astype(np.float32)
+    expected = x[:, :4].reshape(2, 2, 2, 3, 2, 3).max(axis=(2, 4))
+    np.testing.assert_array_equal(jax.jit(max_pool2d)(x), expected)
+    assert jax.eval_shape(max_pool2d, x[:, :, :5]).shape == (2, 2, 2, 3)
+    np.testing.assert_allclose(jax.jit(global_average_pool)(x), x.mean(axis=(1, 2)), atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 1, 2, 1), (2, 6, 5, 2)])
@@ -207,8 +211,13 @@ def test_overlapping_pooling_and_its_gradient_by_loops(shape):
     """All values differ, so that each window has one largest position, which gets its gradient."""
     rng = np.random.default_rng(0)
     x = rng.permutation(np.prod(shape)).reshape(shape).astype(np.float32) - 20
-    pooled, vjp = jax.vjp(overlapping_max_pool2d, jnp.asarray(x))
-    weights = rng.normal(size=pooled.shape).astype(np.float32)
+    weights = rng.normal(size=jax.eval_shape(overlapping_max_pool2d, x).shape).astype(np.float32)
+
+    def both(x, weights):
+        pooled, vjp = jax.vjp(overlapping_max_pool2d, x)
+        return pooled, vjp(weights)[0]
+
+    pooled, actual = jax.jit(both)(x, weights)
     expected, gradient = np.zeros(pooled.shape), np.zeros(shape)
     assert pooled.shape == (shape[0], -(-shape[1] // 2), -(-shape[2] // 2), shape[3])
     for n, i, j, c in np.ndindex(*pooled.shape):
@@ -217,4 +226,4 @@ def test_overlapping_pooling_and_its_gradient_by_loops(shape):
         expected[n, i, j, c] = x[n, a, b, c]
         gradient[n, a, b, c] += weights[n, i, j, c]
     np.testing.assert_array_equal(pooled, expected)
-    np.testing.assert_allclose(vjp(jnp.asarray(weights))[0], gradient, atol=1e-6)
+    np.testing.assert_allclose(actual, gradient, atol=1e-6)
