@@ -23,16 +23,17 @@ METHODS = {
     "SAGE": ("sage", {"client.epochs": 1}),
     "ProxyFL": ("proxyfl", {"client.epochs": 1}),
 }
+BATCH = "ProxyFL, eq. 9 over the batch"
 PROXYFL = {
     "ProxyFL, its code": ("proxyfl,code", {"client.epochs": 1}),
     "ProxyFL, no contrastive loss": ("proxyfl,no_contrastive", {"client.epochs": 1}),
     "ProxyFL, no tuning": ("proxyfl,no_tuning", {"client.epochs": 1}),
-    "ProxyFL, eq. 9 over the batch": ("proxyfl", {"client.epochs": 1, "proxyfl.loss_over": "batch"}),
+    BATCH: ("proxyfl", {"client.epochs": 1, "proxyfl.loss_over": "batch"}),
     "ProxyFL, one mean over all": ("proxyfl", {"client.epochs": 1, "proxyfl.contrastive_over": "all"}),
 }
 ROWS = {  # methods, rounds, warm-up
     "fresh": (METHODS, 15, None),
-    "warmed": (METHODS, 10, ("supervised", {**ON_LABELS, "num_rounds": 60})),
+    "warmed": ({**METHODS, BATCH: PROXYFL[BATCH]}, 10, ("supervised", {**ON_LABELS, "num_rounds": 60})),
     "proxyfl": (PROXYFL, 8, None),
 }
 
