@@ -73,9 +73,8 @@ def test_a_kernels_gradient_is_the_sum_over_parts_of_the_batch(monkeypatch, chan
         return jax.vjp(lambda kernel: conv2d(x, kernel, implementation="custom_backward"), kernel)[1](gradient)[0]
 
     def traced():
-        return str(
-            jax.make_jaxpr(lambda *inputs: of_kernel(*inputs))(x, kernel, gradient)
-        )  # JAX keeps a function's trace
+        # A new function each time, for JAX keeps a function's trace.
+        return str(jax.make_jaxpr(lambda *inputs: of_kernel(*inputs))(x, kernel, gradient))
 
     for copied_images, parts in ((0.5, 6), (5, 2), (6, 1), (2.5, 3)):
         monkeypatch.setattr(layers, "CACHED_NUMBERS", int(copied_images * 8 * 9 * 3 * (channels + 4)))
