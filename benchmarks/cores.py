@@ -5,12 +5,14 @@
 
 Whole rounds of FedAnchor on random images of CIFAR-10's shape, every one of them trained on (a threshold below all
 cosines), so that the work is known. Each row is a process of its own, for devices and kernels are fixed when JAX
-starts; the processes take turns, a round each, and only one of them works at a time:
+starts; the processes take turns, a round each, and but for the last row only one of them works at a time:
 
     one core                     a single device, held to one core
     one device                   a single device whose operations are split over all cores: JAX's own default
     a device for each core       clients, labelling, statistics and evaluation are split over the devices
     the same, plain kernels      and each operation stays on one core (XLA_FLAGS=--xla_cpu_multi_thread_eigen=false)
+    a process for each core      what the machine itself gives: the first row's process once more on every core, each
+                                 with a whole round of its own, all at once; the seconds of the last over their number
 
 'no image' is the same round in which no client has anything to train on: labelling, statistics, evaluation, and the
 server's training, which every device repeats. Prints `cores NAME X`, the median over the
@@ -18,6 +20,7 @@ turns of one core's seconds over the row's.
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import statistics
@@ -28,20 +31,24 @@ import time
 
 from startup import CLASSES, make_images
 
-PLAIN = "--xla_cpu_multi_thread_eigen=false"
+from fedjax_ssl.run.cores import ONE_THREAD, PLAIN_LOOPS
+
 NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-KINDS = {  # name -> cores, devices, XLA's flags
-    "one core": (1, 1, ""),
-    "one device": (NUM_CORES, 1, ""),
-    "a device for each core": (NUM_CORES, NUM_CORES, ""),
-    "the same, plain kernels": (NUM_CORES, NUM_CORES, PLAIN),
+ALL, EACH = range(NUM_CORES), [[core] for core in range(NUM_CORES)]
+KINDS = {  # name -> the cores of each of its processes, their devices, XLA's flags
+    "one core": (EACH[:1], 1, ""),
+    "one device": ([ALL], 1, ""),
+    "a device for each core": ([ALL], NUM_CORES, ""),
+    "the same, plain kernels": ([ALL], NUM_CORES, ONE_THREAD),
+    "a process for each core": (EACH, 1, ""),
 }
 
 
 def work(options: argparse.Namespace) -> None:
     """One process: compiles, says so, and answers each line of its input with the seconds of a round."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+        mine = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, [mine[int(core)] for core in options.cores.split(",")])
     import jax
 
     jax.config.update("jax_num_cpu_devices", options.devices)
@@ -79,26 +86,32 @@ def work(options: argparse.Namespace) -> None:
             print(time.perf_counter() - started, flush=True)
 
 
-def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, without_images: bool) -> subprocess.Popen:
-    cores, devices, flags = KINDS[kind]
-    command = [sys.executable, __file__, "--work", f"--npz={npz}", f"--cores={cores}", f"--devices={devices}"]
-    command += [
-        f"--{name}={getattr(options, name)}" for name in ("model", "clients", "images", "anchors", "test_images")
-    ]
-    environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
-    return subprocess.Popen(
-        command + ["--without_images"] * without_images,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, without_images: bool) -> list[subprocess.Popen]:
+    """The processes of a row, compiled and after their first round."""
+    cores_of_each, devices, flags = KINDS[kind]
+    shared = [f"--{name}={getattr(options, name)}" for name in ("model", "clients", "images", "anchors", "test_images")]
+    shared += [f"--npz={npz}", f"--devices={devices}"] + ["--without_images"] * without_images
+    given = os.environ.get("XLA_FLAGS", "")
+    environment = {**os.environ, "XLA_FLAGS": f"{PLAIN_LOOPS} {flags} {given}".strip()}  # the last has the last word
+    processes = []
+    for cores in cores_of_each:  # one after the other, for compiling takes all cores
+        command = [sys.executable, __file__, "--work", *shared, f"--cores={','.join(map(str, cores))}"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        if process.stdout.readline().strip() != "ready":
+            raise SystemExit(f"{kind}: the process ended with status {process.wait()}")
+        seconds_of_a_round([process])
+        processes.append(process)
+    return processes
 
 
-def seconds_of_a_round(process: subprocess.Popen) -> float:
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
+def seconds_of_a_round(processes: list[subprocess.Popen]) -> float:
+    """Seconds for each round when every process does one, all at once."""
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return max(float(process.stdout.readline()) for process in processes) / len(processes)
 
 
 def main() -> None:
@@ -113,7 +126,7 @@ def main() -> None:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--without_images", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--npz", type=pathlib.Path, help=argparse.SUPPRESS)
-    parser.add_argument("--cores", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--cores", help=argparse.SUPPRESS)
     parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -125,25 +138,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         npz = pathlib.Path(folder) / "images.npz"
         make_images(npz, options.clients * options.images + options.anchors, options.test_images)
-        processes = {}
-        for kind in KINDS:  # one after the other, for compiling takes all cores
-            for without_images in (False, True):
-                process = processes[kind, without_images] = start(options, npz, kind, without_images)
-                if process.stdout.readline().strip() != "ready":
-                    raise SystemExit(f"{kind}: the process ended with status {process.wait()}")
-                seconds_of_a_round(process)
-        times = {key: [] for key in processes}
+        rows = [(kind, without_images) for kind in KINDS for without_images in (False, True)]
+        processes = {row: start(options, npz, *row) for row in rows}
+        times = {row: [] for row in rows}
         for _ in range(options.repeats):
-            for key, process in processes.items():
-                times[key].append(seconds_of_a_round(process))
-        for process in processes.values():
+            for row in rows:
+                times[row].append(seconds_of_a_round(processes[row]))
+        for process in itertools.chain.from_iterable(processes.values()):
             process.communicate()
-    rows = []
+    table = []
     for kind in KINDS:
         whole, server = times[kind, False], times[kind, True]
         ratio = statistics.median(one / mine for one, mine in zip(times["one core", False], whole))
         print(f"cores {kind} {ratio:.3f}")
-        rows.append(
+        table.append(
             {
                 "devices": kind,
                 "round, s": statistics.median(whole),
@@ -152,7 +160,7 @@ def main() -> None:
                 "its share": statistics.median(s / w for s, w in zip(server, whole)),
             }
         )
-    write(options.out, {**describe(), "model": options.model, "classes": CLASSES}, rows)
+    write(options.out, {**describe(), "model": options.model, "classes": CLASSES}, table)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 Every iteration of the loop depends on the last one's result, as local training steps do. Each figure is the
 least of several timings after a warm-up. '+back' is one forward pass and both gradients, three times the
 arithmetic of the forward pass; GFLOP/s count the plain sum's, also of 'winograd', which does about half of it. XLA's
-options are those of Wide-ResNet-28-2, and a training step's those of its own.
+options are those of Wide-ResNet-28-2, and a training step's those of its own. On a CPU an operation has one core, as
+for a client of the command line's; with JAX_NUM_CPU_DEVICES=1 it has all of them.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ssl import base_config
+from fedjax_ssl import base_config, use_every_core
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.layers import FEW_CHANNELS, conv2d
 from fedjax_ssl.run.machine import find_machine
@@ -120,6 +121,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", action="store_true", help="whole training steps only")
     arguments = parser.parse_args()
+    use_every_core()
     device = jax.devices()[0]
     print(f"jax {jax.__version__}, {device.device_kind} ({platform.machine()}), {os.cpu_count()} cores, float32")
     if not arguments.steps:

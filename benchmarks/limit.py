@@ -19,7 +19,8 @@ are counted, as everywhere. Wide-ResNet-28-2 by pencil: 428.7 million for the co
 The denominator is the best rate of any product of two square float32 matrices (--sizes), in a compiled loop whose
 iterations depend on each other and as a single call, with XLA's default options and with those of large backbones
 ("options"), at JAX's default precision, which is also that of the
-convolutions (on a GPU this may be TF32). Step and products are timed in turn. `limit` takes the least of each one's
+convolutions (on a GPU this may be TF32). On a CPU step and products run on one core each, as for a client of the
+command line's; JAX_NUM_CPU_DEVICES=1 lets an operation take all of them. Step and products are timed in turn. `limit` takes the least of each one's
 timings, 'limit by medians' the medians.
 """
 
@@ -36,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from harness import describe, random_federation, seconds_of, write_tables
 
-from fedjax_ssl import base_config
+from fedjax_ssl import base_config, use_every_core
 from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.engine import Broadcast, Cohort, Phase, Problem, Report
@@ -181,6 +182,7 @@ def main():
     parser.add_argument("--out", default="limit.json")
     options = parser.parse_args()
 
+    use_every_core()
     products, operations = {}, {}
     for size in map(int, options.sizes.split(",")):
         for compiler in {str(of): of for of in ({}, find_machine(base_config()).compiler_options)}.values():

@@ -20,7 +20,11 @@ sys.path.insert(0, str(ROOT))  # launch.py
 # Most of the tests' time is compiling. Without LLVM's optimisation, and with XLA's plain code for fused operations in
 # place of its MLIR emitters, a round of FedAnchor compiles in 2.9 s of CPU time instead of 13, and gives the same
 # numbers but for rounding. Level 0 alone takes 5.8 s.
-FAST_COMPILING = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# The third is the command line's own (`PLAIN_LOOPS`): its processes find the same programs in the cache.
+FAST_COMPILING = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
+)
 CACHE = ROOT / ".pytest_cache"
 
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from conftest import ROOT, SMALL
-from fedjax_ssl.run.cores import SET_BY_USER, usable_cores
+from conftest import FAST_COMPILING, ROOT, SMALL
+from fedjax_ssl.run.cores import PLAIN_LOOPS, SET_BY_USER, usable_cores
 
 FOUR_CORES = "import os; from fedjax_ssl.run import cores; cores.usable_cores = lambda: 4\n"
 START = f"""{FOUR_CORES}
@@ -90,6 +90,30 @@ def test_a_run_takes_no_more_devices_than_it_has_clients_and_room_for_copies():
     assert json.loads(found) == [4, True]
     # A quarter of 4,000 bytes holds two copies of 400, and none of 1,100: a single device then has the only one.
     assert json.loads(taken) == [4, 3, 1, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "set_to"),
+    [
+        ("", f"{PLAIN_LOOPS} --xla_cpu_multi_thread_eigen=false"),
+        ("--xla_dump_to=x", f"--xla_dump_to=x {PLAIN_LOOPS} --xla_cpu_multi_thread_eigen=false"),
+        # Who has options of this kind, or has decided on devices, keeps them.
+        ("--xla_backend_extra_options=", "--xla_backend_extra_options= --xla_cpu_multi_thread_eigen=false"),
+        ("--xla_cpu_multi_thread_eigen=true", f"--xla_cpu_multi_thread_eigen=true {PLAIN_LOOPS}"),
+    ],
+)
+def test_options_of_xla_are_added_to_those_of_the_user(given, set_to):
+    script = f"""{FOUR_CORES}
+from fedjax_ssl import use_every_core
+use_every_core()
+use_every_core()
+print(os.environ["XLA_FLAGS"])
+"""
+    assert run_alone(script, XLA_FLAGS=given) == [set_to]
+
+
+def test_tests_compile_with_the_command_lines_options():
+    assert PLAIN_LOOPS in FAST_COMPILING.split()
 
 
 def test_devices_are_fixed_when_jax_starts():
