@@ -96,9 +96,7 @@ def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, without_ima
     processes = []
     for cores in cores_of_each:  # one after the other, for compiling takes all cores
         command = [sys.executable, __file__, "--work", *shared, f"--cores={','.join(map(str, cores))}"]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         if process.stdout.readline().strip() != "ready":
             raise SystemExit(f"{kind}: the process ended with status {process.wait()}")
         seconds_of_a_round([process])

@@ -20,8 +20,8 @@ The denominator is the best rate of any product of two square float32 matrices (
 iterations depend on each other and as a single call, with XLA's default options and with those of large backbones
 ("options"), at JAX's default precision, which is also that of the
 convolutions (on a GPU this may be TF32). On a CPU step and products run on one core each, as for a client of the
-command line's; JAX_NUM_CPU_DEVICES=1 lets an operation take all of them. Step and products are timed in turn. `limit` takes the least of each one's
-timings, 'limit by medians' the medians.
+command line's; JAX_NUM_CPU_DEVICES=1 lets an operation take all of them. Step and products are timed in turn. `limit`
+takes the least of each one's timings, 'limit by medians' the medians.
 """
 
 import argparse

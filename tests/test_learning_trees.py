@@ -51,7 +51,7 @@ def test_lengths_are_to_the_bit_those_without_scaling():
     """Where nothing overflows: by the plain formula."""
     rng = np.random.default_rng(5)
     for exponent in (-20, -3, 0, 7, 30):
-        tree = {"a": jnp.asarray(rng.normal(size=(3, 50)) * 2.0**exponent, jnp.float32)}
+        tree = {"a": jnp.asarray(rng.normal(size=150) * 2.0**exponent, jnp.float32)}
         np.testing.assert_array_equal(trees.norm(tree), jnp.sqrt(jnp.sum(jnp.square(tree["a"]))))
     assert trees.norm({}) == 0 and trees.norm({"a": jnp.zeros(3)}) == 0
     assert np.isnan(trees.norm({"a": jnp.array([1.0, np.nan])}))
@@ -99,3 +99,28 @@ def test_a_weighted_sum_of_rows_is_a_matrix_product(updates):
         np.testing.assert_allclose(summed, np.einsum("m,m...->...", weights.astype(float), leaf), rtol=1e-6, atol=1e-7)
     program = str(jax.make_jaxpr(trees.weighted_sum)(weights, updates["b"]))
     assert "dot_general" in program and "reduce_sum" not in program
+
+
+def test_small_leaves_are_joined_by_dtype_and_nothing_else_changes():
+    rng = np.random.default_rng(3)
+    large = rng.normal(size=(2, trees.SMALL)).astype(np.float32)
+    small = [rng.normal(size=(2, 3, 4)).astype(np.float32), rng.normal(size=2).astype(np.float32)]
+    counts = np.array([[7], [8]], np.int32)
+    joined = trees.small_joined([small[0], large, counts, small[1]], batch_ndim=1)
+    side_by_side = np.concatenate([small[0].reshape(2, 12), small[1].reshape(2, 1)], axis=1)
+    for found, expected in zip(joined, (large, side_by_side, counts), strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+    everything = np.concatenate([large, side_by_side], axis=1)
+    tree = {"large": large, "small": small}
+    np.testing.assert_allclose(trees.row_norms(tree), np.linalg.norm(everything, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(trees.norm(tree), np.linalg.norm(everything), rtol=1e-6)
+    assert trees.small_joined([]) == []
+
+
+@pytest.mark.parametrize("place", ["large", "small"])
+def test_a_number_that_is_not_finite_is_found_in_any_leaf(place):
+    tree = {"large": np.zeros((2, trees.SMALL), np.float32), "small": np.zeros((2, 3), np.float32)}
+    tree[place][1, 2] = np.inf
+    np.testing.assert_array_equal(trees.all_finite(tree, batch_ndim=1), [True, False])
+    assert not trees.all_finite(tree)

@@ -175,7 +175,8 @@ def _run_on_one_device(phase, source, table, num_lanes):
 
     def write_results(lanes, results):
         over = job_is_over(lanes)
-        place = jnp.where(over, lanes.job, num_jobs)  # out of bounds: dropped
+        # Out of bounds: dropped. Unsigned: a signed index may be negative, which takes three operations for each leaf.
+        place = jnp.where(over, lanes.job, num_jobs).astype(jnp.uint32)
         finished = over_lanes(finish)(lanes.job, lanes.work, lanes.carry)
         write = lambda all_jobs, rows: all_jobs.at[place].set(rows, mode="drop")  # noqa: E731
         return lanes._replace(busy=lanes.busy & ~over), jax.tree.map(write, results, finished)

@@ -113,23 +113,25 @@ def batch_normalise(x, scale, bias, mask=None, num_views=1):
     channels = x.shape[-1]
     values = x.reshape(num_views, x.shape[0] // num_views, -1, channels)
     weights = None if mask is None else mask.astype(jnp.float32).reshape(num_views, -1, 1, 1)
-    y, mean, var = _normalise_views(values, scale, bias, weights)
-    return y.reshape(x.shape), mean, var, _count(values, weights)
+    count = _count(values, weights)
+    # max(count, 1): zeros instead of NaN for a view without a valid example.
+    y, mean, var = _normalise_views(values, scale, bias, weights, jnp.maximum(count, 1)[:, None])
+    return y.reshape(x.shape), mean, var, count
 
 
 @jax.custom_vjp
-def _normalise_views(values, scale, bias, weights):
-    return _normalise_views_forward(values, scale, bias, weights)[0]
+def _normalise_views(values, scale, bias, weights, divisor):
+    return _normalise_views_forward(values, scale, bias, weights, divisor)[0]
 
 
-def _normalise_views_forward(values, scale, bias, weights):
+def _normalise_views_forward(values, scale, bias, weights, divisor):
     x = values.astype(jnp.float32)
-    mean = _weighted_mean(x, weights)
+    mean = _weighted_sum(x, weights) / divisor
     centred = x - mean[:, None, None]
-    var = _weighted_mean(jnp.square(centred), weights)
+    var = _weighted_sum(jnp.square(centred), weights) / divisor
     inverse_deviation = lax.rsqrt(var + EPSILON)
     y = centred * (scale * inverse_deviation)[:, None, None] + bias
-    return (y.astype(values.dtype), mean, var), (values, scale, weights, mean, inverse_deviation)
+    return (y.astype(values.dtype), mean, var), (values, scale, weights, divisor, mean, inverse_deviation)
 
 
 def _normalise_views_backward(residuals, cotangents):
@@ -137,13 +139,12 @@ def _normalise_views_backward(residuals, cotangents):
 
     Mean and variance are statistics for later use, not differentiated.
     """
-    values, scale, weights, mean, inverse_deviation = residuals
+    values, scale, weights, divisor, mean, inverse_deviation = residuals
     gradient = cotangents[0].astype(jnp.float32)
     normalised = (values.astype(jnp.float32) - mean[:, None, None]) * inverse_deviation[:, None, None]
     bias_gradient = gradient.sum(axis=(1, 2))  # [V, C]
     scale_gradient = (gradient * normalised).sum(axis=(1, 2))
     # What moves through the mean and through the variance reaches the valid examples only.
-    divisor = jnp.maximum(_count(values, weights), 1)[:, None]
     through_mean = (bias_gradient / divisor)[:, None, None]
     through_var = normalised * (scale_gradient / divisor)[:, None, None]
     through = through_mean + through_var
@@ -156,6 +157,7 @@ def _normalise_views_backward(residuals, cotangents):
         scale_gradient.sum(axis=0),
         bias_gradient.sum(axis=0),
         weights_gradient,
+        jnp.zeros_like(divisor),
     )
 
 
@@ -169,11 +171,9 @@ def _count(values, weights):
     return weights.sum(axis=(1, 2, 3)) * values.shape[2]
 
 
-def _weighted_mean(x, weights):
-    """Mean [V, C] of x [V, B, S, C] over the valid examples and positions; zeros for a view without any."""
-    # max(count, 1): zeros instead of NaN.
-    divisor = jnp.maximum(_count(x, weights), 1)[:, None]
-    return (x if weights is None else x * weights).sum(axis=(1, 2)) / divisor
+def _weighted_sum(x, weights):
+    """Sum [V, C] of x [V, B, S, C] over the valid examples and positions."""
+    return (x if weights is None else x * weights).sum(axis=(1, 2))
 
 
 def group_normalise(x, scale, bias):
