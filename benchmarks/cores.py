@@ -15,8 +15,9 @@ starts; the processes take turns, a round each, and but for the last row only on
                                  with a whole round of its own, all at once; the seconds of the last over their number
 
 'no image' is the same round in which no client has anything to train on: labelling, statistics, evaluation, and the
-server's training, which every device repeats. Prints `cores NAME X`, the median over the
-turns of one core's seconds over the row's.
+server's training, which every device repeats; 'repeated' is the share of the round that the last takes: what 'no image'
+takes beyond the same round whose server does not train. Prints `cores NAME X`, the median over the turns of one core's
+seconds over the row's.
 """
 
 import argparse
@@ -42,6 +43,7 @@ KINDS = {  # name -> the cores of each of its processes, their devices, XLA's fl
     "the same, plain kernels": ([ALL], NUM_CORES, ONE_THREAD),
     "a process for each core": (EACH, 1, ""),
 }
+PARTS = ("round", "no image", "no server")  # the last two without clients' images
 
 
 def work(options: argparse.Namespace) -> None:
@@ -70,8 +72,10 @@ def work(options: argparse.Namespace) -> None:
         "data.examples_per_client": options.images,
         "server.pretrain_epochs": 0,
         "model.name": options.model,
-        "fedanchor.threshold": 2.0 if options.without_images else -2.0,
+        "fedanchor.threshold": -2.0 if options.part == "round" else 2.0,
     }
+    if options.part == "no server":
+        overrides |= {"server.epochs": 0, "fedanchor.contrastive_epochs": 0}
     config = apply_arguments(base_config(), "strong")
     config.update_from_flattened_dict(overrides)
     with use_machine(config) as machine:
@@ -86,11 +90,11 @@ def work(options: argparse.Namespace) -> None:
             print(time.perf_counter() - started, flush=True)
 
 
-def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, without_images: bool) -> list[subprocess.Popen]:
+def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, part: str) -> list[subprocess.Popen]:
     """The processes of a row, compiled and after their first round."""
     cores_of_each, devices, flags = KINDS[kind]
     shared = [f"--{name}={getattr(options, name)}" for name in ("model", "clients", "images", "anchors", "test_images")]
-    shared += [f"--npz={npz}", f"--devices={devices}"] + ["--without_images"] * without_images
+    shared += [f"--npz={npz}", f"--devices={devices}", f"--part={part}"]
     given = os.environ.get("XLA_FLAGS", "")
     environment = {**os.environ, "XLA_FLAGS": f"{PLAIN_LOOPS} {flags} {given}".strip()}  # the last has the last word
     processes = []
@@ -122,7 +126,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="cores.json")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--without_images", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--npz", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--cores", help=argparse.SUPPRESS)
     parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)
@@ -136,7 +140,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         npz = pathlib.Path(folder) / "images.npz"
         make_images(npz, options.clients * options.images + options.anchors, options.test_images)
-        rows = [(kind, without_images) for kind in KINDS for without_images in (False, True)]
+        rows = [(kind, part) for kind in KINDS for part in PARTS]
         processes = {row: start(options, npz, *row) for row in rows}
         times = {row: [] for row in rows}
         for _ in range(options.repeats):
@@ -146,16 +150,17 @@ def main() -> None:
             process.communicate()
     table = []
     for kind in KINDS:
-        whole, server = times[kind, False], times[kind, True]
-        ratio = statistics.median(one / mine for one, mine in zip(times["one core", False], whole))
+        whole, rest, no_server = (times[kind, part] for part in PARTS)
+        ratio = statistics.median(one / mine for one, mine in zip(times["one core", "round"], whole))
         print(f"cores {kind} {ratio:.3f}")
         table.append(
             {
                 "devices": kind,
                 "round, s": statistics.median(whole),
                 "one core / this": ratio,
-                "no image, s": statistics.median(server),
-                "its share": statistics.median(s / w for s, w in zip(server, whole)),
+                "no image, s": statistics.median(rest),
+                "its share": statistics.median(r / w for r, w in zip(rest, whole)),
+                "repeated": (statistics.median(rest) - statistics.median(no_server)) / statistics.median(whole),
             }
         )
     write(options.out, {**describe(), "model": options.model, "classes": CLASSES}, table)

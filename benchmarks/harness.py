@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl import use_every_core
 from fedjax_ssl.data import FederatedData
 
 
@@ -36,6 +37,17 @@ def seconds_of(sides: dict[str, Callable], repeats: int) -> dict[str, list[float
     return times
 
 
+def hold_to_one_core() -> None:
+    """Holds this process to one core, with XLA's options of the command line; before JAX starts.
+
+    That is what one client has there. Without the hold operations may take all cores whatever XLA is told: the library
+    that it hands products to has threads of its own. Where processes cannot be held to cores nothing changes.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+        use_every_core()
+
+
 def describe() -> dict:
     """The machine and the versions behind a figure."""
     model = ""
@@ -45,7 +57,7 @@ def describe() -> dict:
     return {
         "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}",
         "cpu": model or platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "jax": jax.__version__,
     }

@@ -6,21 +6,20 @@
 Every iteration of the loop depends on the last one's result, as local training steps do. Each figure is the
 least of several timings after a warm-up. '+back' is one forward pass and both gradients, three times the
 arithmetic of the forward pass; GFLOP/s count the plain sum's, also of 'winograd', which does about half of it. XLA's
-options are those of Wide-ResNet-28-2, and a training step's those of its own. On a CPU an operation has one core, as
-for a client of the command line's; with JAX_NUM_CPU_DEVICES=1 it has all of them.
+options are those of Wide-ResNet-28-2, and a training step's those of its own. On a CPU it has one core, as a client
+of the command line's has; with --all_cores all of them.
 """
 
 import argparse
 import functools
-import os
-import platform
 import time
 
 import jax
 import jax.numpy as jnp
+from harness import describe, hold_to_one_core
 from jax import lax
 
-from fedjax_ssl import base_config, use_every_core
+from fedjax_ssl import base_config
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.layers import FEW_CHANNELS, conv2d
 from fedjax_ssl.run.machine import find_machine
@@ -120,10 +119,11 @@ def time_step(name, image_shape, batch, views, masked):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", action="store_true", help="whole training steps only")
+    parser.add_argument("--all_cores", action="store_true", help="an operation may take every core")
     arguments = parser.parse_args()
-    use_every_core()
-    device = jax.devices()[0]
-    print(f"jax {jax.__version__}, {device.device_kind} ({platform.machine()}), {os.cpu_count()} cores, float32")
+    if not arguments.all_cores:
+        hold_to_one_core()
+    print(", ".join(f"{name} {value}" for name, value in describe().items()) + ", float32")
     if not arguments.steps:
         print("\nmilliseconds (GFLOP/s)")
         print(f"{'batch':>5} {'shape':>17} {'forward':>14} " + " ".join(f"{'+back ' + i:>22}" for i in IMPLEMENTATIONS))

@@ -19,9 +19,9 @@ are counted, as everywhere. Wide-ResNet-28-2 by pencil: 428.7 million for the co
 The denominator is the best rate of any product of two square float32 matrices (--sizes), in a compiled loop whose
 iterations depend on each other and as a single call, with XLA's default options and with those of large backbones
 ("options"), at JAX's default precision, which is also that of the
-convolutions (on a GPU this may be TF32). On a CPU step and products run on one core each, as for a client of the
-command line's; JAX_NUM_CPU_DEVICES=1 lets an operation take all of them. Step and products are timed in turn. `limit`
-takes the least of each one's timings, 'limit by medians' the medians.
+convolutions (on a GPU this may be TF32). On a CPU both have one core, as a client of the command line's has;
+with --all_cores all of them. Step and products are timed in turn. `limit` takes the least of each one's timings,
+'limit by medians' the medians.
 """
 
 import argparse
@@ -35,9 +35,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import describe, random_federation, seconds_of, write_tables
+from harness import describe, hold_to_one_core, random_federation, seconds_of, write_tables
 
-from fedjax_ssl import base_config, use_every_core
+from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.engine import Broadcast, Cohort, Phase, Problem, Report
@@ -179,10 +179,12 @@ def main():
     parser.add_argument("--sizes", default="512,1024,2048,4096", help="of the square matrices")
     parser.add_argument("--budget", type=float, default=0.5, help="seconds of one loop of products, about")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--all_cores", action="store_true", help="an operation may take every core")
     parser.add_argument("--out", default="limit.json")
     options = parser.parse_args()
 
-    use_every_core()
+    if not options.all_cores:
+        hold_to_one_core()
     products, operations = {}, {}
     for size in map(int, options.sizes.split(",")):
         for compiler in {str(of): of for of in ({}, find_machine(base_config()).compiler_options)}.values():

@@ -1,6 +1,6 @@
 """How a round grows with its clients, with their examples and with the federation, and how well the lanes are filled.
 
-    python benchmarks/scaling.py --out=scaling.json                    # all three parts
+    python benchmarks/scaling.py --out=scaling.json                    # all four parts
     python benchmarks/scaling.py --parts=lanes                         # counts, no clock: about a minute
     python benchmarks/scaling.py --parts=clients,federation --repeats=9
 
@@ -37,6 +37,10 @@ lanes       Useful steps over all steps of the lanes, idle ones included, counte
             short jobs, 5 (shares near one half) more equal ones. 'bound' is what no schedule could exceed, given
             that a job stays in one lane: all useful steps over L times the larger of the mean load and the longest
             job. L = 10 is the plain `vmap`.
+
+partitions  Seconds that it takes to deal 50,000 labels of 10 balanced classes to --partitioned clients, by every
+            partition; by `dirichlet_clients`, which promises each ten examples, to 100. Prints `scaling partitions X`,
+            the slowest.
 """
 
 import argparse
@@ -46,6 +50,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -56,7 +61,7 @@ from harness import describe, random_federation, seconds_of, write_tables
 
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.data import make_partition
+from fedjax_ssl.data import PARTITIONS, make_partition
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Phase, Problem
 from fedjax_ssl.engine.round import init_key, make_round
@@ -309,14 +314,42 @@ def lanes_part(options) -> list[dict]:
     return rows
 
 
+# --- Partitions. ------------------------------------------------------------------------------------------------------
+
+
+def partitions_part(options) -> list[dict]:
+    """Seconds of every partition, the median of the repeats."""
+    labels = np.random.default_rng(0).permutation(np.arange(LABELS) % CLASSES)
+    rows = []
+    for name in PARTITIONS:
+        config = base_config().data
+        config.partition = name
+        num_clients, seconds = 100 if name == "dirichlet_clients" else options.partitioned, []
+        for seed in range(options.repeats):
+            started = time.perf_counter()
+            make_partition(labels, CLASSES, config, num_clients, seed)
+            seconds.append(time.perf_counter() - started)
+        rows.append({"partition": name, "clients": num_clients, "s": statistics.median(seconds)})
+    print(f"scaling partitions {max(row['s'] for row in rows):.2f}", flush=True)
+    return rows
+
+
 def numbers(text: str) -> list[int]:
     """'1,3,10' to [1, 3, 10]."""
     return [int(word) for word in text.split(",")]
 
 
+PARTS = {
+    "clients": clients_part,
+    "federation": federation_part,
+    "lanes": lanes_part,
+    "partitions": partitions_part,
+}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="clients,federation,lanes")
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lanes", type=int, default=0, help="of the timed rounds; 0: the backend's default")
     parser.add_argument("--clients", default="1,3,10,30,100", help="clients of a round, to sweep over")
@@ -328,6 +361,7 @@ def main():
     parser.add_argument("--spreads", default="0.3,1,5", help="s of the qualified shares' Beta(s, s)")
     parser.add_argument("--rounds", type=int, default=500, help="for each seed")
     parser.add_argument("--seeds", type=int, default=5, help="partitions")
+    parser.add_argument("--partitioned", type=int, default=10_000, help="clients that labels are dealt to")
     parser.add_argument("--out", default="scaling.json")
     parser.add_argument("--memory_of", type=int, help=argparse.SUPPRESS)  # how a point's process is told its size
     options = parser.parse_args()
@@ -335,19 +369,14 @@ def main():
         print(json.dumps(peak_memory(options.memory_of, options.lanes)))
         return
     parts = options.parts.split(",")
-    unknown = set(parts) - {"clients", "federation", "lanes"}
+    unknown = [part for part in parts if part not in PARTS]
     if unknown:
-        parser.error(f"unknown part {unknown.pop()!r}; known: clients, federation, lanes")
+        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
     # First of all: on a GPU this process will keep most of the device's memory once it has touched it.
     memory = federation_memory(options) if "federation" in parts else {}
     tables = {}
     for part in parts:
-        if part == "clients":
-            tables[part] = clients_part(options)
-        elif part == "federation":
-            tables[part] = federation_part(options, memory)
-        else:
-            tables[part] = lanes_part(options)
+        tables[part] = federation_part(options, memory) if part == "federation" else PARTS[part](options)
     write_tables(options.out, describe(), tables)
 
 

