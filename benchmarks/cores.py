@@ -5,7 +5,8 @@
 
 Whole rounds of FedAnchor on random images of CIFAR-10's shape, every one of them trained on (a threshold below all
 cosines), so that the work is known. Each row is a process of its own, for devices and kernels are fixed when JAX
-starts; the processes take turns, a round each, and but for the last row only one of them works at a time:
+starts; the processes take turns, --rounds rounds in one dispatch each, as a run has them, and but for the last row only
+one of them works at a time:
 
     one core                     a single device, held to one core
     one device                   a single device whose operations are split over all cores: JAX's own default
@@ -81,19 +82,20 @@ def work(options: argparse.Namespace) -> None:
     with use_machine(config) as machine:
         experiment = build_experiment(config)
         state = machine.put(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
-        data, hidden, one = machine.put((experiment.data, experiment.hidden_labels, jax.numpy.int32(1)))
+        data, hidden, count = machine.put((experiment.data, experiment.hidden_labels, jax.numpy.int32(options.rounds)))
         dispatch = compile_dispatch(machine, [experiment])
         print("ready", flush=True)
         for _ in sys.stdin:
             started = time.perf_counter()
-            state = jax.block_until_ready(dispatch(state, data, hidden, one)).state
-            print(time.perf_counter() - started, flush=True)
+            state = jax.block_until_ready(dispatch(state, data, hidden, count)).state
+            print((time.perf_counter() - started) / options.rounds, flush=True)
 
 
 def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, part: str) -> list[subprocess.Popen]:
     """The processes of a row, compiled and after their first round."""
     cores_of_each, devices, flags = KINDS[kind]
-    shared = [f"--{name}={getattr(options, name)}" for name in ("model", "clients", "images", "anchors", "test_images")]
+    names = ("model", "clients", "images", "anchors", "test_images", "rounds")
+    shared = [f"--{name}={getattr(options, name)}" for name in names]
     shared += [f"--npz={npz}", f"--devices={devices}", f"--part={part}"]
     given = os.environ.get("XLA_FLAGS", "")
     environment = {**os.environ, "XLA_FLAGS": f"{PLAIN_LOOPS} {flags} {given}".strip()}  # the last has the last word
@@ -123,6 +125,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100, help="of each client")
     parser.add_argument("--anchors", type=int, default=40)
     parser.add_argument("--test_images", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5, help="in one dispatch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="cores.json")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)

@@ -42,6 +42,8 @@ def test_a_round_on_eight_devices_equals_one_device():
     assert {40, 528, 360} <= set(rows) and all(shape[0] in (8, 16) for shape in report["gathered"])
     # 37 rows on eight devices: two batches of three on each. Seeds in one program change nothing.
     assert report["rows"]["found"] == report["rows"]["expected"] and set(report["rows"]["seen"]) == {3}
+    # Rows that do not divide evenly are not sent about, only what comes of them is.
+    assert report["kinds"] == ["all-gather"]
     assert report["traffic"][0] == report["traffic"][1] and min(report["traffic"][0][:3]) > 0
 
 

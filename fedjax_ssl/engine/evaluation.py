@@ -56,11 +56,11 @@ def evaluate(
         the set's name before their names.
     """
 
-    def describe(images):
-        outputs = network.predict(model, images)
+    def describe(rows):
+        outputs = network.predict(model, images[rows])
         return outputs.logits, (outputs.features if of_features else ())
 
-    outputs, features = map_batches(describe, images, batch_size)
+    outputs, features = map_batches(describe, jnp.arange(len(images)), batch_size)
     others = {**(more(outputs, labels) if more else {}), **(of_features(features, labels) if of_features else {})}
     return {
         f"{name}_accuracy": jnp.mean(jnp.argmax(outputs, axis=-1) == labels),
@@ -123,11 +123,11 @@ def make_snapshot(
     """
 
     def snapshot(model: Model, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        def describe(batch):
-            outputs = network.predict(model, batch)
+        def describe(rows):
+            outputs = network.predict(model, images[rows])
             return outputs.logits, network.embeddings(outputs)
 
-        logits, embeddings = map_batches(describe, images, batch_size)
+        logits, embeddings = map_batches(describe, jnp.arange(len(images)), batch_size)
         shown = np.linspace(0, len(labels) - 1, min(len(labels), NUM_EMBEDDINGS)).astype(int)
         return {
             **({"auc": macro_auc(jax.nn.softmax(logits), labels)} if with_auc else {}),

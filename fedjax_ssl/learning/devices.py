@@ -23,7 +23,7 @@ def on_each_device(function: Callable, rows: Any) -> Any:
     Args:
         function: leaves [n, ...] to leaves [n, ...] or [1, ...]. It may read arrays from around it; all devices get
             those whole.
-        rows: leaves [D n, ...], D devices; device d has the rows from d n on.
+        rows: leaves [D n, ...], D devices, all of them on each; device d takes the rows from d n on.
 
     Returns:
         The results one after the other, on all devices.
@@ -31,17 +31,21 @@ def on_each_device(function: Callable, rows: Any) -> Any:
     devices = num_devices()
     if devices == 1:
         return function(rows)
-    share = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(leaf) // devices, *leaf.shape[1:]), leaf.dtype), rows)
+    size = len(jax.tree.leaves(rows)[0]) // devices
+    share = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), rows)
     # An array that a function under shard_map reads must be an argument of it.
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(share)
 
-    def with_arguments(around, share):
+    def with_arguments(around, rows):
+        # Rows that came in already split would have XLA split what makes them, and send parts of them about.
+        first = jax.lax.axis_index(AXIS) * size
+        share = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), rows)
         results = jax.core.eval_jaxpr(traced.jaxpr, around, *jax.tree.leaves(share))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     split = jax.shard_map(
         with_arguments,
-        in_specs=(PartitionSpec(), PartitionSpec(AXIS)),
+        in_specs=(PartitionSpec(), PartitionSpec()),
         out_specs=PartitionSpec(AXIS),
         check_vma=False,
     )
