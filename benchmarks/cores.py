@@ -16,8 +16,8 @@ one of them works at a time:
                                  with a whole round of its own, all at once; the seconds of the last over their number
 
 'no image' is the same round in which no client has anything to train on: labelling, statistics, evaluation, and the
-server's training, which every device repeats; 'repeated' is the share of the round that the last takes: what 'no image'
-takes beyond the same round whose server does not train. Prints `cores NAME X`, the median over the turns of one core's
+server's training, which every device repeats. 'repeated' is that training's share of the round: what 'no image' takes
+beyond the same round without it. Prints `cores NAME X`, the median over the turns of one core's
 seconds over the row's.
 """
 

@@ -6,8 +6,8 @@
 Every iteration of the loop depends on the last one's result, as local training steps do. Each figure is the
 least of several timings after a warm-up. '+back' is one forward pass and both gradients, three times the
 arithmetic of the forward pass; GFLOP/s count the plain sum's, also of 'winograd', which does about half of it. XLA's
-options are those of Wide-ResNet-28-2, and a training step's those of its own. On a CPU it has one core, as a client
-of the command line's has; with --all_cores all of them.
+options are those of Wide-ResNet-28-2, and a training step's those of its own. On a CPU an operation has one
+core, as a client of the command line's has; with --all_cores all of them.
 """
 
 import argparse
