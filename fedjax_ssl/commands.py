@@ -1,6 +1,5 @@
 """The commands: what `python launch.py`, `fedjax-ssl` and `python -m fedjax_ssl` do, and their exit statuses."""
 
-import contextlib
 import os
 import pathlib
 import sys
@@ -14,6 +13,7 @@ from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.cli.source_docs import CONFIGS
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
+from fedjax_ssl.files import replace_file
 from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.under_way import folder_under_way
 
@@ -277,13 +277,10 @@ def write_log(error: BaseException, folder: pathlib.Path | None = None) -> pathl
         folder: where error.log is to lie; the folder for temporary files if it is None or cannot be written to.
     """
     for name in (*([folder.absolute() / "error.log"] if folder else []), f"fedjax_ssl-error-{os.getpid()}.log"):
-        path = None
         try:
             path = pathlib.Path(tempfile.gettempdir()) / name  # which leaves an absolute name as it is
-            path.write_text("".join(traceback.format_exception(error)))
+            replace_file(path, "".join(traceback.format_exception(error)))
             return path
         except OSError:
-            with contextlib.suppress(OSError):
-                if path is not None:
-                    path.unlink(missing_ok=True)  # without room a part of it may be there
+            continue
     return "no log could be written"

@@ -1,4 +1,7 @@
-"""Files that are written whole or not at all and are on the disk when the call returns; and files that are read."""
+"""Files that are written whole or not at all and are on the disk when the call returns; and files that are read.
+
+A run's folder may come from anybody, so nothing is written through a link that lies in it.
+"""
 
 import contextlib
 import errno
@@ -6,6 +9,9 @@ import itertools
 import json
 import os
 import pathlib
+import secrets
+import shutil
+import stat
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -28,11 +34,11 @@ def replace_arrays(path: pathlib.Path, **arrays: Any) -> None:
 
 @contextlib.contextmanager
 def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a temporary file that replaces `path` at the end; after an error, `path` is unchanged."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    """Opens a temporary file that replaces `path` at the end, also a link; after an error, `path` is unchanged."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     _unfinished.add(temporary)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -41,6 +47,45 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
     finally:
         temporary.unlink(missing_ok=True)
         _unfinished.discard(temporary)
+
+
+def open_to_append(path: pathlib.Path) -> IO[str]:
+    """Opens a text file at its end; what it holds stays.
+
+    Raises:
+        OSError: it cannot be written, or is a link, or no file.
+    """
+    refuse_link(path)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    number = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # not waiting for whoever would read a pipe
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, f"{path} is no file")
+    return os.fdopen(number, "a")
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder, and those above it, where there is none.
+
+    Raises:
+        OSError: it cannot be made, or is a link.
+    """
+    refuse_link(path)
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_link(path: pathlib.Path) -> None:
+    """Raises an OSError if a path is a link, to something or to nothing."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path} is a link, through which nothing is written")
+
+
+def remove_folder(path: pathlib.Path) -> None:
+    """Removes a folder and all that is in it; of a link the link alone."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def read_whole(path: pathlib.Path) -> bytes:
@@ -84,7 +129,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 def free_name(path: pathlib.Path) -> pathlib.Path:
     """The path, or the first of PATH_2, PATH_3, ... that does not exist."""
     names = itertools.chain([path], (path.with_name(f"{path.name}_{number}") for number in itertools.count(2)))
-    return next(name for name in names if not name.exists())
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def discard_unfinished() -> None:

@@ -29,7 +29,7 @@ from fedjax_ssl.config import add_section, differences, flatten, for_seed, label
 from fedjax_ssl.errors import BusyError, StoppedError, TrainingError, UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds
+from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds, refuse_links
 from fedjax_ssl.report.table import Row, to_markdown, write_tables
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.train import train
@@ -123,6 +123,9 @@ def run_sweep(
                 print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
         return cells
     root = pathlib.Path(workdir)
+    refuse_links(
+        place for cell in warm_ups + cells for place in (cell.folder, *cell.folder.parents) if root in place.parents
+    )
     failures, update_table = {}, functools.partial(write_table, root, sweep, cells)
     for cell in warm_ups:
         failures.update(_work_on(cell, cell.seeds, root, update_table, "warm-up"))

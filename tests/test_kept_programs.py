@@ -1,19 +1,23 @@
 """Programs of earlier starts: what they are known by, and that a start which finds its own gives the same run."""
 
 import functools
+import hmac
 import os
+import pickle
 import subprocess
 import sys
+import zlib
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from conftest import ROOT, make_tiny_config
+from fedjax_ssl.cli.parse import call_in_file
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.models.cnn import SmallCNN
-from fedjax_ssl.run import kept_programs
+from fedjax_ssl.run import choices, kept_programs, programs
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import use_machine
 
@@ -121,44 +125,115 @@ def compile_one(number):
     return kept_programs.compile_fresh(jax.jit(lambda x: {"y": x * number}).lower(jnp.ones(3)))
 
 
-def test_programs_are_found_whole_or_not_at_all(kept, tmp_path, monkeypatch):
+def multiply(found):
+    return found(jnp.ones(3))["y"].tolist()[0]
+
+
+def test_programs_are_found_as_they_were_written_or_not_at_all(kept, tmp_path, monkeypatch):
     numbers = new_number(), new_number()
-    one, another = (compile_one(number)[0] for number in numbers)
-    kept.keep("key", {"the rounds": one, "the first state": another})
-    found = kept.find("key", ["the first state", "the rounds"])
-    assert list(found) == ["the first state", "the rounds"]
-    assert found["the rounds"](jnp.ones(3))["y"].tolist() == [numbers[0]] * 3
-    assert found["the first state"](jnp.ones(3))["y"].tolist() == [numbers[1]] * 3
+    for name, number in zip(("the rounds", "the first state"), numbers):
+        kept.keep("key", name, compile_one(number)[0])
+    found = kept.find("key", ["the first state", "the rounds", "the outputs on test images"])
+    assert {name: multiply(program) for name, program in found.items()} == {
+        "the first state": numbers[1], "the rounds": numbers[0],
+    }  # fmt: skip
     assert found["the rounds"].memory_analysis() is not None
-    assert kept.find("key", ["the rounds", "the outputs on test images"]) is None
-    assert kept.find("another", ["the rounds"]) is None and kept.find(None, ["the rounds"]) is None
-    file = tmp_path / "fedjax_ssl" / "programs" / "key-the_rounds"
+    assert kept.find("another", ["the rounds"]) == {} == kept.find(None, ["the rounds"])
+    folder = tmp_path / "fedjax_ssl" / "programs"
+    file, other = folder / "key-the_rounds", folder / "key-the_first_state"
     whole = file.read_bytes()
-    for damaged in (whole[:-9], b"", whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]):
-        file.write_bytes(damaged)
-        assert kept.find("key", ["the rounds"]) is None
+    for changed in (whole[:-9], b"", whole[:40] + bytes([whole[40] ^ 1]) + whole[41:], other.read_bytes()):
+        file.write_bytes(changed)
+        assert kept.find("key", ["the rounds"]) == {}
         file.write_bytes(whole)
-    assert kept.find("key", ["the rounds"]) is not None
-    if hasattr(os, "getuid"):
-        own = os.getuid()
-        monkeypatch.setattr(os, "getuid", lambda: own + 1)
-        assert kept.find("key", ["the rounds"]) is None
+    assert kept.find("key", ["the rounds"])
+    monkeypatch.setattr(os, "getuid", lambda own=os.getuid(): own + 1)
+    assert kept.find("key", ["the rounds"]) == {}
+
+
+def test_nothing_is_unpickled_that_others_may_have_written(kept, tmp_path, monkeypatch):
+    kept.keep("key", "the rounds", compile_one(new_number())[0])
+    folder = tmp_path / "fedjax_ssl" / "programs"
+    file, secret = folder / "key-the_rounds", folder / "secret"
+    monkeypatch.setattr(kept_programs.pickle, "loads", lambda content: pytest.fail("it was unpickled"))
+    files = [path for path in folder.iterdir()]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *files))
+
+    def find():
+        return kept.find("key", ["the rounds"])
+
+    for path, mode in ((file, 0o622), (file, 0o660), (secret, 0o640), (folder, 0o777), (tmp_path, 0o777)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        assert find() == {}, path
+        path.chmod(before)
+    for path in (file, secret, folder):  # a link to the same
+        path.rename(tmp_path / "moved")
+        path.symlink_to(tmp_path / "moved")
+        assert find() == {}, path
+        path.unlink()
+        (tmp_path / "moved").rename(path)
+    content = secret.read_bytes()
+    secret.write_bytes(bytes(32))
+    assert find() == {}
+    secret.write_bytes(content)
+    forged = zlib.compress(pickle.dumps(("anything", None, None)))
+    for start in (b"", bytes(32), hmac.digest(bytes(32), b"key-the_rounds\0" + forged, "sha256")):
+        file.write_bytes(start + forged)
+        assert find() == {}
 
 
 def test_the_oldest_go_when_there_are_too_many(kept, tmp_path, monkeypatch):
     program, _ = compile_one(new_number())
     folder = tmp_path / "fedjax_ssl" / "programs"
     for number in range(3):
-        kept.keep(f"key{number}", {"the rounds": program})
-        os.utime(folder / f"key{number}-the_rounds", (number, number))
+        kept.keep(f"key{number}", "the rounds", program)
+        os.utime(folder / f"key{number}-the_rounds", (number + 1, number + 1))
     size = (folder / "key0-the_rounds").stat().st_size
     monkeypatch.setattr(kept_programs, "MOST_BYTES", 3.5 * size)
-    assert kept.find("key0", ["the rounds"]) is not None  # and is now the newest
-    kept.keep("key3", {"the rounds": program})
-    assert sorted(file.name[:4] for file in folder.iterdir()) == ["key0", "key2", "key3"]
+    assert kept.find("key0", ["the rounds"])  # and is now the newest
+    kept.keep("key3", "the rounds", program)
+    monkeypatch.setattr(kept_programs, "MOST_BYTES", 2.5 * size)
+    kept.find("key3", [])
+    assert sorted(file.name[:4] for file in folder.iterdir()) == ["key0", "key3", "secr"]
     monkeypatch.setattr(kept_programs, "replaced", lambda path: (_ for _ in ()).throw(OSError(28, "full")))
-    kept.keep("key4", {"the rounds": program})  # is no error
-    assert kept.find("key4", ["the rounds"]) is None
+    kept.keep("key4", "the rounds", program)  # is no error
+    assert kept.find("key4", ["the rounds"]) == {}
+
+
+def test_a_start_that_is_interrupted_keeps_what_it_has_compiled(kept):
+    """All were kept together: after an interruption XLA's cache had some, and none could be kept ever after."""
+    number = new_number()
+    lowered = jax.jit(lambda x: {"y": x * number}).lower(jnp.ones(3))
+    with programs.Compilers("key") as compilers, pytest.raises(KeyboardInterrupt):
+        compilers.compile("the first state", lowered)
+        while not kept.find("key", ["the first state"]):
+            pass
+        raise KeyboardInterrupt
+    assert multiply(kept.find("key", ["the first state", "the rounds"])["the first state"]) == number
+
+
+def test_the_code_of_a_config_file_counts(kept, tmp_path):
+    """It may change the library in memory."""
+    file, found = tmp_path / "mine.py", [key()]
+    for value in (1, 2):
+        file.write_text(f"def get_config():\n    return {value}\n")
+        assert call_in_file(str(file), "get_config") == value
+        found.append(key())
+    del sys.modules["fedjax_ssl_config_mine"]
+    assert len(set(found)) == 3 and key() == found[0]
+
+
+def test_caches_have_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = choices.private_cache("xla", 100)
+    for number in range(5):
+        (folder / f"{number}-cache").write_bytes(bytes(40))
+        os.utime(folder / f"{number}-cache", (number + 1, number + 1))
+    assert choices.private_cache("xla", 100) == folder
+    assert sorted(file.name[0] for file in folder.iterdir()) == ["3", "4"]
+    tmp_path.chmod(0o777)
+    assert choices.private_cache("xla", 100) is None
 
 
 def test_a_program_that_xla_s_cache_had_is_known(kept):

@@ -1,20 +1,19 @@
-"""The partition files that RSCFed and SemiAnAgg publish, read without PyTorch and without running anything in them."""
+"""The partition files that RSCFed and SemiAnAgg publish, read without PyTorch and without unpickling anything."""
 
 import io
 import os
 import pathlib
-import pickle
 import zipfile
 from typing import Any
 
 import numpy as np
 
 from fedjax_ssl.data.owners import Partition
+from fedjax_ssl.data.plain_pickle import Array, read_plain
 from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import read_whole
 
-# What such a pickle may name: dictionaries, lists and NumPy's arrays and numbers.
-_ALLOWED = {"dtype", "ndarray", "scalar", "_reconstruct", "_frombuffer", "OrderedDict", "encode"}
-_MODULES = ("numpy", "collections", "_codecs")  # of which `encode` makes the bytes of an array from text
+_MOST_ROWS = 10**7  # of all clients: a small file may name one list a million times
 
 
 def read_rscfed_partition(path: str | os.PathLike, labelled_clients: tuple[int, ...] = (0,)) -> Partition:
@@ -41,11 +40,20 @@ def read_rscfed_partition(path: str | os.PathLike, labelled_clients: tuple[int, 
         held, tail = held
     elif isinstance(held, dict) and "data_partition" in held:
         held = held["data_partition"]
-    if not isinstance(held, dict) or sorted(held) != list(range(len(held))) or not held:
+    if not isinstance(held, dict) or set(held) != set(range(len(held))) or not held:
         raise UserError(f"{path} holds no rows of clients 0 to K - 1; give a file of RSCFed's partition_strategy")
-    rows = [np.asarray(held[client], np.int64).reshape(-1) for client in range(len(held))]
+    rows, number = [], 0
+    for client in range(len(held)):
+        rows.append(_rows(path, f"client {client}", held[client]))
+        number += len(rows[-1])
+        if number > _MOST_ROWS:
+            raise UserError(f"{path} gives its clients more than {_MOST_ROWS} rows")
     if tail is not None:
-        rows = [np.asarray(tail, np.int64)[of_client] for of_client in rows]
+        tail = _rows(path, "the long-tailed set", tail)
+        beyond = [of_client.max() for of_client in rows if len(of_client) and of_client.max() >= len(tail)]
+        if beyond:
+            raise UserError(f"{path} names place {beyond[0]} of a long-tailed set of {len(tail)} images")
+        rows = [tail[of_client] for of_client in rows]
     unknown = [client for client in labelled_clients if not 0 <= client < len(rows)]
     if unknown:
         raise UserError(f"{path} has clients 0 to {len(rows) - 1}, but no labelled client {unknown[0]}")
@@ -63,27 +71,33 @@ def read_rscfed_lists(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
     held = _read(path)
     if not isinstance(held, dict) or not {"train_list", "test_list"} <= set(held):
         raise UserError(f"{path} has no train_list and test_list; only RSCFed's files of skin lesions have them")
-    train, test = (np.asarray(held[name], np.int64).reshape(-1) for name in ("train_list", "test_list"))
+    train, test = (_rows(path, name, held[name]) for name in ("train_list", "test_list"))
     return train, test
 
 
-class _PlainData(pickle.Unpickler):
-    """Builds containers and NumPy's arrays, and refuses everything else: a pickle may name any function."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] in _MODULES and name in _ALLOWED:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+def _rows(path: str | os.PathLike, whose: str, given: Any) -> np.ndarray:
+    """Rows as int64 [n], each of which an int32 can hold."""
+    if isinstance(given, Array):
+        rows = given.values
+    elif isinstance(given, list | tuple) and all(type(row) is int and abs(row) < 2**31 for row in given):
+        rows = np.array(given, np.int64)
+    else:
+        raise UserError(f"{path}: {whose} has no list of rows")
+    if len(rows) and not (rows.min() >= 0 and rows.max() < 2**31):
+        raise UserError(f"{path}: {whose} has rows that are none: {rows.min()} to {rows.max()}")
+    return rows
 
 
 def _read(path: str | os.PathLike) -> Any:
     try:
-        content = pathlib.Path(path).read_bytes()
-        if zipfile.is_zipfile(io.BytesIO(content)):  # of torch.save
+        content = read_whole(pathlib.Path(path))
+        if zipfile.is_zipfile(io.BytesIO(content)):  # of torch.save, which does not compress
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-                content = archive.read(name)
-        return _PlainData(io.BytesIO(content)).load()
+                held = next(member for member in archive.infolist() if member.filename.endswith("data.pkl"))
+                if held.file_size > len(content):
+                    raise ValueError(f"it unpacks to {held.file_size} bytes")
+                content = archive.read(held)
+        return read_plain(content)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except Exception as error:  # a broken pickle raises errors of any kind

@@ -4,7 +4,6 @@ import hashlib
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import free_name, read_whole, sync_folder
+from fedjax_ssl.files import free_name, make_folder, read_whole, remove_folder, sync_folder
 
 SUMS = "SHA256SUMS"  # of a checkpoint's files, as sha256sum writes and checks them
 _RECORDS = "records.sha256"  # the checksum of the records that the state stands on
@@ -85,8 +84,9 @@ class Checkpoints:
         path = self._folder / str(round_number)
         temporary = path.with_suffix(".tmp")
         try:
+            make_folder(self._folder)
             self._remove_unfinished()
-            temporary.mkdir(parents=True)
+            temporary.mkdir()
             with _checkpointer(ocp.StandardCheckpointHandler) as checkpointer:
                 checkpointer.save(temporary / _STATE, args=ocp.args.StandardSave(_to_dict(state)))
             if records:
@@ -100,13 +100,13 @@ class Checkpoints:
         for old in self.rounds()[: -self._keep]:
             doomed = self._folder / f"{old}.tmp"  # a kill in the middle leaves no checkpoint with files missing
             os.rename(self._folder / str(old), doomed)
-            shutil.rmtree(doomed)
+            remove_folder(doomed)
 
     def _remove_unfinished(self) -> None:
         """Removes what a killed process was writing, also of earlier versions."""
         for path in self._folder.glob("[0-9]*"):
             if path.suffix == ".tmp" or ".orbax-checkpoint-tmp" in path.name:
-                shutil.rmtree(path)
+                remove_folder(path)
 
     def records_of(self, round_number: int) -> str | None:
         """The checksum of the records that a checkpoint was saved with; None without one, as in earlier versions."""

@@ -16,7 +16,7 @@ SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
 
 def save_seeds(folder: pathlib.Path, seeds: tuple[int, ...]) -> None:
     """Notes which seeds a command trains in the subfolders of a folder, some of which may not exist yet."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)  # the user has named it
     replace_file(folder / SEEDS, json.dumps(list(seeds)) + "\n")
 
 

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from fedjax_ssl.data.npz import read_arrays
-from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.files import make_folder, replace_arrays
 
 
 def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: dict[str, np.ndarray]) -> None:
@@ -17,7 +17,7 @@ def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: di
         of: the set whose images it shows, 'test' or 'validation'; the file's entry `of`.
         snapshot: see `fedjax_ssl.engine.evaluation.make_snapshot`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     replace_arrays(folder / f"round_{round_number:06d}.npz", **snapshot, of=np.array(of))
 
 
@@ -32,7 +32,7 @@ def save_best(folder: pathlib.Path, round_number: int, snapshot: dict[str, np.nd
         round_number: the round.
         snapshot: with `predictions` and `labels`; the rest is not written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     outputs = {name: snapshot[name] for name in ("predictions", "labels")}
     replace_arrays(folder / BEST, **outputs, round=np.array(round_number))
 

@@ -6,15 +6,22 @@ import json
 import math
 import os
 import pathlib
-import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_ssl.config import complete, differences
 from fedjax_ssl.errors import BusyError, UserError, first_line
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import free_name, read_json, read_whole, replace_file
+from fedjax_ssl.files import (
+    free_name,
+    open_to_append,
+    read_json,
+    read_whole,
+    refuse_link,
+    replace_file,
+    replaced,
+)
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS, section_of
 
@@ -26,6 +33,7 @@ except ImportError:  # on Windows, where the folder is not locked
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
+LOCK, TENSORBOARD = ".lock", "tensorboard"
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
 
@@ -68,6 +76,15 @@ def check_folder(path: str | os.PathLike) -> None:
         for place in reversed(made):
             with contextlib.suppress(OSError):  # another process has made something in it meanwhile
                 place.rmdir()
+
+
+def refuse_links(paths: Iterable[pathlib.Path]) -> None:
+    """Raises a UserError if one of the paths is a link. A folder that the user names may be one."""
+    try:
+        for path in paths:
+            refuse_link(path)
+    except OSError as error:
+        raise UserError(f"{error.strerror}; put in its place what it leads to") from error
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -120,6 +137,8 @@ class Workdir:
         self.is_begun = path is not None and (self.path / CONFIG).exists()
         if path is None:
             return
+        # Files are replaced, and links with them; these are opened, or written into.
+        refuse_links(self.path / name for name in (LOCK, CHECKPOINTS, SNAPSHOTS, TENSORBOARD, FIGURES))
         if self.is_begun:
             self._check_same_run()
             self._lock()
@@ -147,7 +166,7 @@ class Workdir:
         if self.path is None:
             self.path = fresh_workdir(pathlib.Path("runs"), section_of(self.config["method"]))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)  # which may be a link: the user has named it
             self._lock()
             if not self.is_begun and (self.path / CONFIG).exists():
                 raise self._busy()  # another process began a run, and perhaps ended it, since the check
@@ -158,10 +177,11 @@ class Workdir:
             replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
             for name, found in records.items():
                 if found.damage:
-                    shutil.copy2(self.path / name, free_name(self.path / f"{name}.set_aside"))
+                    with replaced(free_name(self.path / f"{name}.set_aside")) as copy:
+                        copy.write(read_whole(self.path / name))
                 kept = [line for line in found.lines if line["round"] <= round_number]
                 replace_file(self.path / name, "".join(map(_to_line, kept)))
-                self._files[name] = (self.path / name).open("a")
+                self._files[name] = open_to_append(self.path / name)
         except OSError as error:
             raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
 
@@ -170,7 +190,7 @@ class Workdir:
         if fcntl is None or "lock" in self._files:
             return
         try:
-            self._files["lock"] = (self.path / ".lock").open("w")
+            self._files["lock"] = open_to_append(self.path / LOCK)
         except OSError as error:
             raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
         try:

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedjax_ssl.errors import printable
-from fedjax_ssl.files import replaced
+from fedjax_ssl.files import make_folder, replaced
 
 # Okabe and Ito's colours, which every kind of colour vision tells apart; without their yellow and black, which
 # vanish on white and on black. Line styles tell the curves apart once the colours are used up.
@@ -90,7 +90,7 @@ def save(figure: Figure, folder: pathlib.Path, name: str, title: str, kinds: tup
     Returns:
         The figure as an element for a page: no background, and text in the page's colour.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # its parts have found their places, which are those of every kind
     # Drawing is what takes the time: the file and the page have one drawing. Without a date it is the same each time.

@@ -1,19 +1,25 @@
-"""Compiled programs of earlier starts, in the user's cache beside XLA's: who finds its own traces and compiles nothing.
+"""Disk cache of compiled programs, beside XLA's: a start that finds its own neither traces nor compiles.
 
 XLA's cache knows a program by its text, which takes tracing and lowering to make: seconds for a deep network. Here it
 is known by what the text depends on: the library's source, the configuration, the data, the machine, the versions of
 all that is installed. A script or a notebook may have changed the library in memory, which no file tells; so only the
 command line keeps programs, and only of methods and backbones of the library.
+
+A kept program is code, in a pickle. It is read only if this user alone can have written it: by the owner and the mode
+of the file and of all folders above it, not through a link, and by an HMAC with a secret of this user.
 """
 
 import contextlib
 import hashlib
+import hmac
 import importlib.metadata
 import json
 import os
 import pathlib
 import pickle
 import re
+import secrets
+import stat
 import sys
 import sysconfig
 import threading
@@ -28,12 +34,13 @@ from fedjax_ssl.methods import METHODS, registered
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.models.processor import description
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.choices import cache_folder
+from fedjax_ssl.run.choices import cache_folder, private_cache
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.machine import Machine
 
 FOLDER = "programs"  # in the user's cache
-MOST_BYTES = 500_000_000  # of all files; the oldest go
+MOST_BYTES = 500_000_000  # of all files; those that were used longest ago go
+SECRET, DIGEST_BYTES = "secret", 32
 HIT = "/jax/compilation_cache/cache_hits"
 LIBRARY = pathlib.Path(__file__).parents[1]
 
@@ -107,48 +114,85 @@ def _is_of_library(experiment: Experiment) -> bool:
     return is_ours and config.method in METHODS and config.method not in registered()
 
 
-def find(key: str | None, names: Sequence[str]) -> dict[str, Callable] | None:
-    """The programs that were kept, by name; None unless all of them are there and can be read."""
-    if key is None:
-        return None
-    try:
-        from jax.experimental.serialize_executable import deserialize_and_load
+def find(key: str | None, names: Sequence[str]) -> dict[str, Callable]:
+    """The programs that were kept, by name; without those that are not there, or not what this user wrote."""
+    folder = None if key is None else private_cache(FOLDER, MOST_BYTES)
+    found = {}
+    for name in names if folder is not None else ():
+        with contextlib.suppress(Exception):  # of any kind: it can be made again
+            from jax.experimental.serialize_executable import deserialize_and_load
 
-        files = [_file(key, name) for name in names]
-        if hasattr(os, "getuid") and any(file.stat().st_uid != os.getuid() for file in files):
-            return None  # another user's, in a folder that all may write to: reading would run what is in it
-        found = [pickle.loads(zlib.decompress(read_whole(file))) for file in files]
-        programs = {name: deserialize_and_load(*parts) for name, parts in zip(names, found)}
-        with contextlib.suppress(OSError):  # a folder that can only be read
-            for file in files:
-                file.touch()
-    except Exception:  # of any kind: none, or not what was written; it can be made again
-        return None
-    return programs
+            file = folder / _name(key, name)
+            content = _read(file)
+            if not hmac.compare_digest(content[:DIGEST_BYTES], _digest(folder, file.name, content[DIGEST_BYTES:])):
+                continue
+            # Unpickling runs what a file says, and so do programs: this user wrote it, as the digest shows.
+            found[name] = deserialize_and_load(*pickle.loads(zlib.decompress(content[DIGEST_BYTES:])))
+            with contextlib.suppress(OSError):  # a folder that can only be read
+                os.utime(file)
+    return found
 
 
-def keep(key: str | None, programs: dict[str, jax.stages.Compiled]) -> None:
-    """Writes programs for a later start; where that fails they are compiled again."""
-    if key is None:
-        return
+def compile_and_keep(lowered: jax.stages.Lowered, key: str | None, name: str) -> jax.stages.Compiled:
+    """Compiles a program, and keeps it for a later start, whatever becomes of the others."""
+    program, can_be_kept = compile_fresh(lowered)
+    if can_be_kept:
+        keep(key, name, program)
+    return program
+
+
+def keep(key: str | None, name: str, program: jax.stages.Compiled) -> None:
+    """Writes a program for a later start; where that fails it is compiled again."""
     with contextlib.suppress(Exception):  # of any kind: a full disk, a backend whose programs cannot be written
         from jax.experimental.serialize_executable import serialize
 
-        folder = cache_folder() / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, program in programs.items():
-            packed = zlib.compress(pickle.dumps(serialize(program)), level=1)
-            with replaced(_file(key, name)) as file:
-                file.write(packed)
-        total = 0
-        for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
-            total += file.stat().st_size
-            if total > MOST_BYTES:
-                file.unlink(missing_ok=True)
+        folder = None if key is None else private_cache(FOLDER, MOST_BYTES)
+        if folder is None:
+            return
+        packed = zlib.compress(pickle.dumps(serialize(program)), level=1)
+        file = folder / _name(key, name)
+        digest = _digest(folder, file.name, packed, make=True)
+        with replaced(file) as opened:
+            os.fchmod(opened.fileno(), 0o600)
+            opened.write(digest + packed)
 
 
-def _file(key: str, name: str) -> pathlib.Path:
-    return cache_folder() / FOLDER / f"{key}-{re.sub(r'[^a-z]+', '_', name)}"
+def _name(key: str, name: str) -> str:
+    return f"{key}-{re.sub(r'[^a-z]+', '_', name)}"
+
+
+def _read(file: pathlib.Path) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        OSError: it cannot be read, or is a link, or another user's, or others can write into it.
+    """
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+        state = os.fstat(opened.fileno())
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+            raise PermissionError(f"{file} may not be this user's")
+        return opened.read()
+
+
+def _digest(folder: pathlib.Path, name: str, content: bytes, make: bool = False) -> bytes:
+    """The HMAC of a file's name and content by the secret that lies beside it, which only this user can read.
+
+    Args:
+        make: whether the secret is made where there is none.
+
+    Raises:
+        OSError, ValueError: there is no secret that can be used.
+    """
+    file = folder / SECRET
+    if make and not file.exists():
+        with contextlib.suppress(FileExistsError):  # another process was quicker
+            number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(number, "wb") as opened:
+                opened.write(secrets.token_bytes(DIGEST_BYTES))
+    secret = _read(file)
+    if len(secret) != DIGEST_BYTES or file.stat().st_mode & 0o077:
+        raise ValueError("no secret")
+    return hmac.digest(secret, name.encode() + b"\0" + content, "sha256")
 
 
 def _loaded_source() -> list[str]:

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,11 +21,12 @@ from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.models.layers import use_lane_form
 from fedjax_ssl.models.processor import has_wide_vectors
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.choices import Choice, cache_folder, recall
+from fedjax_ssl.run.choices import Choice, cache_folder, private_cache, recall
 
 # On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
 # slower. Elsewhere the whole cohort side by side.
 MOST_LANES = {"cpu": 1}
+MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; what was used longest ago goes
 
 # The first two were measured; the others have their layers, wider or more of them. A user's backbone has not been
 # measured and gets XLA's choice.
@@ -193,7 +195,12 @@ def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
 def use_compilation_cache() -> None:
     """Keeps compiled programs in the user's cache folder, unless JAX is configured otherwise."""
     if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+        folder = private_cache("xla", MOST_CACHE_BYTES)
+        if folder is not None:
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+        else:
+            line = f"warning: others can write into {cache_folder()}, or nobody can: compiled programs are not kept"
+            print(line, file=sys.stderr, flush=True)
 
 
 def memory_limit() -> int | None:

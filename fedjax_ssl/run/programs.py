@@ -57,11 +57,12 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     with doing("looking for the programs of an earlier start"):
         key = kept_programs.key_of(machine, experiments) if given is None else None
         programs = kept_programs.find(key, list(lower))
-    words = "compiling (a later start takes it from the cache)" if programs is None else "compiled by an earlier start"
+    missing = {name: function for name, function in lower.items() if name not in programs}
+    words = "compiling (a later start takes it from the cache)" if missing else "compiled by an earlier start"
     if hosts.is_first():
         print(words, file=sys.stderr, flush=True)
-    if programs is None:
-        programs = _compile(machine, lower, key)
+    if missing:
+        programs |= _compile(machine, missing, key)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -77,16 +78,14 @@ def _compile(
     machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]], key: str | None
 ) -> dict[str, Callable]:
     """Traces programs one after the other, and compiles each while the next is traced; the last is the largest."""
-    with doing("compiling") as task, Compilers() as compilers:
+    with doing("compiling") as task, Compilers(key) as compilers:
         for name, function in lower.items():
             task.text = f"tracing {name}"
             lowered = function()
             check_same_program(machine, name, lowered)
             compilers.compile(name, lowered, aside=name != "the rounds")
-        programs, can_be_kept = compilers.wait(task)
+        programs = compilers.wait(task)
         give_back_memory()
-        if can_be_kept:
-            kept_programs.keep(key, programs)
         return programs
 
 
@@ -117,7 +116,13 @@ class Compilers:
     The main thread only waits, so that Python still handles signals; after an exception nobody waits for the threads.
     """
 
-    def __init__(self):
+    def __init__(self, key: str | None = None):
+        """Starts nothing yet.
+
+        Args:
+            key: by which each program is kept as soon as it is compiled, see `kept_programs`; None: they are not.
+        """
+        self._key = key
         self._large, self._aside = (concurrent.futures.ThreadPoolExecutor(1, "compiler") for _ in range(2))
         self._programs: dict[str, concurrent.futures.Future] = {}
 
@@ -131,10 +136,10 @@ class Compilers:
     def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
         """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
         pool = self._aside if aside else self._large
-        self._programs[name] = pool.submit(kept_programs.compile_fresh, lowered)
+        self._programs[name] = pool.submit(kept_programs.compile_and_keep, lowered, self._key, name)
 
-    def wait(self, task: Doing) -> tuple[dict[str, jax.stages.Compiled], bool]:
-        """The compiled programs by name, in the order of their start, when all are ready; whether all can be kept.
+    def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
+        """The compiled programs by name, in the order of their start, when all are ready.
 
         Args:
             task: shows what is still being compiled.
@@ -145,8 +150,7 @@ class Compilers:
             concurrent.futures.wait(left.values(), return_when=concurrent.futures.FIRST_COMPLETED)
             for name in [name for name, program in left.items() if program.done()]:
                 left.pop(name).result()
-        done = {name: program.result() for name, program in self._programs.items()}
-        return {name: program for name, (program, _) in done.items()}, all(is_fresh for _, is_fresh in done.values())
+        return {name: program.result() for name, program in self._programs.items()}
 
 
 def _snapshot_sets(experiment: Experiment) -> tuple[str, ...]:
@@ -176,7 +180,7 @@ def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callabl
     """
     with Compilers() as compilers, doing("tracing the rounds") as task:
         compilers.compile("the rounds", lower_dispatch(machine, experiments))
-        program = compilers.wait(task)[0]["the rounds"]
+        program = compilers.wait(task)["the rounds"]
     machine.check_memory(program)
     return program
 

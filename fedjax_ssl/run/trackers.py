@@ -18,11 +18,11 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import flatten, measured_each_round
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.engine.measures import MEASURES, words_of
-from fedjax_ssl.files import replace_file
-from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
+from fedjax_ssl.files import make_folder, replace_file
+from fedjax_ssl.records.workdir import METRICS, TENSORBOARD, TIMINGS, Workdir
 
 MEASURED = ("accuracy", "loss", *words_of(MEASURES))  # of a set of images
-TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"  # in the workdir
+WANDB_ID = "wandb_id"  # in the workdir
 
 # Name in metrics.jsonl -> group and name of the curve; other names are the method's.
 TAGS = {
@@ -140,7 +140,7 @@ class TensorBoardWriter:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         path = folder.path / TENSORBOARD
-        path.mkdir(exist_ok=True)
+        make_folder(path)
         for old in path.glob("events.out.tfevents.*"):
             old.unlink()
         self._file = event_file_writer.EventsWriter(str(path / "events"))
