@@ -237,6 +237,25 @@ def test_a_folder_that_is_not_as_it_should_be(tmp_path, case):
     expect_line(tmp_path, [*(tmp_path / path for path in paths), *words])
 
 
+def test_a_changed_image_is_one_line_and_no_warning(tmp_path, recwarn):
+    write_split(tmp_path)
+    path = save(tmp_path / "train" / "cat" / "1.png", pixels(0))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"IEND") - 5] ^= (
+        1  # of the pixels' checksum, which Pillow does not look at when it loads them
+    )
+    path.write_bytes(content)
+    with Image.open(path) as image:
+        image.load()
+    expect_line(tmp_path, [path, "checksum"])
+    path.unlink()
+    path = save(tmp_path / "train" / "cat" / "1.tif", pixels(0))
+    content = path.read_bytes()
+    path.write_bytes(content[: -len(content) // 3])
+    expect_line(tmp_path, [path, "cannot be read"])
+    assert not recwarn.list
+
+
 def test_classes_without_a_test_set_that_are_not_as_they_should_be(tmp_path):
     expect_line(tmp_path, [tmp_path, "no class's folder", "at least 2"])
     save(tmp_path / "a" / "1.png", pixels(0))

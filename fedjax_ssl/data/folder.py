@@ -240,6 +240,9 @@ def _read_image(file: pathlib.Path, mode: str, image_size: int, fit: str) -> np.
     from PIL import Image, ImageOps
 
     with _open(file) as image:
+        if image.format == "PNG":
+            image.verify()  # compares the pixels' checksums, which `load` leaves out; the file must be opened anew
+    with _open(file) as image:
         image.load()
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):  # Pillow's own conversion would make 255 of everything above it.
@@ -268,6 +271,7 @@ def _open(file: pathlib.Path) -> Iterator[Any]:
 
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about tags; what cannot be read is an error besides
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # of more than 89 million pixels
             with Image.open(file, formats=FORMATS) as image:
                 yield image
