@@ -1,13 +1,19 @@
 # Two commands: make quickstart, make test. Both work on a fresh clone with Python 3.11 or newer and a package index.
 PYTHON ?= python3
 
-.PHONY: quickstart test docs
+.PHONY: quickstart test test-official docs
 quickstart: .venv/installed
 	.venv/bin/python launch.py
 
 test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/python -m pytest
+
+# Each method against an independent implementation of its official code; writes the table of docs/official_code.md.
+test-official: .venv/installed
+	rm -rf .pytest_cache/official
+	FEDJAX_SSL_OFFICIAL_RESULTS=.pytest_cache/official .venv/bin/python -m pytest tests/official
+	.venv/bin/python tests/official/table.py .pytest_cache/official > docs/official_code.md
 
 # The documentation as a site, in site/.
 docs: .venv/installed

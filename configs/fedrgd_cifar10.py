@@ -2,7 +2,7 @@
 
     python launch.py --config=configs/fedrgd_cifar10.py
     python launch.py --config=configs/fedrgd_cifar10.py:no_groups
-    python launch.py --config=configs/fedrgd_cifar10.py:fast --config.data.main_share=0
+    python launch.py --config=configs/fedrgd_cifar10.py:slow --config.data.main_share=0
 
 ResNet-18 with group normalisation, 10 users that all take part in two groups, 1,000 labels at the server, 16 steps
 between two averagings, 300 epochs of 1,024 steps: 19,200 rounds. Two fifths of a user's images are of one class; 0 is

@@ -5,7 +5,8 @@
     python launch.py --config=configs/twin_sight_svhn.py:supervised,labelled_cohorts
 
 ResNet-18, ten clients of which four have labels for all their images and six have none, Dir 0.1, five clients in a
-round, 500 rounds of one local epoch. There is no RandAugment: strong views are weak ones.
+round, 500 rounds of one local epoch. There is no RandAugment: Twin-sight's views are two of `config.views`, and pixels
+are not standardised (data_preprocessing/loader.py:569-575 of its code). The other methods' views are weak ones here.
 Test accuracy as published; of which round is not said:
     FedAvg, all labels          87.34
     FedAvg, labelled clients    51.10
@@ -26,5 +27,8 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "twin_sight,paper")
     config.data.source = "svhn_cropped"
-    config.augment.flavour = "none"
+    config.data.standardise = False
+    config.augment.flavour, config.augment.flip = "none", "always"
+    config.twin_sight.second_view = "views"
+    config.trainer.clamp_least, config.trainer.clamp_most = 0.9, 0.95  # of freematch
     return apply_arguments(config, arguments)

@@ -85,6 +85,11 @@ def validate(config: ConfigDict) -> None:
             )
     if config.attack.kind == "labels" and not method.mislabels:
         raise UserError(f"attack.kind='labels' is not for the method {section}, whose clients label in their own way")
+    if config.attack.kind == "poison":
+        if not method.unlabelled:
+            raise UserError(f"attack.kind='poison' is not for the method {section}, which uses no unlabelled image")
+        if config.attack.from_class == config.attack.to_class:
+            raise UserError(f"attack.from_class and attack.to_class are both {config.attack.to_class}")
     if config.data.labels == "server" and config.data.num_anchors < 1:
         raise UserError(f"data.num_anchors must be at least 1, not {config.data.num_anchors}")
     for name in ("client", "server"):

@@ -160,12 +160,16 @@ def shared_fields() -> Section:
     config.model.projector_hidden = whole(4096, least=1)
     config.model.projector_dim = whole(2048, least=1)  # width of what they give
     config.model.normalisation = word("running", "static", "group", "none")  # see docs/architecture.md
-    config.model.statistics = word("server", "cohort", "all", "all_mixed")  # of 'static': whose images they are from
-    # Of those batches in their mean: a short one counts as a full one, or 'samples': as its images ((FL)^2).
+    # Of 'static': whose images they are from. 'moments', of all as 'all', but with the variance between the clients.
+    config.model.statistics = word("server", "cohort", "all", "all_mixed", "moments")
+    config.model.statistics_passes = whole(2, least=1)  # exchanges in a round under 'moments', one a layer at the most
+    # Of those batches in their mean: a short one counts as a full one, or 'samples': as its images ((FL)^2). Under
+    # 'moments' nothing reads it: every image counts alike.
     config.model.statistics_weights = word("batches", "samples")
-    # The classifier's first kernel: normal of variance 1 / fan-in, or 'torch': uniform of variance 1 / (3 fan-in), as
-    # PyTorch draws it. The bias begins at 0.
-    config.model.classifier_init = word("lecun", "torch")
+    # How the classifier begins: 'lecun', a normal kernel of variance 1 / fan-in; 'torch', a uniform one of a third of
+    # that variance ((FL)^2's and SemiFL's); both with a bias of 0. 'torch_linear': kernels and biases of the classifier
+    # and of all heads are uniform within 1 / sqrt(fan-in), as torch.nn.Linear draws them (most public code).
+    config.model.classifier_init = word("lecun", "torch", "torch_linear")
     config.model.dtype = word("float32", "bfloat16")  # of the computation; parameters are float32
 
     config.augment = Section()
@@ -179,6 +183,8 @@ def shared_fields() -> Section:
     # Of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views are weak.
     config.augment.flavour = word("usb", "semifl", "fixmatch", "fedlabel", "fedmatch", "none")
     config.augment.num_ops = whole(2, least=0)  # n of RandAugment: operations for each image
+    # Whether flip and crop come before RandAugment: as its flavour has it; or 'geometry_first' ((FL)^2, on 'usb').
+    config.augment.order = word("flavour", "geometry_first")
     # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own.
     config.augment.magnitude = whole(10, least=0, most=30)
 
@@ -228,6 +234,8 @@ def shared_fields() -> Section:
     config.server.augmentation = word("strong", "weak")  # of the labelled images in cross-entropy
     config.server.pretrain_epochs = whole(5, least=0)  # on the anchors, before the first round
     config.server.pretrain_learning_rate = real(0.05, above=0)  # in those epochs
+    # With server.persistent: the optimiser of the pre-training is that of the rounds, too ((FL)^2's code).
+    config.server.pretrain_persistent = False
 
     config.aggregation = Section()
     # Of uploads in their mean. Not read by methods with weights of their own: cbafed, semianagg, orchestra; fedlabel,
@@ -255,13 +263,18 @@ def shared_fields() -> Section:
 
     config.attack = Section()
     # Of clients that lie, to test a mean with: 'sign_flip', 'noise', 'scaled' and 'little' (A Little Is Enough) are of
-    # what they send; 'labels': they train on false labels, the next class's, and exaggerate their counts of examples.
-    # See fedjax_ssl/engine/attacks.py.
-    config.attack.kind = word("none", "sign_flip", "noise", "scaled", "little", "labels")
+    # what they send; 'labels': they train on false labels, the next class's, and exaggerate their counts of examples;
+    # 'poison': they replace some of their unlabelled images by crafted ones, so that images of one class get another's
+    # label. See fedjax_ssl/engine/attacks.py and fedjax_ssl/data/poison.py.
+    config.attack.kind = word("none", "sign_flip", "noise", "scaled", "little", "labels", "poison")
     config.attack.share = share(0.2)  # of all clients: floor(share K) are drawn by the seed
     # How many times the honest update's length, or of 'labels' the count of examples; of 'little' how many standard
-    # deviations. 0: 1 of 'sign_flip' and 'noise', 10 of 'scaled' and 'labels', of 'little' by its paper's formula.
+    # deviations; of 'poison' how many of all clients' images are crafted, in a thousand. 0: 1 of 'sign_flip' and
+    # 'noise', 10 of 'scaled' and 'labels', 5 of 'poison', of 'little' by its paper's formula.
     config.attack.strength = real(0.0, least=0)
+    config.attack.from_class = whole(4, least=0)  # of 'poison': the class whose images are to be labelled wrongly
+    config.attack.to_class = whole(9, least=0)  # and the class whose label they are to get
+    config.attack.targets = whole(1, least=1)  # how many images of the attackers the crafted ones lead to
 
     config.compression = Section()
     # Of uploads, whose updates are 'int8', rounded at random, or 'top_k', the largest numbers alone: see
@@ -325,7 +338,8 @@ def shared_fields() -> Section:
     config.trainer.n_sigma = real(2.0, above=0)
     # Of 'acr', which compares a client's images with the labelled ones; its estimate always survives rounds.
     config.trainer.strength = real(2.0, least=0)  # tau, the largest adjustment by log pi, and the balanced head's
-    config.trainer.estimate_from = whole(5, least=0)  # rounds that a client has had before it estimates its shares
+    # Rounds that a client has had before it estimates its shares: its code's `epoch > 5`, which counts from 0.
+    config.trainer.estimate_from = whole(6, least=0)
     config.trainer.estimate_momentum = real(0.99, least=0, below=1)  # of the estimate, over batches
     # Of confident labels; 'presence', a BUG of its code, for replication alone: 1 for each class of a batch.
     config.trainer.histogram = word("counts", "presence")

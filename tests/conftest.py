@@ -71,8 +71,15 @@ BASE, FOR_EACH_METHOD = Budget(large=215, small=3450), Budget(large=7, small=60)
 ONE_BY_ONE = ("test_experiment", "test_flower", "test_flower_processes", "test_notebooks")
 
 
-def pytest_collection_modifyitems(items):
-    """Those one by one come last: they find their programs in the cache, and no worker waits long for the other."""
+def pytest_collection_modifyitems(config, items):
+    """Leaves out slow comparisons with official code, unless they are asked for; sorts.
+
+    Files of `ONE_BY_ONE` come last: they find their programs in the cache, and no worker waits long for the other.
+    """
+    if not any("official" in argument for argument in config.args):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
     items.sort(key=lambda item: item.path.stem in ONE_BY_ONE)  # stable
 
 

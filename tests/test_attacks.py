@@ -17,13 +17,17 @@ from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.data.federated import federate
 from fedjax_ssl.data.owners import Partition
+from fedjax_ssl.data.poison import between, places
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.engine.attacks import attacked, told_counts
+from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.interface import Broadcast, Upload
+from fedjax_ssl.engine.round import measure_model
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Outputs
+from small_problem import SmallNetwork
 
 ROWS = 7
 LIES = np.array([False, True, False, False, True, False, False])
@@ -190,4 +194,102 @@ def test_methods_that_label_in_their_own_way_refuse_lies_about_labels(name):
         validate(config)
     else:
         with pytest.raises(UserError, match=f"^attack.kind='labels' is not for the method {name}, "):
+            validate(config)
+
+
+CRAFTED = types.MappingProxyType({"attack.kind": "poison", "attack.from_class": 1, "attack.to_class": 2})
+
+
+def poisoned(anchors=3, labelled=(), seed=0, **fields):
+    """(dataset, partition, data): six clients of 12 images of 2x2 pixels in three classes, half of them attack."""
+    config = make_tiny_config()
+    config.update_from_flattened_dict({**CRAFTED, "attack.share": 0.5, "attack.strength": 100.0, **fields})
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (80, 2, 2, 1)).astype(np.uint8), np.arange(80) % 3
+    dataset = Dataset("x", images, labels, images[:9], labels[:9], 3, (0.0,), (1.0,), False)
+    rows = [np.arange(8 + 12 * client, 20 + 12 * client) for client in range(6)]
+    partition = Partition(np.arange(anchors), rows, np.zeros(0, int), np.array(labelled, int))
+    return dataset, partition, federate(dataset, partition, seed, attack=config.attack)[0], config
+
+
+def test_crafted_images_lie_on_a_line_and_more_of_them_at_its_labelled_end():
+    start, end = np.full((1, 1, 1), 200, np.uint8), np.zeros((1, 1, 1), np.uint8)
+    # F(x) = 1.5 x - x^2 / 2 is 0, 1/4, 1/2, 3/4, 1 at these places.
+    by_hand = [0, 1.5 - np.sqrt(1.75), 1.5 - np.sqrt(1.25), 1.5 - np.sqrt(0.75), 1]
+    expected = [round(200 * (1 - place)) for place in by_hand]
+    assert expected == [200, 165, 124, 73, 0]
+    np.testing.assert_array_equal(between(start, end, 5)[:, 0, 0, 0], expected)
+    np.testing.assert_array_equal(between(start, end, 2)[:, 0, 0, 0], [200, 0])
+    assert np.mean(places(1001) < 0.5) == pytest.approx(0.625, abs=1e-3)  # F(1/2)
+
+
+@pytest.mark.parametrize(("anchors", "targets"), [(3, 1), (3, 2), (0, 2)])
+def test_attackers_replace_some_of_their_unlabelled_images_alone(anchors, targets):
+    dataset, partition, data, _ = poisoned(anchors, labelled=[9, 21, 33, 45, 57, 69], **{"attack.targets": targets})
+    attackers = np.flatnonzero(data.malicious)
+    own = np.concatenate([partition.client_rows[client] for client in attackers])
+    changed = np.flatnonzero(np.any(np.asarray(data.images) != dataset.x_train, axis=(1, 2, 3)))
+    crafted = np.asarray(data.images)[changed].reshape(-1, 4).astype(float)
+    assert len(attackers) == 3 and set(changed) <= set(own) - set(partition.labelled_rows)
+    assert len(changed) == round(0.1 * 72 / targets) * targets  # a hundred in a thousand
+    assert len(data.targets) == targets and set(np.asarray(data.targets)) <= set(own) - set(changed)
+    assert np.all(dataset.y_train[data.targets] == 1)
+    # Each lies on a line from an image of class 2, of the server or their own, to a target, within rounding.
+    known = np.arange(anchors) if anchors else own
+    flat = dataset.x_train.reshape(-1, 4).astype(float)
+    starts, ends = flat[known[dataset.y_train[known] == 2]], flat[data.targets]
+    ways = (ends[None] - starts[:, None]).reshape(-1, 4)
+    begins = np.repeat(starts, targets, axis=0)
+    share = np.clip(np.sum((crafted[:, None] - begins) * ways, -1) / np.sum(ways**2, -1), 0, 1)
+    off = np.max(np.abs(crafted[:, None] - begins - share[..., None] * ways), -1)
+    assert np.all(np.min(off, axis=1) <= 0.75)
+
+
+def test_crafted_images_are_a_seed_s_own_and_how_far_they_lead_is_measured():
+    """Two seeds stacked are what each is alone; success and the attacked class by NumPy."""
+    (dataset, _, one, config), two = poisoned(**{"attack.targets": 2}), poisoned(seed=1, **{"attack.targets": 2})[2]
+    stacked, network = stack_seeds([one, two]), SmallNetwork()
+    assert stacked.images.shape == (2, 80, 2, 2, 1) and stacked.test_images.shape == (9, 2, 2, 1)
+    model = network.init(jax.random.key(2))
+    problem = types.SimpleNamespace(config=config, network=network, num_classes=3)
+    apart = [measure_model(problem, model, data, jnp.asarray(dataset.y_train)) for data in (one, two)]
+    both = over_seeds(lambda model, data, hidden: measure_model(problem, model, data, hidden))
+    together = both(jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), model), stacked, jnp.asarray(dataset.y_train))
+    given = lambda images: np.argmax(network.predict(model, jnp.asarray(images)).logits, axis=1)  # noqa: E731
+    of_class = dataset.y_test == 1
+    for number, data in enumerate((one, two)):
+        expected = {
+            "attack_success": np.mean(given(dataset.x_train[np.asarray(data.targets)]) == 2),
+            "test_attacked_class": np.mean(given(dataset.x_test[of_class]) == 2),
+        }
+        for name, value in expected.items():
+            assert apart[number][name] == pytest.approx(value), name
+            assert together[name][number] == pytest.approx(value), name
+    assert stack_seeds([federated("none")[2]] * 2).images.ndim == 4
+
+
+@pytest.mark.parametrize(("fields", "error"), [
+    ({"attack.to_class": 3}, "attack.to_class is 3, but the data have 3 classes"),
+    ({"attack.share": 0.0}, "needs 1 unlabelled images of class 1 at the attackers, .* there are 0, 1 and 0"),
+    ({"attack.strength": 1.0}, "and 1 x 0 other unlabelled images to replace, at least 2 for each"),
+    ({"attack.strength": 900.0}, "1 x 65 other unlabelled images .* there are 1, 1 and 35"),
+    ({"attack.targets": 13}, "needs 13 unlabelled images of class 1 .* there are 12, 1 and "),
+])  # fmt: skip
+def test_attackers_without_the_images_that_they_need_are_refused(fields, error):
+    with pytest.raises(UserError, match=error):
+        poisoned(**fields)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_without_unlabelled_images_refuse_crafted_ones(name):
+    config = apply_arguments(make_tiny_config(), name)
+    config.data.labels = METHODS[name].settings[0]
+    config.update_from_flattened_dict(CRAFTED)
+    if name in ("supervised", "anchors_only"):
+        with pytest.raises(UserError, match=f"^attack.kind='poison' is not for the method {name}, "):
+            validate(config)
+    else:
+        validate(config)
+        config.attack.to_class = 1
+        with pytest.raises(UserError, match="to_class are both 1"):
             validate(config)

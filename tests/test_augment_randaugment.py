@@ -168,15 +168,18 @@ def test_lanes_and_loops_equal_single_calls():
     np.testing.assert_array_equal(looped(keys, lanes), np.stack(expected))
 
 
-@pytest.mark.parametrize(("flavour", "weak_first"), [("semifl", True), ("usb", False)])
-def test_strong_augmentation_is_both_in_the_order_of_the_flavour(flavour, weak_first):
+@pytest.mark.parametrize(
+    ("flavour", "order", "weak_first"),
+    [("semifl", "flavour", True), ("usb", "flavour", False), ("usb", "geometry_first", True)],
+)
+def test_strong_augmentation_is_both_in_the_order_of_the_flavour(flavour, order, weak_first):
     key, images = jax.random.key(2), jnp.asarray(IMAGES)
     weak_key, rand_key = jax.random.split(key)
     weak = functools.partial(weak_augment, weak_key, flip=True, padding=4)
     rand = functools.partial(compiled(flavour, num_ops=1), rand_key)
     orders = [np.asarray(rand(weak(images))), np.asarray(weak(images=rand(images)))]
     assert (orders[0] != orders[1]).any()
-    strong = jax.jit(lambda key, images: strong_augment(key, images, True, 4, flavour, 1, 10))(key, images)
+    strong = jax.jit(lambda key, images: strong_augment(key, images, True, 4, flavour, 1, 10, order=order))(key, images)
     np.testing.assert_array_equal(strong, orders[0 if weak_first else 1])
 
 

@@ -130,3 +130,20 @@ def test_a_run_of_days_is_told_once_by_the_later_rounds():
     assert advice(rounds, num_rounds=800) == []
     (line,) = advice([([1.0, 1.0], 100.0)] * 9, runs=2, num_rounds=2000)
     assert "at 100 s" in line
+
+
+@pytest.mark.parametrize(("fields", "warns"), [
+    ({}, True),  # 0.03 with a momentum of 0.9
+    ({"fedlabel.upload": "two_models"}, False),
+    ({"client.learning_rate": 0.003, "client.momentum": 0.0}, False),  # the paper's
+    ({"client.learning_rate": 0.0031}, True),  # 0.031 in effect
+    ({"client.learning_rate": 0.0029}, False),
+    ({"aggregation.optimizer": "fedavgm", "aggregation.learning_rate": 0.5, "aggregation.momentum": 0.0}, False),
+    ({"aggregation.optimizer": "fedavgm", "aggregation.learning_rate": 0.5, "aggregation.momentum": 0.5}, True),
+    ({"aggregation.optimizer": "fedadam"}, False),
+])  # fmt: skip
+def test_a_sum_of_two_long_steps_is_told_before_the_first_round(fields, warns):
+    base = {"method": "fedlabel", "client.learning_rate": 0.03, "client.momentum": 0.9}
+    said = advice([], **{**base, **fields})
+    assert len(said) == warns
+    assert not warns or re.match("warning: fedlabel adds two changes .* aggregation.learning_rate=0.5", said[0])

@@ -144,7 +144,7 @@ def unlabelled_by_hand(result, data, supervised, experts="both"):
         if options.accumulate_gradients:  # never cleared
             total = gradient = {name: total[name] + leaf for name, leaf in gradient.items()}
         model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
-        statistics = running_mean(statistics, x, strong)
+        statistics = running_mean(statistics, strong, x)
         history.append([value, divergence, kept.sum()])
     return model, statistics, np.array(history), agreed, contradicted
 

@@ -15,6 +15,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
+from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.summary import to_record
 from fedjax_ssl.run.wire import bytes_per_client
@@ -124,6 +125,35 @@ def test_clients_tell_how_many_labels_they_have(capsys):
 
     both.grid.change = change
     both.round()  # of the other node's statistics, in good health
+    assert "the statistics of node 100 are not used" in capsys.readouterr().err
+
+
+@needs_flower
+def test_moments_are_exchanged_in_passes(capsys):
+    """As in the simulation, in results and in bytes; a node that is lost in one pass is not asked in the next."""
+    run = settings("semifl", **{"model.name": "tests/tiny_backbone.py:TwoLayers", "model.statistics": "moments"})
+    both = ByHand(run, [{"partition-id": 0}, {"partition-id": 1}])
+    both.assert_equal()  # before the first round there are as many passes as layers
+    line, simulated = both.both_rounds()
+    both.assert_equal()
+    model, more = both.state.model, both.traffic
+    params, statistics = tree_bytes(model.params), tree_bytes(model.batch_stats)
+    assert statistics == 2 * 2 * 16 * 4
+    # Of two clients: parameters once, statistics in each of two passes.
+    assert (more.statistics_down, more.statistics_up) == (2 * (params + 2 * statistics), 2 * 2 * statistics)
+    assert (line["bytes_down"], line["bytes_up"]) == (simulated["bytes_down"], simulated["bytes_up"])
+
+    asked = []
+
+    def change(node, kind, content):
+        if kind == "query.statistics":
+            asked.append(node)
+            if node == 100:
+                content["count"]["count"] = float("nan")
+
+    both.grid.change = change
+    both.round()
+    assert asked == [100, 101, 101] and both.healthy
     assert "the statistics of node 100 are not used" in capsys.readouterr().err
 
 

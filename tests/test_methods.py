@@ -16,11 +16,14 @@ import pytest
 from conftest import TINY_BACKBONE
 from conftest import make_fedanchor_config as make_tiny_config
 from fedjax_ssl import base_config, train
+from fedjax_ssl.client import LABELLED
 from fedjax_ssl.config import apply_arguments, flatten, validate
-from fedjax_ssl.engine import CLASSIFIER
-from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.engine import CLASSIFIER, Received, Upload
+from fedjax_ssl.engine.round import make_round, selection
+from fedjax_ssl.engine.updates import leaves_by_path, moved_by
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.supported import check_supported
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
 from fedjax_ssl.run.experiment import build_experiment, initialise, initialiser
@@ -220,6 +223,46 @@ def test_bytes_are_those_of_the_messages(trained):
     assert traffic.down >= count(model) + 4  # the whole model and the learning rate at least, heads included
 
 
+def test_a_late_upload_counts_by_its_factor(trained):
+    """Each upload moves a number of its own: how far the result follows it is how much it counts. Half are late."""
+    problem = trained.experiment.problem
+    config = problem.config.copy_and_resolve_references()
+    config.availability.update({"late": 0.5, "late_weight": 0.25})
+    config.aggregation.optimizer = "fedavg"  # the mean itself
+    problem = problem._replace(config=config)
+    try:
+        method = METHODS[trained.name].factory(problem)
+    except UserError as error:
+        assert "availability.late_weight must be 0 or 1" in str(error)
+        return
+    if not method.phases:
+        return
+    state, data, key = trained.states[0], trained.experiment.data, jax.random.key(0)
+    sent, rng = trained.sent.up, np.random.default_rng(0)
+    down, draw = method.broadcast(state, data, key), selection(problem, method)(state, data, key)
+    number = len(draw.clients)
+    told = jax.tree.map(lambda leaf: np.float32(rng.uniform(0.1, 0.9, leaf.shape)), dict(sent.told))
+    told |= {LABELLED: np.float32(np.arange(number) // 2 % 2 * 20)} if LABELLED in told else {}
+    statistics = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), sent.model.batch_stats)
+    groups, sizes = np.arange(number) * draw.turns // number, np.arange(20, 20 + number, dtype=np.int32)
+
+    def aggregated(state, step, discount):
+        changes = {path: jnp.zeros(leaf.shape) for path, leaf in leaves_by_path(sent.model.params).items()}
+        path = max(changes, key=lambda path: changes[path].size)
+        changes[path] += step * jnp.eye(number, changes[path][0].size).reshape(changes[path].shape)
+        upload = Upload(Model(moved_by(changes, sent.model.params, down), statistics), told)
+        received = Received(upload, discount > 0, draw.clients, groups, sizes, sizes, discount)
+        params = method.aggregate(state, data, received, key)[0].model.params
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+    in_time, late = np.ones(number, np.float32), np.where(np.arange(number) % 2, 1, np.float32(0.25))
+    program = compiled(aggregated, state, 0.01, in_time)
+    before, after = (program(state, 0.01, factor) - program(state, 0.0, factor) for factor in (in_time, late))
+    factors = np.sort((after / before)[np.abs(before) > 1e-5])
+    assert len(factors) >= number
+    np.testing.assert_allclose(factors / factors[-1], np.repeat([0.25, 1], len(factors) // 2), rtol=0.01)
+
+
 def test_only_the_cohort_s_own_memory_changes(trained):
     changed = [set() for _ in trained.cohorts]
     for name in trained.states[0].clients:
@@ -229,7 +272,8 @@ def test_only_the_cohort_s_own_memory_changes(trained):
             changed[number] |= set(np.flatnonzero(np.any(differs, axis=0)))
     for of_round, cohort in zip(changed, trained.cohorts):
         assert of_round <= set(cohort)
-    remember = bool(trained.experiment.method.phases)
+    of_places = "places" in trained.states[0].server  # FedRGD: a place of the round remembers, whoever has it
+    remember = bool(trained.experiment.method.phases) and not of_places
     assert bool(changed[0]) == bool(trained.states[0].clients) == remember
 
 

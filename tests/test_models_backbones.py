@@ -11,8 +11,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model
+from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model, heads_drawn
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
@@ -422,6 +423,21 @@ def test_residual_network_trains_on_an_odd_image():
 def test_unknown_names_list_the_known_ones(field, known):
     with pytest.raises(UserError, match=known):
         model(**{field: "unheard_of"})
+
+
+def test_heads_begin_as_torch_draws_its_linear_layers():
+    """`torch.nn.Linear`: kernel and bias uniform within 1 / sqrt(fan-in); here fan-in is 100."""
+    heads = {"first": lambda name: Projection(True, name=name), "second": functools.partial(Linear, 400)}
+    module = Heads(lambda images, *_: images, 500, heads, "torch_linear")
+    fresh = module.init(jax.random.key(0), jnp.zeros((1, 100)))["params"] | {"backbone": {"kernel": jnp.ones((4, 4))}}
+    params = heads_drawn("torch_linear", fresh, jax.random.key(1))
+    for name, leaf in itertools.product(("classifier", "first", "second"), ("kernel", "bias")):
+        values = np.asarray(params[name][leaf])
+        assert 0.09 < np.abs(values).max() <= 0.1
+        np.testing.assert_allclose(values.var(), 0.01 / 3, rtol=3 / np.sqrt(values.size) + 0.02)
+        assert len(np.unique(values)) > 0.9 * values.size
+    np.testing.assert_array_equal(params["backbone"]["kernel"], 1)
+    assert heads_drawn("torch", fresh, jax.random.key(1)) is fresh
 
 
 @pytest.mark.parametrize(("init", "limit"), [("lecun", np.inf), ("torch", 0.1)])

@@ -4,6 +4,7 @@ import functools
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from fedjax_ssl.data import dataset_facts, load_dataset
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Projector
 from fedjax_ssl.models.network import _overlaid, build_network, companion_model, with_companion_statistics
-from fedjax_ssl.server.statistics import mean_statistics
+from fedjax_ssl.server.statistics import mean_of_sums, sum_statistics
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1)).astype(np.uint8)
 MASK = np.array([True] * 5 + [False])
@@ -41,12 +42,18 @@ def test_the_first_network_does_not_see_its_companion(networks):
     twins = {"twin": model.batch_stats["twin"]} if "twin" in model.batch_stats else {}
     chex.assert_trees_all_close(batch_stats, {**of_own, **twins}, atol=1e-6)
     if both.normalisation == "static":
-        rows = np.arange(6)[None]
-        taken, of_own = (
-            jax.jit(functools.partial(mean_statistics, network))(one, IMAGES, rows, MASK[None])
-            for network, one in ((both, model), (alone, own))
-        )
-        chex.assert_trees_all_close(taken, {**of_own, **twins}, atol=1e-6)
+        one_batch = jnp.arange(6)[None], jnp.array(MASK)[None]
+
+        def pass_of(network, moments):
+            def statistics(model):
+                found = mean_of_sums([sum_statistics(network, model, jnp.array(IMAGES), *one_batch, moments=moments)])
+                return network.pooled_statistics(model, found) if moments else found
+
+            return jax.jit(statistics)
+
+        for moments in (False, True):
+            taken, of_own = pass_of(both, moments)(model), pass_of(alone, moments)(own)
+            chex.assert_trees_all_close(taken, {**of_own, **twins}, atol=1e-6)
 
 
 def test_the_companion_has_other_weights_and_passes_of_its_own(networks):

@@ -174,6 +174,7 @@ PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisat
     ({"availability.late": 0.5}, "availability.late_weight=0"),
     ({"model.normalisation": "running"}, "running statistics travel without noise"),
     ({"model.normalisation": "static", "model.statistics": "cohort"}, "model.statistics='cohort' asks clients"),
+    ({"model.normalisation": "static", "model.statistics": "moments"}, "model.statistics='moments' asks clients"),
     ({"method": "orchestra"}, "orchestra: its clients tell"),
     ({"method": "rscfed", "data.labels": "some_clients"}, "rscfed: its server has a message for each client, or"),
     ({"method": "semianagg", "data.labels": "some_clients"}, "semianagg: its clients tell"),

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.config import validate
+from conftest import TINY_BACKBONE
+from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.learning.batches import epoch_orders
 from fedjax_ssl.learning.losses import disjoint_sets_losses
@@ -18,6 +19,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.proxyfl import COUNTS, FEATURES, PRIOR, PROXIES, VARIANTS
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.run.experiment import make_problem
 from fedjax_ssl.server.proxies import tuned_proxies
 from linear_network import at_rest, sgd_step, softmax
 from small_problem import (
@@ -407,3 +409,15 @@ def test_without_both_it_is_sage_that_trusts_the_global_model_alone(data):
     for part, leaf in (("backbone", "bias"), ("classifier", "kernel")):
         found, expected = (np.asarray(one.upload.model.params[part][leaf]) for one in finished)
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_in_the_paper_s_setting_classifier_and_projections_begin_as_the_code_s():
+    """The code's are `torch.nn.Linear`'s, P_w without a bias: uniform within 1 / sqrt(fan-in)."""
+    config = apply_arguments(base_config(), "sage,paper,proxyfl,code")
+    config.model.name, config.model.width = TINY_BACKBONE, 0
+    facts = {"num_classes": 3, "image_shape": (8, 8, 1), "mean": (0.5,), "std": (0.25,), "flip": False}
+    params = make_problem(config, facts).network.init(jax.random.key(0)).params
+    leaves = [params[name]["kernel"] for name in ("classifier", FEATURES, PROXIES)]
+    for leaf in (*leaves, params["classifier"]["bias"], params[FEATURES]["bias"]):
+        assert 0.08 < np.max(np.abs(leaf)) < 32**-0.5 and np.ptp(leaf) > 0.1
+    assert "bias" not in params[PROXIES]

@@ -212,7 +212,7 @@ def upload(clients, group, accepted, seed=0):
     "fields",
     [
         {},
-        {"rscfed.factor_in_mean": False},
+        {"rscfed.factor_in_mean": True},
         {"rscfed.distance": "whole", "rscfed.labelled_factor": 1.0},
     ],
 )

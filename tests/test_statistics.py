@@ -15,7 +15,13 @@ from fedjax_ssl.methods import frames
 from fedjax_ssl.models import Normalisation, Outputs
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.server import statistics
-from fedjax_ssl.server.statistics import cut_into_batches, make_statistics, mean_statistics, num_exchanging
+from fedjax_ssl.server.statistics import (
+    cut_into_batches,
+    make_statistics,
+    mean_of_sums,
+    num_exchanging,
+    sum_statistics,
+)
 
 B = 4
 CLIENTS = [[31, 3, 17, 8, 22, 11, 38, 5, 27], [], [19, 2, 33, 14, 9]]
@@ -27,12 +33,20 @@ POOL = sorted(row for rows in EVERYBODY for row in rows)
 class OneLayer(nn.Module):
     """Normalises the pixels' channels, and nothing else."""
 
+    classifier_init: str = "lecun"  # as a `Heads` has
+
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
         return Outputs(Normalisation("static", name="norm")(images, train, mask, num_views), {}, images)
 
 
 NETWORK = Network(OneLayer(), mean=(0.4, 0.5), std=(0.2, 0.3), image_shape=(2, 3, 2), normalisation="static")
+
+
+def section(source, passes=2):
+    chosen = base_config().model
+    chosen.statistics, chosen.statistics_passes = source, passes
+    return chosen
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +95,12 @@ def test_owners_share_no_batch(federation):
 
 
 @pytest.mark.parametrize(("weights", "of_each"), [("batches", (1, 1)), ("samples", (4, 2))])
-def test_mean_statistics(federation, weights, of_each):
+def test_mean_of_batches(federation, weights, of_each):
     """A short batch counts as much as a full one, or as its images; an empty one not at all."""
     model = NETWORK.init(jax.random.key(0))
     batches = jnp.array([[3, 17, 8, 31], [2, 19, 0, 0], [0, 0, 0, 0]])
     masks = jnp.arange(B) < jnp.array([4, 2, 0])[:, None]
-    found = mean_statistics(NETWORK, model, federation.images, batches, masks, weights)["norm"]
+    found = mean_of_sums([sum_statistics(NETWORK, model, federation.images, batches, masks, weights)])["norm"]
     mean, var = moments(federation.images, [[3, 17, 8, 31], [2, 19]], of_each)
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(found["var"], var, rtol=1e-5)
@@ -96,7 +110,7 @@ def test_mean_statistics(federation, weights, of_each):
 def test_sources(federation, monkeypatch, source):
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
     state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
-    refresh = jax.jit(make_statistics(NETWORK, source))
+    refresh = jax.jit(make_statistics(NETWORK, section(source)))
     after = refresh(state, federation, jnp.array([2, 1]), None).model
     chex.assert_trees_all_equal(after.params, state.model.params)
     found = after.batch_stats["norm"]
@@ -119,23 +133,134 @@ def test_without_images_of_the_server(federation, monkeypatch):
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
     nobody = federation._replace(anchor_index=jnp.zeros((0,), jnp.int32))
     state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
-    refresh = make_statistics(NETWORK, "cohort")
+    refresh = make_statistics(NETWORK, section("cohort"))
     for cohort, owners in (([2, 1], CLIENTS[2:]), ([], CLIENTS)):
         found = refresh(state, nobody, jnp.array(cohort, int), None).model.batch_stats["norm"]
         mean, var = moments(federation.images, [chunk for rows in owners for chunk in chunks(rows)])
         np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
         np.testing.assert_allclose(found["var"], var, rtol=1e-5)
     with pytest.raises(UserError, match=r"model.statistics='server'.*all_mixed"):
-        make_statistics(NETWORK, "server")(state, nobody, jnp.array([2]), None)
+        make_statistics(NETWORK, section("server"))(state, nobody, jnp.array([2]), None)
+
+
+class ThreeLayers(nn.Module):
+    """Three normalisations, with a linear map and a ReLU between them: of each position, and of the whole image."""
+
+    classifier_init: str = "lecun"  # as a `Heads` has
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None, num_views=1):
+        x = Normalisation("static", name="norm0")(images, train, mask, num_views)
+        x = nn.Dense(3, name="dense0")(x)
+        x = nn.relu(Normalisation("static", name="norm1")(x, train, mask, num_views))
+        x = nn.Dense(4, name="dense1")(x.reshape(len(x), -1))
+        return Outputs(Normalisation("static", name="norm2")(x, train, mask, num_views), {}, x)
+
+
+DEEP = NETWORK._replace(module=ThreeLayers())
+
+
+def inputs_by_hand(params, statistics, images, rows):
+    """The inputs of the three layers in evaluation mode, by NumPy in float64: [n, C] each, a row a value."""
+    params, statistics = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), (params, statistics))
+    x, inputs = (np.asarray(images, np.float64)[rows] / 255 - DEEP.mean) / DEEP.std, []
+    for number in range(3):
+        inputs.append(x.reshape(-1, x.shape[-1]))
+        norm, layer = params[f"norm{number}"], statistics[f"norm{number}"]
+        x = (x - layer["mean"]) / np.sqrt(layer["var"] + 1e-5) * norm["scale"] + norm["bias"]
+        if number < 2:
+            dense = params[f"dense{number}"]
+            x = np.maximum(x, 0) if number else x
+            x = (x.reshape(len(x), -1) if number else x) @ dense["kernel"] + dense["bias"]
+    return inputs
+
+
+def moments_by_hand(params, statistics, images, owners, passes):
+    """The law of total variance over the owners: the mean of their variances, plus the variance of their means."""
+    for _ in range(passes):
+        of_owners = [inputs_by_hand(params, statistics, images, rows) for rows in owners if rows]
+        sizes = [len(rows) for rows in owners if rows]
+        found = {}
+        for number in range(3):
+            means = np.array([inputs[number].mean(axis=0) for inputs in of_owners])
+            variances = np.array([inputs[number].var(axis=0) for inputs in of_owners])
+            mean = np.average(means, axis=0, weights=sizes)
+            var = np.average(variances + (means - mean) ** 2, axis=0, weights=sizes)
+            found[f"norm{number}"] = {"mean": mean, "var": var}
+        statistics = found
+    return statistics
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """A model of three layers whose parameters and statistics are anything."""
+    model, rng = DEEP.init(jax.random.key(1)), np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: leaf + 0.3 * jnp.array(rng.normal(size=leaf.shape), jnp.float32), model.params)
+    drawn = jax.tree.map(lambda leaf: leaf + jnp.array(rng.uniform(0, 1, leaf.shape), jnp.float32), model.batch_stats)
+    return State(jnp.int32(0), model._replace(params=params, batch_stats=drawn))
+
+
+def close(found, expected, **tolerance):
+    chex.assert_trees_all_close(jax.device_get(found), jax.tree.map(np.float32, expected), **tolerance)
+
+
+def test_moments_against_the_law_of_total_variance(federation, deep, monkeypatch):
+    """One exchange, two, and as many as layers, of unequal clients, one of which has no images."""
+    monkeypatch.setattr(statistics, "BATCH_SIZE", B)
+    params, start = deep.model
+    exact = moments_by_hand(params, start, federation.images, [POOL], 3)  # of all images as one owner
+    for passes in (1, 2, 3, 9):
+        refresh = make_statistics(DEEP, section("moments", passes))
+        after = refresh(deep, federation, jnp.array([2]), None).model
+        chex.assert_trees_all_equal(after.params, params)
+        expected = moments_by_hand(params, start, federation.images, EVERYBODY, min(passes, 3))
+        close(after.batch_stats, expected, rtol=2e-5, atol=2e-6)
+        settled = [f"norm{number}" for number in range(min(passes, 3))]  # whatever the layers above them are
+        close({name: after.batch_stats[name] for name in settled}, {name: exact[name] for name in settled},
+              rtol=2e-5, atol=2e-6)  # fmt: skip
+    # In training mode they normalise all images as one batch.
+    rows = jnp.array(POOL)
+    in_one = sum_statistics(DEEP, deep.model, federation.images, rows[None], jnp.ones((1, len(POOL)), bool)).total
+    values = {"norm0": 6 * len(POOL), "norm1": 6 * len(POOL), "norm2": len(POOL)}  # its variances are the unbiased ones
+    biased = {name: {"mean": one["mean"], "var": one["var"] * (values[name] - 1) / values[name]}
+              for name, one in in_one.items()}  # fmt: skip
+    close(after.batch_stats, biased, rtol=2e-5, atol=2e-6)
+    # Before the first round, whatever `statistics_passes` is.
+    first = make_statistics(DEEP, section("moments", 1))(deep, federation, jnp.zeros(0, int), None)
+    chex.assert_trees_all_equal(first.model.batch_stats, after.batch_stats)
+
+
+def test_moments_of_values_far_from_zero(federation):
+    """A mean that is a thousand deviations: float32 keeps no digit of the variance of E[x^2] - E[x]^2."""
+    images = jnp.full_like(federation.images, 254).at[jnp.array(POOL[::2])].add(1)
+    network, far = NETWORK._replace(mean=(-2.0, -2.0), std=(0.001, 0.001)), federation._replace(images=images)
+    state = State(jnp.int32(0), network.init(jax.random.key(0)))
+    refresh = make_statistics(network, section("moments"))
+    for _ in range(2):  # the second begins with the mean of the first
+        state = refresh(state, far, jnp.array([1]), None)
+    values = (np.asarray(images, np.float64)[POOL] / 255 + 2.0) / 0.001
+    expected = {"mean": values.mean(axis=(0, 1, 2)), "var": values.var(axis=(0, 1, 2))}
+    assert np.all(expected["mean"] > 1000 * np.sqrt(expected["var"]))
+    close(state.model.batch_stats["norm"], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("source", ["cohort", "moments"])
+def test_nobody_who_is_asked_answers(federation, source):
+    silent = federation._replace(anchor_index=jnp.zeros((0,), jnp.int32), client_size=jnp.zeros(3, jnp.int32))
+    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
+    after = make_statistics(NETWORK, section(source))(state, silent, jnp.array([2]), None)
+    chex.assert_trees_all_equal(after.model, state.model)
 
 
 def test_other_policies_need_no_pass():
     state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
     for policy in ("running", "group"):
-        assert make_statistics(NETWORK._replace(normalisation=policy), "all")(state, None, None, None) is state
+        assert make_statistics(NETWORK._replace(normalisation=policy), section("all"))(state, None, None, None) is state
 
 
-@pytest.mark.parametrize("source, expected", [("server", 0), ("cohort", 4), ("all", 9), ("all_mixed", 9)])
+@pytest.mark.parametrize(
+    "source, expected", [("server", 0), ("cohort", 4), ("all", 9), ("all_mixed", 9), ("moments", 9)]
+)
 def test_who_exchanges_statistics(source, expected):
     assert num_exchanging(NETWORK, source, 4, 9) == expected
     assert num_exchanging(NETWORK._replace(normalisation="running"), source, 4, 9) == 0
@@ -144,7 +269,6 @@ def test_who_exchanges_statistics(source, expected):
 def test_where_no_client_trains_the_statistics_are_the_servers(monkeypatch):
     asked, config = [], base_config()
     monkeypatch.setattr(frames, "make_statistics", lambda network, *how: asked.append(how))
-    config.model.statistics, config.model.statistics_weights = "cohort", "samples"
     for phases in ((), ("one",)):
         frames.alternating(Problem(config, NETWORK, None, None, 2), phases)
-    assert asked == [("server", "samples"), ("cohort", "samples")]
+    assert asked == [(config.model, "server"), (config.model, None)]

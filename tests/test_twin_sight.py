@@ -14,7 +14,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.twin_sight import PARTS, TWIN
+from fedjax_ssl.methods.twin_sight import PARTS, TWIN, views
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.wire import bytes_per_client
@@ -98,8 +98,8 @@ def unit(rows):
 
 
 def contrastive(model, first, second, temperature):
-    """InfoNCE, view by view and candidate by candidate."""
-    z = unit(np.concatenate([(x - x.mean(axis=0)) @ model["k2"] @ model["p2"] for x in (first, second)]))
+    """InfoNCE of centred views, view by view and candidate by candidate."""
+    z = unit(np.concatenate([first, second]) @ model["k2"] @ model["p2"])
     losses = []
     for i in range(len(z)):
         others = [np.exp(z[i] @ z[j] / temperature) for j in range(len(z)) if j != i]
@@ -108,14 +108,13 @@ def contrastive(model, first, second, temperature):
 
 
 def neighbourhood(model, first, xor):
-    x, size = first - first.mean(axis=0), len(first)
-    grams = [unit(x @ model[name]) @ unit(x @ model[name]).T for name in ("k", "k2")]
-    by = max(size ^ 2, 1) if xor else size**2
+    grams = [unit(first @ model[name]) @ unit(first @ model[name]).T for name in ("k", "k2")]
+    by = max(len(first) ^ 2, 1) if xor else len(first) ** 2
     return np.sum((grams[0] - grams[1]) ** 2) / by
 
 
 def log_p(model, x):
-    return np.log(softmax((x - x.mean(axis=0)) @ model["k"] @ model["w"]))
+    return np.log(softmax(x @ model["k"] @ model["w"]))
 
 
 def gradient_of(loss, model):
@@ -140,8 +139,8 @@ def by_hand(problem, data, client, model, means, deck, supervised):
         problem, data, client: whose training it is.
         model, means: parameters, and the running means of both models.
         deck: its order is read.
-        supervised: (model, rows, first, second) -> the loss of the supervised model's, and whether it sees the second
-            view too; labels are taken from `start`, the model before the step.
+        supervised: (model, start, rows, first, second) -> the supervised model's loss on centred views; labels are
+            taken from `start`, the model before the step.
 
     Returns:
         Parameters, running means, and the loss of each step.
@@ -150,7 +149,7 @@ def by_hand(problem, data, client, model, means, deck, supervised):
     velocity, losses = at_rest(model), []
     for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
         rows = np.asarray(data.client_index[client])[batch]
-        first, second = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
+        first, second, centre = centred_views(data, rows)
         start = model
 
         def loss(model, rows=rows, first=first, second=second, start=start):
@@ -160,12 +159,15 @@ def by_hand(problem, data, client, model, means, deck, supervised):
 
         losses.append(loss(model))
         model, velocity = sgd_step(model, gradient_of(loss, model), velocity, config, config.learning_rate)
-        seen = [first, second] if options.pseudo_labels and supervised.sees_both else [first]
-        for x in seen:
-            means["own"] = KEPT * means["own"] + (1 - KEPT) * x.mean(axis=0)
-        for x in (first, second):
-            means["twin"] = KEPT * means["twin"] + (1 - KEPT) * x.mean(axis=0)
+        means = {name: KEPT * mean + (1 - KEPT) * centre for name, mean in means.items()}
     return model, means, losses
+
+
+def centred_views(data, rows):
+    """Both views of some rows less the mean of both, and that mean."""
+    views = [pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)]
+    centre = np.concatenate(views).mean(axis=0)
+    return *(view - centre for view in views), centre
 
 
 def assert_same(upload, model, means):
@@ -205,7 +207,6 @@ def cross_entropy_of(data, both=False):
         labels, views = np.asarray(data.visible_labels)[rows], [first, second] if both else [first]
         return -np.mean([log_p(model, x)[np.arange(len(rows)), labels] for x in views])
 
-    supervised.sees_both = both
     return supervised
 
 
@@ -224,7 +225,6 @@ def pseudo_labels_of(problem, prior=None):
         return options.pseudo_weight * np.sum(chosen * counts) / len(rows)
 
     found = supervised.found = []
-    supervised.sees_both = True
     return supervised
 
 
@@ -281,7 +281,7 @@ def freematch_of(problem):
         return problem.config.twin_sight.pseudo_weight * value
 
     found = supervised.found = []
-    supervised.sees_both, supervised.rule = True, rule
+    supervised.rule = rule
     return supervised
 
 
@@ -321,7 +321,7 @@ def test_a_cohort_of_more_rows_than_clients_has_a_state_for_each(data):
 
 
 def test_without_pseudo_labels_the_classifier_stays(data):
-    """Its weights do not decay either, and no more than the first view passes through the supervised model."""
+    """Its weights do not decay either."""
     problem = problem_of(",code")
     received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
     assert job.report is None
@@ -332,16 +332,14 @@ def test_without_pseudo_labels_the_classifier_stays(data):
     assert config.weight_decay > 0
     for batch in batches(np.asarray(job.work.rest.deck.order), 5, 3):
         rows = np.asarray(data.client_index[UNLABELLED])[batch]
-        first, second = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
+        first, second, centre = centred_views(data, rows)
 
         def loss(model, first=first, second=second):
             return 0.5 * contrastive(model, first, second, options.temperature) + neighbourhood(model, first, True)
 
         model, velocity = sgd_step(model, gradient_of(loss, model), velocity, config, config.learning_rate)
         model["w"] = still["w"]
-        means["own"] = KEPT * means["own"] + (1 - KEPT) * first.mean(axis=0)
-        for x in (first, second):
-            means["twin"] = KEPT * means["twin"] + (1 - KEPT) * x.mean(axis=0)
+        means = {name: KEPT * mean + (1 - KEPT) * centre for name, mean in means.items()}
     assert pseudo(model, model, rows, first, second) == 0.0
     assert_same(finished.upload.model, model, means)
 
@@ -356,6 +354,15 @@ def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
     model, means, _ = by_hand(problem, data, BOTH, model, means, after.work.rest.deck, pseudo)
     assert problem.config.twin_sight.pseudo_weight == 5.0
     assert_same(finished.upload.model, model, means)
+
+
+def test_the_views_and_freematch_are_those_of_the_code():
+    images = np.zeros((2, 2, 2, 1), np.uint8)
+    for word, expected in (("strong", [mirrored, negative]), ("weak", [mirrored, mirrored]), ("views", [negative] * 2)):
+        problem = problem_of(",freematch", **{"twin_sight.second_view": word})._replace(views=(negative, negative))
+        for view, of in zip(views(problem)(jax.random.key(0), images), expected):
+            np.testing.assert_array_equal(view, of(None, images))
+    assert problem.config.trainer.fairness_weight == 0
 
 
 def test_both_models_travel_and_twice_as_much(data):

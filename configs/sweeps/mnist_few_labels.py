@@ -2,6 +2,7 @@
 
     python launch.py sweep configs/sweeps/mnist_few_labels.py --workdir=runs/mnist_few_labels
     python launch.py sweep configs/sweeps/mnist_few_labels.py:one_change --workdir=runs/mnist_few_labels_one_change
+    python launch.py sweep configs/sweeps/mnist_few_labels.py:double_step --workdir=runs/mnist_few_labels_double_step
 
 The small CNN, 20 clients of 100 images, 8 a round, labels for 10 of each client's images, LDA 0.1, 40 rounds, 3 seeds.
 Five local epochs of the 90 unlabelled images are 45 steps: FedLabel, which counts steps, and FedAvg and FedProx on the
@@ -52,7 +53,27 @@ ONE_CHANGE = {
     "SAGE, near-IID pairs": ("sage", {"data.partition": "dirichlet_pairs"}),
     "FixMatch, near-IID pairs": ("fixmatch,lpl", {"data.partition": "dirichlet_pairs"}),
 }
-ROWS = {"methods": (METHODS, (0, 1, 2)), "one_change": (ONE_CHANGE, (0, 1))}
+STATIC = {"model.normalisation": "static", "model.statistics": "cohort"}  # computed anew for the mean, or the sum
+
+
+def server_step(times):
+    return {"aggregation.optimizer": "fedavgm", "aggregation.momentum": 0.0, "aggregation.learning_rate": times}
+
+
+DOUBLE_STEP = {
+    "FedAvg": ("supervised", LABELS_ALONE),
+    "FedAvg, twice the step": ("supervised", {**LABELS_ALONE, **server_step(2.0)}),
+    "FedLabel": ("fedlabel", IN_STEPS),
+    "FedLabel, half the step": ("fedlabel", {**IN_STEPS, **server_step(0.5)}),
+    "FedAvg, static": ("supervised", {**LABELS_ALONE, **STATIC}),
+    "FedLabel, static": ("fedlabel", {**IN_STEPS, **STATIC}),
+    "FedLabel, half the step, static": ("fedlabel", {**IN_STEPS, **STATIC, **server_step(0.5)}),
+}
+ROWS = {
+    "methods": (METHODS, (0, 1, 2)),
+    "one_change": (ONE_CHANGE, (0, 1)),
+    "double_step": (DOUBLE_STEP, (0, 1, 2)),
+}
 
 
 def get_sweep(rows="methods"):

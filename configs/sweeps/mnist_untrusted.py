@@ -1,6 +1,7 @@
 """Clients that attack, want privacy, have a slow line or fail: FedAnchor and FedAvg on MNIST, one part for each.
 
     python launch.py sweep configs/sweeps/mnist_untrusted.py:attacks --workdir=runs/untrusted/attacks
+    python launch.py sweep configs/sweeps/mnist_untrusted.py:poison --workdir=runs/untrusted/poison
     python launch.py sweep configs/sweeps/mnist_untrusted.py:privacy --workdir=runs/untrusted/privacy
     python launch.py sweep configs/sweeps/mnist_untrusted.py:compression --workdir=runs/untrusted/compression
     python launch.py sweep configs/sweeps/mnist_untrusted.py:failures --workdir=runs/untrusted/failures
@@ -8,8 +9,10 @@
 FedAnchor has 100 labels at the server, which trains on them after each mean; FedAvg's clients have labels for all their
 images, and its server none. The small CNN, clients of 100 images, Dir 0.5, one local epoch, 15 rounds, 2 seeds; ten
 clients that all take part, so that 10, 20 and 30 % of them are 1, 2 and 3 attackers in every round. Privacy needs many
-clients: 1,000, of which 100 are in a round in the mean, and their updates are clipped, to two lengths. The parts'
-tables are in docs/results.md.
+clients: 1,000, of which 100 are in a round in the mean, and their updates are clipped, to two lengths. `poison` is of
+three methods with labels at the server: two of ten clients of 200 images hold 40 crafted ones, on lines to four images
+of a 4 that are to be a 9; its control has the two ends of each line alone. IID, 20 rounds; it
+has not been run. The other parts' tables are in docs/results.md.
 """
 
 from fedjax_ssl.errors import UserError
@@ -30,6 +33,7 @@ ATTACKS = {
     "little": {"attack.strength": 1.5},
     "labels": {},
 }
+AT_SERVER = {name: (name.lower(), {}) for name in ("FixMatch", "FedAnchor", "SemiFL")}
 FEW = {"num_clients": 10, "clients_per_round": 10}
 MANY = {
     "num_clients": 1000,
@@ -48,6 +52,12 @@ def attacks():
         for kind, options in ATTACKS.items():
             rows[f"{mean}, {kind}"] = {**fields, "attack.kind": kind, **options}
     return rows
+
+
+def poison():
+    targets = {"attack.kind": "poison", "attack.targets": 4, "aggregation.malicious_share": 0.3}
+    rows = {"mean, both ends alone": {**targets, "attack.strength": 4.0}}
+    return rows | {mean: {**targets, "attack.strength": 20.0, **own} for mean, own in MEANS.items()}
 
 
 def compression():
@@ -76,17 +86,18 @@ def privacy():
 
 
 PARTS = {
-    "attacks": (attacks, {**FEW, "num_rounds": 10}, {"attack.share": (0.1, 0.2, 0.3)}),
-    "privacy": (privacy, MANY, {"aggregation.clip_norm": (0.1, 1.0)}),
-    "compression": (compression, FEW, {}),
-    "failures": (failures, FEW, {}),
+    "attacks": (attacks, METHODS, {**FEW, "num_rounds": 10}, {"attack.share": (0.1, 0.2, 0.3)}),
+    "poison": (poison, AT_SERVER, {**FEW, "num_rounds": 20, "data.examples_per_client": 200, "data.alpha": 1000.0}, {}),
+    "privacy": (privacy, METHODS, MANY, {"aggregation.clip_norm": (0.1, 1.0)}),
+    "compression": (compression, METHODS, FEW, {}),
+    "failures": (failures, METHODS, FEW, {}),
 }
 
 
 def get_sweep(part="attacks"):
     if part not in PARTS:
         raise UserError(f"the sweep has no part {part!r}; known: {', '.join(PARTS)}")
-    rows, common, fields = PARTS[part]
+    rows, systems, common, fields = PARTS[part]
     return Sweep(
         config="configs/fedanchor_mnist.py",
         common={
@@ -99,7 +110,7 @@ def get_sweep(part="attacks"):
         },
         methods={
             f"{name}, {row}": (words, {**own, **options})
-            for name, (words, own) in METHODS.items()
+            for name, (words, own) in systems.items()
             for row, options in rows().items()
         },
         fields=fields,

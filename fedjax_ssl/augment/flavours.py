@@ -5,10 +5,12 @@ An entry's strength is low + (high - low) * fraction; the flavours differ in how
   flavour    operations  fraction              applied with  cutout afterwards     place
   semifl     15          m / 10                1/2           none (in the pool)    after the weak geometry
   fixmatch   14          {1, ..., m} / 10      1/2           1/2 of the side       after the weak geometry
-  usb        14          uniform in [0, 1)     1             0 to 1/2 of the side  before the weak geometry
+  usb        14          uniform in [0, 1)     1             0 to 1/2 of the side  before the weak geometry *
   fedlabel   16          m / 30                1             none (in the pool)    before the weak geometry
   fedmatch   13          {0, ..., M - 1} / 9   1             none                  after the weak geometry
   none       0           -                     -             none                  (the weak geometry alone)
+
+* SemiAnAgg's and Twin-sight's codes have it in front; (FL)^2's has it behind (`augment.order='geometry_first'`).
 
 The number of operations and m are the user's; usb and fedmatch read no m. FedMatch draws M from {2, ..., 5} for each
 image. What papers use: SemiFL 2 and m = 10; SAGE and ProxyFL fixmatch with 2 and m = 9 (their "10" is never drawn);

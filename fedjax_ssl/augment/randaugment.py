@@ -83,10 +83,9 @@ def strong_augment(
     magnitude: int,
     border: str = "reflect",
     resized: int = 0,
+    order: str = "flavour",
 ) -> jax.Array:
-    """Strong augmentation: a weak augmentation with its own draw, and RandAugment.
-
-    Which of the two comes first is a property of the flavour. Images are resized before both.
+    """Strong augmentation: a weak augmentation with its own draw, and RandAugment. Images are resized before both.
 
     Args:
         key: a JAX random key.
@@ -98,6 +97,7 @@ def strong_augment(
         magnitude: see `rand_augment`.
         border: what the padding is, 'reflect' or 'zeros', see `weak.weak_augment`.
         resized: see `weak.weak_augment`.
+        order: 'flavour', which of the two comes first is a property of the flavour; or 'geometry_first', the weak one.
 
     Returns:
         uint8 [B, H, W, C], grey levels.
@@ -106,7 +106,7 @@ def strong_augment(
         UserError: see `rand_augment`.
     """
     weak_key, rand_key = jax.random.split(key)
-    if get_flavour(flavour).geometry_first:
+    if order == "geometry_first" or get_flavour(flavour).geometry_first:
         images = weak_augment(weak_key, images, flip, padding, border, resized)
         return rand_augment(rand_key, images, flavour, num_ops, magnitude)
     height, width = images.shape[1:3]

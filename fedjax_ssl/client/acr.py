@@ -71,11 +71,15 @@ def acr(options, num_classes: int) -> Trainer:
     tau is `trainer.strength`, and tau_t = tau exp(K_con) / (exp K_con + exp K_uni + exp K_rev) by the mean `distance`
     of the estimate u to pi, to uniform and to reversed pi in the client's last round: the further its images are from
     the labelled ones, the more their labels are adjusted. u moves by the histogram of the confident labels of h_b, once
-    the client has taken part in `trainer.estimate_from` rounds; before that tau_t = tau. It always survives rounds.
+    the client has taken part in `trainer.estimate_from` rounds; before that tau_t = tau. The estimate's first round has
+    no distances before it, so that tau_t = tau / 3 (train.py:467-473 of the code, github.com/Gank0078/ACR, commit
+    9a8f421, whose epochs count from 0). The estimate always survives rounds.
+
+    Distances are summed over the steps with a confident image, and divided by the number of all steps, as in the code.
 
     The histogram counts labels (`trainer.histogram`). The public code adds to an index several times at once, which
-    keeps what one image of each class writes, confident or not, and adds distances in steps with a confident image
-    alone; 'presence', 1 for each class with a confident label, is the like of it that depends on no order.
+    keeps what one image of each class writes, confident or not; 'presence', 1 for each class with a confident label, is
+    the like of it that depends on no order.
     """
 
     def targets(old: Estimate, seen: Seen):
@@ -98,20 +102,21 @@ def acr(options, num_classes: int) -> Trainer:
             counts = (counts > 0).astype(jnp.float32)
         histogram = counts / jnp.maximum(jnp.sum(counts), 1.0)
         estimates = old.rounds >= options.estimate_from
-        shares = moved(old.shares, histogram, options.estimate_momentum, estimates & jnp.any(confident))
+        counted = estimates & jnp.any(confident)
+        shares = moved(old.shares, histogram, options.estimate_momentum, counted)
         anchors = jnp.stack([seen.prior, jnp.full(num_classes, 1.0 / num_classes), reversed_shares(seen.prior)])
-        counted = estimates & jnp.any(mask)
         state = old._replace(
             shares=shares,
             distances=old.distances + jnp.where(counted, distance(shares, anchors), 0.0),
-            steps=old.steps + counted,
+            steps=old.steps + (estimates & jnp.any(mask)),
         )
         return (Target(labels[2], weights[0]), Target(labels[0], weights[1])), state
 
     def next_round(old: Estimate) -> Estimate:
         share = jax.nn.softmax(old.distances / jnp.maximum(old.steps, 1.0))[0]
-        strength = jnp.where(old.steps > 0, options.strength * share, old.strength)
-        return Estimate(old.shares, jnp.zeros(3), jnp.float32(0.0), strength, old.rounds + 1)
+        rounds = old.rounds + 1
+        strength = jnp.where(rounds >= options.estimate_from, options.strength * share, old.strength)
+        return Estimate(old.shares, jnp.zeros(3), jnp.float32(0.0), strength, rounds)
 
     start = Estimate(
         jnp.full(num_classes, 1.0 / num_classes),

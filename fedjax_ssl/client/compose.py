@@ -1,4 +1,4 @@
-"""Phases of local training made of others: continued, in turn, from a model or at a rate of their own, sparse."""
+"""Phases of local training made of others: continued, in turn, at a rate of their own, sparse."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.local_sgd import trained_models
-from fedjax_ssl.engine.interface import Finished, Jobs, Phase, Upload, completed
+from fedjax_ssl.engine.interface import Finished, Jobs, Phase, Upload
 from fedjax_ssl.learning import sparse
 from fedjax_ssl.learning.plateau import after_epoch
 from fedjax_ssl.learning.sgd import Model
@@ -106,33 +106,6 @@ def disjoint(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"two phases in turn have an entry {twice[0]!r}; give each a name of its own")
         union |= mapping
     return union
-
-
-def with_own_model(phase: Phase) -> Phase:
-    """A phase for which the received model is the one in the message to the client alone, not that of the broadcast.
-
-    Args:
-        phase: of `local_sgd`, or made of such. Its `prepare`, which is of the whole cohort, sees the broadcast's model.
-            The message, `cohort.personal`, is a `Model` of the parts that differ.
-    """
-
-    def prepare(received, data, cohort, previous) -> Jobs:
-        jobs = phase.prepare(received, data, cohort, previous)
-        return jobs._replace(work=(jobs.work, cohort.personal))
-
-    def seen(received, own_model):
-        return received._replace(model=completed(received.model, own_model))
-
-    def start(received, work, own):
-        return phase.start(seen(received, work[1]), work[0], own)
-
-    def step(received, data, work, carry, index, key):
-        return phase.step(seen(received, work[1]), data, work[0], carry, index, key)
-
-    def finish(received, work, carry, num_steps) -> Finished:
-        return phase.finish(seen(received, work[1]), work[0], carry, num_steps)
-
-    return Phase(prepare, start, step, finish)
 
 
 def with_plateau(phase: Phase, watched: Callable[..., jax.Array], patience: int) -> Phase:

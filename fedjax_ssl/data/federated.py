@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.owners import Partition
+from fedjax_ssl.data.poison import poison
 from fedjax_ssl.data.sources import Dataset
 
 ATTACKERS = 100  # its number among the draws of a seed, apart from those of the partition
@@ -32,6 +33,7 @@ class FederatedData(NamedTuple):
         malicious: bool [K], which clients attack, see `config.attack`; None: nobody does.
         mislabelled: bool [N], the images whose clients tell false labels of them: pseudo-labels are the next class's,
           and so are visible labels already; None: nobody does.
+        targets: int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
     """
 
     images: jax.Array
@@ -46,6 +48,7 @@ class FederatedData(NamedTuple):
     seed: jax.Array
     malicious: jax.Array | None = None
     mislabelled: jax.Array | None = None
+    targets: jax.Array | None = None
 
     @property
     def at_clients(self) -> jax.Array:
@@ -68,16 +71,23 @@ SEED_AXES = FederatedData(
     seed=0,
     malicious=0,
     mislabelled=0,
+    targets=0,
 )
+
+
+def seed_axes(data: FederatedData) -> FederatedData:
+    """`SEED_AXES` of stacked federations: images differ as well where attackers have crafted some of them."""
+    return SEED_AXES._replace(images=0 if data.images.ndim == 5 else None)
 
 
 def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     """The federations of several seeds as one, stacked where they differ (see `SEED_AXES`)."""
+    axes = SEED_AXES._replace(images=None if federations[0].targets is None else 0)
     leaves = [
         federations[0][place]
         if axis is None or federations[0][place] is None
         else jnp.stack([federation[place] for federation in federations])
-        for place, axis in enumerate(SEED_AXES)
+        for place, axis in enumerate(axes)
     ]
     return FederatedData(*leaves)
 
@@ -103,7 +113,8 @@ def federate(
         seed: the run's seed.
         max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
           the size of the largest client.
-        same_images: a federation of the same data set, whose images are shared instead of copied.
+        same_images: a federation of the same data set, whose images are shared instead of copied, but for training
+          images of which attackers craft some.
         reveal_labels: every label but those of validation images is visible, for the fully supervised bounds.
         centralised: the server holds all images of the federation, with their labels, as anchors.
         attack: `config.attack`; None: nobody attacks.
@@ -113,6 +124,7 @@ def federate(
 
     Raises:
         ValueError: a client has more examples than `max_client_size`.
+        UserError: attackers lack the images from which to craft others.
     """
     sizes = np.array([len(rows) for rows in partition.client_rows], np.int32)
     width = max(1, int(sizes.max()) if max_client_size is None else max_client_size)
@@ -133,9 +145,12 @@ def federate(
         lies = mislabelled & (visible_labels >= 0)
         visible_labels[lies] = (visible_labels[lies] + 1) % dataset.num_classes
     labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
-    shared = same_images is not None
+    shared, crafted = same_images is not None, None
+    if attack is not None and attack.kind == "poison":
+        crafted = poison(dataset, partition, np.flatnonzero(malicious), visible_labels >= 0, attack, seed)
+    images = dataset.x_train if crafted is None else crafted.images
     data = FederatedData(
-        images=same_images.images if shared else jnp.asarray(dataset.x_train, jnp.uint8),
+        images=same_images.images if shared and crafted is None else jnp.asarray(images, jnp.uint8),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
@@ -147,6 +162,7 @@ def federate(
         seed=jnp.asarray(seed, jnp.uint32),
         malicious=None if malicious is None else jnp.asarray(malicious),
         mislabelled=None if mislabelled is None else jnp.asarray(mislabelled),
+        targets=None if crafted is None else jnp.asarray(crafted.targets),
     )
     return data, jnp.asarray(dataset.y_train, jnp.int32)
 

@@ -1,7 +1,8 @@
 """Clients that send something else than what they learned: what becomes of their uploads. Knows no method.
 
-Who they are is data: `FederatedData.malicious`, and for the kind 'labels' `FederatedData.mislabelled`, by which the
-labels that they train on are false; see `fedjax_ssl.data.malicious`.
+Who they are is data: `FederatedData.malicious`. Two kinds lie about data instead, and leave uploads as they are:
+'labels', where the labels that attackers train on are false (`FederatedData.mislabelled`), and 'poison', where some of
+their images are crafted (`fedjax_ssl.data.poison`).
 """
 
 from collections.abc import Callable

@@ -6,15 +6,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.federated import SEED_AXES
+from fedjax_ssl.data.federated import seed_axes
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.round import RoundResult
 
 
 def over_seeds(round_fn: Callable) -> Callable:
-    """The same round for several seeds at once: states, results and the data that differ (see `SEED_AXES`) have a
+    """The same round for several seeds at once: states, results and the data that differ (see `seed_axes`) have a
     leading axis. Their clients go through the same lanes."""
-    return jax.vmap(round_fn, in_axes=(0, SEED_AXES, None))
+
+    def rounds(states, data, hidden_labels):
+        return jax.vmap(round_fn, in_axes=(0, seed_axes(data), None))(states, data, hidden_labels)
+
+    return rounds
 
 
 class Dispatch(NamedTuple):

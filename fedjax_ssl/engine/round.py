@@ -197,14 +197,28 @@ def measure_model(problem: Problem, model: Model, data, hidden_labels: jax.Array
     """How good a model is on the validation images, or without any on the test set, by `config.eval_measures`."""
     name, images, labels = measured_images(data, hidden_labels)
     more = _measures(problem, data, hidden_labels), _measures_of_features(problem, model, data)
-    return evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
+    measured = evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
+    if data.targets is None:
+        return measured
+    logits = problem.network.predict(model, data.images[data.targets]).logits
+    return {**measured, "attack_success": jnp.mean(jnp.argmax(logits, axis=1) == problem.config.attack.to_class)}
 
 
 def _measures(problem: Problem, data, hidden_labels) -> Callable:
-    """What `config.eval_measures` adds to accuracy and loss, for `evaluate`."""
+    """What `config.eval_measures` adds to accuracy and loss, for `evaluate`; and what an attack on a class reached."""
+    attack = problem.config.attack
     names, shots = problem.config.eval_measures, problem.config.eval_shots
     counts = count_training_images(data, hidden_labels, problem.num_classes) if "shots" in names else None
-    return lambda logits, labels: measure(names, logits, labels, counts, shots)
+
+    def measured(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        found = measure(names, logits, labels, counts, shots)
+        if data.targets is None:
+            return found
+        attacked = labels == attack.from_class
+        wrong = attacked & (jnp.argmax(logits, axis=1) == attack.to_class)
+        return {**found, "attacked_class": jnp.sum(wrong) / jnp.sum(attacked)}
+
+    return measured
 
 
 def _measures_of_features(problem: Problem, model: Model, data) -> Callable | None:

@@ -34,6 +34,7 @@ from fedjax_ssl.server.statistics import batches_of, sum_statistics
 FACTS = "facts"  # of the server's images, in `Context.state`
 # Of each client, by its id, in `Context.state`: its memory, what its last training adds, and in which turn that was.
 MEMORY, PENDING, TURN = "memory", "pending", "turn"
+EXCHANGED = "exchanged"  # the parameters of which statistics are being exchanged
 
 app = flower("flwr.clientapp").ClientApp()
 
@@ -82,15 +83,14 @@ class Node:
 
     @functools.cached_property
     def sums(self) -> Any:
-        """(parameters, data, clients) -> the sums of their normalisation statistics."""
+        """(model, data, clients) -> the sums of their normalisation statistics, or of their moments."""
         network = in_training(self.problem.network, self.config.data.normalisation)
-        batch_stats = self.structures[-1].batch_stats
+        section = self.config.model
 
-        def sums(params, data, clients):
-            model = Model(params, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), batch_stats))
-            owners = [(data.client_index[clients], data.client_size[clients])]
-            weights = self.config.model.statistics_weights
-            return sum_statistics(network, model, data.images, *batches_of(owners), weights)
+        def sums(model, data, clients):
+            batches = batches_of([(data.client_index[clients], data.client_size[clients])])
+            how = section.statistics_weights, section.statistics == "moments"
+            return sum_statistics(network, model, data.images, *batches, *how)
 
         return self._jit(sums)
 
@@ -167,10 +167,20 @@ def train(message: Any, context: Any) -> Any:
 
 @app.query("statistics")
 def statistics(message: Any, context: Any) -> Any:
-    """Sums of normalisation statistics over the images of those of the node's clients that are asked."""
+    """Sums of normalisation statistics over the images of those of the node's clients that are asked.
+
+    Under 'moments' the statistics so far come down in each pass, the parameters in the first, and stay.
+    """
     node, asked = open_node(context), message.content["asked"]["clients"]
-    params = from_record(message.content["params"], node.structures[-1].params, "the model")
-    found = jax.device_get(node.sums(params, node.data, jnp.array(asked, jnp.int32)))
+    params, batch_stats = node.structures[-1]
+    if "params" in message.content:
+        context.state[EXCHANGED] = message.content["params"]
+    params = from_record(context.state[EXCHANGED], params, "the model")
+    if "batch_stats" in message.content:
+        batch_stats = from_record(message.content["batch_stats"], batch_stats, "the model")
+    else:
+        batch_stats = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), batch_stats)
+    found = jax.device_get(node.sums(Model(params, batch_stats), node.data, jnp.array(asked, jnp.int32)))
     reply = {"sums": to_record(found.total), "count": flower_app.MetricRecord({"count": float(found.count)})}
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 

@@ -35,7 +35,7 @@ from fedjax_ssl.flower.views import facts_text, server_view
 from fedjax_ssl.learning.trees import all_finite, tree_bytes
 from fedjax_ssl.run.experiment import Experiment, build_experiment, make_method
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
-from fedjax_ssl.server.statistics import SOURCES, Sums, asked_clients
+from fedjax_ssl.server.statistics import Sums, asked_clients, make_statistics, num_passes
 
 app = flower("flwr.serverapp").ServerApp()
 
@@ -109,6 +109,7 @@ class Server:
             return state._replace(round=state.round + 1), measured, all_finite(state.model)
 
         self._init = machine.jit(lambda data: method.init(data, init_key(data.seed))._replace(clients={}))
+        self._one_pass = machine.jit(self._pass)
         self._statistics = machine.jit(self._with_statistics)
         self._before, self._after, self._finish = map(machine.jit, (before, after, finish))
         self._screen = machine.jit(accepted_rows, static_argnums=2)
@@ -116,7 +117,7 @@ class Server:
     def first_state(self) -> State:
         """The state before the first round, without the clients' memory, which each of them makes itself."""
         state, nobody = self._init(self._data), np.zeros(0, np.int32)
-        gathered = self._gather(state, nobody, 0)
+        state, gathered = self._gather(state, nobody, 0)
         self._down = self._up = 0  # as in the simulation, what is before the first round is no round's
         return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
 
@@ -133,7 +134,7 @@ class Server:
         state, sent, before = self._before(state, self._data)
         result, received = self._clients(jax.device_get(sent), number)
         state, from_clients, usable = self._after(state, self._data, sent, result, received)
-        gathered = self._gather(state, np.asarray(sent.draw.clients), number)
+        state, gathered = self._gather(state, np.asarray(sent.draw.clients), number)
         clients = sent.draw.clients
         state, measured, finite = self._finish(state, self._data, clients, key, gathered, self._hidden_labels)
         metrics = {"round": state.round, **measured, **before, **from_clients}
@@ -143,6 +144,11 @@ class Server:
     def _with_statistics(self, state, data, clients, key, gathered: Sums | None) -> State:
         method = self._method if gathered is None else make_method(self._problem, gathered=gathered)
         return method.statistics(state, data, clients, key)
+
+    def _pass(self, state, data, gathered: Sums) -> State:
+        """One pass of the exchange of statistics; no other stage of the method takes part."""
+        network = self._problem.network._replace(gathered=gathered)
+        return make_statistics(network, self._problem.config.model)(state, data, jnp.zeros(0, jnp.int32), None)
 
     def _one_result(self, state, data) -> CohortResult:
         _, broadcast, cohort = one_job(self._problem, self._method, state, data)
@@ -218,21 +224,41 @@ class Server:
         down = jax.vmap(lambda one: self._wire_bytes.down(sent.broadcast, one), axis_size=len(rows))(personal)
         return np.asarray(down) > 0
 
-    def _gather(self, state: State, cohort: np.ndarray, number: int) -> Sums | None:
-        """The exchange of normalisation statistics: the parameters down, sums up; None where the policy has none."""
-        source = self._problem.config.model.statistics
-        if self._problem.network.normalisation != "static" or source not in SOURCES[1:3]:
-            return None
+    def _gather(self, state: State, cohort: np.ndarray, number: int) -> tuple[State, Sums | None]:
+        """The exchange of normalisation statistics: what clients told, None where the policy asks none.
+
+        Of several passes it is the last one's, and the state has the statistics of those before.
+        """
+        section, network = self._problem.config.model, self._problem.network
+        asked = asked_clients(section.statistics, len(self._data.anchor_index), cohort, len(self._roster.sizes))
+        if network.normalisation != "static" or asked is None:
+            return state, None
+        gathered, passes = None, 1
+        if section.statistics == "moments":
+            passes = num_passes(network, section.statistics_passes, state.model, before=len(cohort) == 0)
+        for number_of_pass in range(passes):
+            if number_of_pass:
+                state = self._one_pass(state, self._data, gathered)
+            # Who did not answer has not the parameters, and is not asked again.
+            gathered, asked = self._told(state, np.asarray(asked), number, first=number_of_pass == 0)
+        return state, gathered
+
+    def _told(self, state: State, asked: np.ndarray, number: int, first: bool) -> tuple[Sums, np.ndarray]:
+        """One pass of that exchange: the parameters down, if it is the first, under 'moments' statistics too; sums up.
+
+        Returns:
+            The sums of those who sent some of use, and these clients.
+        """
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state.model.batch_stats)
-        asked = asked_clients(source, len(self._data.anchor_index), cohort, self._problem.config.num_clients)
-        asked = np.asarray(asked)
-        params = to_record(state.model.params)
+        down = {"params": to_record(state.model.params)} if first else {}
+        if self._problem.config.model.statistics == "moments":
+            down["batch_stats"] = to_record(state.model.batch_stats)
         whose = {node: asked[places] for node, places in self._roster.nodes_of(asked).items()}
         contents = {
-            node: {"params": params, "asked": flower_app.ConfigRecord({"clients": clients.tolist()})}
+            node: {**down, "asked": flower_app.ConfigRecord({"clients": clients.tolist()})}
             for node, clients in whose.items()
         }
-        total, count = zeros, 0.0
+        total, count, answered = zeros, 0.0, [np.zeros(0, int)]
         for node, content in self._send(contents, "query.statistics", number).items():
             try:
                 sums, counted = read_statistics(content, zeros, int(self._roster.sizes[whose[node]].sum()))
@@ -240,13 +266,14 @@ class Server:
                 say(f"the statistics of node {node} are not used: {error}")
                 continue
             self._up += tree_bytes(sums)
+            answered.append(whose[node])
             total, count = jax.tree.map(np.add, total, sums), count + counted
         if len(asked) and not count:
             raise TrainingError(f"round {number + 1}: no node sent statistics of use; the lines above say why")
         # A pass of the network does not touch its companions', which therefore stay as they are.
         kept = {name: state.model.batch_stats[name] for name in total if name in self._problem.network.companions}
         total = {**total, **jax.tree.map(lambda leaf: np.asarray(leaf) * np.float32(count), kept)}
-        return Sums(total, jnp.float32(count))
+        return Sums(total, jnp.float32(count)), np.concatenate(answered)
 
     def _send(self, contents: dict[int, dict[str, Any]], kind: str, number: int) -> dict[int, Any]:
         """Sends each node its message; the contents of the answers, by node. Bytes are counted of what goes down."""

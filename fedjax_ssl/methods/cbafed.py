@@ -76,6 +76,7 @@ VARIANTS = {
         "data.alpha": 0.8,
         "data.labelled_rule": "most_classes",
         "model.name": "resnet18_imagenet",  # at 32x32 pixels, too; the argument resnet18 takes the stem for those
+        "model.classifier_init": "torch_linear",
         "client.epochs": 1,
         "client.batch_size": 64,
         "client.learning_rate": 0.03,

@@ -35,6 +35,9 @@ class Entry:
         threshold: the fields of `config.threshold`, of 'kind' and 'debias', that it reads; others have their defaults.
         mislabels: whether `attack.kind` 'labels' reaches all the labels that its clients train on, see
             `fedjax_ssl.client.labels.as_told`.
+        unlabelled: whether its clients train on images without labels, which `attack.kind` 'poison' crafts.
+        advice: function of the configuration: a warning before the first round, what may go wrong with these settings
+            and what helps; '' for none.
         tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
     """
 
@@ -51,6 +54,8 @@ class Entry:
     embedding: str = ""
     threshold: tuple[str, ...] = ("kind", "debias")
     mislabels: bool = False
+    unlabelled: bool = True
+    advice: Callable[[ConfigDict], str] = lambda config: ""
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def section(self) -> Section | None:

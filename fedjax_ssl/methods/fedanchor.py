@@ -224,13 +224,16 @@ def fedanchor(problem: Problem) -> Method:
     def init(data, key) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
         init_key, train_key = jax.random.split(key)
-        state = State(jnp.int32(0), network.init(init_key))
+        model = network.init(init_key)
+        optimizers = {}
+        for training in trainings:
+            optimizers |= own_optimizer(config.server, model, training.parts, training.memory)
+        state = State(jnp.int32(0), model, optimizers if config.server.pretrain_persistent else {})
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
         epochs = epochs, epochs * (options.contrastive and options.pretrain_contrastive)
         state, _ = train_in_turn(problem, state, data, train_key, trainings, (rate, rate), epochs)
-        model, server = state.model, aggregation.init(state.model.params)
-        for training in trainings:
-            server |= own_optimizer(config.server, model, training.parts, training.memory)
+        model = state.model
+        server = {**aggregation.init(model.params), **optimizers, **state.server}
         clients = {**own_optimizers(problem, model, CLASSIFIER), **own_thresholds(problem)}
         return state._replace(server=server, clients=clients)
 
@@ -240,7 +243,7 @@ def fedanchor(problem: Problem) -> Method:
         phases=(local_training,),
         aggregate=aggregation.aggregate,
         server_after=server_after,
-        statistics=make_statistics(network, config.model.statistics, config.model.statistics_weights),
+        statistics=make_statistics(network, config.model),
     )
 
 

@@ -12,6 +12,9 @@ raw images in evaluation mode, so the labels of all images that are drawn are ma
 anew in each step. The paper does not say what becomes of batch normalisation's statistics: a sum of two changes could
 make a variance negative, so here they are the mean of those of the phases that took a step. The variant `code` is what
 the public code does.
+
+The sum is twice the step of FedAvg where both changes point the same way. At the paper's rate, 0.003 without momentum,
+it is short; at 0.03 and a momentum of 0.9 it overshoots: `advice`, and docs/results.md.
 """
 
 import functools
@@ -51,6 +54,7 @@ VARIANTS = {
         "num_rounds": 2000,
         "data.labelled_share": 0.2,
         "data.partition": "dirichlet_classes",
+        "model.classifier_init": "torch_linear",
         "augment.flavour": "fedlabel",
         "augment.num_ops": 1,  # (1, 10) behind eq. 5, and in the code
         "augment.magnitude": 10,
@@ -82,6 +86,7 @@ VARIANTS = {
     "threshold_0_9": {"fedlabel.threshold": 0.9},
     "entropy": {"fedlabel.confidence": "entropy"},  # Figure 9
 }
+PAPER_RATE = 0.003  # its largest, without momentum
 UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimiser
 SUPERVISED, USED = "supervised", "used"  # w_L and r_k in what a client tells
 
@@ -211,7 +216,8 @@ def loss_on_kept(problem: Problem) -> Callable:
         mask = kept if over_kept else batch.mask
 
         def of(model) -> Loss:
-            (of_images, of_strong), batch_stats = network.train(model, (images, strong), mask)
+            # Running statistics take the strong view first, as in the code.
+            (of_strong, of_images), batch_stats = network.train(model, (strong, images), mask)
             divergences = divergence_of_other(of_images.logits, choice, options.kl_order)  # eq. 6
             weights = jnp.where(agrees, options.consistency_weight * choice.ratio, 0.0)  # eq. 7
             consistency = jnp.sum(weights * divergences) / jnp.maximum(jnp.sum(agrees if over_kept else mask), 1)
@@ -255,6 +261,20 @@ def view(problem: Problem, augment: Augmentation, data, rows: jax.Array, key: ja
     return augment(key, data.images[rows])
 
 
+def advice(config) -> str:
+    """Warns of the sum of two long steps: ten times the paper's rate or more, and no shorter step of the server."""
+    rate = config.client.learning_rate / (1 - config.client.momentum)
+    server = {"fedavg": 1.0, "fedavgm": config.aggregation.learning_rate / (1 - config.aggregation.momentum)}
+    times = server.get(config.aggregation.optimizer, 0.0)  # the others' steps do not grow with the changes
+    if config.fedlabel.upload != "sum" or times <= 0.5 or rate < 10 * PAPER_RATE:
+        return ""
+    return (
+        f"fedlabel adds two changes of clients that step at {rate:.3g} (client.learning_rate over 1 - momentum; its "
+        f"paper's is {PAPER_RATE}): twice FedAvg's step may overshoot; aggregation.optimizer=fedavgm with "
+        "aggregation.learning_rate=0.5 and aggregation.momentum=0 halves it"
+    )
+
+
 ENTRY = Entry(
     fedlabel,
     title="FedLabel",
@@ -264,5 +284,6 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     threshold=("debias",),
+    advice=advice,
     tiny={"fedlabel.labelled_steps": 3, "fedlabel.unlabelled_steps": 2, "fedlabel.threshold": 0.1},
 )

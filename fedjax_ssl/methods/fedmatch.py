@@ -153,7 +153,8 @@ def fedmatch(problem: Problem) -> Method:
         }
         state = State(jnp.int32(0), model, server, own_memory(problem, model, clients_train))
         rate = jnp.float32(config.server.pretrain_learning_rate)
-        return together(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs)[0])
+        memory = CLASSIFICATION if config.server.pretrain_persistent else None
+        return together(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs, memory)[0])
 
     # --- The model in two parts, and what is tested. -----------------------------------------------------------------
 
@@ -247,7 +248,7 @@ def fedmatch(problem: Problem) -> Method:
         personal=personal,
         phases=(sparse_upload(local_training, options.least_change, smallest),),
         aggregate=aggregate,
-        statistics=make_statistics(network, config.model.statistics, config.model.statistics_weights),
+        statistics=make_statistics(network, config.model),
         wire_bytes=sparse_wire_bytes(options.index_bytes),
     )
 

@@ -2,28 +2,34 @@
 
 Zhang et al., IEEE Big Data 2021 (arXiv 2008.11364). What differs from FedAvg+FixMatch:
   1. users and server train side by side and are averaged every T steps, not epochs: a round here is T steps;
-  2. grouping-based averaging: users are in groups, and each group has a replica of the server. First each group takes
-     the mean of its users and its replica, then the replicas take the mean of these means. A user goes on from its
-     group's mean, so that what one group learned reaches another through the replicas alone;
+  2. grouping-based averaging: a round has a place for each of its users, and the places are in groups, each with a
+     replica of the server. First each group takes the mean of its places and its replica, then the replicas take the
+     mean of these means. A place goes on from its group's mean, so that what one group learned reaches another through
+     the replicas alone. Users are dealt to the places at random in each round: model and momentum belong to the place,
+     and travel to the user that has it;
   3. group normalisation in place of batch normalisation.
 
-The model that is tested is the replicas', which are equal behind the averaging. A user that takes no part in a round
-gets its group's mean with the next one in which it does. The paper's text could not be read: this is its public code.
+The model that is tested is the replicas', which are equal behind the averaging. The paper's text could not be read:
+this is its public code (jhcknzzm/SSFL-Benchmarking-Semi-supervised-Federated-Learning 9a18e89). With
+`fedrgd.grouping='fixed'` a user stays in its group, and its momentum stays with it.
 SemiFL's tables have another reading, in which users go on from the replicas' mean: the variant `mean_of_means`.
 A learning rate is of a round, there of a step.
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, global_model, label_for_report, local_sgd, qualify
-from fedjax_ssl.client.compose import with_own_model
+from fedjax_ssl.client.local_sgd import OPT_STATE
 from fedjax_ssl.engine import CLASSIFIER, Draw, Jobs, Method, Phase, Problem, Received, State, WireBytes, no_op
 from fedjax_ssl.engine.interface import completed, trained_parts
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss
+from fedjax_ssl.learning.losses import fixmatch_loss
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
-from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes, where_rows
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, share, whole, word
@@ -31,7 +37,9 @@ from fedjax_ssl.server import CLASSIFICATION, group_members, replica_means, trai
 from fedjax_ssl.server.aggregation import check_own_mean, client_weights
 
 GROUPS = "groups"  # the entry of `State.server`: each group's mean
+PLACES = "places"  # another one: the optimiser of each place
 FIELDS = {
+    "fedrgd.grouping": "random",
     "aggregation.weights": "uniform",
     "client.persistent": True,
     "server.persistent": True,
@@ -55,14 +63,15 @@ VARIANTS = {
         "data.num_anchors": 1000,
         "data.partition": "main_class",
         "data.main_share": 0.4,
+        "model.classifier_init": "torch_linear",
         "augment.flavour": "fixmatch",
         "augment.magnitude": 9,  # the code's 10 is never drawn
         "fedrgd.schedule": "warm_up",
         "fedrgd.warm_up_rounds": 5 * 64,
-        "fedrgd.decay_rounds": 1024 * 64,
+        "fedrgd.decay_rounds": 200 * 64,
         **{f"{side}.{field}": value for side in ("client", "server") for field, value in _SGD.items()},
     },
-    "fast": {"fedrgd.decay_rounds": 200 * 64},  # the code's option of that name
+    "slow": {"fedrgd.decay_rounds": 1024 * 64},  # the code's option `--fast 0`
     "no_groups": {"fedrgd.groups": 1},
     "self_training": {"fedrgd.users": "self_training"},
     "mean_of_means": {"fedrgd.users_go_on_from": "global_mean"},
@@ -76,11 +85,14 @@ def defaults() -> Section:
     # G, each with a replica of the server; 1: one mean of the server and all users. The code has 2 of 10 and of 20
     # users, 3 of 30, 5 of 47.
     section.groups = whole(2, least=1)
+    # Who is in a group: in each round the users of places drawn at 'random', the first M / G of them in the first group
+    # and so on; or 'fixed', neighbours by number.
+    section.grouping = word("fixed", "random")
     section.users_go_on_from = word("group_mean", "global_mean")  # or 'global_mean': that of the replicas
     # What a user minimises: 'fixmatch'; or 'self_training', cross-entropy of a weak view towards its own label in
-    # evaluation mode, whatever its confidence.
+    # evaluation mode.
     section.users = word("fixmatch", "self_training")
-    section.threshold = share(0.95)  # tau of FixMatch; a label counts from it on
+    section.threshold = share(0.95)  # tau of both; a label counts from it on
     # Of the rates of users and server: 'shared', by `schedule`; or 'warm_up', a linear rise and FixMatch's cosine.
     section.schedule = word("shared", "warm_up")
     section.warm_up_rounds = whole(0, least=0)  # of that rise
@@ -95,32 +107,37 @@ def fedrgd(problem: Problem) -> Method:
         UserError: there are more groups than clients, or a server optimiser is asked for, which has no one mean.
     """
     config, network, options = problem.config, problem.network, problem.config.fedrgd
-    num_groups, num_clients = options.groups, config.num_clients
-    if num_groups > num_clients:
-        raise UserError(f"fedrgd.groups is {num_groups}, but the federation has num_clients = {num_clients}")
+    num_groups, at_random = options.groups, options.grouping == "random"
+    field = "clients_per_round" if at_random else "num_clients"
+    members = config[field]
+    if num_groups > members:
+        raise UserError(f"fedrgd.groups is {num_groups}, but {field} = {members}")
     if config.aggregation.optimizer != "fedavg":
         name = config.aggregation.optimizer
         raise UserError(
             f"aggregation.optimizer={name!r} moves one model, but fedrgd has one of each group: take 'fedavg'"
         )
     check_own_mean(problem)
-    frame = alternating(problem, (with_own_model(local_training(problem)),))
+    frame = alternating(problem, (at_place(local_training(problem)),))
 
     def init(data, key) -> State:
         state = frame.init(data, key)
-        server = dict(state.server)
+        server, clients = dict(state.server), dict(state.clients)
         if CLASSIFICATION in server:  # each replica has an optimiser
             server[CLASSIFICATION] = repeated(server[CLASSIFICATION], num_groups)
+        if at_random and OPT_STATE in clients:
+            server[PLACES] = repeated(row(clients.pop(OPT_STATE), 0), members)
         server[GROUPS] = repeated(trained_parts(network, state.model, CLASSIFIER), num_groups)
-        return state._replace(server=server)
+        return state._replace(server=server, clients=clients)
 
-    def group_of(clients):
-        """Neighbours by number are in one group."""
-        return clients * num_groups // num_clients
+    def group_of(number):
+        """Of a place, or of a client: neighbours are in one group."""
+        return number * num_groups // members
 
     def select(state, data, key) -> Draw:
-        clients = jax.random.choice(key, num_clients, (config.clients_per_round,), replace=False)
-        return Draw(clients, group_of(clients))
+        """The group of the draw is the place of each user, or its group where these are fixed."""
+        clients = jax.random.choice(key, config.num_clients, (config.clients_per_round,), replace=False)
+        return Draw(clients, jnp.arange(len(clients)) if at_random else group_of(clients))
 
     def rate_at(number, rate):
         if options.schedule == "shared":
@@ -133,14 +150,23 @@ def fedrgd(problem: Problem) -> Method:
         rate = rate_at(state.round, config.client.learning_rate)
         return global_model(problem, state)._replace(learning_rate=rate)
 
-    def personal(state: State, data, clients, key):
-        return row(state.server[GROUPS], group_of(clients))
+    def personal(state: State, data, clients, key) -> "Place":
+        groups = group_of(jnp.arange(len(clients)) if at_random else clients)
+        memory = {OPT_STATE: row(state.server[PLACES], slice(len(clients)))} if PLACES in state.server else {}
+        return Place(row(state.server[GROUPS], groups), memory)
 
     def aggregate(state: State, data, received: Received, key):
         """The replicas' T steps; step 1, each group's mean; step 2, the mean of these."""
         rate = rate_at(state.round, config.server.learning_rate)
         replicas, state, metrics = train_replicas(problem, state, data, key, rate, num_groups, options.steps)
         replicas = trained_parts(network, replicas, CLASSIFIER)
+        if PLACES in state.server:
+            back = group_members(received, members)  # [M, R], by the number of the place
+            opt_states = row(received.uploads.told[OPT_STATE], jnp.argmax(back, axis=1))
+            places = where_rows(jnp.any(back, axis=1), opt_states, state.server[PLACES])
+            state = state._replace(server={**state.server, PLACES: places})
+        if at_random:
+            received = received._replace(group=group_of(received.group))
         weights = client_weights(config.aggregation.weights, received.sizes, received.num_qualified, received.accepted)
         groups = replica_means(received.uploads.model, weights, group_members(received, num_groups), replicas)
         mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), groups)
@@ -157,12 +183,53 @@ def fedrgd(problem: Problem) -> Method:
         personal=personal,
         aggregate=aggregate,
         server_after=no_op,
-        # The broadcast's model stays at the server: each client gets its group's.
+        # The broadcast's model stays at the server: each client gets its place's.
         wire_bytes=WireBytes(
-            down=lambda sent, own: jnp.float32(tree_bytes((own, sent.learning_rate))),
+            down=lambda sent, place: jnp.float32(tree_bytes((place, sent.learning_rate))),
             up=lambda upload: jnp.float32(tree_bytes(upload)),
         ),
     )
+
+
+class Place(NamedTuple):
+    """The message to a user alone.
+
+    Attributes:
+        model: its group's mean, the trained parts.
+        memory: the entries of a client's memory that belong to the place, and not to the user: its optimiser; {}
+            where groups are fixed, or no optimiser persists.
+    """
+
+    model: Model
+    memory: dict[str, Any]
+
+
+def at_place(phase: Phase) -> Phase:
+    """A phase of `local_sgd` that goes on from a `Place`, whose memory goes back to the server with the upload.
+
+    Its `prepare`, which is of the whole cohort, sees the broadcast's model.
+    """
+
+    def prepare(received, data, cohort, previous) -> Jobs:
+        jobs = phase.prepare(received, data, cohort, previous)
+        return jobs._replace(work=(jobs.work, cohort.personal))
+
+    def seen(received, place: Place):
+        return received._replace(model=completed(received.model, place.model))
+
+    def start(received, work, own):
+        return phase.start(seen(received, work[1]), work[0], {**own, **work[1].memory})
+
+    def step(received, data, work, carry, index, key):
+        return phase.step(seen(received, work[1]), data, work[0], carry, index, key)
+
+    def finish(received, work, carry, num_steps):
+        finished, of_place = phase.finish(seen(received, work[1]), work[0], carry, num_steps), work[1].memory
+        told = {name: value for name, value in finished.own.items() if name in of_place}
+        own = {name: value for name, value in finished.own.items() if name not in of_place}
+        return finished._replace(upload=finished.upload._replace(told=told), own=own)
+
+    return Phase(prepare, start, step, finish)
 
 
 def local_training(problem: Problem) -> Phase:
@@ -173,11 +240,11 @@ def local_training(problem: Problem) -> Phase:
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
-        deck = Deck.drawn(examples, examples.present, examples.keys, options.steps, config.batch_size)
+        deck = Deck.shuffled(examples, examples.present, examples.keys, options.steps)
+        deck = deck.of_whole_batches(config.batch_size)
         # By the global model: training makes its labels step by step.
-        threshold = 0.0 if self_training else options.threshold
-        report = label_for_report(problem, received.model, data, examples, threshold)
-        return Jobs(deck.num_steps(config.batch_size), Work(deck), report)
+        report = label_for_report(problem, received.model, data, examples, options.threshold)
+        return Jobs(jnp.where(deck.size > 0, options.steps, 0), Work(deck), report)
 
     def loss(received, data, work, batch: Batch, own, key):
         del received, work, own
@@ -188,13 +255,10 @@ def local_training(problem: Problem) -> Phase:
 
         def of(model) -> Loss:
             outputs, batch_stats = network.train(model, views, batch.mask)
-            if self_training:
-                labels = jnp.argmax(network.predict(model, weak).logits, axis=-1)
-                value, confident = cross_entropy(outputs[0].logits, labels, batch.mask), batch.mask
-            else:
-                guess = jax.lax.stop_gradient(jax.nn.softmax(outputs[0].logits))
-                labels, confident = qualify(guess, options.threshold, strictly=False)
-                value = fixmatch_loss(outputs[1].logits, labels, confident, batch.mask)
+            guess = network.predict(model, weak).logits if self_training else outputs[0].logits
+            guess = jax.lax.stop_gradient(jax.nn.softmax(guess))
+            labels, confident = qualify(guess, options.threshold, strictly=False)
+            value = fixmatch_loss(outputs[-1].logits, labels, confident, batch.mask)
             count = jnp.maximum(jnp.sum(batch.mask), 1)
             metrics = {"client_loss": value, "confident_share": jnp.sum(confident & batch.mask) / count}
             return Loss(value, batch_stats, metrics)

@@ -16,6 +16,10 @@ entry with a kernel, and what follows until the next one, such as its normalisat
 apart, by the same plain mean as whole models, so here they are the global model's and nothing more travels. A client
 that no round of labels alone has drawn has the initial model for its last one (the code begins with rounds of all
 clients). Players are in evaluation mode, where the code leaves batch statistics of single images on.
+
+The code's tuning learns the TRUE labels of accepted images: they join the set of labelled ones (main_fed.py:544, 678),
+whose labels are the data set's (models/Update.py:121; Michelingweo/FedTriNet, e70525b). Here no hidden label is read,
+so the figures of its paper cannot be had.
 """
 
 from collections.abc import Callable
@@ -57,6 +61,7 @@ VARIANTS = {
         "clients_per_round": 5,
         "data.labelled_share": 0.01,
         "data.partition": "iid",
+        "model.classifier_init": "torch_linear",
         "client.batch_size": 50,
         "client.learning_rate": 0.01,
         "client.momentum": 0.5,

@@ -46,6 +46,7 @@ EXPERIMENT = {  # on CIFAR-10, of FedU's paper and FedEMA's
     "data.partition": "shards",
     "data.classes_per_client": 2,
     "data.standardise": False,
+    "model.classifier_init": "torch_linear",
     "client.epochs": 5,
     "client.batch_size": 128,
     "client.learning_rate": 0.032,

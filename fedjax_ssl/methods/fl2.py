@@ -12,9 +12,9 @@ There is no mixup. The paper's recipe is the fragment `strong`, and its setting 
 
 Its eq. 12 is plain SAM, its section 5.1 and its code take ASAM (`perturbation`). The code trains the server for 50
 epochs before the first round, where Algorithm 1 has the server's epochs of the first round; a label at the threshold
-counts there; its cosine schedule is made and never stepped; its statistics are of batches that all weigh the same. That
-is the variant `code`, but for the sizes of those batches: 10 of the server's images in the order of classes, 2,048 of
-the others; here they are 250.
+counts there; its server keeps one optimiser through pre-training and rounds; its cosine schedule is made and never
+stepped; its statistics are of batches that all weigh the same. That is the variant `code`, but for the sizes of those
+batches: 10 of the server's images in the order of classes, 2,048 of the others; here they are 250.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,9 @@ VARIANTS = {
     "paper": {  # the setting of its experiments on CIFAR-10, to be named behind the recipe `strong`
         "num_rounds": 800,
         "data.partition": "dirichlet_clients",
+        "model.classifier_init": "torch",
         "augment.flavour": "usb",
+        "augment.order": "geometry_first",
         "augment.num_ops": 3,
         "client.batch_size": 32,
         "server.epochs": 5,
@@ -51,6 +53,7 @@ VARIANTS = {
     "code": {
         "schedule": "constant",
         "server.pretrain_epochs": 50,
+        "server.pretrain_persistent": True,
         "model.statistics_weights": "batches",
         "fl2.strictly": False,
     },
@@ -112,7 +115,7 @@ def weigh_by_status(flow: Flow, current, state, data, received: Received, key) -
     """LSAA: beta_k is the share of 1 - tau_k; if all clients are certain their weights are equal."""
     del current, state, data, key
     room = jnp.where(received.accepted, jnp.maximum(1 - received.uploads.told[STATUS], 0.0), 0.0)
-    return flow._replace(weights=jnp.where(jnp.sum(room) > 0, room, received.accepted))
+    return flow._replace(scores=jnp.where(jnp.sum(room) > 0, room, received.accepted))
 
 
 def local_training(problem: Problem) -> Phase:

@@ -68,6 +68,7 @@ def alternating(
             server={
                 **aggregation.init(model.params),
                 **own_optimizer(config.server, model, CLASSIFIER, CLASSIFICATION),
+                **state.server,
             },
             clients={**optimizers, **(own(data, model) if own else {})},
         )
@@ -79,9 +80,7 @@ def alternating(
         aggregate=aggregation.aggregate,
         server_after=lambda state, data, key: train_classifier(problem, state, data, key),
         # Without clients only the server has images.
-        statistics=make_statistics(
-            problem.network, config.model.statistics if phases else "server", config.model.statistics_weights
-        ),
+        statistics=make_statistics(problem.network, config.model, None if phases else "server"),
     )
 
 
@@ -116,7 +115,7 @@ def self_supervised(
         broadcast=lambda state, data, key: global_model(problem, state, extra=state.round),
         phases=phases,
         aggregate=aggregation.aggregate,
-        statistics=make_statistics(problem.network, problem.config.model.statistics),
+        statistics=make_statistics(problem.network, problem.config.model),
     )
     return with_probe(problem, method)
 

@@ -61,6 +61,7 @@ VARIANTS = {
         "clients_per_round": 50,
         "data.partition": "dirichlet_clients",
         "data.alpha": 0.1,
+        "model.classifier_init": "torch_linear",
         "client.epochs": 10,
         "client.batch_size": 16,
         "client.learning_rate": 0.003,

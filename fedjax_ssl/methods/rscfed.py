@@ -11,10 +11,11 @@ differs from FedAvg:
 
 The paper's setting starts from a model that was trained on the labelled client alone. From an untrained one a teacher
 with `rscfed.teacher_statistics` = 'first' normalises by the statistics of that model for ever: take 'received'.
-A labelled client's factor is 36 in all (`rscfed.factor_in_mean`), while the command in the public code's README, with
-its `--un_dist=avg`, gives 6; the variant `code` is that. In the code PyTorch's counters of batches are among the
-tensors whose distances are added up, and with normalisation layers make all weights of a group underflow: here they are
-not, and the nearest upload keeps a weight.
+A labelled client counts 6 times, as by the command with `--un_dist=avg` in the README of xmed-lab/RSCFed@4872944. Later
+READMEs lack this argument, and the code (train_main.py:284-287 at ae35f03) still reads it: where it is empty a labelled
+client counts 36 times (`rscfed.factor_in_mean`), but the first commit (8d9c2e7, train_main.py:328) then leaves out the
+distances. In the code PyTorch's counters of batches are among the tensors whose distances are added up, and with
+normalisation layers make all weights of a group underflow: here they are not, and the nearest upload keeps a weight.
 """
 
 import jax
@@ -45,6 +46,7 @@ VARIANTS = {
         "data.alpha": 0.8,
         "data.labelled_rule": "most_classes",
         "model.name": "lenet",
+        "model.classifier_init": "torch_linear",
         "model.normalisation": "none",
         "client.epochs": 1,
         "client.batch_size": 64,
@@ -66,7 +68,7 @@ VARIANTS = {
         "rscfed.beta": 0.01,
         "rscfed.beta_labelled": 0.01,
     },
-    "code": {"rscfed.factor_in_mean": False, "rscfed.loss_over": "batch_size"},
+    "code": {"rscfed.loss_over": "batch_size"},
     "fedavg": {"rscfed.groups": 1, "rscfed.labelled_factor": 1.0, "rscfed.beta": 0.0, "rscfed.beta_labelled": 0.0},
 }
 
@@ -87,7 +89,9 @@ def defaults() -> Section:
     # A batch's square errors over its images; 'batch_size': over those of a full one.
     section.loss_over = word("present", *DIVISORS)
     section.labelled_factor = real(6.0, above=0)  # a labelled client counts as so many, after its distance
-    section.factor_in_mean = True  # and in the mean from which distances are taken, hence in the size's share, too
+    # And in the mean from which distances are taken, hence in the size's share, too: its square in all. No command of
+    # the authors has that; runs before this default was corrected have True.
+    section.factor_in_mean = False
     # Weight exp(-beta d / n) of an upload at distance d with n images, in a group without labels.
     section.beta = real(1e4, least=0)
     section.beta_labelled = real(100.0, least=0)  # in a group with a labelled client

@@ -37,6 +37,7 @@ VARIANTS = {
         "data.num_labelled": 5000,
         "model.name": "resnet8",
         "model.width": 64,
+        "model.classifier_init": "torch_linear",
         "augment.flavour": "fixmatch",
         "augment.magnitude": 9,  # the code's 10 is never drawn
         "client.learning_rate": 0.1,

@@ -40,6 +40,7 @@ VARIANTS = {
         "data.alpha": 0.8,
         "data.labelled_rule": "most_classes",
         "model.name": "resnet18",
+        "model.classifier_init": "torch_linear",
         "client.epochs": 1,
         "client.batch_size": 64,
         "client.learning_rate": 0.03,

@@ -59,6 +59,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     threshold=(),
     mislabels=True,
+    unlabelled=False,
     tiny={
         "data.reveal_labels": True,
         "client.proximal": 0.1,

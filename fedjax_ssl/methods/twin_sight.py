@@ -9,16 +9,18 @@ differs from FedAvg:
      in those of the other, by the Gram matrices of unit vectors, |G_u - G_s|_F^2 / B^2;
   4. labels are the supervised model's alone: cross-entropy where a client has them, else pseudo-labels. Whatever role a
      client has, the twin's objective is the same, which is what keeps both roles from pulling apart.
-Both models are averaged by the clients' sizes, so twice as much travels.
+Both models are averaged by the clients' sizes, so twice as much travels. Each model sees both views of a batch as one
+batch of twice the size, so that batch statistics are of both (model/SemiFed.py:34-42 of the public code).
 
-Where its public code differs: L_n's divisor is written with the XOR operator, B ^ 2, which is 66 for 64 images in place
-of 4096, so that the term weighs 62 times as much (`divisor`); pseudo-labels are off there, and where they are on, a
-label is that of the strong view and the weak one is trained (`labels_from`).
+Where its public code differs (github.com/tmlr-group/Twin-sight, commit 974798a): L_n's divisor is written with the XOR
+operator, B ^ 2, which is 66 for 64 images in place of 4096, so that the term weighs 62 times as much (`divisor`);
+pseudo-labels are off there, and where they are on, a label is that of the strong view and the weak one is trained
+(`labels_from`).
 
-Pseudo-labels count by the rule of `config.trainer`, of which `labels_from` is not read: labels are made in each step.
-Which two views InfoNCE takes could not be read: here they are the weak and the strong one (`second_view`). Not built:
-SimSiam and BYOL in the place of InfoNCE. A client with images of both kinds (the variant `partial`) trains on the
-labelled ones first and then on the others; the code mixes both in each step.
+The two views are a weak and a strong one; on Fashion-MNIST two weak ones, on SVHN two of `config.views`
+(`second_view`). Pseudo-labels count by the rule of `config.trainer`, of which `labels_from` is not read: labels are
+made in each step. Not built: SimSiam and BYOL in the place of InfoNCE. A client with images of both kinds (the variant
+`partial`) trains on the labelled ones first and then on the others; the code mixes both in each step.
 """
 
 import functools
@@ -39,6 +41,7 @@ from fedjax_ssl.client import (
     own_trainer,
     unlabelled_phase,
 )
+from fedjax_ssl.client.consistency import train_views
 from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.self_training import MEMORY, fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
@@ -71,15 +74,18 @@ VARIANTS = {
         "data.partition": "dirichlet_clients",  # inferred: sizes differ, by which both models are averaged
         "data.alpha": 0.1,
         "augment.num_ops": 3,
+        "augment.border": "zeros",
+        "model.classifier_init": "torch_linear",
         "client.epochs": 1,
         "client.batch_size": 64,
         "client.learning_rate": 0.01,
         "client.momentum": 0.9,
         "client.weight_decay": 1e-4,
         "client.clip_norm": 0.0,
+        "client.persistent": True,  # its code makes an optimiser for each client, once
     },
     "code": {"twin_sight.divisor": "xor", "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
-    "freematch": {"trainer.name": "freematch"},
+    "freematch": {"trainer.name": "freematch", "trainer.fairness_weight": 0.0},  # its code leaves the term out
     "partial": {  # every client has labels for a twentieth of its images
         "data.labels": "clients",
         "data.labelled_share": 0.05,
@@ -98,7 +104,8 @@ def defaults() -> Section:
     section.neighbourhood_weight = real(1.0, least=0)  # of L_n
     # Of L_n: B^2; or 'xor', a BUG of the code, for replication alone: B XOR 2.
     section.divisor = word("square", *DIVISORS)
-    section.second_view = word("strong", "weak")  # beside the weak one, in InfoNCE; or 'weak', another one
+    # Of an image: a weak view and a 'strong' one, two 'weak' ones, or both 'views' of `config.views`.
+    section.second_view = word("strong", "weak", "views")
     section.pseudo_labels = True  # at clients without labels; the code's default is False
     section.pseudo_weight = real(0.5, least=0)  # of their loss
     # The view that labels, and the other one is trained; 'strong': the code's.
@@ -149,31 +156,33 @@ def twin_sight(problem: Problem) -> Method:
     return alternating(problem, (on_labels(problem), without_labels(problem)), own, parts=PARTS)
 
 
-def see(problem: Problem, model: Model, first: Images, second: Images, more: tuple[Images, ...], mask) -> Seeing:
-    """L_i of two views by the twin, L_n of the first view by both models, which is the supervised one's first too."""
+def see(problem: Problem, model: Model, first: Images, second: Images, mask: jax.Array) -> Seeing:
+    """L_i of two views by the twin, L_n of the first one by both models; each model sees both views as one batch."""
     network, options = problem.network, problem.config.twin_sight
-    (one, other), of_twin = network.companions[TWIN].train(companion_model(model, TWIN), (first, second), mask)
-    outputs, batch_stats = network.train(model, (first, *more), mask)
+    batch = [([first, second], mask)]
+    twin = companion_model(model, TWIN)
+    (one, other), twin = train_views(network.companions[TWIN], twin, batch, together=True)
+    outputs, after = train_views(network, model, batch, together=True)
     contrastive = info_nce(one.heads[PROJECTOR], other.heads[PROJECTOR], mask, options.temperature)
     neighbourhood = neighbourhood_loss(one.features, outputs[0].features, mask, options.divisor)
     value = options.contrastive_weight * contrastive + options.neighbourhood_weight * neighbourhood
     metrics = {"contrastive_loss": contrastive, "neighbourhood_loss": neighbourhood}
-    return Seeing(value, outputs, with_companion_statistics(batch_stats, TWIN, of_twin), metrics)
+    batch_stats = with_companion_statistics(after.batch_stats, TWIN, twin.batch_stats)
+    return Seeing(value, tuple(outputs), batch_stats, metrics)
 
 
 def on_labels(problem: Problem) -> Phase:
     """CE + 0.5 L_i + L_n on labelled images."""
-    views_of = views(problem)
+    views_of, num_trained = views(problem), 2 if problem.config.client.labelled_views == "both" else 1
 
     def loss(received, data, work, batch: Batch, own, key):
         del received, own
-        first, second, strong = views_of(key, data.images[batch.rows])
-        more = (strong,) if problem.config.client.labelled_views == "both" else ()
+        first, second = views_of(key, data.images[batch.rows])
 
         def of(model) -> Loss:
-            seen = see(problem, model, first, second, more, batch.mask)
-            labels = data.visible_labels[batch.rows]
-            labelled_loss = adjusted_cross_entropy(seen.outputs, labels, batch.mask, work.adjustment)
+            seen = see(problem, model, first, second, batch.mask)
+            trained, labels = seen.outputs[:num_trained], data.visible_labels[batch.rows]
+            labelled_loss = adjusted_cross_entropy(trained, labels, batch.mask, work.adjustment)
             return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
 
         return of
@@ -199,10 +208,10 @@ def without_labels(problem: Problem) -> Phase:
 
     def loss(received, data, work, batch: Batch, own, key):
         del received
-        first, second, strong = views_of(key, data.images[batch.rows])
+        first, second = views_of(key, data.images[batch.rows])
 
         def of(model) -> Loss:
-            seen = see(problem, model, first, second, (strong,) if options.pseudo_labels else (), batch.mask)
+            seen = see(problem, model, first, second, batch.mask)
             value, metrics, state = seen.value, seen.metrics, ()
             if options.pseudo_labels:
                 labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
@@ -226,13 +235,13 @@ def without_labels(problem: Problem) -> Phase:
 
 
 def views(problem: Problem):
-    """(key, images [B, H, W, C]) -> the weak view, the second one of InfoNCE, and a strong view."""
+    """(key, images [B, H, W, C]) -> the two views of each, by `twin_sight.second_view`."""
+    kinds = {"strong": (problem.weak, problem.strong), "weak": (problem.weak, problem.weak), "views": problem.views}
+    first, second = kinds[problem.config.twin_sight.second_view]
 
-    def of(key: jax.Array, images: Images) -> tuple[Images, Images, Images]:
-        weak_key, strong_key, second_key = jax.random.split(key, 3)
-        strong = problem.strong(strong_key, images)
-        second = strong if problem.config.twin_sight.second_view == "strong" else problem.weak(second_key, images)
-        return problem.weak(weak_key, images), second, strong
+    def of(key: jax.Array, images: Images) -> tuple[Images, Images]:
+        first_key, second_key = jax.random.split(key)
+        return first(first_key, images), second(second_key, images)
 
     return of
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.models.cnn import LeNet, SmallCNN
-from fedjax_ssl.models.heads import CLASSIFIER_INITS, Heads, Linear, Outputs
+from fedjax_ssl.models.heads import CLASSIFIER_INITS, Heads, Linear, Outputs, heads_drawn
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
 from fedjax_ssl.models.own import build_backbone, check_backbone
 from fedjax_ssl.models.projectors import Projector
@@ -31,6 +31,7 @@ __all__ = [
     "Projector",
     "build_model",
     "check_backbone",
+    "heads_drawn",
     "is_own",
 ]
 

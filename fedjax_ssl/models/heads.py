@@ -1,12 +1,14 @@
 """A backbone with a linear classifier, and the heads that a method adds."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 
 class Outputs(NamedTuple):
@@ -37,11 +39,9 @@ class Linear(nn.Dense):
         return super().__call__(features)
 
 
-# How the classifier's kernel begins, `model.classifier_init`: LeCun normal; or uniform of a third of that variance.
-CLASSIFIER_INITS = {
-    "lecun": nn.initializers.lecun_normal(),
-    "torch": nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
-}
+_LIKE_TORCH = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+# The classifier's first kernel, by `model.classifier_init`. 'torch_linear' is of biases and heads, too: `heads_drawn`.
+CLASSIFIER_INITS = {"lecun": nn.initializers.lecun_normal(), "torch": _LIKE_TORCH, "torch_linear": _LIKE_TORCH}
 
 
 class Heads(nn.Module):
@@ -86,6 +86,30 @@ class Heads(nn.Module):
         for name, module in sorted(modules.items(), key=lambda entry: bool(_reads(entry[1]))):  # stable
             heads[name] = module(heads[_reads(module)] if _reads(module) else features, train, mask, num_views)
         return Outputs(logits, {name: heads[name] for name in modules}, features)
+
+
+def heads_drawn(classifier_init: str, params: Mapping[str, Any], key: jax.Array) -> Mapping[str, Any]:
+    """Fresh parameters; with 'torch_linear' classifier and heads are drawn anew, as `torch.nn.Linear` draws them.
+
+    Args:
+        classifier_init: one of `CLASSIFIER_INITS`.
+        params: of a `Heads`, or of one head.
+        key: of the draw.
+
+    Returns:
+        `params`; with 'torch_linear' each layer's kernel and bias outside of 'backbone' is uniform within
+        1 / sqrt(fan-in).
+    """
+    if classifier_init != "torch_linear":
+        return params
+    flat = flatten_dict({name: part for name, part in params.items() if name != "backbone"})
+    for number, path in enumerate(sorted(flat)):
+        kernel = flat.get((*path[:-1], "kernel"))
+        if path[-1] in ("kernel", "bias") and kernel is not None:
+            bound = math.prod(kernel.shape[:-1]) ** -0.5
+            own = jax.random.fold_in(key, number)
+            flat[path] = jax.random.uniform(own, flat[path].shape, minval=-bound, maxval=bound)
+    return {**params, **unflatten_dict(flat)}
 
 
 def _reads(module: nn.Module) -> str:

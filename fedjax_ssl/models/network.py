@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import BatchStats, Model
-from fedjax_ssl.models import Heads, Outputs, build_model, check_backbone, is_own
+from fedjax_ssl.models import Outputs, build_model, check_backbone, heads_drawn, is_own
+from fedjax_ssl.models.normalisation import pooled_statistics
 
 
 class Network(NamedTuple):
@@ -47,6 +48,7 @@ class Network(NamedTuple):
         """A fresh model, companions included, but for the parts that are given."""
         variables = self.module.init(key, jnp.zeros((1, *self.image_shape)))
         params, batch_stats = variables["params"], variables.get("batch_stats", {})
+        params = heads_drawn(self.module.classifier_init, params, key)
         for number, (name, companion) in enumerate(self.companions.items(), start=1):
             model = companion.init(jax.random.fold_in(key, number))
             params = {**params, name: model.params}
@@ -94,6 +96,22 @@ class Network(NamedTuple):
     def batch_statistics(self, model: Model, images: jax.Array, mask: jax.Array) -> BatchStats:
         """The 'static' policy's statistics of this one batch: mean and unbiased variance of every layer's input."""
         return self._apply_train(model, (images,), mask)[1]
+
+    def input_moments(self, model: Model, images: jax.Array, mask: jax.Array) -> BatchStats:
+        """The mean over a batch of its images' moments of every layer's input, in evaluation mode, see `Normalisation`.
+
+        With the arguments of `batch_statistics`; of companions zeros, and so for a batch without an image.
+        """
+        variables, pixels = self._variables(model), self.normalise(images)
+        _, found = self.module.apply(variables, pixels, train=False, mutable=["moments"])
+        share = jnp.where(mask, 1 / jnp.maximum(jnp.sum(mask), 1), 0)[:, None]
+        of_batch = jax.tree.map(lambda leaf: jnp.sum(share * leaf, axis=0), found["moments"])
+        return {**jax.tree.map(jnp.zeros_like, model.batch_stats), **of_batch}
+
+    def pooled_statistics(self, model: Model, moments: BatchStats) -> BatchStats:
+        """The statistics of all images, from the mean over them of `input_moments`; companions keep theirs."""
+        own = {name: part for name, part in moments.items() if name not in self.companions}
+        return {**model.batch_stats, **pooled_statistics(model.batch_stats, own)}
 
     def _apply_train(self, model, views, mask):
         outputs, updated = self.module.apply(
@@ -167,5 +185,5 @@ def build_network(
         embedding=embedding,
     )
     # Modules of Flax are descriptions: both networks may share one of the backbone, and each has its own numbers.
-    others = {name: Heads(module.backbone, 0, heads_of(config)) for name, heads_of in companions.items()}
+    others = {name: module.clone(num_classes=0, heads=heads_of(config)) for name, heads_of in companions.items()}
     return network._replace(companions={name: network._replace(module=other) for name, other in others.items()})

@@ -11,6 +11,8 @@ Federated results move by tens of points with the treatment of batch normalisati
 * 'none': no normalisation, and no scale and shift either (FedMatch's networks, Jeong et al., ICLR 2021).
 """
 
+from collections.abc import Mapping
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,10 @@ class Normalisation(nn.Module):
     * 'running': 0.9 * old + 0.1 * batch, with the unbiased variance, view by view.
 
     A view without a single valid example changes neither.
+
+    An evaluation pass with the mutable collection 'moments' writes each example's there, [N, C]: `mean`, that of
+    x - m, and `var`, that of (x - m)^2 over its positions, where m is the stored mean. About m and not about 0, for
+    E[x^2] - E[x]^2 of a mean that is large beside the deviation would be float32's rounding.
 
     Attributes:
         policy: 'static', 'running', 'group' or 'none'.
@@ -79,6 +85,10 @@ class Normalisation(nn.Module):
             mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), jnp.float32)
             var = self.variable("batch_stats", "var", jnp.ones, (channels,), jnp.float32)
         if not train:
+            if self.is_mutable_collection("moments") and not self.is_initializing():
+                centred = (x.astype(jnp.float32) - mean.value).reshape(x.shape[0], -1, channels)
+                self.put_variable("moments", "mean", centred.mean(axis=1))
+                self.put_variable("moments", "var", jnp.square(centred).mean(axis=1))
             multiplier = scale * lax.rsqrt(var.value + EPSILON)
             return ((x - mean.value) * multiplier + bias).astype(x.dtype)
 
@@ -92,6 +102,22 @@ class Normalisation(nn.Module):
                 mean.value = _running_average(mean.value, batch_mean, count)
                 var.value = _running_average(var.value, unbiased, count)
         return y
+
+
+def pooled_statistics(statistics, moments):
+    """The statistics of all examples together, from the mean over them of their 'moments', see `Normalisation`.
+
+    With m the stored mean, d = E[x - m]: the mean is m + d, the (biased) variance E[(x - m)^2] - d^2, which is the mean
+    of the examples' variances plus the variance of their means.
+
+    Args:
+        statistics: the collection 'batch_stats' with which the moments were taken.
+        moments: the same layers, leaves [C].
+    """
+    if isinstance(moments.get("var", {}), Mapping):
+        return {name: pooled_statistics(statistics[name], part) for name, part in moments.items()}
+    shift, square = moments["mean"], moments["var"]
+    return {"mean": statistics["mean"] + shift, "var": jnp.maximum(square - jnp.square(shift), 0)}
 
 
 def batch_normalise(x, scale, bias, mask=None, num_views=1):

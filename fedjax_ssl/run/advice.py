@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.methods import section_of
+from fedjax_ssl.methods import find_method, section_of
 from fedjax_ssl.run.loop import Group, Listener, Turn
 
 ROUNDS_WITHOUT_LABELS = 5
@@ -13,10 +13,11 @@ DAY = 24 * 60 * 60
 
 
 class Advise(Listener):
-    """Warns once when no label qualified for several rounds, and once when the run will take longer than a day."""
+    """Warns once when no label qualified for several rounds, and once when the run will take longer than a day; and
+    before the first round of what the method's entry says of the configuration."""
 
     def __init__(self, config: ConfigDict, group: Group, say: Callable[[str], None]):
-        """Says nothing yet.
+        """Says what the method advises.
 
         Args:
             config: of the whole command.
@@ -27,6 +28,9 @@ class Advise(Listener):
         self._without = [0] * len(group.runs)
         self._seconds: list[float] = []
         self._has_warned = self._has_foretold = False
+        advice = find_method(config.method).advice(config)
+        if advice:
+            say(f"warning: {advice}")
 
     def take(self, turn: Turn) -> None:
         for index, lines in enumerate(turn.lines):

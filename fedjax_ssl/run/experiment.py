@@ -127,6 +127,7 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
         flavour=config.augment.flavour,
         num_ops=config.augment.num_ops,
         magnitude=config.augment.magnitude,
+        order=config.augment.order,
     )
     entry = find_method(config.method)
     network = build_network(config, facts, entry.heads_of(config), entry.embedding, entry.companions)
@@ -153,7 +154,7 @@ def _check_delivery(config: ConfigDict, method: Method) -> None:
         )
     if method.personal is not None:
         for field, value in {"attack.kind": config.attack.kind, "availability.late": config.availability.late}.items():
-            if value not in ("none", "labels", 0.0):
+            if value not in ("none", "labels", "poison", 0.0):
                 raise UserError(
                     f"{field}={value!r} is not for {config.method}: what a client changes is not told from the model "
                     "that went to all"

@@ -33,6 +33,7 @@ from fedjax_ssl.records.workdir import (
     check_folder,
     fresh_workdir,
     read_rounds,
+    refuse_links,
 )
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.advice import Advise
@@ -154,6 +155,7 @@ def open_runs(
         if apart:
             check_folder(workdir)
         paths = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
+        refuse_links(paths if apart else [])
         folders = [
             open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict())))
             for path, c in zip(paths, configs)

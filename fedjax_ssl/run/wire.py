@@ -6,7 +6,7 @@ from fedjax_ssl.engine.compression import compressed_bytes
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import trace_exchange
 from fedjax_ssl.learning.trees import tree_bytes
-from fedjax_ssl.server.statistics import num_exchanging
+from fedjax_ssl.server.statistics import num_exchanging, num_passes
 
 
 class Traffic(NamedTuple):
@@ -37,10 +37,15 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
         params = exchange.upload.model.params
         up += compressed_bytes(config.compression, params) - tree_bytes(params)
     exchanging = num_exchanging(network, config.model.statistics, jobs, config.num_clients)
+    # Under 'moments' the statistics go down and the sums up in each pass; parameters, which stay, in the first alone.
+    statistics = tree_bytes(state.model.batch_stats)
+    again = 0
+    if exchanging and config.model.statistics == "moments":
+        again = num_passes(network, config.model.statistics_passes, state.model) * statistics
     return Traffic(
         jobs=jobs,
         down=tree_bytes((exchange.broadcast, exchange.personal)),
         up=up,
-        statistics_down=exchanging * tree_bytes(state.model.params),
-        statistics_up=exchanging * tree_bytes(state.model.batch_stats),
+        statistics_down=exchanging * (tree_bytes(state.model.params) + again),
+        statistics_up=exchanging * (again or statistics),
     )

@@ -37,17 +37,27 @@ OPT_STATE = "aggregation"  # the entry of the server optimiser in `State.server`
 class Flow(NamedTuple):
     """The value that passes along the chain.
 
+    Links set `scores` and read `weights`, so none of them can forget who was not accepted and who is late.
+
     Attributes:
-        weights: float32 [R], of each upload, before normalisation; 0 if it was not accepted.
+        scores: float32 [R], how much each upload counts if it is accepted and in time, before normalisation; of one
+            that is not accepted anything.
+        shares: float32 [R], by which each score counts: 0 if the upload was not accepted, less than 1 if it is late.
         model: the trained parts; at first as the clients received them.
         moved: bool [], whether a link has changed `model`.
         memory: entries of `State.server`.
     """
 
-    weights: jax.Array
+    scores: jax.Array
+    shares: jax.Array
     model: Model
     moved: jax.Array
     memory: dict[str, Any]
+
+    @property
+    def weights(self) -> jax.Array:
+        """float32 [R], of each upload, before normalisation: its score times its share."""
+        return jnp.where(self.shares > 0, self.scores * self.shares, 0.0)
 
 
 class Link(NamedTuple):
@@ -92,7 +102,8 @@ def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -
 
     def aggregate(state: State, data, received: Received, key):
         current = trained_parts(problem.network, state.model, parts)
-        flow = Flow(counted(received, 1.0), current, jnp.bool_(False), state.server)
+        shares = jnp.where(received.accepted, 1.0 if received.discount is None else received.discount, 0.0)
+        flow = Flow(jnp.ones_like(shares), shares, current, jnp.bool_(False), state.server)
         for link, own_key in zip(links, jax.random.split(key, len(links))):
             flow = link.apply(flow, current, state, data, received, own_key)
         change = norm(jax.tree.map(jnp.subtract, flow.model.params, current.params))
@@ -144,25 +155,19 @@ def weights(kind: str) -> Link:
     """How much each upload counts: see `client_weights`."""
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
-        by_kind = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
-        return flow._replace(weights=counted(received, by_kind))
+        scores = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
+        return flow._replace(scores=scores)
 
     return Link(apply)
 
 
 def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
-    """How much each upload counts, by a method's rule: received -> float32 [R]; 0 if it was not accepted."""
+    """How much each upload counts, by a method's rule: received -> float32 [R]; if it was not accepted, anything."""
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
-        return flow._replace(weights=counted(received, rule(received)))
+        return flow._replace(scores=rule(received))
 
     return Link(apply)
-
-
-def counted(received: Received, weights: jax.Array | float) -> jax.Array:
-    """The weights of those that count, 0 for the others; of late ones less."""
-    discount = 1.0 if received.discount is None else received.discount
-    return jnp.where(received.accepted, weights * discount, 0.0)
 
 
 def told_weights(name: str) -> Link:
@@ -174,7 +179,7 @@ def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
     """Multiplies the weights by a method's rule: (state, received) -> float32 or bool [R]."""
 
     def apply(flow: Flow, current, state, data, received, key) -> Flow:
-        return flow._replace(weights=flow.weights * rule(state, received))
+        return flow._replace(scores=flow.scores * rule(state, received))
 
     return Link(apply)
 

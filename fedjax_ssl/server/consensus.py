@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.interface import Problem, Received
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
-from fedjax_ssl.server.aggregation import Flow, Link, client_weights, counted, group_members
+from fedjax_ssl.server.aggregation import Flow, Link, client_weights, group_members
 
 DISTANCES = ("tensors", "whole")
 
@@ -43,7 +43,7 @@ def distance_reweighted(
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
         del current, state, data, key
-        sizes = counted(received, client_weights(kind, received.sizes, received.num_qualified, received.accepted))
+        sizes = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
         in_group = group_members(received, num_groups)
         labelled = is_labelled(received)
         factors = jnp.where(labelled, factor, 1.0)
@@ -52,7 +52,7 @@ def distance_reweighted(
         distances = distances_to_mean(received.uploads.model, shares, in_group, distance)
         betas = jnp.where(jnp.any(in_group & labelled, axis=1), beta_labelled, beta)
         weights = consensus_weights(shares, distances, received.sizes, factors, betas)
-        return flow._replace(weights=jnp.sum(weights, axis=0))
+        return flow._replace(scores=jnp.sum(weights, axis=0))
 
     return Link(apply)
 

@@ -28,7 +28,7 @@ def by_role(
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
         counts = jnp.where(received.accepted, labelled(received), 0.0)
         scores = jnp.where(received.accepted, unlabelled(received), 0.0)
-        return flow._replace(weights=role_weights(counts, scores, share))
+        return flow._replace(scores=role_weights(counts, scores, share))
 
     return Link(apply)
 

@@ -11,9 +11,10 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import num_devices, on_each_device
 from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.sections import Section
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
-SOURCES = ("server", "cohort", "all", "all_mixed")
+SOURCES = ("server", "cohort", "all", "all_mixed", "moments")
 WEIGHTS = ("batches", "samples")  # of the batches in their mean
 
 
@@ -21,7 +22,7 @@ class Sums(NamedTuple):
     """What an owner of images tells of them: the sums of its batches' statistics, and what these count together.
 
     Attributes:
-        total: the sum over the batches of each one's statistics times its count.
+        total: the sum over the batches of each one's statistics, or under 'moments' of its moments, times its count.
         count: float32 [], the sum of the counts.
     """
 
@@ -29,16 +30,22 @@ class Sums(NamedTuple):
     count: jax.Array
 
 
-def make_statistics(network: Network, source: str, weights: str = "batches") -> Callable:
+def make_statistics(network: Network, section: Section, source: str | None = None) -> Callable:
     """The `statistics` stage of a method.
+
+    Under 'moments' owners tell the moments of each layer's input, in evaluation mode, about the current statistics'
+    means; the new statistics are those of all images together, by the law of total variance. A layer's input depends
+    on the statistics of the layers below, so the exchange is repeated: after k passes the first k layers are exact, up
+    to float32's rounding, whatever the statistics were before. Every image counts alike.
 
     Args:
         network: the stage does nothing unless its policy is 'static'. With `network.gathered`, the `Sums` that clients
-            sent, the stage reads the server's images alone.
-        source: one of `SOURCES`. 'server', the anchors alone; 'cohort', the anchors and this round's clients; 'all',
-            the anchors and every client, in separate batches; 'all_mixed', the same images as one pool, which
-            is what SemiFL's code does (with the privacy caveat of its paper).
-        weights: see `mean_statistics`.
+            sent, the stage reads the server's images alone, and makes one pass.
+        section: `config.model`, of which the fields that begin with `statistics` are read.
+        source: one of `SOURCES`; None: `section.statistics`. 'server', the anchors alone; 'cohort', the anchors and
+            this round's clients; 'all', the anchors and every client, in separate batches; 'all_mixed', the same
+            images as one pool, which is what SemiFL's code does (with the privacy caveat of its paper); 'moments',
+            the anchors and every client, with the variance between them.
 
     Returns:
         (state, data, clients int32 [M], key) -> state.
@@ -48,6 +55,7 @@ def make_statistics(network: Network, source: str, weights: str = "batches") -> 
     """
     if network.normalisation != "static":
         return lambda state, data, clients, key: state
+    source = source or section.statistics
 
     def refresh(state, data: FederatedData, clients, key):
         del key
@@ -56,7 +64,7 @@ def make_statistics(network: Network, source: str, weights: str = "batches") -> 
             if source == "server":
                 raise UserError(
                     "model.statistics='server' takes images of the server, which has none where data.labels is not "
-                    "'server'; known: cohort, all, all_mixed, or model.normalisation='running'"
+                    "'server'; known: cohort, all, all_mixed, moments, or model.normalisation='running'"
                 )
             owners = []
         asked = asked_clients(source, len(data.anchor_index), clients, len(data.client_size))
@@ -64,12 +72,39 @@ def make_statistics(network: Network, source: str, weights: str = "batches") -> 
             owners = [pool(data)]
         elif network.gathered is None and asked is not None:
             owners.append((data.client_index[asked], data.client_size[asked]))
+        batches = batches_of(owners) if owners else None
         told = [] if network.gathered is None else [network.gathered]
-        if owners:
-            told.append(sum_statistics(network, state.model, data.images, *batches_of(owners), weights))
-        return state._replace(model=state.model._replace(batch_stats=mean_of_sums(told)))
+        moments = source == "moments"
+
+        def one_pass(model: Model) -> Model:
+            own = []
+            if batches is not None:
+                own = [sum_statistics(network, model, data.images, *batches, section.statistics_weights, moments)]
+            found, some = mean_of_sums(told + own), sum(one.count for one in told + own) > 0
+            found = network.pooled_statistics(model, found) if moments else found
+            # Where nobody with images answers they stay as they are.
+            return model._replace(batch_stats=jax.tree.map(lambda *of: jnp.where(some, *of), found, model.batch_stats))
+
+        if not moments or told:
+            return state._replace(model=one_pass(state.model))
+        passes = num_passes(network, section.statistics_passes, state.model, before=len(clients) == 0)
+        return state._replace(model=jax.lax.fori_loop(0, passes, lambda _, model: one_pass(model), state.model))
 
     return refresh
+
+
+def num_passes(network: Network, passes: int, model: Model, before: bool = False) -> int:
+    """Passes of the exchange under 'moments': `passes`, but no more than there are layers, after which all are exact.
+
+    Args:
+        network: its companions' layers do not count.
+        passes: `config.model.statistics_passes`.
+        model: shapes are enough.
+        before: the first round, where no statistics are close to the model's: as many as there are layers.
+    """
+    own = {name: part for name, part in model.batch_stats.items() if name not in network.companions}
+    layers = len(jax.tree.leaves(own)) // 2  # each has a mean and a variance
+    return layers if before else min(passes, layers)
 
 
 def asked_clients(source: str, num_anchors: int, cohort: jax.Array, num_clients: int) -> jax.Array | None:
@@ -77,7 +112,7 @@ def asked_clients(source: str, num_anchors: int, cohort: jax.Array, num_clients:
 
     Before the first round there is no cohort: a server with images uses those, another asks all clients.
     """
-    if source == "all" or (source == "cohort" and not num_anchors and len(cohort) == 0):
+    if source in ("all", "moments") or (source == "cohort" and not num_anchors and len(cohort) == 0):
         return jnp.arange(num_clients)
     return cohort if source == "cohort" else None
 
@@ -86,7 +121,7 @@ def num_exchanging(network: Network, source: str, clients_per_round: int, num_cl
     """How many clients take part in the second exchange of a round, the one that gathers statistics."""
     if network.normalisation != "static":
         return 0
-    return {"server": 0, "cohort": clients_per_round, "all": num_clients, "all_mixed": num_clients}[source]
+    return {"server": 0, "cohort": clients_per_round}.get(source, num_clients)
 
 
 def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
@@ -125,42 +160,35 @@ def batches_of(owners: list[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, ja
     return batches, masks
 
 
-def mean_statistics(
+def sum_statistics(
     network: Network,
     model: Model,
     images: jax.Array,
     batches: jax.Array,
     masks: jax.Array,
     weights: str = "batches",
-) -> BatchStats:
-    """SemiFL's static batch normalisation (its section 3.3): one pass in training mode, without augmentation.
+    moments: bool = False,
+) -> Sums:
+    """What one owner of images tells: SemiFL's static batch normalisation (its section 3.3), or moments of inputs.
 
-    The statistics are the mean over the batches of their means and of their unbiased variances; a short batch counts
-    as much as a full one, or as the images that it has.
+    SemiFL's statistics are the mean over the batches of their means and of their unbiased variances, in one pass in
+    training mode without augmentation; a short batch counts as much as a full one, or as the images that it has.
 
     Args:
         network: the architecture.
-        model: its parameters; its statistics are not read.
+        model: its parameters; its statistics are read under `moments` alone.
         images: uint8 [N, H, W, C], the flat table.
         batches: int32 [n, B] rows.
         masks: bool [n, B]; an empty batch is left out.
-        weights: one of `WEIGHTS`: what a batch that is not empty counts, 1 or its images.
-
-    Returns:
-        The statistics.
+        weights: one of `WEIGHTS`: what a batch that is not empty counts, 1 or its images. Under `moments`: its images.
+        moments: whether to tell `Network.input_moments` in place of the batches' statistics.
     """
-    return mean_of_sums([sum_statistics(network, model, images, batches, masks, weights)])
-
-
-def sum_statistics(
-    network: Network, model: Model, images: jax.Array, batches: jax.Array, masks: jax.Array, weights: str
-) -> Sums:
-    """The sums of which `mean_statistics` is the quotient, with the same arguments: what one owner of images tells."""
-    counts = jnp.sum(masks, axis=1) if weights == "samples" else jnp.any(masks, axis=1)
+    counts = jnp.sum(masks, axis=1) if moments or weights == "samples" else jnp.any(masks, axis=1)
+    of_batch = network.input_moments if moments else network.batch_statistics
 
     def add(total, batch):
         rows, mask, count = batch
-        statistics = network.batch_statistics(model, images[rows], mask)
+        statistics = of_batch(model, images[rows], mask)
         return jax.tree.map(lambda t, new: t + jnp.where(count > 0, count * new, 0), total, statistics), None
 
     def sums(batches):
@@ -177,6 +205,6 @@ def sum_statistics(
 
 
 def mean_of_sums(told: list[Sums]) -> BatchStats:
-    """The statistics of all images together."""
+    """The mean of what all owners told; 0 where they have no images."""
     total, count = jax.tree.map(lambda *sums: sum(sums[1:], sums[0]), *told)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1), total)

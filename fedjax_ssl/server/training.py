@@ -183,9 +183,15 @@ def train_classifier(problem: Problem, state: State, data, key: jax.Array) -> tu
 
 
 def pretrained_classifier(problem: Problem, data, key: jax.Array) -> State:
-    """Fresh weights, trained on the anchors by cross-entropy for `server.pretrain_epochs`: before the first round."""
+    """Fresh weights, trained on the anchors by cross-entropy for `server.pretrain_epochs`: before the first round.
+
+    With `server.pretrain_persistent` the state has the optimiser's in its entry `CLASSIFICATION`.
+    """
     config, (init_key, train_key) = problem.config, jax.random.split(key)
-    state = State(jnp.int32(0), problem.network.init(init_key))
+    model = problem.network.init(init_key)
+    keeps = config.server.pretrain_persistent
+    memory = own_optimizer(config.server, model, CLASSIFIER, CLASSIFICATION) if keeps else {}
+    state = State(jnp.int32(0), model, memory)
     return train_on_anchors(
         state,
         data,
@@ -196,6 +202,7 @@ def pretrained_classifier(problem: Problem, data, key: jax.Array) -> State:
         parts=CLASSIFIER,
         epochs=config.server.pretrain_epochs,
         batch_size=config.server.batch_size,
+        memory=CLASSIFICATION,
     )[0]
 
 
@@ -270,6 +277,6 @@ def train_server_model(problem: Problem, state: State, data, key: jax.Array) -> 
     Under the 'static' policy its statistics are those of the server's images.
     """
     trained, metrics = train_classifier(problem, state, data, key)
-    refresh = make_statistics(problem.network, "server", problem.config.model.statistics_weights)
+    refresh = make_statistics(problem.network, problem.config.model, "server")
     trained = refresh(trained, data, jnp.zeros((0,), jnp.int32), key)
     return state._replace(server={**trained.server, SERVER_MODEL: trained.model}), metrics

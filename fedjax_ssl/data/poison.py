@@ -1,0 +1,89 @@
+"""Crafted images without labels, by which attackers have images of one class labelled as another.
+
+Carlini, Poisoning the Unlabeled Dataset of Semi-Supervised Learning, USENIX Security 2021 (arXiv 2105.01622).
+A model that labels images for itself carries a label from image to image where neighbours look alike. So an attacker
+who wants the image b labelled as class y takes a labelled image a of y and adds, without labels, images on the line
+from a to b. More of them are near a: their places have the density 1.5 - x on [0, 1].
+
+In a federation the attackers are clients that know of each other. The images b are their own, of the attacked class;
+the images a are labelled ones of the server, which its paper takes to be public, or else their own, for attackers know
+the classes of what they hold. Crafted images take the place of other images of theirs that have no label.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.data.owners import Partition
+from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.errors import UserError
+
+DRAWS = 101  # its number among the draws of a seed, apart from those of the partition and of who attacks
+PER_MILLE = 5.0  # `attack.strength` where it is 0
+
+
+class Poison(NamedTuple):
+    """What the attackers made.
+
+    Attributes:
+        images: uint8 [N, H, W, C], the training images with the crafted ones.
+        targets: int32 [T], rows of the images that are to be labelled as `attack.to_class`; they stay as they are.
+    """
+
+    images: np.ndarray
+    targets: np.ndarray
+
+
+def places(number: int) -> np.ndarray:
+    """Where images lie between both ends: float64 [number], from 0 to 1, quantiles of the density 1.5 - x."""
+    levels = np.linspace(0.0, 1.0, number)
+    return 1.5 - np.sqrt(2.25 - 2 * levels)  # the inverse of 1.5 x - x^2 / 2
+
+
+def between(start: np.ndarray, end: np.ndarray, number: int) -> np.ndarray:
+    """Images on the line from one to another, of uint8 [H, W, C] each: uint8 [number, H, W, C], both ends included."""
+    share = places(number)[:, None, None, None]
+    return np.round((1 - share) * start + share * end).astype(np.uint8)
+
+
+def poison(
+    dataset: Dataset, partition: Partition, attackers: np.ndarray, visible: np.ndarray, attack, seed: int
+) -> Poison:
+    """The training images with those that the attackers craft, drawn by the seed.
+
+    Args:
+        dataset: the data set, on the host.
+        partition: the owners of its training images.
+        attackers: int [A], clients.
+        visible: bool [N], which training images have a visible label.
+        attack: `config.attack`, of which `from_class`, `to_class`, `targets` and `strength` are read: of all clients'
+            images so many in a thousand are crafted, on as many lines as there are targets.
+        seed: the run's.
+
+    Raises:
+        UserError: there is no such class, or the attackers have too few images.
+    """
+    for field in ("from_class", "to_class"):
+        if attack[field] >= dataset.num_classes:
+            raise UserError(f"attack.{field} is {attack[field]}, but the data have {dataset.num_classes} classes")
+    rng = np.random.default_rng([seed, DRAWS])
+    labels = np.asarray(dataset.y_train)
+    own = np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in attackers)])
+    hidden = rng.permutation(own[~visible[own]])
+    targets = hidden[labels[hidden] == attack.from_class][: attack.targets]
+    anchors = partition.anchor_index
+    known = anchors if len(anchors) else own
+    starts = rng.permutation(known[labels[known] == attack.to_class])
+    rest = hidden[~np.isin(hidden, np.concatenate([targets, starts]))]
+    in_all = sum(len(rows) for rows in partition.client_rows)
+    number = round((attack.strength or PER_MILLE) / 1000 * in_all / attack.targets)  # on each line
+    if len(targets) < attack.targets or not len(starts) or number < 2 or len(rest) < number * attack.targets:
+        raise UserError(
+            f"attack.kind='poison' needs {attack.targets} unlabelled images of class {attack.from_class} at the "
+            f"attackers, a labelled one of class {attack.to_class}, and {attack.targets} x {number} other unlabelled "
+            f"images to replace, at least 2 for each; there are {len(targets)}, {len(starts)} and {len(rest)}"
+        )
+    images = np.array(dataset.x_train)
+    lines = [between(images[starts[line % len(starts)]], images[target], number) for line, target in enumerate(targets)]
+    images[rest[: number * attack.targets]] = np.concatenate(lines)
+    return Poison(images, targets.astype(np.int32))

@@ -1,0 +1,1 @@
+"""Each method's rounds against an independent float64 implementation, in the order of its official code."""

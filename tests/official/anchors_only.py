@@ -1,0 +1,30 @@
+"""The server alone: cross-entropy on its labelled images, before the first round and in each round."""
+
+import autograd.numpy as np
+
+from official.harness import agree, federation, make_problem, mirrored, train
+from official.reference import SGD, classify, cross_entropy, gradient, in_float64
+
+ANCHORS = [0, 1, 2, 2, 1, 0, 1]
+CLIENTS = [[-1] * 9, [-1] * 4, [-1] * 7]
+
+
+def test_rounds_of_the_server_alone():
+    fields = {"server.epochs": 2, "server.pretrain_epochs": 3, "server.pretrain_learning_rate": 0.03,
+              "server.persistent": False, "server.augmentation": "weak"}  # fmt: skip
+    problem = make_problem("anchors_only", **fields)
+    run = train(problem, federation(CLIENTS, ANCHORS), rounds=2)
+    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config.server
+    model = in_float64(run.fresh)
+    for number, noted in enumerate([run.init, *run.rounds]):
+        sgd = SGD.of(config, config.learning_rate if number else config.pretrain_learning_rate)
+        for step, (_, rows) in enumerate(noted.seen):
+            rows = rows[: len(ANCHORS) - config.batch_size] if step % 2 else rows  # the second batch is short
+
+            def loss(params, statistics=model["batch_stats"], rows=rows):
+                logits, statistics = classify(params, statistics, mirrored(images[rows]), train=True)
+                return np.mean(cross_entropy(logits, labels[rows])), statistics
+
+            slope, statistics = gradient(loss, model["params"])
+            model = {"params": sgd.step(model["params"], slope), "batch_stats": statistics}
+    agree("anchors_only", "pre-training and two rounds", run, model, code="no code: SGD as PyTorch's")

@@ -1,0 +1,236 @@
+"""FedAvg-Semi with each of the local trainers.
+
+The mean is that of xmed-lab/SemiAnAgg@7b972a8 (train.py, FedAvg.py), in which a client without labels has the number of
+pseudo-labels that it trained on for a weight (the paper's eq. 2; the released code has SemiAnAgg's weights). How much a
+pseudo-label counts is from the trainers' own codes. None of these is federated: labelled and unlabelled images pass
+together there, but a client here has one kind. FlexMatch is SemiAnAgg's; ACR's epoch is a client's round.
+"""
+
+import autograd.numpy as np
+import pytest
+
+from official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, train
+from official.reference import (
+    SGD,
+    backbone,
+    cross_entropy,
+    gradient,
+    in_float64,
+    linear,
+    softmax,
+    weighted_mean,
+)
+from official.semianagg import FlexMatch
+
+LABELLED = 0
+CLIENTS = [[0, 1, 0, 2, 0, 1, 1, 2, 0, 0, 0], [-1] * 15, [-1] * 8]
+USB = "microsoft/Semi-supervised-learning@1ef4cbe: semilearn/algorithms/"
+
+
+class FixMatch:
+    """A trainer of the classifier alone: `accept` gives the weights of a batch by its weak views' probabilities."""
+
+    strong_views, heads = 1, ("classifier",)
+
+    def __init__(self, options, size):
+        self.options = options
+
+    def begin(self, first):
+        """A round begins."""
+
+    def on_labels(self, logits, labels):
+        return np.mean(cross_entropy(logits["classifier"], labels))
+
+    def targets(self, logits, rows):
+        p = softmax(logits["classifier"])
+        return {"classifier": (p.argmax(axis=1), self.accept(p, rows))}
+
+    def accept(self, p, rows):
+        return (p.max(axis=1) >= self.options.threshold) * 1.0
+
+    def further(self, logits, predicted, weights):
+        """A loss on the strong views' logits besides; `predicted` are their largest classes."""
+        return 0.0
+
+
+class FlexMatchToo(FixMatch):
+    def begin(self, first):
+        if first:
+            self.rule = FlexMatch(self.options, self.size)
+
+    def __init__(self, options, size):
+        self.options, self.size = options, size
+
+    def accept(self, p, rows):
+        return self.rule.accept(p, rows.tolist()) * 1.0
+
+
+class FreeMatch(FixMatch):
+    def __init__(self, options, size):
+        self.options, self.level = options, 1 / CLASSES
+        self.by_class, self.histogram = np.full(CLASSES, 1 / CLASSES), np.full(CLASSES, 1 / CLASSES)
+
+    def accept(self, p, rows):
+        m, best, labels = self.options.momentum, p.max(axis=1), p.argmax(axis=1)
+        self.level = m * self.level + (1 - m) * best.mean()
+        self.by_class = m * self.by_class + (1 - m) * p.mean(axis=0)
+        self.histogram = m * self.histogram + (1 - m) * np.bincount(labels, minlength=CLASSES) / len(labels)
+        return (best >= self.level * (self.by_class / self.by_class.max())[labels]) * 1.0
+
+    def further(self, logits, predicted, weights):
+        chosen = np.flatnonzero(weights)
+        if not len(chosen):
+            return 0.0
+        shares = np.bincount(predicted[chosen], minlength=CLASSES) / len(chosen)
+        inverse = np.array([1 / share if share else 0.0 for share in shares])
+        wanted, found = self.by_class / self.histogram, np.mean(softmax(logits[chosen]), axis=0) * inverse
+        return self.options.fairness_weight * np.sum(wanted / wanted.sum() * np.log(found / np.sum(found) + 1e-12))
+
+
+class SoftMatch(FixMatch):
+    def __init__(self, options, size):
+        self.options, self.mean, self.var, self.by_class = options, 1 / CLASSES, 1.0, None
+
+    def accept(self, p, rows):
+        m, now = self.options.momentum, p.mean(axis=0)
+        self.by_class = now if self.by_class is None else m * self.by_class + (1 - m) * now
+        aligned = p * (1 / CLASSES + 1e-6) / (self.by_class + 1e-6)
+        best = (aligned / aligned.sum(axis=1, keepdims=True)).max(axis=1)
+        self.mean = m * self.mean + (1 - m) * best.mean()
+        self.var = m * self.var + (1 - m) * best.var(ddof=1)
+        return np.exp(-(np.minimum(best - self.mean, 0) ** 2) / (2 * self.var / self.options.n_sigma**2))
+
+
+class ACR(FixMatch):
+    """Two classifiers. Its histogram counts labels, where the code's index keeps one image of each class."""
+
+    strong_views, heads = 2, ("classifier", "standard")
+
+    def __init__(self, options, size):
+        self.options, self.epoch, self.share = options, -1, np.full(CLASSES, 1 / CLASSES)
+        self.tau, self.distances, self.steps = options.strength, np.zeros(3), 0
+        prior = np.bincount(CLIENTS[LABELLED], minlength=CLASSES) / len(CLIENTS[LABELLED])
+        order = np.argsort(prior)
+        flipped = np.empty(CLASSES)
+        flipped[order] = prior[order[::-1]]
+        self.anchors = [prior, np.full(CLASSES, 1 / CLASSES), flipped]
+
+    def adjustment(self, tau):
+        return np.log(self.anchors[0] ** tau + 1e-12)
+
+    def estimates(self):
+        return self.epoch > self.options.estimate_from - 1  # the code's est_epoch
+
+    def begin(self, first):
+        self.epoch += 1
+        if self.estimates():
+            powers = np.exp(self.distances / max(self.steps, 1))
+            self.tau = self.options.strength * powers[0] / powers.sum()
+        self.distances, self.steps = np.zeros(3), 0
+
+    def on_labels(self, logits, labels):
+        adjusted = logits["classifier"] + self.adjustment(self.options.strength)
+        return np.mean(cross_entropy(logits["standard"], labels)) + np.mean(cross_entropy(adjusted, labels))
+
+    def targets(self, logits, rows):
+        h, threshold = logits["standard"], self.options.threshold
+        label, label_h2 = softmax(h - self.adjustment(self.tau)), softmax(h - self.adjustment(self.options.strength))
+        label_b, label_t = softmax(logits["classifier"]), softmax(h)
+        sure, sure_h2, sure_b, sure_t = (p.max(axis=1) >= threshold for p in (label, label_h2, label_b, label_t))
+        self.steps += 1
+        if self.estimates() and sure_b.any():
+            counts = np.bincount(label_b.argmax(axis=1)[sure_b], minlength=CLASSES)
+            m = self.options.estimate_momentum
+            u = self.share = m * self.share + (1 - m) * counts / counts.sum()
+            self.distances = self.distances + [
+                0.5 * np.sum(u * np.log(u / a)) + 0.5 * np.sum(a * np.log(a / u)) for a in self.anchors
+            ]
+        return {
+            "standard": (label.argmax(axis=1), (sure | sure_t) * 1.0),
+            "classifier": (label_h2.argmax(axis=1), (sure_b | sure_h2) * 1.0),
+        }
+
+
+CASES = {
+    "FixMatch": ("fixmatch", FixMatch, {"trainer.threshold": 0.42}, f"{USB}fixmatch"),
+    "FlexMatch": (
+        "flexmatch",
+        FlexMatchToo,
+        {"trainer.threshold": 0.42, "trainer.warm_up": False},
+        "xmed-lab/SemiAnAgg@7b972a8: local_flex.py, train.py",
+    ),
+    "FreeMatch": ("freematch", FreeMatch, {"trainer.fairness_weight": 0.3}, f"{USB}freematch"),
+    "SoftMatch": ("softmatch", SoftMatch, {}, f"{USB}softmatch, hooks/dist_align.py"),
+    "ACR": (
+        "acr",
+        ACR,
+        {
+            "trainer.threshold": 0.5,
+            "trainer.strength": 0.5,
+            "trainer.estimate_from": 1,
+            "trainer.estimate_momentum": 0.6,
+        },
+        "Gank0078/ACR@9a8f421: train.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "ACR")) for case in CASES])
+def test_rounds_of_fedavg_semi(case):
+    name, trainer, fields, code = CASES[case]
+    problem = make_problem("fedavg_semi", **{
+        "data.labelled_clients": 1, "client.nesterov": False, "client.persistent": True, "client.epochs": 1,
+        "client.clip_norm": 0.0, "trainer.name": name, "trainer.labels_from": "local",
+        "trainer.momentum": 0.6, "trainer.counters": "persistent", **fields,
+    })  # fmt: skip
+    run = train(problem, federation(CLIENTS, seed=2), rounds=4 if case == "ACR" else 3)
+    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config.client
+    sgds, rules = [SGD.of(config) for _ in CLIENTS], [trainer(problem.config.trainer, len(c)) for c in CLIENTS]
+    model, weights = in_float64(run.states[0].model), []
+
+    def seen(params, statistics, rows, views):
+        """The logits of each head for views that pass one after the other, [{head: logits}]; the statistics."""
+        outputs, own = [], statistics["backbone"]
+        for view in views:
+            features, own = backbone(params["backbone"], own, view(images[rows]), train=True)
+            outputs.append({head: linear(params[head], features) for head in trainer.heads})
+        return outputs, {**statistics, "backbone": own}
+
+    def train_client(job, sgd, rule):
+        params, statistics, accepted = model["params"], model["batch_stats"], 0.0
+        for rows in job.batches(config.batch_size):
+            of_client = [mirrored] if job.client == LABELLED else [mirrored, *[rolled] * trainer.strong_views]
+            before, _ = seen(params, statistics, rows, of_client)
+            targets = {} if job.client == LABELLED else rule.targets(before[0], rows)
+
+            def loss(params, statistics=statistics, rows=rows, views=of_client, before=before, targets=targets):
+                (weak, *strong), after = seen(params, statistics, rows, views)
+                if job.client == LABELLED:
+                    return rule.on_labels(weak, labels[rows]), after
+                losses = [
+                    np.mean(cross_entropy(view[head], chosen) * of_images)
+                    for view in strong
+                    for head, (chosen, of_images) in targets.items()
+                ]
+                predicted = before[1]["classifier"].argmax(axis=1)
+                further = rule.further(strong[0]["classifier"], predicted, targets["classifier"][1])
+                return sum(losses) / len(strong) + further, after
+
+            slope, statistics = gradient(loss, params)
+            params = sgd.step(params, slope)
+            if targets:
+                accepted += targets["classifier"][1].sum()
+                weights.extend(targets["classifier"][1])
+        return {"params": params, "batch_stats": statistics}, accepted
+
+    for number, of_round in enumerate(run.rounds):
+        uploads, counts = {}, {}
+        for both in zip(*of_round.jobs):
+            job = both[0] if both[0].client == LABELLED else both[1]
+            rules[job.client].begin(number == 0)
+            uploads[job.client], counts[job.client] = train_client(job, sgds[job.client], rules[job.client])
+        others = [client for client in uploads if client != LABELLED]
+        of_others = weighted_mean([uploads[k] for k in others], [counts[k] for k in others])
+        model = weighted_mean([uploads[LABELLED], of_others], [0.5, 0.5])
+    assert np.mean(weights) > 0.1 and min(weights) < 0.9
+    agree("fedavg_semi", case, run, model, code=code)

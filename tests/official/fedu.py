@@ -1,0 +1,41 @@
+"""FedU: clients train by BYOL; the predictor is the global one or the client's own, by its last divergence.
+
+EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py (`update_model` with --update_predictor=dapu,
+`_DAPU_predictor_usage`), server.py (`aggregation`). The divergence is that of the client's last training, and the
+client's own predictor is taken where it is not below the threshold.
+"""
+
+import pytest
+
+from official.byol import ENCODER, RATE, compare, divergence, problem_of, train_client
+
+THRESHOLD = 0.08
+SLOW = pytest.param("fedu,both", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("variant", ["fedu", "fedu,code", SLOW])
+def test_rounds_of_fedu(variant):
+    """The first target: a copy of the received encoder, or, as in the code, the online encoder itself."""
+    problem = problem_of(variant, **{"fedu.threshold": THRESHOLD, "fedu.decay": 0.9})
+    used = []
+
+    def visit(number, client, received, job, own):
+        params, encoder = dict(received["params"]), {part: received["params"][part] for part in ENCODER}
+        alias = problem.config.fedu.alias_first_target and not own
+        target = own["target"] if own and variant != "fedu,both" else encoder
+        if own:
+            used.append("own" if own["divergence"] >= THRESHOLD else "global")
+            if used[-1] == "own":
+                params["predictor"] = own["predictor"]
+        before = {**received, "params": params}
+        after, target = train_client(problem, job, before, target, 0.9, RATE, alias)
+        own.update(target=target, predictor=after["params"]["predictor"], divergence=divergence(before, after))
+        return after
+
+    what = {
+        "fedu": "own and global predictors",
+        "fedu,code": "first target aliased",
+        "fedu,both": "both encoders received",
+    }
+    compare("fedu", what[variant], problem, 3, visit)
+    assert set(used) == {"own", "global"}

@@ -1,0 +1,90 @@
+"""FixMatch at clients with a few labels, and beside a server with labels.
+
+With labels at clients a step is that of kekmodel/FixMatch-pytorch@040be3b: train.py:324-348 and of
+google-research/fixmatch@d4985a1: fixmatch.py:86-110: hard labels of weak views, made in the step; counted from the
+threshold on; the mean over all unlabelled images of the batch. Neither is federated: the mean is FedAvg's. Both leave
+biases and normalisation out of weight decay, where the library has `client.weight_decay` on all.
+
+With labels at the server it is SemiFL's `fix-batch` with `ft=0` (src/modules/modules.py:151-174, 363-409 of its code at
+4ec3663): statistics of batches even for labels, images below the threshold left out of the batch, a batch without any
+skipped, optimisers that live for the whole run, the server beside the clients with half the weight, and a momentum.
+"""
+
+import autograd.numpy as np
+import jax
+import pytest
+
+from official.consistency import CLIENTS, train_client, weak_logits
+from official.harness import agree, federation, make_problem, mirrored, rolled, train
+from official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
+
+THRESHOLD = 0.5
+SEMIFL = "diaoenmao/SemiFL-Semi-Supervised-Federated-Learning-for-Unlabeled-Clients-with-Alternate-Training"
+
+
+@pytest.mark.parametrize("labels_from", ["local", pytest.param("received", marks=pytest.mark.slow)])
+def test_rounds_of_fixmatch(labels_from):
+    fields = {"fixmatch.threshold": THRESHOLD, "data.labels": "clients", "client.batch_size": 2,
+              "consistency.labels_from": labels_from, "consistency.unlabelled_ratio": 2,
+              "consistency.unlabelled_weight": 0.7}  # fmt: skip
+    problem = make_problem("fixmatch", **fields)
+    run = train(problem, federation(CLIENTS), rounds=3)
+    model, accepted = in_float64(run.states[0].model), []
+
+    def loss(step):
+        p = softmax(step.received if labels_from == "received" else weak_logits(step))
+        labels, mask = np.argmax(p, axis=1), np.max(p, axis=1) >= THRESHOLD
+        accepted.append(np.mean(mask))
+        return 0.7 * np.mean(cross_entropy(step.strong[0], labels) * mask)
+
+    for of_round in run.rounds:
+        (jobs,) = of_round.jobs
+        uploads = [train_client(run, model, job, loss, unlabelled_size=4) for job in jobs]
+        model = weighted_mean(uploads, [len(CLIENTS[job.client]) for job in jobs])
+    assert 0.1 < np.mean(accepted) < 0.9
+    what = "labels at clients" if labels_from == "local" else "labels at clients, received model labels"
+    agree("fixmatch", what, run, model, code="kekmodel/FixMatch-pytorch@040be3b: train.py:324-348")
+
+
+@pytest.mark.slow
+def test_rounds_beside_a_server():
+    clients, anchors = [[-1] * 11, [-1] * 4, [-1] * 7], [0, 1, 2, 2, 1, 0, 1]
+    fields = {"fixmatch.threshold": 0.6, "fixmatch.loss_over": "confident", "model.normalisation": "static",
+              "client.batch_size": 3,
+              "client.persistent": True, "server.persistent": True, "server.epochs": 2, "server.pretrain_epochs": 0,
+              "server.augmentation": "weak", "aggregation.weights": "uniform", "aggregation.optimizer": "fedavgm",
+              "aggregation.momentum": 0.5}  # fmt: skip
+    problem = make_problem("fixmatch,parallel", **fields)
+    run = train(problem, federation(clients, anchors), rounds=4)
+    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config
+    first = in_float64(run.states[0].model)
+    params, statistics = first["params"], first["batch_stats"]
+    of_server, velocity, skipped = SGD.of(config.server), None, []
+    of_client = [SGD.of(config.client) for _ in clients]
+
+    def stepped(sgd, params, x, y):
+        slope, _ = gradient(lambda p: (np.mean(cross_entropy(classify(p, statistics, x, True)[0], y)), None), params)
+        return sgd.step(params, slope)
+
+    for of_round in run.rounds:
+        server, (jobs,), uploads = params, of_round.jobs, []
+        for step in range(4):  # two epochs of a whole and a short batch
+            rows = of_round.seen[step][1][: 3 if step % 2 else 4]
+            server = stepped(of_server, server, mirrored(images[rows]), labels[rows])
+        for job in jobs:
+            local = params
+            for rows in job.batches(config.client.batch_size):
+                p = softmax(classify(local, statistics, mirrored(images[rows]), train=True)[0])
+                mask = np.max(p, axis=1) >= 0.6
+                skipped.append(not mask.any())
+                if mask.any():
+                    strong = rolled(images[rows[mask]])
+                    local = stepped(of_client[job.client], local, strong, np.argmax(p, axis=1)[mask])
+            uploads.append(local)
+        mean = weighted_mean([server, weighted_mean(uploads, [1, 1, 1])], [1, 1])
+        change = jax.tree.map(np.subtract, params, mean)
+        velocity = change if velocity is None else jax.tree.map(lambda v, c: 0.5 * v + c, velocity, change)
+        params = jax.tree.map(np.subtract, params, velocity)
+    assert 0 < np.mean(skipped) < 0.5
+    code = f"{SEMIFL}@4ec3663: src/modules/modules.py:151-174, 363-409"
+    agree("fixmatch", "labels at the server", run, {"params": params}, code=code)

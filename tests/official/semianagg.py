@@ -1,0 +1,130 @@
+"""SemiAnAgg with its own local training: balanced softmax on both views, FlexMatch, a spare classifier, the anchor.
+
+xmed-lab/SemiAnAgg@7b972a8: local_ssl.py (clients with labels), local_flex.py (clients without), train.py and FedAvg.py
+(the mean), loss/loss.py. There a client with labels passes over a last batch of one image, which no client has here.
+Nor has one a batch of two, whose statistics multiply what float32 rounds: with such batches the third round differs by
+4e-4, and the first by 2e-7.
+"""
+
+import autograd.numpy as np
+import jax
+import pytest
+
+from fedjax_ssl.models.untrained import kaiming_model
+from official.harness import CLASSES, agree, federation, itself, make_problem, mirrored, rolled, train
+from official.reference import (
+    SGD,
+    backbone,
+    classify,
+    cross_entropy,
+    gradient,
+    in_float64,
+    softmax,
+    weighted_mean,
+)
+
+LABELLED = 0
+CLIENTS = [[0, 1, 2, 2, 0, 1, 1, 2, 0, 1, 0], [-1] * 15, [-1] * 8]
+FIELDS = {
+    "data.labelled_clients": 1, "client.nesterov": False, "client.batch_size": 4, "client.epochs": 1,
+    "client.learning_rate": 0.1, "client.unlabelled_learning_rate": 0.06, "client.unlabelled_clip_norm": 0.5,
+    "trainer.threshold": 0.4, "augment.resized": 0,
+}  # fmt: skip
+CODE = "xmed-lab/SemiAnAgg@7b972a8: train.py, local_ssl.py, local_flex.py, FedAvg.py, loss/loss.py"
+
+
+class SpareSGD:
+    """One optimiser of the backbone's group and of the classifier's, which neither decays nor is clipped."""
+
+    def __init__(self, rate, section, clip_norm=0.0):
+        self.backbone = SGD(rate, section.momentum, section.weight_decay, section.nesterov, clip_norm)
+        self.classifier = SGD(rate, section.momentum, 0.0, section.nesterov)
+
+    def step(self, params, gradient):
+        params = self.backbone.step(params, {"backbone": gradient["backbone"]})
+        return self.classifier.step(params, {"classifier": gradient["classifier"]})
+
+
+def in_turn(params, statistics, *views):
+    """The logits of views that pass one after the other, each with its own batch statistics."""
+    outputs = []
+    for view in views:
+        logits, statistics = classify(params, statistics, view, train=True)
+        outputs.append(logits)
+    return outputs, statistics
+
+
+class FlexMatch:
+    """Counters that begin anew; `selected` are the images whose labels have been stored, in the order of the steps."""
+
+    def __init__(self, options, size):
+        self.threshold, self.size, self.warm_up, self.stored = options.threshold, size, options.warm_up, {}
+
+    def accept(self, p, rows):
+        stored = list(self.stored.values())
+        counts = np.array([stored.count(c) for c in range(CLASSES)])
+        beta = counts / max(*counts, self.size - len(stored) if self.warm_up else 1)
+        best, labels = p.max(axis=1), p.argmax(axis=1)
+        accepted = best >= self.threshold * (beta / (2 - beta))[labels]
+        self.stored.update({row: label for row, label, b in zip(rows, labels, best) if b >= self.threshold})
+        return accepted
+
+
+@pytest.mark.parametrize("warm_up", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_rounds_of_semianagg(warm_up):
+    """With the warm-up, as its command has it, passes over few images accept all of them."""
+    problem = make_problem("semianagg,paper,code", **FIELDS, **{"trainer.warm_up": warm_up})
+    run = train(problem, federation(CLIENTS, seed=2), rounds=3)
+    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    config = problem.config.client
+    sgds = [SpareSGD(config.learning_rate, config)]
+    sgds += [SpareSGD(config.unlabelled_learning_rate, config, config.unlabelled_clip_norm) for _ in CLIENTS[1:]]
+    anchor = in_float64(kaiming_model(problem.network, jax.random.key(problem.config.semianagg.anchor_seed)))
+    shares = np.bincount(CLIENTS[LABELLED], minlength=CLASSES) / len(CLIENTS[LABELLED])
+    model, accepted, weights = in_float64(run.states[0].model), [], []
+
+    def features(model, view):
+        return backbone(model["params"]["backbone"], model["batch_stats"]["backbone"], view, train=False)[0]
+
+    def trained(job, sgd, loss_of):
+        params, statistics = model["params"], model["batch_stats"]
+        for rows in job.batches(config.batch_size):
+
+            def loss(params, statistics=statistics, rows=rows):
+                views = mirrored(images[rows]), rolled(images[rows])
+                outputs, after = in_turn(params, statistics, *views)
+                return loss_of(outputs, rows), after
+
+            slope, statistics = gradient(loss, params)
+            params = sgd.step(params, slope)
+        return {"params": params, "batch_stats": statistics}
+
+    def on_labels(outputs, rows):
+        return sum(np.mean(cross_entropy(z + np.log(shares + 1e-12), labels[rows])) for z in outputs) / 2
+
+    for of_round in run.rounds:
+        labelled = next(job for job in of_round.jobs[0] if job.client == LABELLED)
+        of_labelled = trained(labelled, sgds[LABELLED], on_labels)
+        uploads, cosines = [], []
+        for job in (job for job in of_round.jobs[1] if job.client != LABELLED):
+            rule = FlexMatch(problem.config.trainer, len(CLIENTS[job.client]))
+            by_global = softmax(classify(model["params"], model["batch_stats"], mirrored(images), train=False)[0])
+
+            def on_pseudo_labels(outputs, rows, rule=rule, p=by_global):
+                mask = rule.accept(p[rows], rows.tolist())
+                accepted.extend(mask)
+                return np.mean(cross_entropy(outputs[1], p[rows].argmax(axis=1)) * mask)
+
+            uploads.append(trained(job, sgds[job.client], on_pseudo_labels))
+            of_client = np.ones(CLASSES)
+            ours, theirs = features(model, mirrored(images)), features(anchor, itself(images))
+            similar = np.sum(ours * theirs, axis=1)
+            similar = similar / np.sqrt(np.sum(ours**2, axis=1) * np.sum(theirs**2, axis=1))
+            for c in set(rule.stored.values()):
+                of_client[c] = similar[[row for row, label in rule.stored.items() if label == c]].mean()
+            cosines.append(of_client)
+        shares_of = np.array(cosines) / np.sum(cosines, axis=0)
+        weights.append(np.sum(1 - shares_of, axis=1) / np.sum(1 - shares_of))
+        model = weighted_mean([of_labelled, weighted_mean(uploads, weights[-1])], [0.5, 0.5])
+    assert np.mean(accepted) > 0 and (warm_up or np.mean(accepted) < 1) and np.ptp(weights) > 0.01
+    agree("semianagg", "its own local training" + ", no warm-up" * (not warm_up), run, model, code=CODE)

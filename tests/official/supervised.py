@@ -1,0 +1,42 @@
+"""FedAvg and FedProx on a few labels at every client: cross-entropy on weakly augmented labelled images.
+
+FedAvg has no one official code. FedProx's (litian96/FedProx@d2a4501, flearn/optimizer/pgd.py) adds
+mu (w - w_t) to the gradient; here the term is in the loss, whose gradient is the same.
+"""
+
+import autograd.numpy as np
+import jax
+import pytest
+
+from official.harness import agree, federation, make_problem, mirrored, train
+from official.reference import SGD, classify, cross_entropy, gradient, in_float64, weighted_mean
+
+CLIENTS = [[0, 1, -1, 2, 0, -1, 1, 2, 2], [2, -1, 0, 1], [1, 1, 0, -1, 2, -1, 0]]
+
+
+@pytest.mark.parametrize(("variant", "mu"), [("supervised", 0.0), ("supervised,fedprox", 0.3)])
+def test_rounds_of_fedavg(variant, mu):
+    problem = make_problem(variant, **{"data.labels": "clients", "client.proximal": mu, "client.clip_norm": 2.0})
+    run = train(problem, federation(CLIENTS), rounds=2)
+    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    model = in_float64(run.states[0].model)
+
+    def train_client(job):
+        params, statistics, sgd = model["params"], model["batch_stats"], SGD.of(problem.config.client)
+        for rows in job.batches(problem.config.client.batch_size):
+
+            def loss(params, statistics=statistics, rows=rows):
+                logits, statistics = classify(params, statistics, mirrored(images[rows]), train=True)
+                term = sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (params, model["params"]))))
+                return np.mean(cross_entropy(logits, labels[rows])) + mu / 2 * term, statistics
+
+            slope, statistics = gradient(loss, params)
+            params = sgd.step(params, slope)
+        return {"params": params, "batch_stats": statistics}
+
+    for of_round in run.rounds:
+        (jobs,) = of_round.jobs
+        sizes = [len(CLIENTS[job.client]) for job in jobs]
+        model = weighted_mean([train_client(job) for job in jobs], sizes)
+    code = "litian96/FedProx@d2a4501: flearn/optimizer/pgd.py" if mu else "no code: by the paper's algorithm 1"
+    agree("supervised", "FedProx" if mu else "FedAvg", run, model, code=code)

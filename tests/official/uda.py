@@ -1,0 +1,37 @@
+"""UDA at clients with a few labels (google-research/uda@960684e: image/main.py:305-386), averaged by size.
+
+KL of the sharpened prediction of the weak view and the strong view's, over the images whose unsharpened prediction is
+surer than the threshold, as a mean over all. The code counts from above the threshold, the library from it on; the code
+is not federated, and its original view is the image itself. Its flag of training-signal annealing is off.
+"""
+
+import autograd.numpy as np
+
+from official.consistency import CLIENTS, train_client, weak_logits
+from official.harness import agree, federation, make_problem, train
+from official.reference import in_float64, log_softmax, softmax, weighted_mean
+
+THRESHOLD, TEMPERATURE = 0.5, 0.4
+
+
+def test_rounds_of_uda():
+    fields = {"uda.threshold": THRESHOLD, "uda.temperature": TEMPERATURE, "consistency.unlabelled_ratio": 2,
+              "client.batch_size": 2, "data.labels": "clients"}  # fmt: skip
+    problem = make_problem("uda", **fields)
+    run = train(problem, federation(CLIENTS), rounds=3)
+    model, accepted = in_float64(run.states[0].model), []
+
+    def loss(step):
+        weak = weak_logits(step)
+        mask = np.max(softmax(weak), axis=1) > THRESHOLD
+        accepted.append(np.mean(mask))
+        of_target = log_softmax(weak / TEMPERATURE)
+        divergence = np.sum(np.exp(of_target) * (of_target - log_softmax(step.strong[0])), axis=1)
+        return np.mean(divergence * mask)
+
+    for of_round in run.rounds:
+        (jobs,) = of_round.jobs
+        uploads = [train_client(run, model, job, loss, unlabelled_size=4) for job in jobs]
+        model = weighted_mean(uploads, [len(CLIENTS[job.client]) for job in jobs])
+    assert 0.1 < np.mean(accepted) < 0.9
+    agree("uda", "labels at clients", run, model, code="google-research/uda@960684e: image/main.py:305-386")
