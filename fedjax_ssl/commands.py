@@ -68,7 +68,7 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
 
     use_every_core()
     use_kept_programs()
-    sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run)
+    sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run, own.rows)
 
 
 def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -154,7 +154,11 @@ COMMANDS = {
     ),
     "sweep": Command(
         run_sweep,
-        {"workdir": (None, "of the whole sweep"), "dry_run": (False, "lists the runs and does nothing")},
+        {
+            "workdir": (None, "of the whole sweep"),
+            "dry_run": (False, "lists the runs and does nothing"),
+            "rows": ("*", "only these rows, such as 'FedAvg;FedProx*'"),
+        },
         "FILE[:DATASET]",
     ),
     "report": Command(

@@ -9,6 +9,7 @@ Methods that all begin with the same trained model share its training: with `Swe
 of values and each seed comes first, in WORKDIR/warm_up/VALUES/seed_N, and every row begins with its model.
 """
 
+import fnmatch
 import functools
 import itertools
 import json
@@ -94,7 +95,11 @@ class Cell(NamedTuple):
 
 
 def run_sweep(
-    sweep_file: str, workdir: str | os.PathLike | None, overrides: list[str] = (), dry_run: bool = False
+    sweep_file: str,
+    workdir: str | os.PathLike | None,
+    overrides: list[str] = (),
+    dry_run: bool = False,
+    rows: str = "*",
 ) -> list[Cell]:
     """Runs what is not finished, cell by cell, and updates WORKDIR/table.md, .csv and .tex, and table_runs.csv.
 
@@ -103,9 +108,11 @@ def run_sweep(
         workdir: the sweep's folder.
         overrides: words like '--config.num_rounds=2', for all runs; none may name a field in which rows differ.
         dry_run: lists the runs without running them.
+        rows: names of the rows to run, with `*` and `?` as in file names; `;` between several. The table keeps
+            what is finished of the others.
 
     Returns:
-        The cells of the table.
+        The cells that were to be run.
 
     Raises:
         UserError: the file, a field or the folder is not usable; nothing has been written.
@@ -115,7 +122,10 @@ def run_sweep(
     if workdir is None:
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
     sweep = load_sweep(sweep_file)
-    cells = plan(sweep, pathlib.Path(workdir), overrides)
+    table = plan(sweep, pathlib.Path(workdir), overrides)
+    cells = [cell for cell in table if any(fnmatch.fnmatchcase(cell.name, row) for row in rows.split(";"))]
+    if not cells:
+        raise UserError(f"the sweep has no row {rows!r}; its rows: {'; '.join(sweep.methods)}")
     warm_ups = warm_ups_of(cells)
     if dry_run:
         for cell in warm_ups + cells:
@@ -126,7 +136,7 @@ def run_sweep(
     refuse_links(
         place for cell in warm_ups + cells for place in (cell.folder, *cell.folder.parents) if root in place.parents
     )
-    failures, update_table = {}, functools.partial(write_table, root, sweep, cells)
+    failures, update_table = {}, functools.partial(write_table, root, sweep, table)
     for cell in warm_ups:
         failures.update(_work_on(cell, cell.seeds, root, update_table, "warm-up"))
     for cell in warm_ups:  # those that another process was at
@@ -137,7 +147,7 @@ def run_sweep(
             failures[_name(cell, seed)] = "its warm-up failed"
         failures.update(_work_on(cell, ready, root, update_table, f"{number} of {len(cells)}"))
     print(update_table(), end="")
-    if any(cell.row().runs for cell in cells):
+    if any(cell.row().runs for cell in table):
         from fedjax_ssl.report.comparison import write_comparison
 
         page = write_comparison([workdir], root / REPORT, sweep.target_accuracy, table_name="")

@@ -168,9 +168,9 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
             if line.startswith(word):
                 begun.put(index)
 
-    def dry_run():
+    def dry_run(*flags):
         capsys.readouterr()
-        assert launch.main(["sweep", sweep_file, f"--workdir={shared}", "--dry_run"]) == 0
+        assert launch.main(["sweep", sweep_file, f"--workdir={shared}", "--dry_run", *flags]) == 0
         return [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
 
     listeners = [threading.Thread(target=listen, args=(index,)) for index in range(2)]
@@ -204,6 +204,9 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
         same = finished_sweep / run.relative_to(shared)
         assert (run / "metrics.jsonl").read_bytes() == (same / "metrics.jsonl").read_bytes()
     assert dry_run() == ["finished"] * 6
+    assert dry_run("--rows=None;Fed*") == ["finished"] * 4
+    assert launch.main(["sweep", sweep_file, f"--workdir={shared}", "--rows=fed"]) == 2
+    assert "no row 'fed'; its rows: Centralised; FedAnchor" in capsys.readouterr().err
     tables = [list(csv.DictReader((folder / "table.csv").open())) for folder in (finished_sweep, shared)]
     for table in tables:
         for row in table:
