@@ -147,7 +147,8 @@ def test_programs_are_found_as_they_were_written_or_not_at_all(kept, tmp_path, m
         assert kept.find("key", ["the rounds"]) == {}
         file.write_bytes(whole)
     assert kept.find("key", ["the rounds"])
-    monkeypatch.setattr(os, "getuid", lambda own=os.getuid(): own + 1)
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
     assert kept.find("key", ["the rounds"]) == {}
 
 
@@ -156,7 +157,7 @@ def test_nothing_is_unpickled_that_others_may_have_written(kept, tmp_path, monke
     folder = tmp_path / "fedjax_ssl" / "programs"
     file, secret = folder / "key-the_rounds", folder / "secret"
     monkeypatch.setattr(kept_programs.pickle, "loads", lambda content: pytest.fail("it was unpickled"))
-    files = [path for path in folder.iterdir()]
+    files = list(folder.iterdir())
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *files))
 
     def find():
