@@ -16,17 +16,32 @@ import pytest
 
 from fedjax_ssl.methods.fedcon import PROJECTOR, STUDENT, VARIANTS
 from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import SGD, backbone, classify, cross_entropy, detached, gradient, in_float64, linear
-from official.reference import log_softmax, normalise, relu, softmax, weighted_mean
+from official.reference import (
+    SGD,
+    backbone,
+    classify,
+    cross_entropy,
+    detached,
+    gradient,
+    in_float64,
+    linear,
+    log_softmax,
+    normalise,
+    relu,
+    softmax,
+    weighted_mean,
+)
 
 CLIENTS, ANCHORS = [[-1] * 12, [-1] * 4, [-1] * 8], [0, 1, 2, 2, 1, 0, 1, 0]
+CODE = "zewei-long/fedcon-pytorch@54732ec: fedcon-main.py, models/byol.py, optimizers/lars_simclr.py"
 RATE, DECAY, TRUST, TARGET_DECAY, SPEED, RAMP, ROUNDS = 0.3, 0.01, 0.1, 0.7, 0.3, 3, 4
 FIELDS = {
     "clients_per_round": 2, "aggregation.weights": "uniform", "client.epochs": 1, "client.learning_rate": RATE,
     "client.optimizer": f"lars(weight_decay_mask='matrices', trust_ratio_mask='matrices', trust_coefficient={TRUST})",
-    "client.weight_decay": DECAY, "client.nesterov": False, "client.clip_norm": 0.0, "server.clip_norm": 0.0, "server.epochs": 2, "server.pretrain_epochs": 0,
-    "server.momentum": 0.5, "server.nesterov": False, "server.weight_decay": 0.0, "fedcon.projector_hidden": 16,
-    "fedcon.target_decay": TARGET_DECAY, "fedcon.ramp_rounds": RAMP, "fedcon.student_speed": SPEED,
+    "client.weight_decay": DECAY, "client.nesterov": False, "client.clip_norm": 0.0, "server.clip_norm": 0.0,
+    "server.epochs": 2, "server.pretrain_epochs": 0, "server.momentum": 0.5, "server.nesterov": False,
+    "server.weight_decay": 0.0, "fedcon.projector_hidden": 16, "fedcon.target_decay": TARGET_DECAY,
+    "fedcon.ramp_rounds": RAMP, "fedcon.student_speed": SPEED,
 }  # fmt: skip
 
 
@@ -113,27 +128,27 @@ def test_rounds_of_fedcon(variant):
         params, statistics = {**params, "backbone": found}, {"backbone": seen}
         t, sgd = number + 1, SGD.of(config.server)
         student = student if as_code else params
-        ramp = np.exp(-5 * (1 - min(t, RAMP) / RAMP) ** 2)
+        ramp = np.exp(-5 * (1 - min(t, RAMP) / RAMP) ** 2) / 2
         at_server = [rows for _, rows in of_round.seen if np.all(rows < len(ANCHORS))][::2]
         for step, rows in enumerate(at_server):
             x, y = (mirrored(images[rows]), rolled(images[rows])), labels[rows]
             other = [classify(student, statistics, view, train=True)[0] for view in x]
 
-            def loss(params, statistics=statistics, x=x, y=y, other=other):
+            def loss(params, statistics=statistics, x=x, y=y, other=other, ramp=ramp):
                 one, statistics = classify(params, statistics, x[0], train=True)
                 two, statistics = classify(params, statistics, x[1], train=True)
                 from_one, from_two = map(detached, (one, two)) if as_code else other
                 value = np.mean(cross_entropy(one, y)) / 2 + np.mean(cross_entropy(two, y)) / 2
-                return value + ramp * (divergence(from_two, one) + divergence(from_one, two)) / 2, statistics
+                return value + ramp * (divergence(from_two, one) + divergence(from_one, two)), statistics
 
             k = 1000 * t + step
             student = averaged(student, params, 1 - SPEED * (np.cos(np.pi * k / 20000) + 1) / 2)
             slope, statistics = gradient(loss, params)
             params = sgd.step(params, slope)
-    assert 0 < min(visits) and max(visits) > 2, "nobody came again"
+    assert min(visits) > 0 and max(visits) > 2, "nobody came again"
     what = "its code, no momentum" if as_code else "its student read and renewed, momentum"
     model = {"params": params, "batch_stats": statistics}
-    agree("fedcon", what, run, model, code="zewei-long/fedcon-pytorch@54732ec: fedcon-main.py, models/byol.py, optimizers")
+    agree("fedcon", what, run, model, code=CODE)
     if as_code:
         kept = run.states[-1].server[STUDENT]
         differences = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), dict(kept), student)

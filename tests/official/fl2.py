@@ -10,9 +10,9 @@ import autograd.numpy as np
 import jax
 import pytest
 
+from official.alternate import BATCH, Mean, anchor_batches, classified, statistics_of
 from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import SGD, classify, cross_entropy, gradient, in_float64, log_softmax, softmax, weighted_mean
-from official.static import BATCH, statistics_of
+from official.reference import SGD, classify, cross_entropy, gradient, in_float64, log_softmax, softmax
 
 CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1, 0]
 RADIUS, FIXED, PRETRAINED, EPOCHS = 0.3, 0.6, 3, 2
@@ -42,21 +42,15 @@ def test_rounds_of_fl2(perturbation, monkeypatch):
     run = train(make_problem(arguments, **FIELDS), federation(CLIENTS, ANCHORS), rounds=3)
     images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), run.problem.config
     params = in_float64(run.fresh)["params"]
-    of_server, of_clients, velocity = SGD.of(config.server), [SGD.of(config.client) for _ in CLIENTS], None
+    of_server, of_clients, mean = SGD.of(config.server), [SGD.of(config.client) for _ in CLIENTS], Mean(0.5)
     counted, surest, both = [], [], 0
 
     def logits(params, x):
         return classify(params, statistics, x, train=True)[0]
 
     def server_epochs(params, seen, epochs):
-        at_server = [rows for name, rows in seen if name == "weak" and len(rows) == 5 and np.all(rows < len(ANCHORS))]
-        assert len(at_server) == 2 * epochs
-        for step, rows in enumerate(at_server):
-            rows = rows[: 3 if step % 2 else 5]
-            x, y = mirrored(images[rows]), labels[rows]
-            slope, _ = gradient(lambda p, x=x, y=y: (np.mean(cross_entropy(logits(p, x), y)), None), params)
-            params = of_server.step(params, slope)
-        return params
+        batches = anchor_batches(seen, len(ANCHORS), 5, epochs)
+        return classified(of_server, params, statistics, [(mirrored(images[rows]), labels[rows]) for rows in batches])
 
     statistics = in_float64(run.fresh)["batch_stats"]
     params = server_epochs(params, run.init.seen, PRETRAINED)
@@ -94,9 +88,7 @@ def test_rounds_of_fl2(perturbation, monkeypatch):
                 local = of_clients[job.client].step(local, jax.tree.map(np.add, *slopes))
             uploads.append(local)
             doubts.append(1 - np.mean(confidence))
-        change = jax.tree.map(np.subtract, params, weighted_mean(uploads, doubts))
-        velocity = change if velocity is None else jax.tree.map(lambda v, c: 0.5 * v + c, velocity, change)
-        params = server_epochs(jax.tree.map(np.subtract, params, velocity), of_round.seen, EPOCHS)
+        params = server_epochs(mean.step(params, uploads, doubts), of_round.seen, EPOCHS)
         statistics = statistics_of(params, images)
         both += np.ptp(doubts) > 0.01
     assert both and min(counted) < 1 and 0.1 < np.mean(surest) < 0.9

@@ -1,0 +1,64 @@
+"""What SemiFL and (FL)^2 share: static batch normalisation, the mean with a momentum, the server's epochs behind it.
+
+diaoenmao/SemiFL...@4ec3663: src/data.py:238-250; seungjoo-ai/FLFL-NeurIPS24@decdf7d: src/data.py:190-213. PyTorch's
+normalisation with `momentum=None` keeps the plain mean over the batches, whatever their sizes; in training it stores
+nothing.
+"""
+
+import autograd.numpy as np
+import jax
+
+from official.reference import classify, cross_entropy, gradient, weighted_mean
+
+BATCH = 8  # images; the tests set `fedjax_ssl.server.statistics.BATCH_SIZE` to it, so that there are several batches
+
+
+def statistics_of(params, images):
+    """The statistics of images [N, H, W, 1] as they lie, in batches; the last one may be short."""
+    zeros = {"mean": 0.0, "var": 0.0}
+    nothing = {"backbone": {name: zeros for name in params["backbone"] if name.endswith("_norm")}}
+    seen = [classify(params, nothing, images[i : i + BATCH], train=True)[1] for i in range(0, len(images), BATCH)]
+    # A running average takes a tenth of a batch's.
+    return jax.tree.map(lambda leaf: 10 * leaf, weighted_mean(seen, [1] * len(seen)))
+
+
+class Mean:
+    """The server's: a step of SGD, rate 1, from the model towards the weighted mean of the uploads."""
+
+    def __init__(self, momentum):
+        self.momentum, self.velocity = momentum, None
+
+    def step(self, params, uploads, weights):
+        if not uploads:
+            return params
+        change = jax.tree.map(np.subtract, params, weighted_mean(uploads, weights))
+        if self.velocity is not None:
+            change = jax.tree.map(lambda c, v: c + self.momentum * v, change, self.velocity)
+        self.velocity = change
+        return jax.tree.map(np.subtract, params, change)
+
+
+def anchor_batches(seen, anchors, size, epochs):
+    """The rows of each of the server's steps; the library repeats rows in a short last batch.
+
+    Args:
+        seen: of a `Round`, or of the initialisation.
+        anchors: their number; they are the first rows.
+        size: of a batch.
+        epochs: that were trained.
+    """
+    found = [rows for _, rows in seen if len(rows) == size and np.all((rows >= 0) & (rows < anchors))]
+    a_pass = -(-anchors // size)
+    assert len(found) == a_pass * epochs
+    batches = [rows[: anchors - step % a_pass * size] for step, rows in enumerate(found)]
+    for first in range(0, len(batches), a_pass):
+        assert sorted(np.concatenate(batches[first : first + a_pass])) == list(range(anchors))
+    return batches
+
+
+def classified(sgd, params, statistics, batches):
+    """The parameters after steps of cross-entropy; batches are pairs of images and labels."""
+    for x, y in batches:
+        loss = lambda p, x=x, y=y: (np.mean(cross_entropy(classify(p, statistics, x, True)[0], y)), None)  # noqa: E731
+        params = sgd.step(params, gradient(loss, params)[0])
+    return params

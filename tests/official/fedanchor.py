@@ -1,0 +1,125 @@
+"""FedAnchor by the algorithm of its paper (arXiv 2402.10191); no code of it is public.
+
+Algorithm 1, eq. 1 and 2 (the label contrastive loss), 3 to 5 (labels by cosines to the anchors), 6 to 10 (fix and mix
+sets), section 4.4 and appendix C (the server's epochs, on one head after the other, and so before the first round).
+Statistics run on in all trainings, views in turn; those of clients are averaged as the parameters are. A client trains
+backbone and classifier alone. In place of the paper's unaugmented anchors the contrastive epochs take weak views.
+"""
+
+import autograd.numpy as np
+import jax.numpy as jnp
+import pytest
+
+from official.fix_mix import LAMBDA, dimmed, mixed_loss, steps
+from official.harness import CLASSES, agree, federation, make_problem, rolled, train
+from official.reference import SGD, backbone, classify, cross_entropy, gradient, in_float64, linear, weighted_mean
+
+CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1, 0, 2]
+THRESHOLD, TEMPERATURE, PRETRAINED, ROUNDS, CONTRASTIVE_RATE = 0.5, 0.5, 2, 3, 0.02
+FIELDS = {
+    "fedanchor.threshold": THRESHOLD, "fedanchor.temperature": TEMPERATURE, "fedanchor.contrastive_batch_size": 5,
+    "fedanchor.contrastive_augmentation": "weak", "fedanchor.contrastive_learning_rate": CONTRASTIVE_RATE,
+    "model.anchor_dim": 5, "server.batch_size": 4, "server.epochs": 1, "server.pretrain_epochs": PRETRAINED,
+    "server.pretrain_learning_rate": 0.03, "client.clip_norm": 0.5,
+}  # fmt: skip
+
+
+def unit(x):
+    return x / np.sqrt(np.sum(x**2, axis=1, keepdims=True))
+
+
+def embed(params, statistics, images, train):
+    """The anchor head's outputs, and the backbone's statistics behind the pass."""
+    features, new = backbone(params["backbone"], statistics["backbone"], images, train)
+    return linear(params["anchor_head"], features), {**statistics, "backbone": new}
+
+
+def label_contrastive(z, labels, negatives, self_pairs):
+    """Eq. 1 and 2 as sums over pairs; a class without a pair is left out."""
+    weights = np.exp(unit(z) @ unit(z).T / TEMPERATURE)
+    pairs = [(i, j) for i in range(len(z)) for j in range(len(z))]
+    value = 0.0
+    for c in range(CLASSES):
+        same = [weights[i, j] for i, j in pairs if labels[i] == labels[j] == c and (self_pairs or i != j)]
+        other = [weights[i, j] for i, j in pairs if labels[i] != labels[j] and (negatives == "batch" or labels[i] == c)]
+        if same and other:
+            value = value - np.log(sum(same) / sum(other))
+    return value / CLASSES
+
+
+@pytest.mark.parametrize("pairs", ["printed", pytest.param("of_the_class", marks=pytest.mark.slow)])
+def test_rounds_of_fedanchor(pairs, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(LAMBDA))
+    as_printed = pairs == "printed"
+    negatives, self_pairs = ("batch", False) if as_printed else ("class", True)
+    own = {"fedanchor.negatives": negatives, "fedanchor.self_pairs": self_pairs}
+    own |= {} if as_printed else {"fedanchor.travels": "all_pairs"}
+    problem = make_problem("fedanchor,paper", weak=dimmed, **{**FIELDS, **own})
+    run = train(problem, federation(CLIENTS, ANCHORS), rounds=ROUNDS)
+    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config
+    fresh = in_float64(run.fresh)
+    params, statistics, shares = fresh["params"], fresh["batch_stats"], []
+
+    def trained(rate, view, seen, size, epochs, parts, loss_of):
+        """The model behind epochs of the server; `seen` are the rows of its steps, padded."""
+        nonlocal params, statistics
+        sgd, steps = SGD.of(config.server, rate), -(-len(ANCHORS) // size)
+        assert len(seen) == steps * epochs
+        for step, rows in enumerate(seen):
+            rows = rows[: len(ANCHORS) - step % steps * size]
+            x, y = view(images[rows]), labels[rows]
+
+            def loss(own, x=x, y=y, params=params, statistics=statistics):
+                return loss_of({**params, **own}, statistics, x, y)
+
+            slope, statistics = gradient(loss, {name: params[name] for name in parts})
+            params = sgd.step(params, slope)
+
+    def classification(params, statistics, x, y):
+        logits, statistics = classify(params, statistics, x, train=True)
+        return np.mean(cross_entropy(logits, y)), statistics
+
+    def contrastive(params, statistics, x, y):
+        z, statistics = embed(params, statistics, x, train=True)
+        return label_contrastive(z, y, negatives, self_pairs), statistics
+
+    def server_trains(of_round, epochs, rates):
+        at_server = [(name, rows) for name, rows in of_round.seen if 0 <= rows[0] < len(ANCHORS)]
+        seen = {name: [rows for of, rows in at_server if of == name] for name in ("strong", "weak")}
+        trained(rates[0], rolled, seen["strong"], 4, epochs, ("backbone", "classifier"), classification)
+        trained(rates[1], dimmed, seen["weak"], 5, epochs, ("backbone", "anchor_head"), contrastive)
+
+    server_trains(run.init, PRETRAINED, (0.03, 0.03))
+    for of_round in run.rounds:
+        uploads, sizes = [], []
+        anchors = unit(embed(params, statistics, images[: len(ANCHORS)], train=False)[0])
+        for job in of_round.jobs[0]:
+            rows = np.asarray(run.data.client_index[job.client, : len(CLIENTS[job.client])])
+            cosines = unit(embed(params, statistics, images[rows], train=False)[0]) @ anchors.T
+            scores = np.stack([cosines[:, np.array(ANCHORS) == c].mean(axis=1) for c in range(CLASSES)], axis=1)
+            guess, chosen = np.argmax(scores, axis=1), np.max(scores, axis=1) > THRESHOLD
+            shares.append(np.mean(chosen))
+            todo, sgd, seen = list(steps(job, 4)), SGD.of(config.client), statistics
+            assert {place for places, _ in todo for place in places} == set(np.flatnonzero(chosen))
+            local = {name: params[name] for name in ("backbone", "classifier")}
+            for fix, mix in todo:
+                mixture = LAMBDA * images[rows[fix]] + (1 - LAMBDA) * images[rows[mix]]
+                x, x_mix = rolled(images[rows[fix]]), dimmed(mixture)
+
+                def loss(local, seen=seen, x=x, x_mix=x_mix, y=guess[fix], y_mix=guess[mix]):
+                    of_fix, seen = classify(local, seen, x, train=True)
+                    of_mix, seen = classify(local, seen, x_mix, train=True)
+                    return mixed_loss(of_fix, of_mix, y, y_mix), seen
+
+                slope, seen = gradient(loss, local)
+                local = sgd.step(local, slope)
+            if todo:
+                uploads.append((local, seen))
+                sizes.append(len(rows))
+        found, statistics = weighted_mean(uploads, sizes)
+        params = {**params, **found}
+        server_trains(of_round, 1, (0.05, CONTRASTIVE_RATE))
+    assert 0.1 < np.mean(shares) < 0.9
+    what = "algorithm 1" if as_printed else "pairs of the class and of itself, all anchors travel"
+    code = "no code: by the paper's algorithm 1"
+    agree("fedanchor", what, run, {"params": params, "batch_stats": statistics}, code=code)

@@ -1,0 +1,119 @@
+"""FedIL by the equations of its paper (arXiv 2302.11823); no code of it is public.
+
+Eq. 22 (the server trains first), 7 to 12 (labels, divergence), 14 to 21 (which labels join the set, and its loss), 24
+to 26 (which updates are in the mean). What the paper leaves open is read as docs/methods.md says. Statistics are
+static: of the server's model those of its images, of the global one those of all images.
+"""
+
+import autograd.numpy as np
+import jax
+import pytest
+
+from official.alternate import BATCH, anchor_batches, classified, statistics_of
+from official.harness import agree, federation, make_problem, mirrored, rolled, train
+from official.reference import SGD, classify, cross_entropy, gradient, in_float64, log_softmax, softmax, weighted_mean
+
+CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1]
+THRESHOLDS = {"local": 0.6, "global": 0.45}
+SUCCESSIVE, KL_WEIGHT, EPOCHS, ROUNDS = 2, 2.0, 2, 4
+FIELDS = {
+    "model.normalisation": "static", "model.statistics": "all_mixed", "server.epochs": EPOCHS, "server.batch_size": 5,
+    "server.augmentation": "weak", "server.persistent": False, "client.persistent": False, "client.epochs": EPOCHS,
+    "fedil.successive": SUCCESSIVE, "fedil.kl_weight": KL_WEIGHT,
+}  # fmt: skip
+
+
+def flat(params, start):
+    return np.concatenate([(a - b).ravel() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(start))])
+
+
+def steps_seen(of_round, anchors):
+    """Of each client's steps the batch and what was drawn of its set, which is the batch again while there is none.
+
+    Jobs run one after the other, the longest first, and a step asks for a strong view of its batch and two weak ones.
+    """
+    at_clients = [call for call in of_round.seen if call[1][0] >= anchors]  # rows of padding come behind
+    jobs = sorted(of_round.jobs[0], key=lambda job: -job.num_steps)
+    assert len(at_clients) == 3 * sum(job.num_steps for job in jobs)
+    steps = iter([at_clients[first : first + 3] for first in range(0, len(at_clients), 3)])
+    found = {}
+    for job in jobs:
+        found[job.client] = []
+        for rows in job.batches(4):
+            step = next(steps)
+            (strong,) = [of for name, of in step if name == "strong"]
+            weak = [of for name, of in step if name == "weak"]
+            assert np.array_equal(strong[: len(rows)], rows)
+            others = [of for of in weak if not np.array_equal(of, strong)]
+            found[job.client].append((rows, (others or weak)[0][: len(rows)]))
+    return found
+
+
+@pytest.mark.parametrize("labels_from", ["local", pytest.param("global", marks=pytest.mark.slow)])
+def test_rounds_of_fedil(labels_from, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.server.statistics.BATCH_SIZE", BATCH)
+    count_per, threshold = "round" if labels_from == "local" else "epoch", THRESHOLDS[labels_from]
+    own = {"fedil.labels_from": labels_from, "fedil.count_per": count_per, "fedil.threshold": threshold}
+    run = train(make_problem("fedil", **FIELDS, **own), federation(CLIENTS, ANCHORS), rounds=ROUNDS)
+    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), run.problem.config
+    params = in_float64(run.fresh)["params"]
+    statistics = statistics_of(params, images)
+    counts, in_set = {}, {}  # by row of the table: (label, how often in a row), and the set's labels
+    confident_shares, used_set, passed = [], 0, []
+
+    def logits(params, x):
+        return classify(params, statistics, x, train=True)[0]
+
+    for of_round in run.rounds:
+        at_server = anchor_batches(of_round.seen, len(ANCHORS), 5, EPOCHS)
+        batches = [(mirrored(images[rows]), labels[rows]) for rows in at_server]
+        server = classified(SGD.of(config.server), params, statistics, batches)
+        of_server, uploads, known = statistics_of(server, images[: len(ANCHORS)]), [], dict(in_set)
+        for client, steps in steps_seen(of_round, len(ANCHORS)).items():
+            local, sgd = params, SGD.of(config.client)
+            for step, (rows, drawn) in enumerate(steps):
+                weak, strong = mirrored(images[rows]), rolled(images[rows])
+                reference = classify(server, of_server, weak, train=False)[0]
+                at = (local, statistics, weak, True) if labels_from == "local" else (params, statistics, weak, False)
+                p = softmax(classify(*at)[0])
+                guess, mask = np.argmax(p, axis=1), np.max(p, axis=1) >= threshold
+                confident_shares.append(np.mean(mask))
+                has_set = any(row in known for row in rows_of(run, client))
+                used_set += has_set
+                assert not has_set or all(row in known for row in drawn)
+
+                of_set = (mirrored(images[drawn]), np.array([known[row] for row in drawn])) if has_set else None
+
+                def loss(params, weak=weak, strong=strong, guess=guess, mask=mask, reference=reference, of_set=of_set):
+                    apart = softmax(reference) * (log_softmax(reference) - log_softmax(logits(params, weak)))
+                    value = np.mean(cross_entropy(logits(params, strong), guess) * mask)
+                    value = value + KL_WEIGHT * np.mean(np.sum(apart, axis=1))
+                    if of_set is not None:
+                        value = value + np.mean(cross_entropy(logits(params, of_set[0]), of_set[1]))
+                    return value, None
+
+                local = sgd.step(local, gradient(loss, local)[0])
+                if count_per == "epoch" or step >= len(steps) // EPOCHS * (EPOCHS - 1):
+                    credible = mask & (np.argmax(reference, axis=1) == guess)
+                    for row, label, counted in zip(rows, guess, credible):
+                        if row in in_set:
+                            continue
+                        old = counts.get(row, (None, 0))
+                        counts[row] = (label, old[1] + 1 if old[0] == label else 1) if counted else (None, 0)
+                        if counts[row][1] >= SUCCESSIVE:
+                            in_set[row] = label
+            uploads.append(local)
+        pull = flat(server, params)
+        chosen = [upload for upload in uploads if flat(upload, params) @ pull >= 0]
+        passed.append(len(chosen))
+        params = weighted_mean(chosen, [1] * len(chosen)) if chosen else params
+        statistics = statistics_of(params, images)
+    assert 0.1 < np.mean(confident_shares) < 0.95 and used_set and 0 < len(in_set) < 28
+    assert sum(passed) == 3 * ROUNDS - sum(metrics["screened_out"] for metrics in run.metrics)
+    what = "labels by the local model" if labels_from == "local" else "labels by the global model, counted by epochs"
+    code = "no code: by the paper's equations 7 to 26"
+    agree("fedil", what, run, {"params": params, "batch_stats": statistics}, code=code)
+
+
+def rows_of(run, client):
+    return np.asarray(run.data.client_index[client, : len(CLIENTS[client])])
