@@ -13,7 +13,7 @@ from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.cli.source_docs import CONFIGS
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
-from fedjax_ssl.files import replace_file
+from fedjax_ssl.files import expanded, replace_file
 from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.under_way import folder_under_way
 
@@ -186,6 +186,7 @@ COMMANDS = {
 }
 
 
+PATHS = ("workdir", "out", "npz", "images")
 HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 
 
@@ -204,6 +205,8 @@ def run(command: str, words: list[str]) -> None:
     for name in COMMANDS[command].flags:
         if own[name].present and own[name].value == "":  # as of a shell's variable that is not set
             raise UserError(f"--{name} is empty; leave it out, or give it a value")
+        if name in PATHS and own[name].value:  # a shell leaves the ~ of --workdir=~/runs as it is
+            own[name].value = str(expanded(own[name].value))
     if not COMMANDS[command].fits(words):
         names, see = COMMANDS[command].words, f"see python launch.py {command} --help"
         if len(words) < len(names.split()):

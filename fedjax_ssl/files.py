@@ -15,7 +15,21 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Any
 
+from fedjax_ssl.errors import UserError
+
 _unfinished: set[pathlib.Path] = set()  # temporary files of this process
+
+
+def expanded(path: str | os.PathLike) -> pathlib.Path:
+    """A path whose ~ or ~USER is a home folder.
+
+    Raises:
+        UserError: there is no such user.
+    """
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{os.fspath(path)[:200]!r} begins with a home folder that is not known") from error
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:

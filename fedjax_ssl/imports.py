@@ -4,13 +4,13 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import pathlib
 import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
 from fedjax_ssl.errors import UserError, first_line, nearest
+from fedjax_ssl.files import expanded
 
 
 def is_own(name: str) -> bool:
@@ -66,7 +66,7 @@ def _import_module(field: str, name: str, module: str, kind: str) -> Any:
 
 def _import_file(field: str, name: str, path: str) -> Any:
     """Imports a file, which may import from its own folder."""
-    file = pathlib.Path(path).expanduser().resolve()
+    file = expanded(path).resolve()
     if not file.is_file():
         seen = "" if os.path.isabs(path) else f", as seen from {os.getcwd()}"
         raise UserError(f"{field}={name}: there is no file {path}{seen}")

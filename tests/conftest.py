@@ -190,6 +190,16 @@ def finished_fedanchor_run(tmp_path_factory):
     return workdir, train(make_fedanchor_config(**SMALL), workdir)
 
 
+def forget_manifests(run):
+    """Makes of a run one of an earlier version, whose checkpoints do not say what they were trained with."""
+    from fedjax_ssl.records.manifest import MANIFEST
+
+    for sums in (run / "checkpoints").glob("*/SHA256SUMS"):
+        (sums.parent / MANIFEST).unlink()
+        lines = sums.read_text().splitlines(keepends=True)
+        sums.write_text("".join(line for line in lines if MANIFEST not in line))
+
+
 @pytest.fixture
 def registry():
     """Methods that a test registers are forgotten after it."""

@@ -14,7 +14,8 @@ NAME = "fedjax_ssl"
 # From the ground up; a room may import rooms of floors below it, those of its own floor only where they are itself.
 # A room is a folder, or a flat file. `fedjax_ssl` itself, the face of all, stands on top, and on it the commands.
 FLOORS = (
-    ("errors", "files"),
+    ("errors",),
+    ("files",),
     ("sections",),
     ("fields",),
     ("imports", "learning"),

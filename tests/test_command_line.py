@@ -107,6 +107,18 @@ def test_a_path_that_is_no_npz(capfd, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_home_folder_in_a_workdir(capfd, tmp_path, monkeypatch):
+    """The shell leaves it as it is behind a =; it made a folder named ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert launch.main(["--workdir=~/file"]) == 2
+    assert f"{tmp_path / 'file'} is not a folder" in capfd.readouterr().err
+    assert launch.main(["--workdir=~nosuchuser/x"]) == 2
+    assert "begins with a home folder that is not known" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
 def test_a_workdir_that_cannot_be(capfd, tmp_path):
     (tmp_path / "file").write_text("")
     assert launch.main([f"--workdir={tmp_path / 'file'}"]) == 2

@@ -269,6 +269,25 @@ def test_npz_with_a_member_that_is_no_array(tmp_path, case):
     expect_line(path, [words])
 
 
+@pytest.mark.parametrize("second", ["x_train", "x_train.npy"])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_npz_with_two_members_of_one_name(tmp_path, second):
+    """The header that was checked was one's, and the array the other's: of any size, and floats."""
+    path = write(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(second, member("(2, 4, 4)", "'<f4'", b"\xff" * 128))
+    expect_line(path, ["has 'x_train' twice", "np.savez"])
+    with pytest.raises(UserError, match="has 'x_train' twice"):
+        npz.read_arrays(str(path), None)
+
+
+def test_a_home_folder_that_nobody_has(tmp_path, monkeypatch):
+    """It was a traceback; one that is known is resolved."""
+    expect_line("~nosuchuser/x.npz", ["'~nosuchuser/x.npz' begins with a home folder that is not known"])
+    monkeypatch.setenv("HOME", str(write(tmp_path).parent))
+    assert len(load_dataset(data_config(path="~/data.npz")).x_train)
+
+
 def test_npz_that_is_encrypted_or_of_an_unknown_compression(tmp_path):
     """By the bits of the zip's directory that say so."""
     whole = write(tmp_path).read_bytes()

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import ROOT, SMALL, make_fedanchor_config, make_tiny_config
+from conftest import ROOT, SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
 from fedjax_ssl import TrainingError, UserError, train
 from fedjax_ssl.errors import BusyError
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -214,6 +214,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished_fedanchor_run, tmp_pa
     shutil.copytree(workdir, copy)
     config = make_fedanchor_config(**SMALL, **{"model.anchor_dim": 16})
     (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if somebody had edited it
+    forget_manifests(copy)
     with pytest.raises(UserError, match=r"anchor_head.*shape") as caught:
         train(config, copy)
     assert "\n" not in str(caught.value)

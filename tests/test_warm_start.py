@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import launch
-from conftest import SMALL, make_fedanchor_config, make_tiny_config
+from conftest import SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
 from fedjax_ssl import load, train
 from fedjax_ssl.client import STANDARD
 from fedjax_ssl.data import load_dataset
@@ -39,6 +39,7 @@ def copied(folder, to, **changes):
         section, _, field = name.rpartition("/")
         (config[section] if section else config)[field] = value
     (to / "config.json").write_text(json.dumps(config))
+    forget_manifests(to)
     return to
 
 

@@ -4,6 +4,7 @@ import difflib
 import importlib.util
 import inspect
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -91,10 +92,11 @@ def load_python_file(path: str, function: str) -> Callable:
         UserError: there is no such file or function, or running the file fails.
     """
     path = find_config_file(path)
-    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    spec = importlib.util.spec_from_file_location(f"fedjax_ssl_config_{pathlib.Path(path).stem}", path)
     if spec is None:
         raise UserError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its code is a part of what kept programs depend on
     with one_line("config", path, "running it fails", path):
         spec.loader.exec_module(module)
     if not hasattr(module, function):

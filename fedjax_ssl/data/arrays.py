@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import expanded
 
 # All images form one array, on the host and again on the device: the most that a large GPU can hold with a model.
 MAX_BYTES = 8 * 10**9
@@ -45,7 +46,7 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     """
     if not path:
         raise UserError(f"{field} is empty; give {wanted}: --config.{field}={kind.upper()}")
-    found = pathlib.Path(path).expanduser()
+    found = expanded(path)
     if not found.exists():
         raise UserError(f"{field}={path} does not exist; give {wanted}")
     # Who opens a pipe waits for somebody to write into it.

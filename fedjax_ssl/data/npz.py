@@ -1,5 +1,6 @@
 """A user's data set in one npz file, checked before it is used."""
 
+import collections
 import contextlib
 import math
 import zipfile
@@ -87,7 +88,7 @@ def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
         wanted: what the path must hold, for messages.
 
     Raises:
-        UserError: the file is missing, or is not an npz.
+        UserError: the file is missing, is not an npz, or has two arrays of one name.
     """
     file = existing_path(path, field, "file", wanted)
     try:
@@ -98,6 +99,12 @@ def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
         raise UserError(f"{_place(field, path)} is not an npz file{reason}; write it with np.savez") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
         raise UserError(f"{_place(field, path)} holds one array and is not an npz file; write it with np.savez")
+    # NumPy drops the ending; of two members its header could be one's, and its numbers the other's.
+    counts = collections.Counter(name.removesuffix(".npy") for name in archive.zip.namelist())
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        archive.close()
+        raise UserError(f"{_place(field, path)} has {twice[0]!r:.60} twice; write it anew with np.savez")
     return archive
 
 

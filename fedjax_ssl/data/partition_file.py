@@ -24,14 +24,18 @@ def save_partition(path: str | os.PathLike, partition: Partition) -> None:
           validation_index [V].
         partition: the partition.
     """
-    replace_arrays(
-        pathlib.Path(path),
-        anchor_index=partition.anchor_index.astype(np.int32),
-        client_index=np.concatenate(partition.client_rows).astype(np.int32),
-        client_size=np.array([len(rows) for rows in partition.client_rows], np.int32),
-        labelled_index=partition.labelled_rows.astype(np.int32),
-        validation_index=partition.validation_index.astype(np.int32),
-    )
+    replace_arrays(pathlib.Path(path), **arrays_of(partition))
+
+
+def arrays_of(partition: Partition) -> dict[str, np.ndarray]:
+    """The arrays that a partition's file holds, by name, int32; see `save_partition`."""
+    return {
+        "anchor_index": partition.anchor_index.astype(np.int32),
+        "client_index": np.concatenate(partition.client_rows).astype(np.int32),
+        "client_size": np.array([len(rows) for rows in partition.client_rows], np.int32),
+        "labelled_index": partition.labelled_rows.astype(np.int32),
+        "validation_index": partition.validation_index.astype(np.int32),
+    }
 
 
 def load_partition(

@@ -5,7 +5,6 @@ of images of the user's own, and the published data sets of TensorFlow Datasets.
 whether a horizontal flip makes sense, belong to the data set and travel with it.
 """
 
-import pathlib
 import string
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from fedjax_ssl.data import folder, npz, tfds
 from fedjax_ssl.errors import UserError, known_are
+from fedjax_ssl.files import expanded
 
 
 class Dataset(NamedTuple):
@@ -117,7 +117,7 @@ def _load(config: Any) -> Dataset:
     if config.source in ("npz", "folder"):
         one = config.source == "npz"
         arrays = npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size, config.fit)
-        path = pathlib.Path(config.path).expanduser().resolve()
+        path = expanded(config.path).resolve()
         mean, std = channel_statistics(arrays.x_train)
         return Dataset(path.stem if one else path.name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
     if config.source in _PUBLISHED:

@@ -13,6 +13,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.roster import say
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
+from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, TIMINGS, Workdir
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.summary import summarise, to_record
@@ -34,8 +35,9 @@ class Records:
         Raises:
             UserError: the folder holds a run, or cannot be written to.
         """
-        self._config, self._dataset = experiment.problem.config, experiment.dataset
+        self._config, self._facts = experiment.problem.config, dataset_facts(experiment.dataset)
         self._folder = Workdir(path, self._config.to_dict())
+        self._run = trained_with(self._folder.config, self._facts, experiment.partition)
         if self._folder.is_begun:
             self._folder.close()
             raise UserError(f"the workdir {path} holds a run, and a Flower run cannot be resumed: name another one")
@@ -49,7 +51,7 @@ class Records:
     def begin(self, state: State) -> None:
         """Writes the configuration, what the images are, and the first checkpoint."""
         self._folder.begin(0)
-        write_dataset(self._folder.path, dataset_facts(self._dataset))
+        write_dataset(self._folder.path, self._facts)
         say(f"workdir {self._folder.path}")
         self._save(state)
 
@@ -71,4 +73,5 @@ class Records:
     def _save(self, state: State) -> None:
         self._folder.sync()
         number = int(state.round)
-        Checkpoints(self._folder.path / CHECKPOINTS).save(number, jax.device_get(state), self._folder.checksum(number))
+        checkpoints = Checkpoints(self._folder.path / CHECKPOINTS, run=self._run)
+        checkpoints.save(number, jax.device_get(state), self._folder.checksum(number))

@@ -5,7 +5,6 @@ place of what the side does not hold. So what a node computes is to the last dig
 """
 
 import json
-import pathlib
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import numpy as np
 from fedjax_ssl.data import FederatedData, dataset_facts, federate, load_dataset, make_partition
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import expanded
 
 
 def server_view(
@@ -113,7 +113,7 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
     Raises:
         UserError: there is no such file, or its arrays are not as above.
     """
-    if not pathlib.Path(file).expanduser().is_file():
+    if not expanded(file).is_file():
         raise UserError(f"--node-config data={file} is no file; give an npz with images, and labels if there are any")
     shape, classes = tuple(facts["image_shape"]), facts["num_classes"]
     arrays = read_arrays(file, ("images",), optional=("labels",))

@@ -13,9 +13,16 @@ import orbax.checkpoint as ocp
 
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import free_name, make_folder, read_whole, remove_folder, sync_folder
+from fedjax_ssl.records.manifest import (
+    RECORDS_SUM,
+    Manifest,
+    TrainedWith,
+    check_run,
+    read_manifest,
+    write_manifest,
+)
 
 SUMS = "SHA256SUMS"  # of a checkpoint's files, as sha256sum writes and checks them
-_RECORDS = "records.sha256"  # the checksum of the records that the state stands on
 _STATE = "state"  # the folder with Orbax's files
 _EARLIER = "default"  # its name in earlier versions, which wrote no checksums
 _DIGITS = 5  # of the number before each leaf's name
@@ -39,18 +46,20 @@ class Checkpoints:
     """The checkpoints of one run, by round: FOLDER/ROUND/state, and FOLDER/ROUND/SHA256SUMS over all files there.
 
     A checkpoint is written into a temporary folder, and renamed when all is on disk. So a folder with a round's number
-    was complete once, even if the process was killed; its checksums say whether it still is what was written.
+    was complete once, even if the process was killed; its checksums say whether it still is what was written, its
+    manifest whether the files beside FOLDER are those that it was trained with.
     """
 
-    def __init__(self, folder: pathlib.Path, keep: int = 2):
+    def __init__(self, folder: pathlib.Path, keep: int = 2, run: TrainedWith | None = None):
         """Reads and writes nothing yet.
 
         Args:
-            folder: need not exist yet.
+            folder: RUN/checkpoints, need not exist yet.
             keep: how many checkpoints remain; an older one is deleted after a newer one is complete.
+            run: what the run is trained with: new checkpoints say so, and others are not restored.
         """
         self._folder = folder.absolute()
-        self._keep = keep
+        self._keep, self._run = keep, run
 
     def rounds(self) -> list[int]:
         """The rounds of all checkpoints, damaged ones included, the earliest first.
@@ -90,7 +99,8 @@ class Checkpoints:
             with _checkpointer(ocp.StandardCheckpointHandler) as checkpointer:
                 checkpointer.save(temporary / _STATE, args=ocp.args.StandardSave(_to_dict(state)))
             if records:
-                (temporary / _RECORDS).write_text(records)
+                (temporary / RECORDS_SUM).write_text(records)
+            write_manifest(temporary, Manifest(round_number, self._run))
             _write_sums(temporary)
             os.rename(temporary, path)
             sync_folder(self._folder)
@@ -110,7 +120,7 @@ class Checkpoints:
 
     def records_of(self, round_number: int) -> str | None:
         """The checksum of the records that a checkpoint was saved with; None without one, as in earlier versions."""
-        path = self._folder / str(round_number) / _RECORDS
+        path = self._folder / str(round_number) / RECORDS_SUM
         return read_whole(path).decode(errors="replace") if path.exists() else None
 
     def set_aside(self, after: int) -> None:
@@ -212,6 +222,7 @@ class Checkpoints:
                 continue
             try:
                 _check_sums(path)
+                self._check_manifest(path)
                 saved = _metadata(path)
                 return read(path, saved), number, passed_over
             except _DamagedError as damage:
@@ -220,6 +231,17 @@ class Checkpoints:
             f"no checkpoint can be used ({'; '.join(passed_over)}); put files of a copy back, or train in another "
             "workdir"
         )
+
+    def _check_manifest(self, path: pathlib.Path) -> None:
+        """Raises _DamagedError for a checkpoint of another round, UserError for one that is not this run's."""
+        try:
+            manifest = read_manifest(path)
+        except (OSError, ValueError) as error:
+            raise _DamagedError(first_line(error)) from error
+        if manifest is not None and manifest.round != int(path.name):
+            raise _DamagedError(f"its state is that of round {manifest.round}")
+        if manifest is not None and manifest.run is not None:
+            check_run(path, manifest.run, self._run)
 
 
 class _DamagedError(Exception):

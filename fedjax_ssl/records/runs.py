@@ -25,6 +25,7 @@ from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import read_json
 from fedjax_ssl.records.clients import MODELS, OVER_CLIENTS, accuracy_of_clients, figure_name
 from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.manifest import what_is_exchanged
 from fedjax_ssl.records.snapshots import BEST, load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import (
     CLASS_COUNTS,
@@ -295,7 +296,7 @@ def read_run(folder: pathlib.Path) -> RunRecords:
         summary, summary_damage = read_summary(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
-    damages = tuple(filter(None, (metrics.damage, timings.damage, summary_damage)))
+    damages = tuple(filter(None, (metrics.damage, timings.damage, summary_damage, *what_is_exchanged(folder))))
     if not metrics.lines:
         raise UserError(damages[0] if damages else f"the run in {folder} has not finished a round yet")
     return RunRecords(folder, config, metrics.lines, timings.lines, summary, damages)

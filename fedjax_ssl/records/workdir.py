@@ -33,6 +33,7 @@ except ImportError:  # on Windows, where the folder is not locked
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
+METRICS_SUM = "metrics_sha256"  # in the summary: of the records that it is of
 LOCK, TENSORBOARD = ".lock", "tensorboard"
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
@@ -116,6 +117,23 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
             raise UserError(f"the run in {folder} names code, {field}={name}, which would be run; {remedy}")
 
 
+def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The fields by which a configuration is no longer that of a run, with their values; '' if there are none.
+
+    Fields that change no result may change, and a run of a constant schedule may get more rounds.
+
+    Args:
+        old: that the run had, complete.
+        new: with which it is to go on.
+    """
+    found = differences(old, new)
+    refused = {name: pair for name, pair in found.items() if name not in CHANGES_NO_RESULT}
+    grown = refused.get("num_rounds")
+    if grown and grown[0] <= grown[1] and new["schedule"] == "constant":
+        del refused["num_rounds"]
+    return "; ".join(f"{name}: {before!r} there, {now!r} here" for name, (before, now) in refused.items())
+
+
 class Workdir:
     """The folder of one run. Nothing is written before `begin`."""
 
@@ -148,14 +166,8 @@ class Workdir:
                 raise UserError(f"the workdir {self.path} holds {ours[0]} but no {CONFIG}; choose another workdir")
 
     def _check_same_run(self) -> None:
-        found = differences(complete(read_config(self.path)), self.config)
-        refused = {name: pair for name, pair in found.items() if name not in CHANGES_NO_RESULT}
-        grown = refused.get("num_rounds")
-        if grown and grown[0] <= grown[1] and self.config["schedule"] == "constant":
-            del refused["num_rounds"]
-        if refused:
-            listed = "; ".join(f"{name}: {old!r} there, {new!r} here" for name, (old, new) in refused.items())
-            raise UserError(f"the workdir {self.path} holds a run of another configuration ({listed})")
+        if fields := forbidden_changes(complete(read_config(self.path)), self.config):
+            raise UserError(f"the workdir {self.path} holds a run of another configuration ({fields})")
 
     def begin(self, round_number: int) -> None:
         """Writes the configuration, and cuts the records back to `round_number`, where the run resumes.
@@ -213,9 +225,8 @@ class Workdir:
             os.fsync(self._files[name].fileno())
 
     def checksum(self, round_number: int) -> str:
-        """SHA-256 of the lines of METRICS up to a round."""
-        lines = read_whole(self.path / METRICS).split(b"\n")[:round_number] if round_number else []
-        return hashlib.sha256(b"\n".join(lines)).hexdigest()
+        """See `checksum_of_records`."""
+        return checksum_of_records(self.path, round_number)
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """The lines of METRICS or TIMINGS that can be read."""
@@ -239,6 +250,12 @@ class Workdir:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def checksum_of_records(folder: pathlib.Path, round_number: int) -> str:
+    """SHA-256 of the lines of METRICS up to a round."""
+    lines = read_whole(folder / METRICS).split(b"\n")[:round_number] if round_number else []
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
 
 class Records(NamedTuple):
@@ -284,7 +301,11 @@ def read_summary(folder: pathlib.Path) -> Summary:
         not isinstance(summary.get(name, None if name == "rounds" else kind()), kind) for name, kind in kinds.items()
     ):
         return Summary(None, f"{path} is damaged (it is no summary)")
-    return Summary(summary)
+    try:
+        is_of_others = summary.get(METRICS_SUM) not in (None, checksum_of_records(folder, summary["rounds"]))
+    except OSError:  # which is said of the records
+        is_of_others = True
+    return Summary(None, f"{path} is not of the records in {folder / METRICS}") if is_of_others else Summary(summary)
 
 
 def read_records(path: pathlib.Path) -> Records:

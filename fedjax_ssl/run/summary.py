@@ -17,7 +17,7 @@ from fedjax_ssl.files import read_json
 from fedjax_ssl.records.clients import MODELS, figure_name, over_clients
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
-from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, METRICS_SUM, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.privacy import Accountant
 from fedjax_ssl.run.wire import Traffic
 
@@ -66,6 +66,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         "seed": config.seed,
         "labels_revealed": labels_revealed(config),
         "rounds": last["round"],
+        METRICS_SUM: folder.checksum(last["round"]),
         **_began_with(folder),
         **({} if measured == "test" else _tested(config, folder, last["round"])),
         accuracy: last[accuracy],

@@ -21,6 +21,7 @@ from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
+from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.resuming import save_seeds
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
@@ -160,7 +161,8 @@ def open_runs(
             open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict())))
             for path, c in zip(paths, configs)
         ]
-    partition_files = [folder.path / PARTITION if folder and folder.is_begun else None for folder in folders]
+    are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]
+    partition_files = [folder.path / PARTITION if resumed else None for folder, resumed in zip(folders, are_resumed)]
     experiments = build_experiments(configs, partition_files)
     hosts.check_same("the data", lambda: f"checksum {hosts.checksum([(e.data, e.hidden_labels) for e in experiments])}")
     states = _find_states(experiments, folders)
@@ -172,7 +174,7 @@ def open_runs(
 def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -> list[State | None]:
     """The states of the runs that are resumed, on all hosts; see `restore_newest`."""
     shapes = [experiment.state_shape for experiment in experiments]
-    found = [restore_newest(*pair) for pair in zip(folders, shapes)] if hosts.is_first() else []
+    found = [restore_newest(*pair) for pair in zip(folders, experiments)] if hosts.is_first() else []
     are_resumed = hosts.from_first(lambda: [state is not None for state in found])
     like = [shape if is_resumed else None for shape, is_resumed in zip(shapes, are_resumed)]
     return hosts.tree_from_first(lambda: found, like)
@@ -188,17 +190,23 @@ def resumed_by(config: ConfigDict, run: Run) -> pathlib.Path:
     return run.folder.path.parent if config.seeds else run.folder.path
 
 
-def restore_newest(folder: Workdir, like: State) -> State | None:
+def _checkpoints(folder: Workdir, experiment: Experiment) -> Checkpoints:
+    """A run's checkpoints, which say what they were trained with."""
+    run = trained_with(folder.config, dataset_facts(experiment.dataset), experiment.partition)
+    return Checkpoints(folder.path / CHECKPOINTS, run=run)
+
+
+def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
     """The state of a run's newest checkpoint that is whole and that its records reach; None for a run that has none.
 
     Nothing is changed yet. What is wrong, and where the run therefore goes on, is said in a line each.
 
     Raises:
-        UserError: there are records, but no checkpoint that can be used.
+        UserError: there are records, but no checkpoint that can be used; or a file of the run is another run's.
     """
     if not folder.is_begun:
         return None
-    checkpoints, metrics = Checkpoints(folder.path / CHECKPOINTS), read_rounds(folder.path / METRICS)
+    checkpoints, metrics = _checkpoints(folder, experiment), read_rounds(folder.path / METRICS)
     reached = len(metrics.lines)
     if not checkpoints.rounds():
         if reached:
@@ -217,7 +225,7 @@ def restore_newest(folder: Workdir, like: State) -> State | None:
     if any(number not in fitting for number in checkpoints.rounds() if number <= reached):
         changed = [f"{folder.path / METRICS} is not what was written"]
         reached = max(fitting, default=reached)
-    restored = checkpoints.restore(like, reached)
+    restored = checkpoints.restore(experiment.state_shape, reached)
     timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
     untimed = sum(number not in timed for number in range(1, restored.round + 1))
     for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
@@ -279,7 +287,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
             _write_facts(run)
         trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in runs]
-        checkpoints = [Checkpoints(run.folder.path / CHECKPOINTS) for run in runs]
+        checkpoints = [_checkpoints(run.folder, run.experiment) for run in runs]
         title = title_of(config.seeds, [run.seed for run in runs])
         measured = measured_each_round(config)
         progress = RoundProgress(config.num_rounds, first_round, title, None, measured)
@@ -346,7 +354,7 @@ def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Chec
 def _write_facts(run: Run) -> None:
     """Writes what does not change during a run: who holds which data, what the images are, how the run began."""
     folder, experiment = run.folder.path, run.experiment
-    if not (folder / PARTITION).exists():
+    if run.state is None or not (folder / PARTITION).exists():
         save_partition(folder / PARTITION, experiment.partition)
     dataset = experiment.dataset
     counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)

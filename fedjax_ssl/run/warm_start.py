@@ -12,7 +12,7 @@ from fedjax_ssl.config import complete, labels_revealed
 from fedjax_ssl.data import Partition, dataset_facts, load_partition
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import read_json
+from fedjax_ssl.files import expanded, read_json
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
@@ -95,7 +95,7 @@ def _find_run(text: str, seed: int, root: str | os.PathLike | None) -> tuple[pat
         seed: of the run that begins.
         root: see `find_warm_start`.
     """
-    path = pathlib.Path(text)
+    path = expanded(text)
     if root is not None and (pathlib.Path(root) / path).exists():
         path = pathlib.Path(root) / path
     if not path.is_dir():

@@ -1,0 +1,181 @@
+"""The manifest of a checkpoint: what it was trained with, so that no file of a run is exchanged unnoticed."""
+
+import hashlib
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.config import complete
+from fedjax_ssl.data import Partition
+from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.data.partition_file import arrays_of
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import read_json, read_whole
+from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.workdir import (
+    CHECKPOINTS,
+    CONFIG,
+    DATASET,
+    METRICS,
+    PARTITION,
+    checksum_of_records,
+    forbidden_changes,
+    read_config,
+)
+
+MANIFEST = "run.json"  # in a checkpoint's folder
+RECORDS_SUM = "records.sha256"  # beside it: the checksum of the records that the state stands on
+_TOLERANCE = 1e-5  # of the images' mean and deviation, which another machine may round otherwise
+
+
+class TrainedWith(NamedTuple):
+    """What decides a run's result, besides the code.
+
+    Attributes:
+        config: nested dicts, as JSON gives them.
+        dataset: see `fedjax_ssl.data.dataset_facts`; None: not known.
+        partition: the checksum of who owns which rows; None: not known.
+    """
+
+    config: dict[str, Any]
+    dataset: dict[str, Any] | None
+    partition: str | None
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint says of itself.
+
+    Attributes:
+        round: after which its state is.
+        run: what it was trained with; None: it does not say.
+    """
+
+    round: int
+    run: TrainedWith | None
+
+
+def trained_with(config: dict[str, Any], facts: dict[str, Any], partition: Partition) -> TrainedWith:
+    """What a run is trained with, from its parts in the memory."""
+    return TrainedWith(config, json.loads(json.dumps(facts)), _checksum(arrays_of(partition)))
+
+
+def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
+    """Writes the manifest into a checkpoint's folder."""
+    run = {} if manifest.run is None else manifest.run._asdict()
+    (checkpoint / MANIFEST).write_text(json.dumps({"round": manifest.round, **run}, indent=2) + "\n")
+
+
+def read_manifest(checkpoint: pathlib.Path) -> Manifest | None:
+    """The manifest of a checkpoint; None in those of earlier versions.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is none.
+    """
+    if not (checkpoint / MANIFEST).exists():
+        return None
+    found = read_json(checkpoint / MANIFEST)
+    if not isinstance(found, dict) or type(found.get("round")) is not int:
+        raise ValueError(f"{MANIFEST} is no manifest")
+    if "config" not in found:
+        return Manifest(found["round"], None)
+    run = TrainedWith(*(found.get(name) for name in TrainedWith._fields))
+    complete(run.config)
+    return Manifest(found["round"], run)
+
+
+def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | None) -> None:
+    """Checks that a checkpoint belongs to the files beside it, and to the run that goes on from it.
+
+    Args:
+        checkpoint: RUN/checkpoints/ROUND.
+        then: what it was trained with.
+        now: what the run in the memory is trained with; None: there is none.
+
+    Raises:
+        UserError: it was trained with something else, or a file cannot be read.
+    """
+    found = exchanged_files(checkpoint.parent.parent, checkpoint, then)
+    if now is not None and not found:
+        names = ("the configuration", "what is known of the data set", "the partition")
+        found = _exchanged(checkpoint, then, now, names)
+    if found:
+        raise UserError(f"{found[0]}; put the run's own file back: {checkpoint / MANIFEST} says what it was")
+
+
+def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: TrainedWith) -> list[str]:
+    """A line for each file of a run's folder that a checkpoint was not trained with.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    try:
+        facts = read_dataset(folder) or None
+    except UserError:  # its damage is said by whoever needs it, and mended by training
+        facts = None
+    arrays = read_arrays(str(folder / PARTITION), None) if (folder / PARTITION).exists() else None
+    now = TrainedWith(read_config(folder), facts, None if arrays is None else _checksum(arrays))
+    return _exchanged(checkpoint, then, now, tuple(str(folder / name) for name in (CONFIG, DATASET, PARTITION)))
+
+
+def what_is_exchanged(folder: pathlib.Path) -> list[str]:
+    """A line for each file of a run's folder, its records included, that is not that of its newest checkpoint."""
+    rounds = [int(path.name) for path in (folder / CHECKPOINTS).glob("[0-9]*") if path.name.isdecimal()]
+    checkpoint = folder / CHECKPOINTS / str(max(rounds, default=0))
+    try:
+        manifest = read_manifest(checkpoint)
+        if manifest is None or manifest.run is None:
+            return []
+        found = exchanged_files(folder, checkpoint, manifest.run)
+        if (checkpoint / RECORDS_SUM).exists():
+            written = read_whole(checkpoint / RECORDS_SUM).decode(errors="replace")
+            if written != checksum_of_records(folder, manifest.round):
+                found.append(f"{folder / METRICS} is not what was written")
+        return found
+    except (OSError, ValueError) as error:
+        return [str(error)]
+
+
+def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, names: tuple[str, ...]) -> list[str]:
+    """What a checkpoint was not trained with, a line each.
+
+    Args:
+        checkpoint: its folder.
+        then: what it was trained with.
+        now: what it is to be used with.
+        names: of the configuration, the data set and the partition.
+    """
+    whose, lines = f"is not what the checkpoint {checkpoint} was trained with", []
+    if fields := forbidden_changes(complete(then.config), complete(now.config)):
+        lines.append(f"{names[0]} {whose} ({fields})")
+    if then.dataset and now.dataset and (odd := _other_images(then.dataset, now.dataset)):
+        lines.append(f"{names[1]} {whose} ({odd})")
+    if then.partition and now.partition and then.partition != now.partition:
+        lines.append(f"{names[2]} {whose}")
+    return lines
+
+
+def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first fact in which two data sets differ, in words, and ''; later versions may know more facts."""
+    for name in sorted(then.keys() & now.keys()):
+        old, new = then[name], now[name]
+        close = old == new
+        if name in ("mean", "std") and len(old) == len(new):
+            close = all(math.isclose(a, b, rel_tol=_TOLERANCE) for a, b in zip(old, new))
+        if not close:
+            return f"{name}: {old!r:.60} there, {new!r:.60} here"
+    return ""
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of a partition's numbers, whatever the file's compression and the size of its integers."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        if arrays[name].size:  # files of earlier versions lack what is empty
+            digest.update(f"{name} {arrays[name].shape} ".encode())
+            integers = np.issubdtype(arrays[name].dtype, np.integer)
+            digest.update(arrays[name].astype("<i8").tobytes() if integers else b"no integers")
+    return digest.hexdigest()
