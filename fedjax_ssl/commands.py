@@ -44,7 +44,8 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         return override(saved, overrides) if saved else parse_config(own.config or str(QUICKSTART), overrides)
 
     with hosts.joined(own.coordinator, own.num_processes, own.process_id):
-        config = hosts.config_of_first(find_config, own.allow_code)
+        # A folder alone is the first process's.
+        config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
         use_every_core(config)
         use_kept_programs()
         train(config, own.workdir)
@@ -187,6 +188,7 @@ COMMANDS = {
 
 
 PATHS = ("workdir", "out", "npz", "images")
+AGAIN = {"sweep": "resumes the sweep", "report": "draws the report anew", "profile": "measures anew"}
 HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 
 
@@ -226,8 +228,8 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
 
     Returns:
         The exit status: 0; 2 for what the user can mend, before a run began; 3 for failed training; 4 for a run that
-        something outside ended, which can be resumed; 130 and 143 after SIGINT and SIGTERM. An error that is none of
-        these is the library's own, and is raised.
+        something outside ended, which can be resumed; 130, 143 and 129 after SIGINT, SIGTERM and SIGHUP. An error that
+        is none of these is the library's own, and is raised.
     """
 
     def say(text: str) -> None:
@@ -267,8 +269,8 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
 
 def farewell(argv: list[str]) -> str:
     """What an interrupted command leaves behind, and how to resume it."""
-    if argv[:1] == ["sweep"]:
-        return "the same command resumes the sweep"
+    if argv[:1] and argv[0] in AGAIN:
+        return f"the same command {AGAIN[argv[0]]}"
     hosts = sys.modules.get("fedjax_ssl.run.hosts")
     if hasattr(hosts, "is_first") and not hosts.is_first():
         return "host 0 says what is left"

@@ -23,6 +23,7 @@ from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import machine
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.machine import find_machine
+from fedjax_ssl.run.under_way import folder_under_way
 
 
 def lines_of(path):
@@ -93,7 +94,9 @@ def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
     again = train(make_tiny_config(), workdir)
     chex.assert_trees_all_equal(again, state)
     (workdir / "summary.json").unlink()  # as if it had been killed after its last checkpoint
-    train(make_tiny_config(), workdir)
+    meanwhile = []
+    train(make_tiny_config(), workdir, lambda: meanwhile.append(folder_under_way()))
+    assert meanwhile == [workdir]  # which the last line after a signal names
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
     assert "compiling" not in capsys.readouterr().err
 
@@ -159,7 +162,7 @@ def test_killed_at_any_moment_and_started_again_equals_uninterrupted(finished_ru
     assert [line["round"] for line in lines_of(workdir / "timings.jsonl") if "seconds" in line] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, status):
     workdir = tmp_path / "run"
     words = ("--config.num_rounds=100000", "--config.checkpoint_every=100000")

@@ -182,7 +182,8 @@ def test_a_node_with_images_of_its_own(tmp_path):
 
 @needs_flower
 def test_an_answer_that_does_not_come(capsys):
-    """The round is of the other client, and what the lost one learned does not count."""
+    """The round is of the other client, and what the lost one learned does not count. So is it where a node sends
+    again what it sent before."""
     both = ByHand(settings(), [{"partition-id": 0}, {"partition-id": 1}])
     both.grid.lost = {100}
     line = both.round()
@@ -205,7 +206,19 @@ def test_an_answer_that_does_not_come(capsys):
 
     both.grid.change, bad = change, set()
     assert both.round()["uploads"] == 1
-    bad = {100, 101}
+    earlier = {}
+
+    def repeat(node, kind, content):
+        if node == 101 and kind == "train":
+            earlier.setdefault("answer", dict(content))
+            content.update(earlier["answer"])
+
+    both.grid.change = repeat
+    assert [both.round()["uploads"] for _ in range(2)] == [2, 1]
+    assert "what client 1 at node 101 sent is not used: it is of turn 4 of the run, not of turn 5" in (
+        capsys.readouterr().err
+    )
+    both.grid.change, bad = change, {100, 101}
     with pytest.raises(TrainingError, match="no node sent anything of use"):
         both.round()
     assert "what client 1 at node 101 sent is not used: num-examples has nan" in capsys.readouterr().err
@@ -213,7 +226,9 @@ def test_an_answer_that_does_not_come(capsys):
 
 @needs_flower
 def test_nodes_that_do_not_fit(capsys):
-    """Nobody else hears of a node that does not fit, and it is asked once; started anew, it is another node."""
+    """Nobody else hears of a node that does not fit, and it is asked once; started anew, it is another node.
+
+    A node that says that it is a client of another one, which is connected, waits until that is not."""
     from fedjax_ssl.flower.roster import Roster
     from flower_by_hand import GridByHand
 
@@ -233,6 +248,12 @@ def test_nodes_that_do_not_fit(capsys):
     roster.wait_for_all()
     assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}
     grid.lost = set()
+    capsys.readouterr()
+    for _ in range(2):
+        roster.welcome()
+        assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}
+    assert capsys.readouterr().err == "node 103 is not taken: client 0 is at node 100, which is connected\n"
+    del grid.contexts[100]
     roster.welcome()
     assert roster.nodes_of([0, 1]) == {103: [0], 104: [1]}
     assert grid.asked == [100, 101, 102, 103, 104]

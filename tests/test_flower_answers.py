@@ -56,11 +56,18 @@ def test_uploads_and_figures_that_cannot_be():
     upload = {"w": jax.ShapeDtypeStruct((1, 2), jnp.bfloat16), "n": jax.ShapeDtypeStruct((1,), jnp.int32)}
     like = SimpleNamespace(upload=upload, metrics=(({"loss": None}, None),))
     good = {"w": np.array([1, 2], jnp.bfloat16), "n": np.int32(3)}
-    told = {"num-examples": 5, "num-qualified": 4, "num-steps": 3, "stepped-0": 1, "metric-0-loss": float("nan")}
-    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, like)
+    told = {
+        "turn": 6,
+        "num-examples": 5,
+        "num-qualified": 4,
+        "num-steps": 3,
+        "stepped-0": 1,
+        "metric-0-loss": float("nan"),
+    }
+    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, like, 6)
     np.testing.assert_array_equal(reply.upload["w"].astype(float), [1, 2])
-    assert reply.upload["n"] == 3 and set(reply.figures) == set(told)
-    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, like).upload is None
+    assert reply.upload["n"] == 3 and set(reply.figures) == set(told) - {"turn"}
+    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, like, 6).upload is None
 
     garbled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "numpy.ndarray", b"no array")})
     pickled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "pickle", b"")})
@@ -79,6 +86,7 @@ def test_uploads_and_figures_that_cannot_be():
         {name: value for name, value in told.items() if name != "num-steps"},
         *({**told, "num-examples": odd} for odd in (float("nan"), 5.0, [5], -1, 2**31, None)),
         *({**told, "metric-0-loss": odd} for odd in ([0.5], None)),
+        *({**told, "turn": odd} for odd in (5, 6.5, None)),
     ]
     for odd in (
         *({"upload-0": odd, "figures-0": told} for odd in odd_uploads),
@@ -86,7 +94,7 @@ def test_uploads_and_figures_that_cannot_be():
         {"upload-0": arrays(**good)},
     ):
         with pytest.raises(UserError):
-            read_reply(odd, 0, like)
+            read_reply(odd, 0, like, 6)
 
 
 @needs_flower

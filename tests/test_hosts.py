@@ -1,13 +1,16 @@
 """Several hosts train one run: real processes on this machine against one process; where a process finds its place."""
 
 import contextlib
+import io
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -281,9 +284,9 @@ def test_host_0_names_no_code_that_a_process_does_not_name(meet_others, tmp_path
     meet_others(1, text)
     assert hosts.config_of_first(lambda: told) == told
     meet_others(1, text)
-    assert hosts.config_of_first(base_config, allow_code=True) == told
+    assert hosts.config_of_first(base_config, allow_code=True, is_given=False) == told
     meet_others(1, json.dumps(base_config().to_dict()))
-    assert hosts.config_of_first(lambda: told) == base_config()
+    assert hosts.config_of_first(lambda: told, is_given=False) == base_config()
 
     monkeypatch.setattr(hosts, "joined", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("fedjax_ssl.train", lambda config, workdir: None)
@@ -292,12 +295,95 @@ def test_host_0_names_no_code_that_a_process_does_not_name(meet_others, tmp_path
         assert launch.main([f"--workdir={tmp_path / 'no_such_folder'}", *words]) == status
 
 
+def test_another_configuration_is_one_line(meet_others):
+    """But for fields that change no result, and for a process that was given none."""
+    told, other, same = base_config(), base_config(), base_config()
+    other.client.learning_rate, same.checkpoint_every = 7.0, 99
+    text = json.dumps(told.to_dict())
+    meet_others(1, text)
+    with pytest.raises(UserError, match=r"not that of host 0 \(client.learning_rate: 7.0, not [0-9.]+\)$"):
+        hosts.config_of_first(lambda: other)
+    meet_others(1, text)
+    assert hosts.config_of_first(lambda: same) == told
+    meet_others(1, text)
+    assert hosts.config_of_first(lambda: other, is_given=False) == told
+
+
+@pytest.fixture
+def roll():
+    """Starts the service for so many processes; lets processes come, who hear what it says."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started, heard = [], queue.SimpleQueue()
+
+    def start(count):
+        command = [sys.executable, coordinator.__file__, "localhost", str(port), str(count), "0"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, **pipes))
+        assert started[0].stdout.readline() == "ready\n"
+        return started[0]
+
+    def come(index, count):
+        place = Place(f"localhost:{port}", count, index)
+        thread = threading.Thread(target=lambda: heard.put((index, link._say_hello(place))), daemon=True)
+        thread.start()
+
+    yield start, come, heard, port
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_all_processes_are_told_of_equal_ids_and_of_another_count(roll):
+    start, come, heard, _ = roll
+    service = start(3)
+    come(1, 3)
+    come(1, 3)
+    said = service.stdout.readline()
+    assert said == "two processes have --process_id=1\n"
+    for _ in range(2):
+        assert heard.get(timeout=20) == (1, f"fedjax_ssl: {said}")
+    come(2, 2)  # one that comes later hears what was wrong
+    assert heard.get(timeout=20) == (2, f"fedjax_ssl: {said}")
+
+
+def test_a_process_may_go_and_come_again_and_a_stranger_is_nobody(roll):
+    start, come, heard, port = roll
+    service = start(3)
+    hello = f"{coordinator.VOICE}{coordinator.HERE.format(1, 3)}".encode()
+    with socket.create_connection(("127.0.0.1", port)) as gone:
+        gone.sendall(hello)
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert stranger.recv(10) == b""
+    come(1, 3)
+    time.sleep(0.5)
+    with socket.create_connection(("127.0.0.1", port)) as other:
+        other.sendall(hello.replace(b" 3", b" 4"))
+        assert other.recv(100) == b"fedjax_ssl: process 1 was started with --num_processes=4, process 0 with 3\n"
+    assert service.stdout.readline() == "process 1 was started with --num_processes=4, process 0 with 3\n"
+    assert heard.get(timeout=20)[0] == 1
+
+
+def test_a_run_that_has_begun_takes_nobody(roll, monkeypatch):
+    start, come, heard, port = roll
+    service = start(2)
+    come(1, 2)
+    assert service.stdout.readline() == "go\n" and heard.get(timeout=20) == (1, "fedjax_ssl: go\n")
+    monkeypatch.setattr(link, "PORT_SECONDS", 0.5)
+    with pytest.raises(UserError, match=f"at localhost:{port} is a run that began without this process"):
+        link._meet_first(Place(f"localhost:{port}", 2, 1), None)
+
+
 def test_a_failed_start_leaves_no_timer_that_ends_the_caller(monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("must be called before any JAX computations")
 
+    class Service:
+        stdout, stdin = io.StringIO("go\n"), io.StringIO()
+
     def start_service(place):
-        return None
+        return Service
 
     before = set(threading.enumerate())
     monkeypatch.setattr(jax.distributed, "initialize", refuse)

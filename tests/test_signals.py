@@ -1,16 +1,20 @@
-"""SIGINT and SIGTERM while Python itself does not look at signals: a process ends at once, or it saves."""
+"""SIGINT, SIGTERM and SIGHUP while Python itself does not look at signals: a process ends at once, or it saves."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 
 import pytest
 
 from conftest import ROOT
+from fedjax_ssl import commands
 from fedjax_ssl.run.signals import Signals
 
-BOTH = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM")]
+ALL = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")]
 # Minutes in C, without Python's lock, as the compiler and a computation do it: no handler of Python runs meanwhile.
 BUSY = "import hashlib; print('busy', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
 
@@ -38,7 +42,7 @@ def wait_for_line(stream, part):
     raise AssertionError(f"no line with {part!r}")
 
 
-@pytest.mark.parametrize("number, status, word", BOTH)
+@pytest.mark.parametrize("number, status, word", ALL)
 def test_a_process_goes_while_python_waits_for_native_code(start, tmp_path, number, status, word):
     """And removes what it was writing."""
     path = tmp_path / "half.json"
@@ -59,7 +63,7 @@ def test_a_process_goes_while_python_waits_for_native_code(start, tmp_path, numb
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number, status, word", BOTH)
+@pytest.mark.parametrize("number, status, word", ALL)
 def test_rounds_hold_the_first_signal_back_and_not_the_second(start, number, status, word):
     process = start(
         "-c",
@@ -81,17 +85,81 @@ def test_rounds_hold_the_first_signal_back_and_not_the_second(start, number, sta
     assert held.startswith(f"{word}: the rounds in progress") and gone == f"{word}: gone"
 
 
+def test_nohup_keeps_a_closed_terminal_away(start):
+    process = start(
+        "-c",
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"  # as nohup does before it starts a command
+        "from fedjax_ssl.run.signals import watch_signals\n"
+        "with watch_signals(lambda: 'gone'):\n"
+        "    signal.raise_signal(signal.SIGHUP)\n"
+        f"    {BUSY}\n",
+    )
+    wait_for_line(process.stdout, "busy")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[1] == "SIGTERM: gone\n"
+
+
+def test_rounds_are_saved_when_their_terminal_is_closed(tmp_path):
+    """What is shown then goes nowhere, and is no error."""
+    saved, (master, slave) = tmp_path / "saved", pty.openpty()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from fedjax_ssl.run.signals import Signals, watch_signals\n"
+            "with watch_signals(lambda: 'gone'), Signals() as signals:\n"
+            "    print('rounds', flush=True)\n"
+            "    while signals.received is None: pass\n"
+            "    print('round 2', flush=True); print('round 2', file=sys.stderr)\n"
+            f"    open({str(saved)!r}, 'w').write('saved')\n"
+            "    signals.act()\n",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    try:
+        assert b"rounds" in os.read(master, 100)
+        os.close(master)
+        assert process.wait(60) == 129
+    finally:
+        process.kill()
+        process.wait()
+    assert saved.read_text() == "saved"
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["sweep", "x.py"], "the same command resumes the sweep"),
+        (["report", "runs/a"], "the same command draws the report anew"),  # some of its pictures may be new
+        (["predict", "--workdir=runs/a"], "nothing has been written or changed"),
+        ([], "nothing has been written or changed"),
+    ],
+)
+def test_the_last_line_says_what_is_left(argv, said):
+    assert commands.farewell(argv) == said
+
+
 def test_a_caller_of_the_library_keeps_its_handlers():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     with Signals() as signals:
         signal.raise_signal(signal.SIGTERM)
         assert signals.received == signal.SIGTERM
         with pytest.raises(SystemExit, match="143"):
             signals.act()
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
-@pytest.mark.parametrize("number, status, word", BOTH)
+@pytest.mark.parametrize("number, status, word", ALL)
 def test_a_command_goes_while_it_compiles_and_leaves_no_folder(start, tmp_path, number, status, word):
     """The compiler is replaced by something that takes minutes of native code and cannot be interrupted."""
     config = tmp_path / "slow.py"

@@ -7,7 +7,8 @@ import random
 import subprocess
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -123,7 +124,7 @@ def launch(*arguments: str, **options) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, env=environment, **options)
 
 
-def start(method: str, workdir: pathlib.Path, **fields) -> subprocess.Popen:
-    """A run of some seconds, by the command line."""
+def start(method: str, workdir: pathlib.Path, options: Mapping[str, Any] = {}, **fields) -> subprocess.Popen:
+    """A run of some seconds, by the command line; options are those of `launch`."""
     config = f"--config={ROOT}/configs/quickstart.py:{method}"
-    return launch(config, *words({**FIELDS, "checkpoint_every": 1, **fields}), f"--workdir={workdir}")
+    return launch(config, *words({**FIELDS, "checkpoint_every": 1, **fields}), f"--workdir={workdir}", **options)

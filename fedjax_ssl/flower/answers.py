@@ -75,18 +75,21 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
     return Hello(clients, sizes, labelled, classes)
 
 
-def read_reply(content: Any, place: int, like: CohortResult) -> Reply:
+def read_reply(content: Any, place: int, like: CohortResult, turn: int) -> Reply:
     """What a job sent up in the answer to `train`. Who sends no upload took no part.
 
     Args:
         content: the answer's.
         place: of the job among the node's.
         like: a cohort's result, leaves [1, ...].
+        turn: that was asked for: what a node sent before is no answer. It is no proof either, for a node may say so.
 
     Raises:
-        UserError: the upload or the figures are not what the configuration makes them.
+        UserError: the upload or the figures are not what the configuration makes them, or of another turn.
     """
     told, figures = content.get(f"figures-{place}", {}), {}
+    if told.get("turn") != turn:
+        raise UserError(f"it is of turn {_short(told.get('turn'))} of the run, not of turn {turn}")
     for name in (
         "num-examples",
         "num-qualified",

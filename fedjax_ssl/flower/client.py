@@ -161,7 +161,8 @@ def train(message: Any, context: Any) -> Any:
             context.state[f"{TURN}-{client}"] = flower_app.ConfigRecord({"turn": jobs["turn"]})
         if result.took_part:
             reply[f"upload-{job}"] = to_record(result.upload)
-        reply[f"figures-{job}"] = flower_app.MetricRecord(_figures(result, int(node.data.client_size[client])))
+        figures = {"turn": jobs["turn"], **_figures(result, int(node.data.client_size[client]))}
+        reply[f"figures-{job}"] = flower_app.MetricRecord(figures)
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 
 

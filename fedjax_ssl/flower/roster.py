@@ -1,5 +1,6 @@
 """The nodes of a run: which client is where, and messages to them."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -8,14 +9,18 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.errors import TrainingError, UserError
-from fedjax_ssl.flower.answers import read_hello
+from fedjax_ssl.flower.answers import Hello, read_hello
 from fedjax_ssl.flower.messages import app as flower_app
 
 EVERY_SECONDS = 2.0  # between two looks for nodes that have come
 
 
 class Roster:
-    """Which node has which client. A node that comes back is another one to Flower, and takes its clients over."""
+    """Which node has which client.
+
+    A node that comes back is another one to Flower. It takes its clients over when the one before it is no longer
+    connected: nobody takes the clients of a node that is there.
+    """
 
     def __init__(
         self,
@@ -44,6 +49,7 @@ class Roster:
         self._node_of: dict[int, int] = {}
         self._asked: set[int] = set()
         self._awaited: dict[str, int] = {}  # the node of each message that has no answer yet
+        self._waiting: dict[int, Hello] = {}  # nodes that say that they are clients of others, which are connected
         self._classes_at: dict[int, list[int]] = {}
         self.sizes, self.labelled = np.zeros(num_clients, np.int32), np.zeros(num_clients, np.int32)
 
@@ -73,7 +79,8 @@ class Roster:
         Nobody waits for an answer: one that comes later is read by a later call. Each node is asked once; who fails, or
         does not fit, has to be started anew, and is then another node to Flower.
         """
-        new = [node for node in self._grid.get_node_ids() if node not in self._asked]
+        connected = set(self._grid.get_node_ids())
+        new = sorted(connected - self._asked)
         self._asked.update(new)
         if new:
             hello = [self._message(node, {"facts": self._facts}, "query.hello", 0) for node in new]
@@ -84,15 +91,26 @@ class Roster:
             if answer.has_error():
                 say(f"node {node} cannot say who it is: {answer.error.reason}")
             else:
-                self._take(node, answer.content)
+                try:
+                    hello = read_hello(answer.content, self._digest, len(self.sizes), self._num_classes)
+                    self._take(node, hello, connected)
+                except UserError as error:
+                    say(f"node {node} is not taken: {error}")
+        for node in connected & self._waiting.keys():
+            with contextlib.suppress(UserError):
+                self._take(node, self._waiting[node], connected)
 
-    def _take(self, node: int, content: Any) -> None:
-        """A node's clients are its own from now on; a line, and nothing else, if it does not fit."""
-        try:
-            hello = read_hello(content, self._digest, len(self.sizes), self._num_classes)
-        except UserError as error:
-            say(f"node {node} is not taken: {error}")
-            return
+    def _take(self, node: int, hello: Hello, connected: set[int]) -> None:
+        """A node's clients are its own from now on.
+
+        Raises:
+            UserError: one of them is at another node that is connected; until it no longer is, this node waits.
+        """
+        self._waiting[node] = hello
+        for client in hello.clients:
+            if self._node_of.get(client) in connected:
+                raise UserError(f"client {client} is at node {self._node_of[client]}, which is connected")
+        del self._waiting[node]
         for client, size, labelled in zip(hello.clients, hello.sizes, hello.labelled):
             self._node_of[client], self.sizes[client], self.labelled[client] = node, size, labelled
         if hello.classes is not None:

@@ -209,7 +209,7 @@ class Server:
     def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
         """What a job sent up; nothing, and a line, if it is not what was asked for."""
         try:
-            reply = read_reply(content, place, self._result_like)
+            reply = read_reply(content, place, self._result_like, self._turns)
         except UserError as error:
             say(f"what client {client} at node {node} sent is not used: {error}")
             return Reply()

@@ -18,8 +18,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import flatten
+from fedjax_ssl.config import differences, flatten
 from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.records.resuming import typed
 from fedjax_ssl.run.cluster import find_place
@@ -123,16 +124,17 @@ def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), found)
 
 
-def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False) -> ConfigDict:
+def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False, is_given: bool = True) -> ConfigDict:
     """The first process's configuration, in all of them.
 
     Args:
-        find: this process's; called in the first one, and where that one's names code.
+        find: this process's; called in the first one, where `is_given`, and where the first one's names code.
         allow_code: whether other code may be run than this process's configuration names: what comes from the network
             need not come from the first process.
+        is_given: whether this process was given a configuration of its own, which must be the same.
 
     Raises:
-        UserError: it names such code.
+        UserError: it names such code, or the configurations differ.
     """
     if _joined is None:
         return find()
@@ -150,6 +152,11 @@ def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False) ->
                     f"host 0 names code, {field}={fields[field]}, which would be run; if you trust it, name it in this "
                     "process's configuration as well, or start the process with --allow_code"
                 )
+    if is_given:
+        found = differences(told, json.loads(json.dumps(find().to_dict())))
+        listed = [f"{name}: {found[name][1]!r}, not {found[name][0]!r}" for name in found.keys() - CHANGES_NO_RESULT]
+        if listed:
+            raise UserError(f"its configuration is not that of host 0 ({'; '.join(sorted(listed)[:5])})")
     return typed(told, "the configuration of host 0")
 
 

@@ -19,7 +19,7 @@ import jax
 from fedjax_ssl.errors import StoppedError, UserError, first_line
 from fedjax_ssl.run import clock
 from fedjax_ssl.run.cluster import Place
-from fedjax_ssl.run.coordinator import READY
+from fedjax_ssl.run.coordinator import GO, HERE, READY, VOICE
 from fedjax_ssl.run.signals import leave
 from fedjax_ssl.run.under_way import folder_under_way
 
@@ -46,13 +46,12 @@ class Link:
         """Waits until all processes have come.
 
         Raises:
-            UserError: they do not come, or JAX has started.
+            UserError: they do not come, or two have the same number, or another count; or JAX has started.
         """
         self.place, self.leaving, self.stopping = place, False, False
         self._talks = 0
         self._folder: pathlib.Path | None = None  # of the run that has begun, on the first host
         self._service = _start_service(place) if place.index == 0 else None
-        host, port = place.address
         who = f"{place.count} processes" if place.index == 0 else f"process 0 at {place.coordinator}"
         late = f"error: waited {MEETING_SECONDS:.0f} seconds in vain for {who}"
         # The runtime would say so by aborting.
@@ -61,8 +60,7 @@ class Link:
         timer.start()
         try:
             with clock.doing(f"waiting for {who}"):
-                if place.index:
-                    _wait_for_port(host, port)
+                _meet_first(place, self._service)
                 # Its own handler of SIGTERM would take the place of ours.
                 jax.config.update("jax_enable_preemption_service", False)
                 try:
@@ -197,11 +195,38 @@ def _start_service(place: Place) -> subprocess.Popen:
     return service
 
 
-def _wait_for_port(host: str, port: int) -> None:
-    """Waits until somebody listens there; how long is for the caller to say."""
-    while True:
-        try:
-            socket.create_connection((host, port), 5.0).close()
-            return
-        except OSError:  # not yet, or its name is not known yet
-            time.sleep(0.2)
+def _meet_first(place: Place, service: subprocess.Popen | None) -> None:
+    """Waits until the service has heard of all processes; how long is for the caller to say.
+
+    Args:
+        place: this process's.
+        service: the first process's own.
+
+    Raises:
+        UserError: two have the same number, or another count; or something else is at the service's address.
+    """
+    said = service.stdout.readline().strip() if service is not None else ""
+    ends = time.monotonic() + PORT_SECONDS  # for something else that answers, such as the service of a killed run
+    while service is None and not said:
+        answer = _say_hello(place)
+        if answer.startswith(VOICE):
+            said = answer.removeprefix(VOICE).strip()
+        elif not answer:
+            ends = time.monotonic() + PORT_SECONDS
+        elif time.monotonic() > ends:
+            said = f"at {place.coordinator} is a run that began without this process, or something else"
+        time.sleep(0 if said else 0.2)
+    if said != GO:
+        raise UserError(f"cannot train on several hosts: {said}")
+
+
+def _say_hello(place: Place) -> str:
+    """Tells the service that this process has come; its answer, which may take long, or '' where there is none."""
+    try:
+        with socket.create_connection(place.address, 5.0) as connection:
+            connection.sendall(f"{VOICE}{HERE.format(place.index, place.count)}".encode())
+            connection.settimeout(None)
+            with connection.makefile("rb") as file:
+                return file.readline(1000).decode(errors="replace")
+    except OSError:  # nobody listens yet, or the name is not known yet
+        return ""

@@ -206,7 +206,7 @@ class StopOnSignal(Listener):
         """See `Listener`.
 
         Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM.
+            KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP.
         """
         if turn.is_last:  # what has come since `HearSignals` has no next turn to wait for
             self._signals.agreed = hosts.any_signal(self._signals.received)

@@ -1,10 +1,11 @@
-"""SIGINT and SIGTERM. They end the process at once, but for a run's rounds, which are saved first.
+"""SIGINT, SIGTERM and SIGHUP. They end the process at once, but for a run's rounds, which are saved first.
 
 The commands leave by `os._exit`: Python's handlers wait until the compiler or a computation returns, and an interpreter
 that ends while XLA compiles in a thread crashes. A caller of `train` keeps its own handlers until the rounds begin.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -15,13 +16,13 @@ from typing import Any, NoReturn
 
 from fedjax_ssl.files import discard_unfinished
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _holding: list["Signals"] = []  # the last one gets the signals that a watching process receives
 _watched = False
 
 
 class Signals:
-    """SIGINT and SIGTERM wait for the end of a dispatch; a second one acts at once. A context manager.
+    """What ends a process waits for the end of a dispatch; a second one acts at once. A context manager.
 
     Attributes:
         received: the signal that this process has received; None without one.
@@ -50,7 +51,7 @@ class Signals:
             signal.signal(number, self._before[number])
 
         with contextlib.suppress(ValueError):  # not in the main thread: signals are left to the caller
-            for number in ENDING:
+            for number in _heard():
                 self._before[number] = signal.signal(number, remember)
         return self
 
@@ -68,7 +69,7 @@ class Signals:
         """Ends the run if a signal waits.
 
         Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM.
+            KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP.
         """
         if self.waiting == signal.SIGINT:
             raise KeyboardInterrupt
@@ -78,7 +79,7 @@ class Signals:
 
 @contextlib.contextmanager
 def watch_signals(farewell: Callable[[], str]) -> Iterator[None]:
-    """Ends this process within a moment of SIGINT or SIGTERM, whatever it is doing, unless a `Signals` holds it back.
+    """Ends this process within a moment of such a signal, whatever it is doing, unless a `Signals` holds it back.
 
     The exit status is 128 plus the signal's number. For a process of its own, in its
     main thread.
@@ -91,7 +92,7 @@ def watch_signals(farewell: Callable[[], str]) -> Iterator[None]:
     # thread reads it, which needs no more than Python's lock, and that the compiler does not hold.
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    handlers = {number: signal.signal(number, lambda *_: None) for number in ENDING}
+    handlers = {number: signal.signal(number, lambda *_: None) for number in _heard()}
     before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=_watch, args=(reading, farewell), name="signals", daemon=True)
     _watched = True
@@ -115,8 +116,8 @@ def _watch(reading: socket.socket, farewell: Callable[[], str]) -> None:
         holder = _holding[-1] if _holding else None
         if holder is None or holder.received is not None:
             leave(128 + number[0], f"{_name(number[0])}: {farewell()}")
-        holder.received = number[0]
         _say(f"{_name(number[0])}: the rounds in progress end and are saved; once more leaves at once")
+        holder.received = number[0]
 
 
 def leave(status: int, text: str) -> NoReturn:
@@ -134,8 +135,18 @@ def leave(status: int, text: str) -> NoReturn:
 def _say(text: str) -> None:
     """A line on stderr, past Python's buffers and their locks, which the main thread may hold."""
     clear = "\r\x1b[K\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else ""  # and the cursor is back
-    with contextlib.suppress(OSError):
+    try:
         os.write(2, f"{clear}{text}\n".encode())
+    except OSError as error:
+        if error.errno == errno.EIO:  # the terminal was closed: what is still shown must not keep the state from disk
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+
+
+def _heard() -> list[int]:
+    """The signals that end this process: all, but for a SIGHUP that `nohup` keeps from it."""
+    return [number for number in ENDING if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _name(number: int) -> str:

@@ -87,7 +87,7 @@ def train(
         UserError: the configuration, the data or the folder is not usable; nothing has been written.
         TrainingError: the global state is no longer finite, or every upload of a round was dropped.
         StoppedError: the disk, a file or the memory ended the run, whose last checkpoint is kept.
-        KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, with a checkpoint written.
+        KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP; with a checkpoint written.
     """
     config = hosts.config_of_first(lambda given=config: given)
     validate(config)
@@ -117,8 +117,9 @@ def train(
         if config.seeds and groups and is_first:
             save_seeds(runs[0].folder.path.parent, config.seeds)
         for run in filter(is_over, runs):
-            _conclude(run)  # it may have been killed before it wrote its summary
-            on_finish()
+            with _marked(config, run):
+                _conclude(run)  # it may have been killed before it wrote its summary
+                on_finish()
         for group in groups:
             sharing = sum(len(other) for other in groups if len(other) == len(group))
             trained = train_group(machine, config, group, programs[len(group)], sharing)
@@ -128,7 +129,8 @@ def train(
                     _conclude(run)
                     on_finish()
         if config.seeds and config.log.report and is_first:
-            report_seeds(runs[0].folder.path.parent)
+            with _marked(config, runs[0]):
+                report_seeds(runs[0].folder.path.parent)
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
