@@ -1,5 +1,7 @@
 """Uploads that are far longer than the others, against NumPy, and what becomes of them in a round."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,16 +14,17 @@ from toy_federation import problem, run, toy_method, toy_phase
 
 
 def long_by_hand(sent, received, counted, times):
-    """Whether each row's change is longer than so many lower medians; float64, a part after the other."""
+    """Whether each row's change is longer than so many lower medians, and than the model; float64, part by part."""
     found = np.zeros(len(counted), bool)
     for part in range(2):
         lengths = np.sqrt(
             sum(np.square(sent[part][name] - received[part].get(name, 0)).reshape(len(counted), -1).sum(axis=1)
                 for name in sent[part])
         )  # fmt: skip
-        among = sorted(lengths[counted & (lengths > 0)])
-        if among:
-            found |= lengths > times * among[(len(among) - 1) // 2]
+        among = sorted(lengths[counted])
+        length = np.sqrt(sum(np.square(leaf).sum() for leaf in received[part].values()))
+        median = among[(len(among) - 1) // 2]
+        found |= lengths > (max(times * median, length) if median else times * length)
     return found
 
 
@@ -44,14 +47,29 @@ def test_an_upload_that_is_far_longer_than_the_others(factor, part):
     np.testing.assert_array_equal(found & counted, long_by_hand(sent, received, counted, 1000) & counted)
 
 
+@pytest.mark.parametrize("received", [0.0, 2.0])
 @pytest.mark.parametrize("lengths, dropped", [
     ([1.0], []), ([1e30], []), ([1.0, 1e30], [1]), ([1e30, 1.0], [0]), ([0.0, 0.0, 5.0], []), ([0.0, 1.0, 1e30], [2]),
-    ([1.0, 1.0, 1e30, 1e30], [2, 3]), ([3e38, 3e38, 1.0], []), ([0.0, 0.0], []),
+    ([1.0, 1.0, 1e30, 1e30], [2, 3]), ([3e38, 3e38, 1.0], []), ([0.0, 0.0], []), ([1e-4, 1e4], [1]),
 ])  # fmt: skip
-def test_the_median_is_the_lower_one_of_those_that_moved(lengths, dropped):
-    sent = Model({"w": jnp.asarray(lengths, jnp.float32)[:, None]}, {})
-    found = too_long(sent, Model({"w": jnp.zeros(1)}, {}), jnp.ones(len(lengths), bool), 1000.0)
-    assert np.flatnonzero(found).tolist() == dropped
+def test_the_median_is_the_lower_one(lengths, dropped, received):
+    assert found_too_long(lengths, received) == dropped
+
+
+@pytest.mark.parametrize("lengths, dropped", [
+    ([0.0, 0.0, 0.0, 1e30], [3]), ([0.0, 0.0, 0.0, 5.0], []), ([0.0, 0.0, 5.0, 6.0, 1e30], [4]), ([0.0, 2001.0], [1]),
+    ([0.0, 1999.0], []), ([1e-4, 0.5], []), ([1e-4, 1.9], []), ([1e-4, 2.1], [1]), ([1e-30, 1e-30, 1e-3], []),
+])  # fmt: skip
+def test_where_few_have_moved_the_model_that_went_down_is_the_measure(lengths, dropped):
+    """One that moved alone was its own median; of two the one that moved as it should was dropped."""
+    assert found_too_long(lengths, 2.0) == dropped
+
+
+def found_too_long(lengths, received):
+    """The places of the uploads of one number that are too long, where the model that went down has that length."""
+    sent = Model({"w": jnp.asarray(lengths, jnp.float32)[:, None] + received}, {})
+    broadcast = types.SimpleNamespace(model=Model({"w": jnp.full(1, received)}, {}))
+    return np.flatnonzero(too_long(sent, broadcast, jnp.ones(len(lengths), bool), 1000.0)).tolist()
 
 
 def test_one_that_is_too_long_is_dropped_counted_and_not_remembered():

@@ -64,10 +64,10 @@ def test_uploads_and_figures_that_cannot_be():
         "stepped-0": 1,
         "metric-0-loss": float("nan"),
     }
-    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, like, 6)
+    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, 5, like, 6)
     np.testing.assert_array_equal(reply.upload["w"].astype(float), [1, 2])
     assert reply.upload["n"] == 3 and set(reply.figures) == set(told) - {"turn"}
-    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, like, 6).upload is None
+    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, 5, like, 6).upload is None
 
     garbled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "numpy.ndarray", b"no array")})
     pickled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "pickle", b"")})
@@ -85,6 +85,8 @@ def test_uploads_and_figures_that_cannot_be():
     odd_figures = [
         {name: value for name, value in told.items() if name != "num-steps"},
         *({**told, "num-examples": odd} for odd in (float("nan"), 5.0, [5], -1, 2**31, None)),
+        *({**told, "num-examples": odd} for odd in (2**31 - 1, 6, 4)),  # the first answer told 5
+        {**told, "num-qualified": 6},
         *({**told, "metric-0-loss": odd} for odd in ([0.5], None)),
         *({**told, "turn": odd} for odd in (5, 6.5, None)),
     ]
@@ -94,7 +96,7 @@ def test_uploads_and_figures_that_cannot_be():
         {"upload-0": arrays(**good)},
     ):
         with pytest.raises(UserError):
-            read_reply(odd, 0, like, 6)
+            read_reply(odd, 0, 5, like, 6)
 
 
 @needs_flower
@@ -106,15 +108,25 @@ def test_statistics_that_cannot_be():
     total, count = read_statistics({"sums": arrays(**good), "count": {"count": 2.0}}, like, 2)
     chex.assert_trees_all_equal(total, good)
     assert count == 2
-    odd_counts = ({"count": odd} for odd in (-1.0, 3.0, float("nan"), float("inf"), [1.0], None))
+    odd_counts = ({"count": odd} for odd in (-1.0, 0.0, 3.0, float("nan"), float("inf"), [1.0], None))
     odd_sums = ({"mean": odd} for odd in (np.float32([np.inf, 0]), np.zeros(1, np.float32), np.zeros(2)))
     for sums, counted in (
         *((good, odd) for odd in odd_counts),
         *(({**good, **odd}, {"count": 2.0}) for odd in odd_sums),
         ({**good, "var": np.float32([-1, 1])}, {"count": 2.0}),
+        ({**good, "var": np.float32([1, 3e38])}, {"count": 2.0}),  # two of these are infinite
+        ({**good, "mean": np.float32([1, -3e38])}, {"count": 2.0}),
+        ({**good, "mean": np.float32([1, np.nan])}, {"count": 2.0}),
         (good, {}),
     ):
         with pytest.raises(UserError):
             read_statistics({"sums": arrays(**sums), "count": counted}, like, 2)
+    nothing = jax.tree.map(np.zeros_like, good)
+    assert read_statistics({"sums": arrays(**nothing), "count": {"count": 0.0}}, like, 0)[1] == 0
+    with pytest.raises(UserError):  # of no images
+        read_statistics({"sums": arrays(**good), "count": {"count": 0.0}}, like, 0)
+    most = {"mean": np.float32([2e12, -2e12]), "var": np.float32([0, 2e24])}
+    total, _ = read_statistics({"sums": arrays(**most), "count": {"count": 2.0}}, like, 2)
+    assert np.isfinite(np.float32(1e9) * total["var"]).all()
     with pytest.raises(UserError):
         read_statistics({}, like, 2)

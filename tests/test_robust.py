@@ -78,6 +78,23 @@ def test_rules_are_those_of_their_papers(rule, seed, absent, share):
     np.testing.assert_allclose(flat(found), by_hand(rule, rows, counted_weights, share), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["krum", "multi_krum"])
+@pytest.mark.parametrize("large", [[1e19], [-1e30], [3e38], [-3.4e38], [1e30, -1e30], [1e25, 3e38]])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_number_whose_square_is_too_large_is_far_away(rule, large, everywhere):
+    """In float32, where such a distance counted 0; by a rule in float64 the liars are not chosen."""
+    uploads, weights, before, rows, counted_weights = drawn(5, absent=False)
+    liars = [1, 6][: len(large)]
+    kernel = uploads.params["kernel"]  # its numbers come behind the bias's three
+    for row, value in zip(liars, large):
+        kernel[(row, ...) if everywhere else (row, 0, 0)] = value
+        rows[row, 3 : 15 if everywhere else 4] = value
+    found = flat(COMPILED[rule](uploads, weights, before, 0.25))
+    expected = by_hand(rule, rows.astype(np.float64), counted_weights, 0.25)
+    assert np.abs(expected).max() < 10
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_geometric_median_has_the_least_sum_of_distances():
     uploads, weights, before, rows, counted_weights = drawn(4)
 

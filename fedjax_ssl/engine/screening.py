@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult
-from fedjax_ssl.engine.updates import changed_by
+from fedjax_ssl.engine.updates import changed_by, received_by_path
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import all_finite, row_norms
+from fedjax_ssl.learning.trees import all_finite, norm, row_norms
 
 
 def longest_update(config: Any) -> float:
@@ -37,7 +37,9 @@ def too_long(sent: Model, broadcast: Any, counted: jax.Array, times: float) -> j
     """Which uploads are far longer than the others: one client that sends 1e30 in every number would be the mean.
 
     Lengths are Euclidean, of what an upload changes in all parameters as one vector, and apart from these in all
-    statistics. The median is the lower one, over those whose length is not 0, so that it is not the longest of two.
+    statistics. The median is the lower one of all that count, so that it is not the longest of two. Where it is 0, for
+    most have not moved, it says nothing of those who have: the length of what went down takes its place. An upload
+    that changes no more than that length is never too long, however little the others have moved.
 
     Args:
         sent: leaves [R, ...].
@@ -53,7 +55,10 @@ def too_long(sent: Model, broadcast: Any, counted: jax.Array, times: float) -> j
         changes = changed_by(getattr(sent, part), broadcast, part)
         if changes:
             lengths = row_norms(changes)
-            ranked = jnp.sort(jnp.where(counted & (lengths > 0), lengths, jnp.inf))
-            middle = jnp.maximum(jnp.sum(counted & (lengths > 0)) - 1, 0) // 2
-            found |= lengths > times * ranked[middle]
+            ranked = jnp.sort(jnp.where(counted, lengths, jnp.inf))
+            median = ranked[jnp.maximum(jnp.sum(counted) - 1, 0) // 2]
+            received = received_by_path(broadcast, part)
+            length = norm(received) if received else 0.0
+            usual = jnp.where(median > 0, median, length)
+            found |= (lengths > jnp.maximum(times * usual, length)) & (usual > 0)
     return found

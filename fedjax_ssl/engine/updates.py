@@ -18,7 +18,7 @@ def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax
     Returns:
         By path, leaves [R, ...].
     """
-    known = _received(broadcast, part)
+    known = received_by_path(broadcast, part)
     return {
         path: leaf - known[path] if _fits(known, path, leaf) else leaf for path, leaf in leaves_by_path(sent).items()
     }
@@ -26,7 +26,7 @@ def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax
 
 def moved_by(changes: dict[str, jax.Array], like: Any, broadcast: Any, part: str = "params") -> Any:
     """The other way round: the uploads, in the form of `like`, that make these changes."""
-    known = _received(broadcast, part)
+    known = received_by_path(broadcast, part)
     leaves = [leaf + known[path] if _fits(known, path, leaf) else leaf for path, leaf in changes.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -36,7 +36,8 @@ def leaves_by_path(tree: Any) -> dict[str, jax.Array]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def _received(broadcast: Any, part: str) -> dict[str, jax.Array]:
+def received_by_path(broadcast: Any, part: str) -> dict[str, jax.Array]:
+    """The parameters or the statistics that went down, by path; {} where no model did."""
     model = getattr(broadcast, "model", None)
     return leaves_by_path(getattr(model, part)) if isinstance(model, Model) else {}
 

@@ -16,6 +16,8 @@ from fedjax_ssl.flower.messages import from_record
 from fedjax_ssl.learning.sgd import BatchStats
 
 MOST = 2**31 - 1  # of an int32
+# Of a layer's input, far above all that a network in training has; its square, times all images, is finite in float32.
+LARGEST_MEAN = 1e12
 
 
 class Hello(NamedTuple):
@@ -75,12 +77,13 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
     return Hello(clients, sizes, labelled, classes)
 
 
-def read_reply(content: Any, place: int, like: CohortResult, turn: int) -> Reply:
+def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: int) -> Reply:
     """What a job sent up in the answer to `train`. Who sends no upload took no part.
 
     Args:
         content: the answer's.
         place: of the job among the node's.
+        size: how many images its client has, by the node's first answer.
         like: a cohort's result, leaves [1, ...].
         turn: that was asked for: what a node sent before is no answer. It is no proof either, for a node may say so.
 
@@ -97,6 +100,9 @@ def read_reply(content: Any, place: int, like: CohortResult, turn: int) -> Reply
         *(f"stepped-{phase}" for phase in range(len(like.metrics))),
     ):
         figures[name] = _count(told.get(name), name)
+    if figures["num-examples"] != size or figures["num-qualified"] > size:
+        counts = f"{figures['num-examples']} images, {figures['num-qualified']} with labels in use"
+        raise UserError(f"it tells {counts}, of a client with {size} images")
     for name in (f"metric-{phase}-{name}" for phase, (names, _) in enumerate(like.metrics) for name in names):
         if not isinstance(told.get(name), int | float):
             raise UserError(f"{name} is {_short(told.get(name))}, not a number")
@@ -121,11 +127,12 @@ def read_statistics(content: Any, like: BatchStats, num_images: int) -> tuple[Ba
     """
     total = from_record(content.get("sums", {}), like, "the answer", shapes=True)
     count = content.get("count", {}).get("count")
-    if not isinstance(count, int | float) or not 0 <= count <= num_images:
+    if not isinstance(count, int | float) or not 0 <= count <= num_images or (num_images and not count):
         raise UserError(f"{num_images} images count {_short(count)}")
     for path, leaf in jax.tree.leaves_with_path(total):
         name = jax.tree_util.keystr(path)
-        if not np.all(np.isfinite(leaf)) or (name.endswith("['var']") and np.any(leaf < 0)):
+        least, most = (0, LARGEST_MEAN**2) if name.endswith("['var']") else (-LARGEST_MEAN, LARGEST_MEAN)
+        if not np.all((leaf >= least * count) & (leaf <= most * count)):  # nor is NaN between them
             raise UserError(f"{name} has numbers that are no sum of statistics")
     return total, float(count)
 

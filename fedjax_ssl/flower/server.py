@@ -209,7 +209,8 @@ class Server:
     def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
         """What a job sent up; nothing, and a line, if it is not what was asked for."""
         try:
-            reply = read_reply(content, place, self._result_like, self._turns)
+            size = int(self._roster.sizes[client])
+            reply = read_reply(content, place, size, self._result_like, self._turns)
         except UserError as error:
             say(f"what client {client} at node {node} sent is not used: {error}")
             return Reply()

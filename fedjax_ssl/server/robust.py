@@ -71,17 +71,20 @@ def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: floa
 def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> tuple[jax.Array, jax.Array]:
     """Each upload's sum of squared distances to its nearest others, float32 [R], and how many those are, int32 [].
 
-    An upload that does not count has the score infinity and is nobody's neighbour.
+    An upload that does not count has the score infinity and is nobody's neighbour. A square that is too large for
+    float32 is infinitely far, and a sum with such a one the largest number.
     """
     counted = weights > 0
     count = jnp.sum(counted)
     nearest = jnp.maximum(count - jnp.floor(share * count).astype(jnp.int32) - 2, 1)
-    squares = sum(map(_squared_distances, *map(jax.tree.leaves, (uploads.params, otherwise.params))))
+    leaves = zip(*map(jax.tree.leaves, (uploads.params, otherwise.params)))
+    squares = sum(_squared_distances(leaf, origin, counted) for leaf, origin in leaves)
+    squares = jnp.where(jnp.isnan(squares), jnp.inf, squares)  # of two that are too large
     squares = jnp.where(counted[:, None] & counted[None, :] & ~jnp.eye(len(counted), dtype=bool), squares, jnp.inf)
-    ranked = jnp.sort(squares, axis=1)
     # A single upload has no neighbour, and the score 0.
-    summed = jnp.sum(jnp.where((jnp.arange(len(counted)) < nearest) & jnp.isfinite(ranked), ranked, 0.0), axis=1)
-    return jnp.where(counted, summed, jnp.inf), nearest
+    neighbours = jnp.arange(len(counted)) < jnp.minimum(nearest, count - 1)
+    summed = jnp.sum(jnp.where(neighbours, jnp.sort(squares, axis=1), 0.0), axis=1)
+    return jnp.where(counted, jnp.minimum(summed, jnp.finfo(summed.dtype).max), jnp.inf), nearest
 
 
 def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
@@ -155,10 +158,10 @@ def _between(uploads: Model, weights: jax.Array, otherwise: Model, first: jax.Ar
     return where(jnp.any(weights > 0), jax.tree.map(of, uploads), otherwise)
 
 
-def _squared_distances(leaf: jax.Array, origin: jax.Array) -> jax.Array:
-    """Of one leaf's rows from each other, [R, R], measured from `origin`, near which they are."""
-    away = (leaf - origin).reshape(len(leaf), -1)
-    away = jnp.where(jnp.isfinite(away), away, 0.0)  # a row that does not count may hold anything
+def _squared_distances(leaf: jax.Array, origin: jax.Array, counted: jax.Array) -> jax.Array:
+    """Of one leaf's rows from each other, [R, R], measured from `origin`, near which they are; NaN where numbers are
+    too large for their squares."""
+    away = _counted_only(leaf - origin, counted).reshape(len(leaf), -1)
     squares = jnp.sum(away**2, axis=1)
     products = jnp.matmul(away, away.T, precision="highest")
     return jnp.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
