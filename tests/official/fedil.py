@@ -1,8 +1,8 @@
-"""FedIL by the equations of its paper (arXiv 2302.11823); no code of it is public.
+"""FedIL by the algorithms of its paper (arXiv 2302.11823); no code of it is public.
 
-Eq. 22 (the server trains first), 7 to 12 (labels, divergence), 14 to 21 (which labels join the set, and its loss), 24
-to 26 (which updates are in the mean). What the paper leaves open is read as docs/methods.md says. Statistics are
-static: of the server's model those of its images, of the global one those of all images.
+Algorithms 1 and 2: eq. 22 (the server trains first), 7 to 12 (labels, divergence), 14 to 21 (which labels join the set,
+and its loss), 24 to 26 (which updates are in the mean). What the paper leaves open is read as docs/methods.md says.
+Statistics are static: of the server's model those of its images, of the global one those of all images.
 """
 
 import autograd.numpy as np
@@ -111,7 +111,7 @@ def test_rounds_of_fedil(labels_from, monkeypatch):
     assert 0.1 < np.mean(confident_shares) < 0.95 and used_set and 0 < len(in_set) < 28
     assert sum(passed) == 3 * ROUNDS - sum(metrics["screened_out"] for metrics in run.metrics)
     what = "labels by the local model" if labels_from == "local" else "labels by the global model, counted by epochs"
-    code = "no code: by the paper's equations 7 to 26"
+    code = "no code: by the paper's algorithms 1 and 2"
     agree("fedil", what, run, {"params": params, "batch_stats": statistics}, code=code)
 
 
