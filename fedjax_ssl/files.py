@@ -79,13 +79,13 @@ def open_to_append(path: pathlib.Path) -> IO[str]:
 
 
 def make_folder(path: pathlib.Path) -> None:
-    """Makes a folder, and those above it, where there is none.
+    """Makes a folder in one that exists: where a run was moved away, nothing is made in its old place.
 
     Raises:
         OSError: it cannot be made, or is a link.
     """
     refuse_link(path)
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(exist_ok=True)
 
 
 def refuse_link(path: pathlib.Path) -> None:

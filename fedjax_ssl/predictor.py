@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import complete
+from fedjax_ssl.config import complete, ranges
 from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
 from fedjax_ssl.engine.interface import State
@@ -139,6 +139,9 @@ def load(workdir: str | os.PathLike, allow_code: bool = False) -> Predictor:
     except UserError as error:  # its file is gone, or is looked for from another folder than the run's
         raise UserError(f"the run in {folder} needs its method's file: {error}") from error
     config = ConfigDict(complete(saved))  # a method from a file has defaults, too, now that it is known
+    for field, its_range in ranges().items():
+        if field.startswith("model."):  # of which the network is made
+            its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
     network = build_network(config, facts, entry.heads_of(config), entry.embedding)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))

@@ -267,6 +267,26 @@ def test_a_damaged_checkpoint_is_not_loaded(run, images, capfd):
         load(run)
 
 
+@pytest.mark.parametrize("field, value", [("anchor_dim", -1), ("width", 0.0), ("normalisation", "b"), ("dtype", "x")])
+def test_a_stored_network_that_cannot_be_is_one_line(run, field, value):
+    saved = json.loads((run / "config.json").read_text())
+    saved["model"][field] = value
+    (run / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=f"config.json: model.{field}") as caught:
+        load(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stored_anchor_head_without_width_is_one_line(finished_fedanchor_run, tmp_path):
+    """It was a division by zero."""
+    shutil.copytree(finished_fedanchor_run[0], tmp_path / "run")
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    saved["model"]["anchor_dim"] = 0
+    (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"model\.anchor_dim must be at least 1"):
+        load(tmp_path / "run")
+
+
 def edited(**changes):
     def edit(path):
         facts = json.loads(path.read_text())
@@ -408,12 +428,15 @@ def test_any_class_name_can_be_shown(run):
              "100 %_^~{}\\", "猫"]  # fmt: skip
     facts = json.loads((run / "dataset.json").read_text())
     del facts["sha256"]
-    (run / "dataset.json").write_text(json.dumps({**facts, "name": "$a\udcff\x07", "class_names": names}))
+    name = "$a\udcff\x07<script>|[b](c)`"
+    (run / "dataset.json").write_text(json.dumps({**facts, "name": name, "class_names": names}))
     page = write_report(run).read_bytes().decode()
     for picture in (run / "figures").glob("*.svg"):
         assert_is_xml(picture.read_bytes().decode())
     assert "<script>" not in page and not set(map(chr, range(32))) - {"\n"} & set(page)
-    assert r"$a\udcff\x07" in page and (run / "MODEL_CARD.md").read_bytes().decode()
+    card = (run / "MODEL_CARD.md").read_bytes().decode()
+    assert r"$a\udcff\x07" in page and "<script>" not in card
+    assert r"| data set | $a\\udcff\\x07&lt;script&gt;\|\[b\](c)\` |" in card
     assert (run / "figures" / "who_holds_what.svg").exists()
 
 

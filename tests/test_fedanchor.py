@@ -431,7 +431,6 @@ def test_the_other_variants(data):
         ("fedanchor.temperature", 0.0, "fedanchor.temperature must be above 0, not 0.0"),
         ("data.labels", "clients", "data.labels is 'clients'; known to the method fedanchor: 'server'"),
         ("fedanchor.threshold_quantile", 1.5, "fedanchor.threshold_quantile must be at least 0 and at most 1, not 1.5"),
-        ("model.anchor_dim", 0, "model.anchor_dim must be at least 1"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(field, value, words):

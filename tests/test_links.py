@@ -113,3 +113,15 @@ def test_seeds_and_sweeps(tmp_path, mine):
 def test_a_folder_that_the_user_names_may_be_a_link(run, tmp_path):
     (tmp_path / "name").symlink_to(run)
     train(make_tiny_config(), tmp_path / "name")
+
+
+def test_nothing_is_made_where_a_run_was(run, tmp_path):
+    """A run whose folder is moved away ends at its next file; snapshots made a folder in the old place."""
+    os.rename(run, tmp_path / "elsewhere")
+    for write in (
+        lambda: save_snapshot(run / SNAPSHOTS, 1, "test", {}),
+        lambda: Checkpoints(run / CHECKPOINTS).save(9, {}),
+    ):
+        with pytest.raises(OSError, match="No such file"):
+            write()
+    assert not run.exists()

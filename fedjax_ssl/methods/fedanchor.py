@@ -11,6 +11,7 @@ the shared sections, and docs/results.md has the measurements behind its default
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -54,7 +55,15 @@ from fedjax_ssl.server import (
 from fedjax_ssl.server.contrastive import contrastive_loss
 
 HEAD = "anchor_head"
-HEADS = {HEAD: lambda model: functools.partial(Linear, model.anchor_dim)}
+
+
+def _anchor_head(model: Section) -> Callable:
+    if model.anchor_dim < 1:
+        raise UserError("fedanchor needs an anchor head: model.anchor_dim must be at least 1")
+    return functools.partial(Linear, model.anchor_dim)
+
+
+HEADS = {HEAD: _anchor_head}
 CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
 
 # What screening on held-out images of CIFAR-10 found, under the recipe `strong`: docs/results.md. Fields of the method
@@ -137,8 +146,6 @@ def fedanchor(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     config, network, num_classes = problem.config, problem.network, problem.num_classes
     options = config.fedanchor
-    if config.model.anchor_dim < 1:
-        raise UserError("fedanchor needs an anchor head: model.anchor_dim must be at least 1")
 
     # --- Server: w_t and the anchors' latent representations go down (section 4.2). -------------------------------
 

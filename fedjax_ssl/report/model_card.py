@@ -1,5 +1,9 @@
 """The model card of a run: what the model is, what it was trained on, how good it is, how to use it."""
 
+import html
+import json
+import re
+import shlex
 from typing import Any
 
 from fedjax_ssl.config import describe_method
@@ -31,9 +35,9 @@ def model_card(run: RunRecords) -> str:
     """The card, as Markdown."""
     config, dataset, last = run.config, run.dataset(), run.metrics[-1]
     folder = printable(str(run.folder))
-    data, name = config["data"], dataset.get("name", config["data"]["source"])
-    labels = run.who_has_labels()
-    method, source = describe_method(config["method"])
+    data, name = config["data"], _plain(dataset.get("name", config["data"]["source"]))
+    labels = _plain(run.who_has_labels())
+    method, source = map(_plain, describe_method(config["method"]))
     height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
     tested, loss = run.tested("test_accuracy"), run.tested("test_loss")
     accuracy = "-" if tested is None else f"{100 * tested:.2f} %"
@@ -54,11 +58,12 @@ def model_card(run: RunRecords) -> str:
     if run.labels_revealed:
         notes.append("**An upper bound:** the labels of the clients' images were revealed to the method.\n")
     if config["init_from"]:
-        notes.append(f"It began with the model of another run, `{config['init_from']}` (init_from.json).\n")
-    notes += [f"{sentence}\n" for sentence in conditions(run)]
+        notes.append(f"It began with the model of another run, {_plain(config['init_from'])} (init_from.json).\n")
+    notes += [f"{_plain(sentence)}\n" for sentence in conditions(run)]
     versions = (run.summary or {}).get("versions", {})
     made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
-    return f"""# {config["model"]["name"]} trained with {method} on {name}
+    made_with = _plain(made_with)
+    return f"""# {_plain(config["model"]["name"])} trained with {method} on {name}
 
 {"".join(note + chr(10) for note in notes)}An image classifier trained by federated semi-supervised learning over \
 {config["num_clients"]} clients. Labels: {labels}.
@@ -93,13 +98,13 @@ Nothing is known about images from elsewhere; look at the accuracy by class in `
 ```python
 import fedjax_ssl
 
-predict = fedjax_ssl.load("{folder}")
+predict = fedjax_ssl.load({json.dumps(folder, ensure_ascii=False)})
 prediction = predict(images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside
 prediction.labels, prediction.probabilities
 ```
 
 ```
-python launch.py predict --workdir={folder} --npz=FILE --out=predictions.npz
+python launch.py predict --workdir={shlex.quote(folder)} --npz=FILE --out=predictions.npz
 ```
 
 ## Train it again
@@ -111,16 +116,21 @@ import json
 import fedjax_ssl
 
 config = fedjax_ssl.base_config()
-config.update(json.load(open("{folder}/config.json")))
+config.update(json.load(open({json.dumps(folder + "/config.json", ensure_ascii=False)})))
 fedjax_ssl.train(config, "runs/again")
 ```
 """
 
 
+def _plain(text: object) -> str:
+    """A text from elsewhere, such as the name of a data set, that is neither markup nor ends a table's cell."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(printable(str(text)), quote=False))
+
+
 def _division(data: dict[str, Any]) -> str:
     """How the images were divided among the clients, in a few words."""
     if data["partition_file"]:
-        return f"as saved in {data['partition_file']}"
+        return f"as saved in {_plain(data['partition_file'])}"
     scheme = data["partition"]
     field = _FIELD_OF_SCHEME.get(scheme)
     text = scheme if field is None else f"{scheme} ({field} {data[field]:g})"

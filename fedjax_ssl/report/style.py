@@ -90,6 +90,7 @@ def save(figure: Figure, folder: pathlib.Path, name: str, title: str, kinds: tup
     Returns:
         The figure as an element for a page: no background, and text in the page's colour.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)  # of a page elsewhere
     make_folder(folder)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # its parts have found their places, which are those of every kind

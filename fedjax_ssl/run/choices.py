@@ -111,6 +111,7 @@ def recall(config: ConfigDict, image_shape: tuple[int, ...]) -> Choice | None:
 def remember(config: ConfigDict, image_shape: tuple[int, ...], choice: Choice) -> pathlib.Path:
     """Keeps a choice for runs like this one, see `recall`; returns the file."""
     path = cache_folder() / TUNED
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
     make_folder(path.parent)
     try:
         known = dict(read_json(path))
