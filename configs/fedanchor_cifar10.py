@@ -9,7 +9,7 @@
 rounds. The threshold is the paper's, 0.6; the recipe is `strong`, with 40 epochs on weak views of the anchors before
 the first round, with which clients teach the model something (docs/results.md). `paper` is the paper's own recipe:
 plain SGD, 5 epochs. Arguments: paper, surest, wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each
-client), and the other variants of fedjax_ssl/methods/fedanchor.py. Another method that is named keeps the recipe and
+client), and the other variants of fedjax_ssl/methods/fedanchor/. Another method that is named keeps the recipe and
 has its own threshold.
 
 The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):

@@ -5,7 +5,7 @@
 
 100 clients of 400 images, Dir 0.1, 10,000 labelled anchors at the server, 10 clients a round, 500 rounds.
 Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each client), and the variants of
-fedjax_ssl/methods/fedanchor.py.
+fedjax_ssl/methods/fedanchor/.
 
 The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
                      anchors 2500             10000

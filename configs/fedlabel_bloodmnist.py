@@ -12,7 +12,7 @@ file's test images, its validation images left out:
     FedProx             56.53      FedMatch            58.89
     FedAvg + UDA        53.18      FedLabel            71.46
     FedAvg + FixMatch   47.92
-Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel.py, other methods.
+Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel/, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -22,7 +22,7 @@ of the pooled images (three seeds), here on the test set:
     Table 1: both       44.51  50.53
       only local        32.57  41.21
       only global       37.51  38.43
-Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel.py, other methods.
+Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel/, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

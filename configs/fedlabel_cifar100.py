@@ -16,7 +16,7 @@ images, here on the test set:
     FedProx             11.37      FedMatch            10.86
     FedAvg + UDA        10.80      FedLabel            18.42
     FedAvg + FixMatch   10.16
-Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel.py, other methods.
+Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel/, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

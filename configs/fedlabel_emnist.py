@@ -11,7 +11,7 @@ accuracy, on 15 % of the pooled images, here on the test set:
     FedProx             63.31      FedMatch            63.48
     FedAvg + UDA        68.98      FedLabel            79.33
     FedAvg + FixMatch   67.98
-Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel.py, other methods.
+Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel/, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

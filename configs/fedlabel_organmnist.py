@@ -13,7 +13,7 @@ file's test images, its validation images left out:
     FedProx               48.28   61.86      FedMatch                48.99   72.57
     FedAvg + UDA          55.14   63.05      FedLabel                69.43   79.76
     FedAvg + FixMatch     52.76   70.14
-Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel.py, other methods.
+Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel/, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -12,7 +12,7 @@ with 250 labels and 47.8 with 4,000. A user of the code reports 42 with a newer 
 Beside the work of its 16 steps a round has three quarters more for the report, which labels all images of the users,
 and a sixth for the test of the model.
 Arguments: anchors=, a backbone (its comparison with FedMatch has resnet9), the variants of
-fedjax_ssl/methods/fedrgd.py, other methods.
+fedjax_ssl/methods/fedrgd/, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -38,13 +38,13 @@ ROUND = [
     (
         "server",
         "5. Broadcasts",
-        ["methods/fedanchor.py: broadcast", "client/anchors.py: class_anchors"],
+        ["methods/fedanchor/__init__.py: broadcast", "methods/fedanchor/client.py: class_anchors"],
         ["the model w, its anchors' class means,", "the learning rate"],
     ),
     (
         "client",
         "6. Label their images",
-        ["methods/fedanchor.py: label", "client/anchors.py: class_mean_scores", "client/labels.py: label_cohort"],
+        ["methods/fedanchor/__init__.py: label", "methods/fedanchor/client.py: class_mean_scores", "client/labels.py: label_cohort"],
         ["cosine to the anchors of each class: eq. 3", "label and fix set: eq. 4, 5"],
     ),
     (

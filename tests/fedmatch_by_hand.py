@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from fedjax_ssl.learning.disjoint import PSI, SIGMA
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
 from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (
     CLASSES,

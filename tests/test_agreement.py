@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.client.agreement import agreed_labels, inter_client_consistency
+from fedjax_ssl.methods.fedmatch.client import agreed_labels, inter_client_consistency
 from small_problem import CLASSES
 
 KEY = jax.random.key(0)

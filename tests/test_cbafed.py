@@ -12,11 +12,11 @@ import pytest
 from conftest import TINY_BACKBONE, make_fedanchor_config
 from fedjax_ssl import base_config
 from fedjax_ssl import train as train_run
-from fedjax_ssl.client.class_balanced import Acceptance, acceptance
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, SentDown
+from fedjax_ssl.methods.cbafed.client import Acceptance, acceptance
 from fedjax_ssl.methods.frames import given_labels
 from linear_network import at_rest, divided, in_numpy, sgd_step
 from small_problem import (

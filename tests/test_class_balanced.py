@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.client.class_balanced import Acceptance, accept, acceptance
+from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
 
 
 @pytest.mark.parametrize("num_classes, cap", [(3, 0.95), (10, 0.9), (100, 0.85)])

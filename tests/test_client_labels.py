@@ -7,10 +7,10 @@ import pytest
 
 from fedjax_ssl import base_config
 from fedjax_ssl.client import Examples, label_cohort, qualify, score_by_own_models, score_cohort
-from fedjax_ssl.client.anchors import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Problem
 from fedjax_ssl.methods import semifl
+from fedjax_ssl.methods.fedanchor.client import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
 from linear_network import LinearNetwork, in_numpy, probabilities
 from toy_federation import federation
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.client.compose import PLATEAU
 from fedjax_ssl.engine.interface import Broadcast
-from fedjax_ssl.learning.disjoint import PSI, SIGMA
-from fedjax_ssl.learning.plateau import Plateau, fresh_plateau
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU
+from fedjax_ssl.methods.fedmatch.plateau import Plateau, fresh_plateau
+from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
 from fedmatch_by_hand import ENTRIES, KEY, build, cut, random_params, train_by_hand
 from linear_network import in_numpy
 from small_problem import CLASSES, federation, mirrored, pixels_of, probabilities, statistics_of, train

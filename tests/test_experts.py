@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from experts_by_hand import choose_by_hand
-from fedjax_ssl.client.experts import choose, inverse_entropy, variance
+from fedjax_ssl.methods.fedlabel.client import choose, inverse_entropy, variance
 from linear_network import softmax
 from small_problem import CLASSES
 

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import State, UserError
-from fedjax_ssl.client.anchors import (
+from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.engine.interface import Received, Upload
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fedanchor import HEAD, VARIANTS
+from fedjax_ssl.methods.fedanchor.client import (
     AnchorEmbeddings,
     all_pairs_scores,
     along_common_direction,
@@ -17,10 +21,6 @@ from fedjax_ssl.client.anchors import (
     class_mean_scores,
     leave_one_out_scores,
 )
-from fedjax_ssl.config import apply_arguments, base_config, validate
-from fedjax_ssl.engine.interface import Received, Upload
-from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedanchor import HEAD, VARIANTS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.wire import bytes_per_client
 from fedjax_ssl.server import training

@@ -7,12 +7,12 @@ import pytest
 
 from consistency_by_hand import batches
 from fedjax_ssl import State
-from fedjax_ssl.client.credibility import Credibility, advance
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS, fedil
 from fedjax_ssl.methods.fedil import CREDIBILITY
+from fedjax_ssl.methods.fedil.client import Credibility, advance
+from fedjax_ssl.methods.fedil.server import INCREMENTS
 from fedjax_ssl.server import SERVER_MODEL
-from fedjax_ssl.server.increments import INCREMENTS
 from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (
     CLASSES,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config
-from fedjax_ssl.client.splicing import freezing, head_part, splice
-from fedjax_ssl.client.voting import Accepted
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.interface import Previous, State, Upload
 from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, fedtrinet
 from fedjax_ssl.methods.fedtrinet import ACCEPTED, LOCAL, Extra
+from fedjax_ssl.methods.fedtrinet.client import Accepted
+from fedjax_ssl.methods.fedtrinet.splicing import freezing, head_part, splice
 from fedjax_ssl.models.network import build_network
 from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (

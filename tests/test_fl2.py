@@ -10,8 +10,8 @@ from fedjax_ssl.client.thresholds import class_thresholds
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.sharpness import perturbation
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fl2 import perturbation
 from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (
     CLASSES,

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.client.compose import PLATEAU
-from fedjax_ssl.client.paired_batches import largest_batch
 from fedjax_ssl.engine.interface import Broadcast, Cohort
-from fedjax_ssl.learning.disjoint import PSI, SIGMA
-from fedjax_ssl.learning.plateau import fresh_plateau
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.fedmatch.paired_batches import largest_batch
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU
+from fedjax_ssl.methods.fedmatch.plateau import fresh_plateau
+from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
 from fedmatch_by_hand import KEY, build, numbers, random_params
 from small_problem import federation, small_problem, train
 

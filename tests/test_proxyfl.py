@@ -18,9 +18,9 @@ from fedjax_ssl.learning.losses import disjoint_sets_losses
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.proxyfl import COUNTS, FEATURES, PRIOR, PROXIES, VARIANTS
+from fedjax_ssl.methods.proxyfl.server import tuned_proxies
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.run.experiment import make_problem
-from fedjax_ssl.server.proxies import tuned_proxies
 from linear_network import at_rest, sgd_step, softmax
 from small_problem import (
     CLASSES,

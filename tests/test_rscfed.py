@@ -17,7 +17,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.server.consensus import consensus_weights, distances_to_mean
+from fedjax_ssl.methods.rscfed.server import consensus_weights, distances_to_mean
 from linear_network import in_numpy, sgd_step
 from small_problem import (
     NUM_CLIENTS,

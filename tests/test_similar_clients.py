@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.server.similar_clients import Uploads, nearest_clients, noise_image
+from fedjax_ssl.methods.fedmatch.server import Uploads, nearest_clients, noise_image
 
 
 def test_the_noise_is_one_image():

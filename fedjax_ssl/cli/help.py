@@ -103,7 +103,7 @@ def overview(commands: Mapping[str, Command]) -> str:
                  for name, (about, variants) in read_methods().items()), 16,
             ),
             "Fields that most people change: --config.FIELD=VALUE. The defaults are those of",
-            "fedjax_ssl/fields.py and methods/*.py have all fields; a config file its own.",
+            "fedjax_ssl/fields.py and methods/ have all fields; a config file its own.",
             _rows(
                 ((f"{name} = {fields[name].default}", f"{fields[name].meaning}{_may_be(ranges[name])}")
                  for name in MAIN_FIELDS), 34,

@@ -35,7 +35,7 @@ def read_fields() -> dict[str, Field]:
     """All fields of a configuration by their dotted names, in the order of the source."""
     fields = _fields_of(PACKAGE / "fields.py", "shared_fields")
     for name in read_methods():
-        own = _fields_of(PACKAGE / "methods" / f"{name}.py", "defaults")
+        own = _fields_of(_file_of(name), "defaults")
         fields.update({f"{name}.{field}": value for field, value in own.items()})
     return fields
 
@@ -45,9 +45,15 @@ def read_methods() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Name of each method -> (what it is, the names of its variants)."""
     methods = {}
     for name in _keys(_tree(PACKAGE / "methods" / "__init__.py"), "NAMES"):
-        path = PACKAGE / "methods" / f"{name}.py"
+        path = _file_of(name)
         methods[name] = (summary(docstring(path)), tuple(_keys(_tree(path), "VARIANTS")))
     return methods
+
+
+def _file_of(method: str) -> pathlib.Path:
+    """A method's file, or the face of its folder."""
+    path = PACKAGE / "methods" / f"{method}.py"
+    return path if path.exists() else path.with_suffix("") / "__init__.py"
 
 
 def read_arguments() -> list[str]:

@@ -1,4 +1,4 @@
-"""The registry of methods: one file each, one line here. Methods know client, server and engine, and no disk.
+"""The registry of methods: a file or a folder each, and one line here. Methods know client, server and engine, and no disk.
 
 `find_method` also finds methods from outside the library: those registered in this process, and FILE.py:NAME.
 """
@@ -34,7 +34,7 @@ __all__ = [
     "word",
 ]
 
-# A file has the method's name.
+# A file or a folder has the method's name.
 NAMES = (
     "anchors_only",
     "cbafed",

@@ -17,7 +17,7 @@ stepped; its statistics are of batches that all weigh the same. That is the vari
 batches: 10 of the server's images in the order of classes, 2,048 of the others; here they are 250.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import Batch, Deck, Examples, Loss, label_cohort, local_sgd, own_thresholds
 from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received
 from fedjax_ssl.learning.losses import cross_entropy, soft_label_loss
-from fedjax_ssl.learning.sharpness import perturbation
+from fedjax_ssl.learning.trees import norm
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, real, share, whole, word
@@ -64,6 +64,8 @@ VARIANTS = {
     "sacr_on_all": {"fl2.threshold": 0.0},  # not on the surest alone
     "sam": {"fl2.perturbation": "sam"},
 }
+OFFSET = 0.01  # of |v| in T_v of a weight
+TINY = 1e-16  # of the length, so that a gradient of 0 has a perturbation of 0
 STATUS = "status"  # what a client tells: tau_k
 
 
@@ -180,6 +182,32 @@ def local_training(problem: Problem) -> Phase:
 
     metrics = ("client_loss", "adaptive_loss", *(("consistency_loss",) if options.consistency_weight else ()))
     return local_sgd(problem, prepare, loss, metrics=metrics, told=lambda work, model, totals: {STATUS: work.status})
+
+
+def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = True) -> Any:
+    """eps_v = rho T_v^2 g_v / |(T_v g_v)_v|, the length being that of all parameters as one vector.
+
+    SAM has T_v = 1, so that |eps| = rho (Foret et al., ICLR 2021). ASAM has T_v = |v| + 0.01 for weights, number
+    by number, and 1 for biases, so that a weight moves in proportion to its size (Kwon et al., ICML 2021).
+
+    Args:
+        params: parameters; a bias is a leaf whose name begins with 'bias'.
+        gradients: of the loss, like `params`.
+        radius: rho, not negative.
+        adaptive: ASAM; False: SAM.
+
+    Returns:
+        A pytree like `params`; 0 where all gradients are.
+    """
+
+    def scale(path, leaf):
+        is_bias = jax.tree_util.keystr(path[-1:], simple=True).startswith("bias")
+        return jnp.ones_like(leaf) if is_bias or not adaptive else jnp.abs(leaf) + OFFSET
+
+    scales = jax.tree.map_with_path(scale, params)
+    scaled = jax.tree.map(jnp.multiply, scales, gradients)
+    length = norm(scaled) + TINY
+    return jax.tree.map(lambda t, g: radius * t * (g / length), scales, scaled)
 
 
 ENTRY = Entry(

@@ -33,11 +33,11 @@ from fedjax_ssl.client import (
     local_sgd,
     mean_teacher_phase,
     own_teachers,
+    trained_models,
     trained_parts_of,
 )
 from fedjax_ssl.client.by_role import at_unlabelled_rate, unlabelled_problem
-from fedjax_ssl.client.compose import continued
-from fedjax_ssl.engine import CLASSIFIER, Jobs, Method, Phase, Problem
+from fedjax_ssl.engine import CLASSIFIER, Finished, Jobs, Method, Phase, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import information_loss
 from fedjax_ssl.learning.optimizers import without_parts
@@ -145,6 +145,32 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
     resting = functools.partial(without_parts, parts=tuple(part for part in parts if part not in CLASSIFIER))
     phase = local_sgd(of_role, prepare, loss, metrics=(metric,), parts=parts, handed_on=True, adapt=resting)
     return phase if of_labelled else at_unlabelled_rate(problem, phase)
+
+
+def continued(phase: Phase) -> Phase:
+    """A phase of `local_sgd` that begins with the model of the phase before it, which it hands on where it has no step.
+
+    Args:
+        phase: begins with the received model; its upload has the parts of the one before.
+    """
+
+    def prepare(received, data, cohort, previous) -> Jobs:
+        jobs = phase.prepare(received, data, cohort, previous)
+        takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
+        work = jobs.work, trained_models(received, previous)
+        return jobs._replace(work=work, takes_part=takes_part | previous.took_part)
+
+    def start(received, work, own):
+        training = phase.start(received, work[0], own)
+        return training._replace(learner=training.learner._replace(model=work[1]))
+
+    def step(received, data, work, carry, index, key):
+        return phase.step(received, data, work[0], carry, index, key)
+
+    def finish(received, work, carry, num_steps) -> Finished:
+        return phase.finish(received, work[0], carry, num_steps)
+
+    return Phase(prepare, start, step, finish)
 
 
 ENTRY = Entry(

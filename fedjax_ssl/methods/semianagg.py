@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
-from fedjax_ssl.client.compose import without_memory
-from fedjax_ssl.engine import Method, Problem, Received
+from fedjax_ssl.engine import Method, Phase, Problem, Received
 from fedjax_ssl.learning.losses import unit_vectors
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
@@ -150,6 +149,15 @@ def diversity(cosines: jax.Array, unlabelled: jax.Array) -> jax.Array:
     # Of one client the scores are 0, up to rounding.
     several = (number > 1) & (of_all > 0)
     return jnp.where(several, scores / jnp.where(several, of_all, 1.0), unlabelled / number)
+
+
+def without_memory(phase: Phase, name: str) -> Phase:
+    """A phase whose steps neither read nor carry an entry of the clients' memory, which its `prepare` reads."""
+
+    def start(received, work, own):
+        return phase.start(received, work, {entry: value for entry, value in own.items() if entry != name})
+
+    return phase._replace(start=start)
 
 
 ENTRY = Entry(

@@ -17,12 +17,8 @@ from fedjax_ssl.server.aggregation import (
     weights,
     with_server_model,
 )
-from fedjax_ssl.server.clusters import global_centroids
-from fedjax_ssl.server.consensus import distance_reweighted
 from fedjax_ssl.server.eligible import labelled_clients, only_eligible
 from fedjax_ssl.server.probe import with_probe
-from fedjax_ssl.server.proxies import tune_proxies
-from fedjax_ssl.server.replicas import replica_means, train_replicas
 from fedjax_ssl.server.roles import by_role
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
@@ -50,9 +46,7 @@ __all__ = [
     "add_server_model",
     "by_role",
     "chain",
-    "distance_reweighted",
     "fedavg",
-    "global_centroids",
     "group_members",
     "half_told",
     "labelled_clients",
@@ -63,7 +57,6 @@ __all__ = [
     "own_optimizer",
     "own_weights",
     "pretrained_classifier",
-    "replica_means",
     "screen",
     "supervised_loss",
     "supervised_mixup_loss",
@@ -71,9 +64,7 @@ __all__ = [
     "train_classifier",
     "train_in_turn",
     "train_on_anchors",
-    "train_replicas",
     "train_server_model",
-    "tune_proxies",
     "weighted_mean",
     "weights",
     "with_probe",

@@ -11,7 +11,7 @@ import autograd.numpy as np
 import jax
 import pytest
 
-from fedjax_ssl.server.similar_clients import noise_image
+from fedjax_ssl.methods.fedmatch.server import noise_image
 from official.harness import agree, federation, make_problem, mirrored, rolled, train
 from official.reference import classify, cross_entropy, gradient, in_float64, log_softmax, softmax, weighted_mean
 

@@ -9,7 +9,7 @@ import autograd.numpy as np
 import jax
 import numpy
 
-from fedjax_ssl.server import proxies
+from fedjax_ssl.methods.proxyfl import server as proxies
 from official.consistency import CLIENTS, train_client, weak_logits
 from official.harness import agree, federation, make_problem, train
 from official.reference import gradient, in_float64, linear, log_softmax, softmax, weighted_mean

@@ -23,8 +23,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import quarter_turns
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, clusters, global_model, local_sgd
-from fedjax_ssl.client.clusters import CENTROIDS, PROJECTIONS, Ring
+from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, global_model, local_sgd
 from fedjax_ssl.engine import Broadcast, Images, Jobs, Method, Phase, Problem, Received, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import assignment_loss, cross_entropy, unit_vectors
@@ -33,10 +32,13 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import moving_average, select
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import self_supervised
+from fedjax_ssl.methods.orchestra import client as clusters
+from fedjax_ssl.methods.orchestra.client import CENTROIDS, PROJECTIONS, Ring
+from fedjax_ssl.methods.orchestra.server import global_centroids
 from fedjax_ssl.models import Linear, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
 from fedjax_ssl.sections import Section, real, share, whole
-from fedjax_ssl.server import Link, fedavg, global_centroids, own_weights
+from fedjax_ssl.server import Link, fedavg, own_weights
 
 PROJECTOR, ROTATION, TARGET = "projector", "rotation", "target"
 ENCODER = ("backbone", PROJECTOR)

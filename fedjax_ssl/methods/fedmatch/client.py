@@ -6,18 +6,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.compose import PLATEAU, in_turn, with_plateau
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import label_for_steps
 from fedjax_ssl.client.local_sgd import Loss, local_sgd, own_optimizers
-from fedjax_ssl.client.paired_batches import labelled_batch, largest_batch, pair_decks
 from fedjax_ssl.client.thresholds import own_thresholds
 from fedjax_ssl.engine.interface import Broadcast, Jobs, Phase, Problem
-from fedjax_ssl.learning.disjoint import PSI, SIGMA, merged
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.plateau import fresh_plateau
+from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import zeros_unless
+from fedjax_ssl.methods.fedmatch.paired_batches import labelled_batch, largest_batch, pair_decks
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU, in_turn, with_plateau
+from fedjax_ssl.methods.fedmatch.plateau import fresh_plateau
+from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, merged
 
 SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimiser has the usual entry
 
@@ -148,3 +148,32 @@ def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, 
         return problem.network.predict(merged(Model({SIGMA: sigma, PSI: psi}, batch_stats)), images).logits
 
     return zeros_unless(received.extra, lambda: jax.lax.map(logits, personal["helpers"])), present
+
+
+def inter_client_consistency(
+    helpers: jax.Array, present: jax.Array, logits: jax.Array, confident: jax.Array
+) -> jax.Array:
+    """1/H sum_j KL(p_j || p), the mean over confident images (FedMatch): float32 [].
+
+    Args:
+        helpers: float32 [H, B, C], logits of other clients' models, without gradient.
+        present: bool [H]; the mean is over these, and 0 without any.
+        logits: float32 [B, C], of the client's model.
+        confident: bool [B].
+    """
+    each = [kl_divergence(of_helper, logits, confident) * here for of_helper, here in zip(helpers, present)]
+    return sum(each, start=jnp.float32(0.0)) / jnp.maximum(jnp.sum(present), 1)
+
+
+def agreed_labels(guess: jax.Array, helpers: jax.Array, present: jax.Array) -> jax.Array:
+    """The class with the most votes, of the client's model and of its helpers; of equal ones the first.
+
+    Args:
+        guess: int32 [B], the classes of the client's model.
+        helpers, present: as in `inter_client_consistency`; without any the labels are the guess.
+
+    Returns:
+        int32 [B].
+    """
+    votes = jax.nn.one_hot(jnp.argmax(helpers, axis=-1), helpers.shape[-1]) * present[:, None, None]
+    return jnp.argmax(jax.nn.one_hot(guess, helpers.shape[-1]) + jnp.sum(votes, axis=0), axis=-1).astype(jnp.int32)

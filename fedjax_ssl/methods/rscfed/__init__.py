@@ -27,9 +27,9 @@ from fedjax_ssl.engine import Draw, Method, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.rscfed.server import DISTANCES, distance_reweighted
 from fedjax_ssl.sections import Section, real, share, whole, word
-from fedjax_ssl.server import distance_reweighted, fedavg
-from fedjax_ssl.server.consensus import DISTANCES
+from fedjax_ssl.server import fedavg
 
 FIELDS = {
     "data.labels": "some_clients",

@@ -19,24 +19,38 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import Batch, Loss, global_model, qualify
-from fedjax_ssl.client.agreement import agreed_labels, inter_client_consistency
-from fedjax_ssl.client.compose import PLATEAU, sparse_upload
 from fedjax_ssl.client.debias import debiased
-from fedjax_ssl.client.disjoint import Work, disjoint_phase, helper_logits, own_memory
 from fedjax_ssl.engine import Method, Problem, Received, State
 from fedjax_ssl.engine.interface import completed
-from fedjax_ssl.learning import sparse
-from fedjax_ssl.learning.disjoint import PSI, SIGMA, distances, divided, merged
 from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.plateau import after_epoch, fresh_plateau
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row, zeros_unless
 from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.fedmatch import sparse
+from fedjax_ssl.methods.fedmatch.client import (
+    Work,
+    agreed_labels,
+    disjoint_phase,
+    helper_logits,
+    inter_client_consistency,
+    own_memory,
+)
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU, sparse_upload
+from fedjax_ssl.methods.fedmatch.plateau import after_epoch, fresh_plateau
+from fedjax_ssl.methods.fedmatch.server import (
+    ENTRIES,
+    changed_entries,
+    embed_models,
+    nearest_clients,
+    new_entries,
+    no_uploads,
+    remember_uploads,
+    sparse_wire_bytes,
+)
+from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, distances, divided, merged
 from fedjax_ssl.sections import Section, real, share, whole
 from fedjax_ssl.server import CLASSIFICATION, fedavg, make_statistics, own_optimizer, supervised_loss, train_on_anchors
-from fedjax_ssl.server.similar_clients import embed_models, nearest_clients, no_uploads, remember_uploads
-from fedjax_ssl.server.sparse_messages import ENTRIES, changed_entries, new_entries, sparse_wire_bytes
 
 PARTS, UPLOADS = "parts", "uploads"  # the server's memory: sigma and psi, and what clients uploaded
 

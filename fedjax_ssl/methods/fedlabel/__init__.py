@@ -37,13 +37,21 @@ from fedjax_ssl.client import (
     own_optimizers,
     trained_models,
 )
-from fedjax_ssl.client.experts import CONFIDENCES, EXPERTS, ORDERS, PARTNERS, Choice, divergence_of_other, label_drawn
 from fedjax_ssl.engine import CLASSIFIER, Augmentation, Broadcast, Jobs, Method, Phase, Problem, trained_parts
 from fedjax_ssl.learning.losses import fixmatch_loss, mean_square_distances
 from fedjax_ssl.learning.optimizers import never_cleared
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.fedlabel.client import (
+    CONFIDENCES,
+    EXPERTS,
+    ORDERS,
+    PARTNERS,
+    Choice,
+    divergence_of_other,
+    label_drawn,
+)
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import fedavg, half_told, told_weights

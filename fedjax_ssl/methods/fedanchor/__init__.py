@@ -27,7 +27,12 @@ from fedjax_ssl.client import (
     own_optimizers,
     own_thresholds,
 )
-from fedjax_ssl.client.anchors import (
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Problem, State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import RECIPES
+from fedjax_ssl.learning.schedule import learning_rate_at
+from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.fedanchor.client import (
     AnchorEmbeddings,
     ClassAnchors,
     along_common_direction,
@@ -35,11 +40,7 @@ from fedjax_ssl.client.anchors import (
     class_anchors,
     leave_one_out_scores,
 )
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Problem, State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import RECIPES
-from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.fedanchor.server import contrastive_loss
 from fedjax_ssl.models.heads import Linear
 from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import (
@@ -52,7 +53,6 @@ from fedjax_ssl.server import (
     supervised_mixup_loss,
     train_in_turn,
 )
-from fedjax_ssl.server.contrastive import contrastive_loss
 
 HEAD = "anchor_head"
 

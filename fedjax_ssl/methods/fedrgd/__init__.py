@@ -31,9 +31,10 @@ from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes, where_rows
 from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, share, whole, word
-from fedjax_ssl.server import CLASSIFICATION, group_members, replica_means, train_replicas
+from fedjax_ssl.server import CLASSIFICATION, group_members
 from fedjax_ssl.server.aggregation import check_own_mean, client_weights
 
 GROUPS = "groups"  # the entry of `State.server`: each group's mean

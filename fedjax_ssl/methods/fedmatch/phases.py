@@ -1,4 +1,4 @@
-"""Phases of local training made of others: continued, in turn, at a rate of their own, sparse."""
+"""Phases of local training made of others: in turn, at a rate of their own, with a sparse upload (FedMatch)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,49 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.local_sgd import trained_models
-from fedjax_ssl.engine.interface import Finished, Jobs, Phase, Upload
-from fedjax_ssl.learning import sparse
-from fedjax_ssl.learning.plateau import after_epoch
+from fedjax_ssl.engine.interface import Finished, Phase, Upload
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
+from fedjax_ssl.methods.fedmatch import sparse
+from fedjax_ssl.methods.fedmatch.plateau import after_epoch
 
 PLATEAU = "plateau"  # the entry of a client's learning rate in its memory
-
-
-def without_memory(phase: Phase, name: str) -> Phase:
-    """A phase whose steps neither read nor carry an entry of the clients' memory, which its `prepare` reads."""
-
-    def start(received, work, own):
-        return phase.start(received, work, {entry: value for entry, value in own.items() if entry != name})
-
-    return phase._replace(start=start)
-
-
-def continued(phase: Phase) -> Phase:
-    """A phase of `local_sgd` that begins with the model of the phase before it, which it hands on where it has no step.
-
-    Args:
-        phase: begins with the received model; its upload has the parts of the one before.
-    """
-
-    def prepare(received, data, cohort, previous) -> Jobs:
-        jobs = phase.prepare(received, data, cohort, previous)
-        takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
-        work = jobs.work, trained_models(received, previous)
-        return jobs._replace(work=work, takes_part=takes_part | previous.took_part)
-
-    def start(received, work, own):
-        training = phase.start(received, work[0], own)
-        return training._replace(learner=training.learner._replace(model=work[1]))
-
-    def step(received, data, work, carry, index, key):
-        return phase.step(received, data, work[0], carry, index, key)
-
-    def finish(received, work, carry, num_steps) -> Finished:
-        return phase.finish(received, work[0], carry, num_steps)
-
-    return Phase(prepare, start, step, finish)
 
 
 def in_turn(*phases: Phase) -> Phase:

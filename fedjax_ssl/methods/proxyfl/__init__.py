@@ -27,9 +27,10 @@ from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received
 from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, fixmatch_loss, unit_vectors
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.proxyfl.server import tune_proxies
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.sections import Section, real, share, whole, word
-from fedjax_ssl.server import Flow, Link, fedavg, tune_proxies
+from fedjax_ssl.server import Flow, Link, fedavg
 
 FEATURES, PROXIES = "feature_projection", "proxy_projection"  # the heads P_f and P_w
 PRIOR, COUNTS = "prior", "class_counts"  # entries of the server's memory, and of what clients tell

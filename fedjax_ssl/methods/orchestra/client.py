@@ -10,7 +10,7 @@ from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.engine.interface import Finished, Images, Jobs, Phase, Upload
 from fedjax_ssl.learning.losses import unit_vectors
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.sinkhorn import sinkhorn
+from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
 
 PROJECTIONS = "projections"  # the entry of the clients' memory, a `Ring`
 CENTROIDS = "centroids"  # what a client tells, float32 [L, D]; the server's have the same name

@@ -36,9 +36,7 @@ from fedjax_ssl.client import (
     unlabelled_phase,
     weak_views,
 )
-from fedjax_ssl.client.class_balanced import Acceptance, accept, acceptance
 from fedjax_ssl.client.debias import without_prior
-from fedjax_ssl.client.residual import with_residual
 from fedjax_ssl.engine import (
     CLASSIFIER,
     Broadcast,
@@ -52,11 +50,12 @@ from fedjax_ssl.engine import (
     trained_parts,
 )
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
+from fedjax_ssl.methods.cbafed.residual import RECORD, residual_over_rounds, with_residual
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating, given_labels
 from fedjax_ssl.sections import Section, real, share, whole
 from fedjax_ssl.server import fedavg, own_weights
-from fedjax_ssl.server.residual import RECORD, residual_over_rounds
 
 COUNTS = "class_counts"  # the accepted pseudo-labels of each class: told by a client, remembered by the server
 GIVEN = "given_labels"  # of each class, in the server's memory
