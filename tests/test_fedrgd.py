@@ -12,7 +12,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedrgd import Place
-from fedjax_ssl.server import replica_means, train_replicas
+from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
 from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (
     CLASSES,

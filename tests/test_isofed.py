@@ -9,8 +9,7 @@ from consistency_by_hand import batches
 from fedjax_ssl.client import STANDARD, own_teachers
 from fedjax_ssl.engine.interface import Cohort, Jobs, Phase, Report, State
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedmatch.phases import continued
-from fedjax_ssl.methods.isofed import is_labelled_turn
+from fedjax_ssl.methods.isofed import continued, is_labelled_turn
 from fedjax_ssl.server.eligible import _of_eligible
 from linear_network import at_rest, in_numpy, sgd_step
 from small_problem import (

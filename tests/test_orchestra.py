@@ -16,8 +16,8 @@ from fedjax_ssl.learning.optimizers import followed_by
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.orchestra import Clusters, by_batches
 from fedjax_ssl.methods.orchestra.client import Ring, filled, local_centroids, pushed
+from fedjax_ssl.methods.orchestra.server import global_centroids
 from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
-from fedjax_ssl.server import global_centroids
 from fedjax_ssl.server.aggregation import Flow
 from linear_network import softmax
 from small_problem import KEPT, federation, handed_on, mirrored, negative, pixels_of, sent_down, small_problem, train
