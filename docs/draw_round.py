@@ -44,7 +44,11 @@ ROUND = [
     (
         "client",
         "6. Label their images",
-        ["methods/fedanchor/__init__.py: label", "methods/fedanchor/client.py: class_mean_scores", "client/labels.py: label_cohort"],
+        [
+            "methods/fedanchor/__init__.py: label",
+            "methods/fedanchor/client.py: class_mean_scores",
+            "client/labels.py: label_cohort",
+        ],
         ["cosine to the anchors of each class: eq. 3", "label and fix set: eq. 4, 5"],
     ),
     (

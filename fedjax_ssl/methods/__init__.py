@@ -1,4 +1,4 @@
-"""The registry of methods: a file or a folder each, and one line here. Methods know client, server and engine, and no disk.
+"""The registry of methods: a file or a folder each, one line here. They know client, server and engine, and no disk.
 
 `find_method` also finds methods from outside the library: those registered in this process, and FILE.py:NAME.
 """
