@@ -1,0 +1,52 @@
+"""The scripts of examples/: plain loops that give what the compiled round gives."""
+
+import importlib.util
+
+import chex
+import numpy as np
+import optax
+import pytest
+
+from official.consistency import CLIENTS
+from official.harness import federation, make_problem, mirrored, rolled, train
+
+FIELDS = {
+    "data.labels": "clients",
+    "model.normalisation": "none",
+    "fixmatch.threshold": 0.5,
+    "consistency.unlabelled_ratio": 1,
+    "client.clip_norm": 0.0,
+    "client.nesterov": False,
+    "client.weight_decay": 0.0,
+}
+
+
+@pytest.fixture
+def example(root):
+    spec = importlib.util.spec_from_file_location("fixmatch_example", root / "examples" / "fixmatch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_plain_fixmatch_equals_the_compiled_rounds(example):
+    run = train(make_problem("fixmatch", **FIELDS), federation(CLIENTS), rounds=2)
+    config, images, labels = run.problem.config.client, np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    optimizer = optax.sgd(config.learning_rate, config.momentum)
+    train_client = example.make_client(run.problem.network, optimizer, threshold=0.5)
+    model = run.states[0].model
+
+    def batches(job):
+        """As many steps as the longer list has batches; the shorter one begins again."""
+        few, many = job.batches(config.batch_size, job.work.labelled), job.batches(config.batch_size)
+        for index in range(job.num_steps):
+            known, rows = few[index % len(few)], many[index % len(many)]
+            yield mirrored(images[known]), labels[known], mirrored(images[rows]), rolled(images[rows])
+
+    for of_round in run.rounds:
+        (jobs,) = of_round.jobs
+        trained = [train_client(model, batches(job)) for job in jobs]
+        model = example.mean(trained, [len(CLIENTS[job.client]) for job in jobs])
+    moved = np.abs(model.params["classifier"]["kernel"] - run.states[0].model.params["classifier"]["kernel"])
+    assert np.max(moved) > 0.01
+    chex.assert_trees_all_close(model.params, run.states[-1].model.params, atol=1e-5)
