@@ -18,7 +18,7 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
-def import_own(field: str, name: str, what: str) -> tuple[Any, str | None]:
+def import_own(field: str, name: str, what: tuple[str, str]) -> tuple[Any, str | None]:
     """Imports the object that a path names.
 
     Args:
