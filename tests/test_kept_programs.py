@@ -216,6 +216,7 @@ def test_a_start_that_is_interrupted_keeps_what_it_has_compiled(kept):
 
 def test_the_code_of_a_config_file_counts(kept, tmp_path):
     """It may change the library in memory."""
+    sys.modules.pop("fedjax_ssl_config_mine", None)  # another test may have loaded a file of that name
     file, found = tmp_path / "mine.py", [key()]
     for value in (1, 2):
         file.write_text(f"def get_config():\n    return {value}\n")

@@ -16,6 +16,7 @@ from conftest import make_tiny_config
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.runs import Group, read_groups, read_run, what_differs
+from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
 from fedjax_ssl.report.figures import confusion_matrix, who_holds_what
@@ -52,6 +53,9 @@ def three_runs(finished_fedanchor_run, tmp_path_factory):
         for line in lines:
             line["test_accuracy"] = 0.5 + 0.1 * line["round"] + better
         (folder / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summary = json.loads((folder / name / "summary.json").read_text())
+        summary[METRICS_SUM] = checksum_of_records(folder / name, summary["rounds"])
+        (folder / name / "summary.json").write_text(json.dumps(summary))
     return folder
 
 
