@@ -111,7 +111,7 @@ def compiler_arithmetic(phase: Phase, broadcast, data, cohort: Cohort) -> float:
     """XLA's count of everything in one step of one client, before any optimisation."""
     jobs = jax.eval_shape(lambda *arguments: phase.prepare(*arguments, None), broadcast, data, cohort)
     work = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), jobs.work)
-    carry = jax.eval_shape(phase.start, broadcast, work, {})
+    carry = jax.eval_shape(phase.start, broadcast, data, work, {})
     lowered = jax.jit(phase.step).lower(broadcast, data, work, carry, jnp.int32(0), jax.random.key(0))
     return lowered.cost_analysis()["flops"]
 

@@ -159,7 +159,7 @@ def train(phase, received, data, client, own=None, previous=None, personal=(), j
     """
     job = prepare(phase, received, data, client, own, previous, personal)
     start, step, finish = map(jax.jit, (phase.start, phase.step, phase.finish)) if jit else phase[1:]
-    carry = start(received, job.work, {**(own or {}), **job.own})
+    carry = start(received, data, job.work, {**(own or {}), **job.own})
     for index in range(int(job.num_steps)):
         carry = step(received, data, job.work, carry, jnp.int32(index), jax.random.key(index))
     return job, finish(received, job.work, carry, job.num_steps)

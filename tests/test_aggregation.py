@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.server import Link, chain, fedavg, mean, optimizer, screen, told_weights, weights, with_server_model
+from fedjax_ssl.server import Link, chain, fedavg, mean, optimizer, screen, weights, weights_told, with_server_model
 from fedjax_ssl.server.aggregation import client_weights, weighted_mean
 
 KEY = jax.random.key(0)
@@ -54,10 +54,10 @@ def problem_with(normalisation="static", **options):
     return types.SimpleNamespace(config=config, network=types.SimpleNamespace(normalisation=normalisation))
 
 
-def received_of(classifiers, accepted, batch_stats=(), told=None):
+def received_of(classifiers, accepted, batch_stats=(), metadata=None):
     """Rows of 30, 10 and 60 examples, of which 1, 3 and 0 qualified, as far as there are uploads."""
     rows = len(classifiers)
-    upload = Upload(Model({"classifier": jnp.array(classifiers)}, batch_stats), told or {})
+    upload = Upload(Model({"classifier": jnp.array(classifiers)}, batch_stats), metadata or {})
     numbers = np.array([30, 10, 60])[:rows], np.array([1, 3, 0])[:rows]
     return Received(upload, jnp.array(accepted), jnp.arange(rows), None, *numbers)
 
@@ -171,9 +171,9 @@ def test_weights_and_mean(kind, shares):
 
 def test_weights_that_are_told():
     """A number in each upload, of the accepted ones; whatever `aggregation.weights` says."""
-    aggregation = fedavg(problem_with(), weighted_by=told_weights("used"), parts=PARTS)
+    aggregation = fedavg(problem_with(), weighted_by=weights_told("used"), parts=PARTS)
     state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
-    received = received_of(SENT, [True, True, False], told={"used": jnp.array([0.9, 0.1, 5.0])})
+    received = received_of(SENT, [True, True, False], metadata={"used": jnp.array([0.9, 0.1, 5.0])})
     found, _ = aggregation.aggregate(state, None, received, KEY)
     np.testing.assert_allclose(found.model.params["classifier"], [0.9, 0.1] @ SENT[:2], rtol=1e-6)
 

@@ -46,7 +46,7 @@ def one_cohort(kind, strength=0.0, lies=LIES, honest=HONEST):
     broadcast, keys = Broadcast(Model(down, {}), 0.1), jax.random.split(jax.random.key(0), ROWS)
     found = jax.jit(lambda sent: attacked(options, sent, broadcast, jnp.array(lies), jnp.array(honest), keys))(uploads)
     np.testing.assert_array_equal(found.model.batch_stats["mean"], np.ones((ROWS, 2)))
-    np.testing.assert_array_equal(found.told["told"], np.arange(ROWS))
+    np.testing.assert_array_equal(found.metadata["told"], np.arange(ROWS))
     arrived = {name: np.asarray(leaf) - down.get(name, 0) for name, leaf in found.model.params.items()}
     rows = lambda tree: np.concatenate([np.reshape(tree[name], (ROWS, -1)) for name in sorted(tree)], axis=1)  # noqa: E731
     return rows(changes | {"own": own}), rows(arrived)

@@ -134,7 +134,7 @@ def nothing_trained(result):
 
 
 def assert_told(result, labelled, accepted):
-    told = result.finished.upload.told
+    told = result.finished.upload.metadata
     assert set(told) == {"labelled", "accepted"}
     np.testing.assert_allclose([told["labelled"], told["accepted"]], [labelled, accepted], rtol=1e-6)
 
@@ -402,7 +402,7 @@ def test_both_classifiers_of_acr_train(data):
         weights += list(weights_of[1])
     assert_model(finished.upload.model, model, statistics)
     np.testing.assert_allclose(finished.upload.model.params[STANDARD]["kernel"], model["standard"], atol=1e-5)
-    assert finished.upload.told["accepted"] == sum(weights) and 0 < sum(weights) < len(weights)
+    assert finished.upload.metadata["accepted"] == sum(weights) and 0 < sum(weights) < len(weights)
 
 
 def test_acr_has_labelled_losses_of_its_own():

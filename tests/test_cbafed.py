@@ -102,8 +102,8 @@ def test_a_labelled_client_is_drawn_back_to_its_record(data, second_stage, weigh
     second, sent = train(method.phases[1], received, data, LABELLED, previous=handed_on(job, finished))
     assert second.num_steps == 0 and second.takes_part
     chex.assert_trees_all_equal(sent.upload.model, finished.upload.model)
-    assert sent.upload.told["labelled"] == 5
-    np.testing.assert_array_equal(sent.upload.told[COUNTS], np.zeros(CLASSES))
+    assert sent.upload.metadata["labelled"] == 5
+    np.testing.assert_array_equal(sent.upload.metadata[COUNTS], np.zeros(CLASSES))
 
 
 def coin(key, images):
@@ -151,7 +151,7 @@ def test_the_views_that_were_labelled_are_trained_on(data, thresholds, rare, siz
     assert len(accepted) == size
     np.testing.assert_array_equal(np.flatnonzero(job.report.qualified), accepted)
     np.testing.assert_array_equal(np.asarray(job.report.labels)[accepted], labels[accepted])
-    np.testing.assert_array_equal(finished.upload.told[COUNTS], np.bincount(labels[accepted], minlength=CLASSES))
+    np.testing.assert_array_equal(finished.upload.metadata[COUNTS], np.bincount(labels[accepted], minlength=CLASSES))
 
     config, trained = problem.config.client, size - (size % 3 == 1)
     order = np.asarray(job.work.deck.order)[0]
@@ -192,7 +192,7 @@ def test_nobody_trains_on_pseudo_labels_in_the_first_stage_and_a_lone_one_is_tol
     threshold = (p[-1] + p[-2]) / 2  # one of three images is above it
     received = received._replace(extra=extra((threshold,) * 3))
     job, finished = train(method.phases[1], received, data, THREE, previous=nothing)
-    assert job.num_steps == 0 and job.takes_part and np.sum(finished.upload.told[COUNTS]) == 1
+    assert job.num_steps == 0 and job.takes_part and np.sum(finished.upload.metadata[COUNTS]) == 1
     chex.assert_trees_all_equal(finished.upload.model.params, received.model.params)
 
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_ssl import base_config
-from fedjax_ssl.client import Deck, Examples, Loss, global_model, local_sgd, own_optimizers, trained_models
+from fedjax_ssl.client import Deck, Examples, Hooks, Loss, global_model, local_sgd, own_optimizers, trained_models
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Jobs, Previous, Problem, State, Upload
 from fedjax_ssl.learning.losses import cross_entropy
@@ -39,7 +39,7 @@ def problem_with(**fields):
     return Problem(config, LinearNetwork(PIXELS, CLASSES), None, None, CLASSES)
 
 
-def phase_of(problem, counts=False, **options):
+def phase_of(problem, counts=False, **hooks):
     """Cross-entropy of the visible labels; with `counts` only the steps of odd numbers are taken."""
     config = problem.config.client
 
@@ -48,16 +48,13 @@ def phase_of(problem, counts=False, **options):
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
         return Jobs(deck.num_steps(config.batch_size), Work(deck))
 
-    def loss(received, data, work, batch, own, key):
-        def of(model):
-            (outputs,), batch_stats = problem.network.train(model, (data.images[batch.rows],), batch.mask)
-            value = cross_entropy(outputs.logits, data.visible_labels[batch.rows], batch.mask)
-            taken = batch.index % 2 == 1 if counts else None
-            return Loss(value, batch_stats, {"client_loss": value}, {"rows": jnp.sum(batch.rows * batch.mask)}, taken)
+    def loss(model, batch, at):
+        (outputs,), batch_stats = problem.network.train(model, (batch.inputs,), batch.mask)
+        value = cross_entropy(outputs.logits, batch.labels, batch.mask)
+        taken = at.step % 2 == 1 if counts else None
+        return Loss(value, batch_stats, {"client_loss": value}, {"rows": jnp.sum(batch.rows * batch.mask)}, taken)
 
-        return of
-
-    return local_sgd(problem, prepare, loss, metrics=("client_loss",), **options)
+    return local_sgd(problem, prepare, loss, hooks=Hooks(**hooks))
 
 
 def run(problem, phase, clients=(0, 1, 2), own=None):
@@ -119,7 +116,7 @@ def test_steps_equal_numpy(name):
         assert_models_equal(row(result.upload.model.params, job), model)
         assert result.upload.model.batch_stats == ()
         np.testing.assert_allclose(result.metrics[0][0]["client_loss"][job], loss, rtol=1e-5)
-    assert result.trained == {} and result.upload.told == {}
+    assert result.trained == {} and result.upload.metadata == {}
 
 
 def test_a_step_that_does_not_count_leaves_model_and_optimiser():
@@ -133,21 +130,21 @@ def test_a_step_that_does_not_count_leaves_model_and_optimiser():
         np.testing.assert_allclose(result.metrics[0][0]["client_loss"][job], loss, rtol=1e-5)  # it is looked at
 
 
-def test_remember_told_and_a_persistent_optimiser():
-    """After each step `remember` is given what the loss laid aside; `told` once what has been summed up."""
+def test_remember_metadata_and_a_persistent_optimiser():
+    """After each step `remember` is given what the loss laid aside; `metadata` once what has been summed up."""
     problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0})
 
     def remember(own, model, aux, index):
         total = own["total"] + (index + 1) * aux["rows"] + jnp.sum(model.params["backbone"]["bias"])
         return {"total": total}
 
-    def told(work, model, totals):
+    def metadata(work, model, totals):
         return {"size": work.deck.size, "loss": totals["client_loss"], "bias": model.params["backbone"]["bias"]}
 
     empty = own_optimizers(problem, problem.network.init(jax.random.key(1)), CLASSIFIER)
     before = jax.tree.map(lambda leaf: 0.01 * (1 + jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), empty)
     own = {**before, "total": jnp.array([5.0, 6.0, 7.0]), "other": jnp.array([1, 2, 3])}
-    result, received, jobs = run(problem, phase_of(problem, remember=remember, told=told), own=own)
+    result, received, jobs = run(problem, phase_of(problem, remember=remember, metadata=metadata), own=own)
     assert set(result.trained) == {"opt_state", "total", "other"}
     start, momenta = in_numpy(received.model.params), lambda own, job: in_numpy(row(own["opt_state"][2].trace, job))
     for job in (0, 2):
@@ -161,7 +158,7 @@ def test_remember_told_and_a_persistent_optimiser():
         for name, leaf in momenta(result.trained, job).items():
             np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
         np.testing.assert_allclose(result.trained["total"][job], total, rtol=1e-5)
-        sent = row(result.upload.told, job)
+        sent = row(result.upload.metadata, job)
         assert sent["size"] == len(CLIENTS[job])
         np.testing.assert_allclose(sent["loss"], loss * len(seen), rtol=1e-5)
         np.testing.assert_allclose(sent["bias"], model["bias"], atol=2e-5)
@@ -185,7 +182,8 @@ def test_the_learning_rate_travels():
     phase, deck = phase_of(problem_with(**{"client.learning_rate": 99.0, "client.clip_norm": 0.0})), None
     cohort = Cohort(jnp.array([2]), {}, jax.random.key(0))
     deck = row(phase.prepare(received, DATA, cohort, None).work.deck, 0)
-    carry = phase.step(received, DATA, Work(deck), phase.start(received, Work(deck), {}), jnp.int32(0), cohort.key)
+    carry = phase.start(received, DATA, Work(deck), {})
+    carry = phase.step(received, DATA, Work(deck), carry, jnp.int32(0), cohort.key)
     rows = np.asarray(deck.rows)[np.asarray(deck.order)[0, :2]]
     model = in_numpy(received.model.params)
     gradient = loss_and_gradient(model, IMAGES[rows].reshape(2, -1) / 255, np.eye(CLASSES)[LABELS[rows]])[1]

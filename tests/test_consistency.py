@@ -107,7 +107,7 @@ def test_labels_at_the_server_leave_no_labelled_part(data):
         problem = small_problem("fixmatch", **{"data.labels": labels})
         phase, received = METHODS["fixmatch"].factory(problem).phases[0], sent_down(problem)
         job = jax.eval_shape(lambda phase=phase, received=received: prepare(phase, received, data, NO_LABELS))
-        carry = jax.eval_shape(phase.start, received, job.work, {})
+        carry = jax.eval_shape(phase.start, received, data, job.work, {})
         jax.eval_shape(phase.step, received, data, job.work, carry, jnp.int32(0), jax.random.key(0))
         assert problem.network.passes == [views]  # the weak and the strong view alone; or with labelled images
         assert (job.work.labelled is None) == (labels == "server")
@@ -123,7 +123,7 @@ def test_statistics_together_are_those_of_all_that_is_present(data):
     phase, (small, small_phase) = METHODS["fixmatch"].factory(problem).phases[0], fixmatch("clients")
     work = prepare(small_phase, sent_down(small), data, A_FEW).work
     received = sent_down(small)._replace(model=jax.jit(problem.network.init)(jax.random.key(0)))
-    carry = phase.start(received, work, {})
+    carry = phase.start(received, data, work, {})
     carry = jax.jit(phase.step)(received, data, work, carry, jnp.int32(1), jax.random.key(0))
 
     rows = np.asarray(work.deck.rows)

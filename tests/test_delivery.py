@@ -101,7 +101,7 @@ def test_late_uploads_join_the_next_round_with_what_they_changed():
         np.testing.assert_array_equal(newer, np.where(waited, SIZES[was], 0))
         np.testing.assert_array_equal(sent[:4][waited], before + (FULL[was] - 1)[waited])
         np.testing.assert_array_equal(np.asarray(received["clients"])[:4][waited], was[waited])
-        np.testing.assert_array_equal(received["uploads"].told["client"][:4][waited], was[waited])
+        np.testing.assert_array_equal(received["uploads"].metadata["client"][:4][waited], was[waited])
         np.testing.assert_array_equal(np.asarray(received["sizes"])[4:], np.where(now, SIZES[drawn], 0))
         late, was, arrived = ~now, drawn, arrived + waited.sum()
         rest = {name: value for name, value in state.server.items() if name != "received"}
@@ -200,7 +200,7 @@ def test_the_server_gets_the_clipped_sum_alone():
     lengths = np.linalg.norm(came, axis=1, keepdims=True)
     assert (lengths > 9).any() and (lengths < 9).any()
     np.testing.assert_allclose(updates_of(state), [np.sum(came * np.minimum(1, 9 / lengths), axis=0) / 4], rtol=1e-5)
-    assert state.server["received"]["uploads"].told == {} and result.healthy
+    assert state.server["received"]["uploads"].metadata == {} and result.healthy
     _, result = run(round_fn, DRAW, [True] * 4)  # the noise alone
     assert result.healthy and result.metrics["dropped_uploads"] == 4
 

@@ -43,7 +43,7 @@ def test_received_says_whose_row_is_whose(round_fn):
     expected = np.where(SIZES[draw] > 0, 1 + SIZES[draw] * (1 + np.array(draw)), 0.0)
     expected[2] = np.nan
     np.testing.assert_array_equal(received["uploads"].model.params["classifier"], expected)
-    np.testing.assert_array_equal(received["uploads"].told["client"], [0, 0, 2, 4, 0, 1])
+    np.testing.assert_array_equal(received["uploads"].metadata["client"], [0, 0, 2, 4, 0, 1])
     metrics = result.metrics
     assert (metrics["uploads"], metrics["dropped_uploads"], metrics["local_steps"]) == (5, 1, 11)
     np.testing.assert_allclose(metrics["steps"], (2 + 3 + 2 + 1) / 4)  # mean of the accepted that had a step
@@ -74,12 +74,12 @@ def personal_method(**others):
 def test_a_message_to_one_client_reaches_it_alone_and_is_counted():
     wire = WireBytes(
         down=lambda broadcast, personal: 100 + personal,
-        up=lambda upload: 8.0 + upload.told["client"],
+        up=lambda upload: 8.0 + upload.metadata["client"],
     )
     round_fn = jax.jit(make_round(problem(), personal_method(wire_bytes=wire), lanes=2))
     draw = [4, 3, 0, 4]
     state, result = run(round_fn, draw)
-    told = np.asarray(state.server["received"]["uploads"].told["personal"])
+    told = np.asarray(state.server["received"]["uploads"].metadata["personal"])
     np.testing.assert_array_equal(told, [40, 0, 0, 40])  # client 3 takes no part
     assert result.metrics["bytes_down"] == sum(100 + 10 * client for client in draw)
     assert result.metrics["bytes_up"] == sum(8 + client for client in (4, 0, 4))
@@ -119,7 +119,7 @@ def test_every_stage_has_a_key_of_its_own():
         return Finished(Upload(received.model, {"key": work}), {}, {})
 
     def aggregate(state, data, received, key):
-        seen["clients"] = received.uploads.told["key"][0]
+        seen["clients"] = received.uploads.metadata["key"][0]
         return state, {}
 
     phase = quiet.phases[0]._replace(prepare=prepare, start=lambda *a: (), step=lambda *a: (), finish=finish)

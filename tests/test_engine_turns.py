@@ -113,9 +113,9 @@ def test_a_client_draws_anew_in_each_turn():
     phase = toy_phase()._replace(prepare=prepare, start=lambda *a: (), step=lambda *a: (), finish=finish)
     round_fn = jax.jit(make_round(problem(), toy_method(turns=2, phases=(phase,)), lanes=2))
     of_turns = run(round_fn, [4, 2, 4, 2])[0].server["received"]
-    assert len({tuple(key.tolist()) for key in of_turns["uploads"].told["key"]}) == 4
+    assert len({tuple(key.tolist()) for key in of_turns["uploads"].metadata["key"]}) == 4
     of_groups = run(round_fn, [4, 2, 4, 2], group=jnp.array([3, 5, 3, 3]))[0].server["received"]
-    first, second, third, fourth = (tuple(key.tolist()) for key in of_groups["uploads"].told["key"])
+    first, second, third, fourth = (tuple(key.tolist()) for key in of_groups["uploads"].metadata["key"])
     assert first == third != second != fourth
     np.testing.assert_array_equal(of_groups["group"], [3, 5, 3, 3])
 

@@ -113,7 +113,7 @@ def test_a_client_holds_two_views_to_its_target(data):
             losses.append(loss)
             running = running_mean(running, *views)
         assert job.num_steps == 4
-        assert set(finished.upload.model.params) == {"backbone"} and finished.upload.told == {}
+        assert set(finished.upload.model.params) == {"backbone"} and finished.upload.metadata == {}
         np.testing.assert_allclose(
             finished.upload.model.params["backbone"]["bias"], params["backbone"]["bias"], atol=2e-5
         )

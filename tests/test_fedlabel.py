@@ -187,7 +187,7 @@ def test_both_phases_are_those_of_the_equations(data, client, fields):
     mean = (local_statistics + statistics) / 2 if losses else statistics
     assert_model(result.finished.upload.model, both, mean)
     labelled = LABELLED_STEPS * 3 if losses else 0
-    assert result.finished.upload.told == {"used": labelled + kept.sum()}
+    assert result.finished.upload.metadata == {"used": labelled + kept.sum()}
     names = ("unlabelled_loss", "consistency_loss", "kept")
     if not (kept == 0).any():  # the loss of a step that is not taken is still reported
         for name, value in zip(names, history.mean(axis=0)):
@@ -263,7 +263,7 @@ def test_without_a_label_that_counts_a_client_sends_its_supervised_model(data, n
             *map(jax.tree.leaves, (result.finished.upload.model, result.supervised.upload.model))
         ):
             np.testing.assert_allclose(sent, supervised, atol=1e-7)
-        assert result.finished.upload.told["used"] == LABELLED_STEPS * 3
+        assert result.finished.upload.metadata["used"] == LABELLED_STEPS * 3
 
 
 def test_unlabelled_images_wait_for_their_round(data):
@@ -291,10 +291,10 @@ def test_two_models_travel_apart(data):
     local, local_statistics, _ = supervised_by_hand(result, data)
     model, statistics, history, *_ = unlabelled_by_hand(result, data, (local, local_statistics))
     assert_model(result.finished.upload.model, model, statistics)
-    assert_model(result.finished.upload.told["supervised"], local, local_statistics)
-    assert result.finished.upload.told["used"] == history[:, 2].sum() > 1
+    assert_model(result.finished.upload.metadata["supervised"], local, local_statistics)
+    assert result.finished.upload.metadata["used"] == history[:, 2].sum() > 1
     none = run(data, SOME, **BOTH, **{"fedlabel.weights": "pseudo_labels", "fedlabel.threshold": 1.0})
-    assert none.finished.upload.told["used"] == 1
+    assert none.finished.upload.metadata["used"] == 1
 
 
 # --- The server. -----------------------------------------------------------------------------------------------------

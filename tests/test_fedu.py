@@ -16,7 +16,7 @@ from fedjax_ssl.learning.trees import moving_average
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Heads, Linear, Projector
 from fedjax_ssl.models.resnet import ResNet
-from small_problem import KEPT, federation, mirrored, negative, pixels_of, sent_down, small_problem, train
+from small_problem import KEPT, federation, mirrored, negative, pixels_of, prepare, sent_down, small_problem, train
 
 CLIENT = 1
 ONLINE = ("backbone", "projector", "predictor")
@@ -122,7 +122,7 @@ def test_fedu_s_visits_are_those_by_hand(data, threshold, is_near):
     assert int(job.num_steps) == 4  # of 7 images two batches of 3, in two epochs
     trained, target, seen, mean = visit(problem, data, job.work.deck, online, target)
     assert finished.metrics["byol_loss"] == pytest.approx(mean, rel=1e-4)
-    assert set(finished.upload.model.params) == set(ONLINE) and not finished.upload.told
+    assert set(finished.upload.model.params) == set(ONLINE) and not finished.upload.metadata
     assert_kernels(finished.upload.model.params, trained)
     assert_kernels(finished.own["target"], target)
     assert_kernels(finished.own, {"predictor": trained["predictor"]})
@@ -171,15 +171,20 @@ def test_the_first_target_may_be_the_online_encoder_itself(data):
     assert_kernels(finished.own["target"], target)
 
 
+def begun(phase, received, data, own):
+    """The carry with which client 0 begins."""
+    return jax.jit(phase.start)(received, data, prepare(phase, received, data, 0, own).work, own)
+
+
 def test_both_encoders_may_begin_with_the_global_one(data):
     problem = problem_of("fedu,both")
     (phase,) = METHODS["fedu"].factory(problem).phases
     received = sent_down(problem, np.int32(3))
     own = memory_of(problem, received, data, last_round=np.int32(2), divergence=np.float32(0))
     encoder = {name: received.model.params[name] for name in ENCODER}
-    carry = jax.jit(phase.start)(received, None, own)
+    carry = begun(phase, received, data, own)
     jax.tree.map(np.testing.assert_array_equal, carry.own["target"], encoder)
-    kept = jax.jit(METHODS["fedu"].factory(problem_of("fedu")).phases[0].start)(received, None, own)
+    kept = begun(METHODS["fedu"].factory(problem_of("fedu")).phases[0], received, data, own)
     jax.tree.map(np.testing.assert_array_equal, kept.own["target"], own["target"])
 
 
@@ -189,7 +194,7 @@ def test_both_encoders_may_begin_with_the_global_one(data):
 def start_of(problem, data, received, **entries):
     """The online kernels with which a client begins."""
     (phase,) = METHODS["fedema"].factory(problem).phases
-    carry = jax.jit(phase.start)(received, None, memory_of(problem, received, data, **entries))
+    carry = begun(phase, received, data, memory_of(problem, received, data, **entries))
     return carry.learner.model
 
 
@@ -267,7 +272,7 @@ def test_a_selective_client_that_missed_a_round_begins_anew(data, last_round, is
     (phase,) = METHODS["fedema"].factory(problem).phases
     memory = memory_of(problem, received, data, **entries)
     target = received.model.params if is_new else memory["target"]
-    assert_kernels(jax.jit(phase.start)(received, None, memory).own["target"], kernels(target, *ENCODER))
+    assert_kernels(begun(phase, received, data, memory).own["target"], kernels(target, *ENCODER))
 
 
 @pytest.mark.parametrize("name", ["fedu", "fedema"])

@@ -145,7 +145,7 @@ def test_a_client_trains_as_by_hand(data, fields):
     np.testing.assert_array_equal(job.report.qualified, counts)
     assert 0 < sum(surest & counts) <= sum(counts) < SIZE  # each set has something to say
     assert (problem.config.threshold.kind == "sat") == (sum(surest) < sum(counts))
-    assert float(finished.upload.told["status"]) == pytest.approx(tau, rel=1e-5)
+    assert float(finished.upload.metadata["status"]) == pytest.approx(tau, rel=1e-5)
     model, statistics, losses = train_by_hand(problem, data, received, job.work)
     assert_model(finished.upload.model, model, statistics)
     names = ("adaptive_loss", "consistency_loss")[: len(finished.metrics) - 1]

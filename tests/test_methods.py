@@ -241,7 +241,7 @@ def test_a_late_upload_counts_by_its_factor(trained):
     sent, rng = trained.sent.up, np.random.default_rng(0)
     down, draw = method.broadcast(state, data, key), selection(problem, method)(state, data, key)
     number = len(draw.clients)
-    told = jax.tree.map(lambda leaf: np.float32(rng.uniform(0.1, 0.9, leaf.shape)), dict(sent.told))
+    told = jax.tree.map(lambda leaf: np.float32(rng.uniform(0.1, 0.9, leaf.shape)), dict(sent.metadata))
     told |= {LABELLED: np.float32(np.arange(number) // 2 % 2 * 20)} if LABELLED in told else {}
     statistics = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), sent.model.batch_stats)
     groups, sizes = np.arange(number) * draw.turns // number, np.arange(20, 20 + number, dtype=np.int32)

@@ -299,7 +299,7 @@ def test_a_client_s_training_is_that_by_hand(data):
     jax.tree.map(np.testing.assert_array_equal, told.upload.model, upload)
     key = Cohort(np.array([CLIENT]), {}, jax.random.key(4)).keys()[0]
     expected = jax.jit(local_centroids, static_argnums=2)(key, finished.own["projections"].rows, 2)
-    np.testing.assert_allclose(told.upload.told["centroids"], expected, atol=1e-5)
+    np.testing.assert_allclose(told.upload.metadata["centroids"], expected, atol=1e-5)
 
 
 def test_the_first_round_clusters_and_does_not_train(data):

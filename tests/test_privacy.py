@@ -54,7 +54,7 @@ def test_the_sum_is_clipped_and_divided_by_what_is_expected():
     expected = np.sum(rows * np.minimum(1, S / lengths), axis=0) / M
     found = jax.jit(lambda key: one_private_upload(options(1e-9), before, broadcast, key))(jax.random.key(0))
     np.testing.assert_allclose(moved(found, broadcast), expected, rtol=1e-4, atol=1e-6)
-    assert found.accepted.tolist() == [True] and found.sizes.tolist() == [1] and found.uploads.told == {}
+    assert found.accepted.tolist() == [True] and found.sizes.tolist() == [1] and found.uploads.metadata == {}
 
 
 def test_the_noise_has_its_deviation_and_comes_without_uploads_too():

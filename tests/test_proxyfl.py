@@ -206,7 +206,7 @@ def test_local_training_is_that_of_the_equations(data, variants, client, fields)
     names = ("client_loss", "labelled_loss", "unlabelled_loss", "contrastive_loss")
     for name, value in zip(names, np.mean(metrics, axis=0)):
         np.testing.assert_allclose(finished.metrics[name], value, rtol=1e-4, err_msg=name)
-    np.testing.assert_array_equal(finished.upload.told[COUNTS], counts)
+    np.testing.assert_array_equal(finished.upload.metadata[COUNTS], counts)
     assert client == NO_LABELS or {True, False, 2} <= seen  # confident images and others, and one with two candidates
 
 
@@ -220,7 +220,7 @@ def test_counts_are_those_of_the_last_local_epoch(data):
     labels = np.argmax(x @ first["kernel"] + first["bias"], axis=1)  # all accepted
     assert job.num_steps == 6 and len(labels) == 6
     counts = np.bincount([*truth[truth >= 0], *labels], minlength=CLASSES)
-    np.testing.assert_array_equal(finished.upload.told[COUNTS], counts)
+    np.testing.assert_array_equal(finished.upload.metadata[COUNTS], counts)
 
 
 def test_contrastive_losses_are_those_of_the_loop():
@@ -328,7 +328,7 @@ def test_the_prior_is_that_of_the_clients_counts(kind):
     np.testing.assert_allclose(np.sum(after.server[PRIOR]), 1, rtol=1e-6)
     broadcast = method.broadcast(after, None, None)
     np.testing.assert_array_equal(broadcast.extra, after.server[PRIOR])  # it goes down in the next round
-    nothing = received._replace(uploads=received.uploads._replace(told={COUNTS: np.zeros((4, 3), np.float32)}))
+    nothing = received._replace(uploads=received.uploads._replace(metadata={COUNTS: np.zeros((4, 3), np.float32)}))
     after, _ = method.aggregate(state, None, nothing, jax.random.key(0))
     np.testing.assert_array_equal(after.server[PRIOR], state.server[PRIOR])
 
@@ -368,7 +368,7 @@ def test_each_part_is_switched_off_alone(data):
         method, state, received = uploads(problem)
         assert state.server == {} and method.broadcast(state, None, None).extra == ()  # no prior travels
         _, finished = train(method.phases[0], sent_down(problem), data, A_FEW)
-        assert finished.upload.told == {} and set(finished.upload.model.params) == {"backbone", "classifier"}
+        assert finished.upload.metadata == {} and set(finished.upload.model.params) == {"backbone", "classifier"}
         assert "contrastive_loss" not in finished.metrics
         after, _ = method.aggregate(state, None, received, jax.random.key(0))
         mean = np.tensordot([0.1, 0, 0.3, 0.6], received.uploads.model.params["classifier"]["kernel"], axes=1)

@@ -127,7 +127,7 @@ def test_the_student_is_held_near_its_teacher(data, steps, fields):
     for found, expected in zip(jax.tree.leaves(finished.own["opt_state"]), (velocity["bias"], velocity["kernel"])):
         np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(finished.metrics["unlabelled_loss"], loss, rtol=1e-4)
-    assert finished.upload.told["labelled"] == 0
+    assert finished.upload.metadata["labelled"] == 0
     rows = job.work.deck.rows[:7]  # both views were drawn, and differ in some step
     assert any(not np.array_equal(*views(data, rows, index)) for index in range(6))
 

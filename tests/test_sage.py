@@ -165,7 +165,7 @@ def test_the_code_s_normalisation_is_that_of_training_alone(tmp_path, method):
     def stepped(method):
         phase, received = method.phases[0], method.broadcast(state, own.data, None)
         job = jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, own.data, cohort, None))
-        carry = phase.start(received, job.work, {})
+        carry = phase.start(received, own.data, job.work, {})
         carry = jax.jit(phase.step)(received, own.data, job.work, carry, jnp.int32(0), jax.random.key(2))
         return np.asarray(carry.learner.model.params["classifier"]["kernel"])
 

@@ -72,7 +72,7 @@ def test_what_a_client_tells_of_its_classes(data, compared):
     lay_out = jax.jit(
         lambda client, own: prepare(
             method.phases[1], received, data, client, own=own, previous=nothing_before(received)
-        ).work.rest.told[COSINES]
+        ).work.rest.metadata[COSINES]
     )
     for client in (UNLABELLED, BOTH):
         size = int(data.client_size[client])

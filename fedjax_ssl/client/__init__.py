@@ -2,11 +2,20 @@
 
 from fedjax_ssl.client.acr import STANDARD
 from fedjax_ssl.client.by_role import LABELLED, jobs_without_labels, labelled_phase, unlabelled_phase
-from fedjax_ssl.client.consistency import Rule, Step, consistency_phase
+from fedjax_ssl.client.consistency import Rule, TwoBatches, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.fix_mix import fix_mix_phase
 from fedjax_ssl.client.labels import Labelled, label_cohort, label_for_report, label_for_steps
-from fedjax_ssl.client.local_sgd import Loss, global_model, local_sgd, own_optimizers, trained_models
+from fedjax_ssl.client.local_sgd import (
+    At,
+    Hooks,
+    Loss,
+    LossFunction,
+    global_model,
+    local_sgd,
+    own_optimizers,
+    trained_models,
+)
 from fedjax_ssl.client.mean_teacher import mean_teacher_phase, own_teachers
 from fedjax_ssl.client.on_labels import (
     OnLabels,
@@ -24,14 +33,17 @@ __all__ = [
     "ACCEPTED",
     "LABELLED",
     "STANDARD",
+    "At",
     "Batch",
     "Deck",
     "Examples",
+    "Hooks",
     "Labelled",
     "Loss",
+    "LossFunction",
     "OnLabels",
     "Rule",
-    "Step",
+    "TwoBatches",
     "Work",
     "adjusted_cross_entropy",
     "class_counts",

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.local_sgd import Loss
+from fedjax_ssl.client.local_sgd import At, Loss
 from fedjax_ssl.client.trainers import Seen, Target, Trainer, moved
-from fedjax_ssl.engine.interface import Broadcast, Problem
+from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.losses import cross_entropy
 
 STANDARD = "standard"  # the head h; the classifier is the balanced h_b
@@ -139,17 +139,13 @@ def loss_of_both(problem: Problem, metric: str) -> Callable:
     """l(h(x), y) + l(h_b(x) + tau log pi, y) on a weak view, of the labelled phase; pi is `Broadcast.extra`."""
     strength = problem.config.trainer.strength
 
-    def loss(received: Broadcast, data, work, batch: Batch, own, key):
-        del work, own
-        images, labels = problem.weak(key, data.images[batch.rows]), data.visible_labels[batch.rows]
+    def loss(model, batch: Batch, at: At) -> Loss:
+        images, labels = problem.weak(at.key, batch.inputs), batch.labels
 
-        def of(model) -> Loss:
-            (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)
-            balanced = outputs.logits + adjustment(received.extra, strength)
-            value = cross_entropy(outputs.heads[STANDARD], labels, batch.mask)
-            value += cross_entropy(balanced, labels, batch.mask)
-            return Loss(value, batch_stats, {metric: value})
-
-        return of
+        (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)
+        balanced = outputs.logits + adjustment(at.received.extra, strength)
+        value = cross_entropy(outputs.heads[STANDARD], labels, batch.mask)
+        value += cross_entropy(balanced, labels, batch.mask)
+        return Loss(value, batch_stats, {metric: value})
 
     return loss

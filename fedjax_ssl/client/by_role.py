@@ -5,16 +5,16 @@ other role's loss. Who has labels alone hands its model through the second phase
 one after the other. Either way one upload leaves the client, which tells of how many labels it comes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Deck, Examples
-from fedjax_ssl.client.local_sgd import local_sgd, trained_models
+from fedjax_ssl.client.local_sgd import Hooks, LossFunction, local_sgd, trained_models
 from fedjax_ssl.client.on_labels import jobs_on_labels, loss_on_labels
-from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Jobs, Phase, Problem
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Jobs, Phase, Prepare, Problem
 from fedjax_ssl.learning.sgd import Model
 
 LABELLED = "labelled"  # what every upload tells: the client's labelled examples, float32 []
@@ -36,19 +36,16 @@ class Work(NamedTuple):
     labelled: jax.Array
 
 
-def labelled_phase(
-    problem: Problem, loss: Callable | None = None, metric: str = "labelled_loss", **options: Any
-) -> Phase:
+def labelled_phase(problem: Problem, loss: LossFunction | None = None, parts: tuple[str, ...] = CLASSIFIER) -> Phase:
     """`client.epochs` passes over a client's labelled images; the model goes to the next phase.
 
     Args:
         problem: the run. `client.logit_adjustment` and `client.labelled_views` are of the loss.
-        loss: of `local_sgd`, with an `OnLabels` for its work; None: cross-entropy.
-        metric: name of that loss's only metric.
-        options: further ones of `local_sgd`.
+        loss: its work is an `OnLabels`; None: cross-entropy.
+        parts: of the model that are trained.
     """
-    loss = loss or loss_on_labels(problem, metric)
-    return local_sgd(problem, jobs_on_labels(problem), loss, metrics=(metric,), handed_on=True, **options)
+    loss = loss or loss_on_labels(problem, "labelled_loss")
+    return local_sgd(problem, jobs_on_labels(problem), loss, parts, hooks=Hooks(handed_on=True))
 
 
 class Unlabelled(NamedTuple):
@@ -76,14 +73,10 @@ def jobs_without_labels(problem: Problem) -> Callable:
 
 def unlabelled_phase(
     problem: Problem,
-    prepare: Callable,
-    loss: Callable,
-    *,
-    metrics: tuple[str, ...],
+    prepare: Prepare,
+    loss: LossFunction,
     parts: tuple[str, ...] = CLASSIFIER,
-    told: Callable | None = None,
-    sums: Mapping[str, tuple[int, ...]] = {},
-    **options: Any,
+    hooks: Hooks = Hooks(),  # noqa: B008, it cannot change
 ) -> Phase:
     """The phase behind `labelled_phase`: on a client's unlabelled images, and the upload of both.
 
@@ -92,9 +85,8 @@ def unlabelled_phase(
 
     Args:
         problem: the run.
-        prepare: (received, data, cohort, previous) -> Jobs, whose work has a `Deck` of unlabelled examples named
-            `deck`.
-        loss, metrics, parts, told, sums, options: as those of `local_sgd`; `loss` and `told` get the work of `prepare`.
+        prepare: its work has a `Deck` of unlabelled examples named `deck`.
+        loss, parts, hooks: as those of `local_sgd`; `loss` and `hooks.metadata` get the work of `prepare`.
 
     Returns:
         The Phase. Every upload tells `LABELLED`.
@@ -107,19 +99,16 @@ def unlabelled_phase(
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         return jobs._replace(work=work, takes_part=previous.took_part | takes_part)
 
+    def metadata(work, model, totals):
+        further = {} if hooks.metadata is None else hooks.metadata(work.rest, model, totals)
+        return {LABELLED: work.labelled, **further}
+
     phase = local_sgd(
         unlabelled_problem(problem),
         prepare_both,
-        lambda received, data, work, *rest: loss(received, data, work.rest, *rest),
-        metrics=metrics,
-        parts=parts,
-        begin=lambda received, work, own: work.begin,
-        told=lambda work, model, totals: {
-            LABELLED: work.labelled,
-            **({} if told is None else told(work.rest, model, totals)),
-        },
-        sums=sums,
-        **options,
+        lambda model, batch, at: loss(model, batch, at._replace(work=at.work.rest)),
+        parts,
+        hooks=hooks._replace(begin=lambda received, work, own: work.begin, metadata=metadata),
     )
     return at_unlabelled_rate(problem, phase)
 
@@ -132,7 +121,7 @@ def at_unlabelled_rate(problem: Problem, phase: Phase) -> Phase:
         return received._replace(learning_rate=received.learning_rate * factor)
 
     return phase._replace(
-        start=lambda received, work, own: phase.start(at_own_rate(received), work, own),
+        start=lambda received, *rest: phase.start(at_own_rate(received), *rest),
         step=lambda received, *rest: phase.step(at_own_rate(received), *rest),
     )
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
-from fedjax_ssl.client.local_sgd import Loss, local_sgd
+from fedjax_ssl.client.local_sgd import At, Hooks, Loss, local_sgd
 from fedjax_ssl.engine.interface import Broadcast, Finished, Jobs, Metrics, Phase, Problem
 from fedjax_ssl.learning.losses import negative_cosine
 from fedjax_ssl.learning.sgd import Model, Params
@@ -75,21 +75,17 @@ def byol_phase(
         deck = deck.of_whole_batches(config.batch_size)
         return Jobs(deck.num_steps(config.batch_size), Work(deck))
 
-    def loss(received: Broadcast, data, work, batch: Batch, own, key):
-        del work
-        images, (first_key, second_key) = data.images[batch.rows], jax.random.split(key)
+    def loss(model, batch: Batch, at: At) -> Loss:
+        images, (first_key, second_key) = batch.inputs, jax.random.split(at.key)
         views = first_view(first_key, images), second_view(second_key, images)
-        target = received.model.with_parts(**own[TARGET])
+        target = at.received.model.with_parts(**at.own[TARGET])
         (first, second), _ = network.train(target, views, batch.mask)
         targets = second.heads[PROJECTOR], first.heads[PROJECTOR]  # of the other view
 
-        def of(model) -> Loss:
-            outputs, batch_stats = network.train(model, views, batch.mask)
-            predicted = [each.heads[PREDICTOR] for each in outputs]
-            value = sum(2 + 2 * negative_cosine(one, other, batch.mask) for one, other in zip(predicted, targets))
-            return Loss(value, batch_stats, {"byol_loss": value})
-
-        return of
+        outputs, batch_stats = network.train(model, views, batch.mask)
+        predicted = [each.heads[PREDICTOR] for each in outputs]
+        value = sum(2 + 2 * negative_cosine(one, other, batch.mask) for one, other in zip(predicted, targets))
+        return Loss(value, batch_stats, {"byol_loss": value})
 
     def remember(own, model: Model, aux, index) -> dict[str, Any]:
         del aux, index
@@ -100,13 +96,13 @@ def byol_phase(
         del work
         return where(rule.is_new(received, own), received.model, rule.begin(received, own))
 
-    phase = local_sgd(problem, prepare, loss, metrics=("byol_loss",), parts=ONLINE, remember=remember, begin=begin)
+    phase = local_sgd(problem, prepare, loss, ONLINE, hooks=Hooks(begin=begin, remember=remember))
 
-    def start(received: Broadcast, work, own):
+    def start(received: Broadcast, data, work, own):
         target = select(received.model.params, ENCODER)
         if new_target == "kept":
             target = where(rule.is_new(received, own), target, own[TARGET])
-        return phase.start(received, work, {**own, TARGET: target})
+        return phase.start(received, data, work, {**own, TARGET: target})
 
     def finish(received: Broadcast, work, carry, num_steps) -> Finished:
         finished = phase.finish(received, work, carry, num_steps)

@@ -6,7 +6,7 @@ with none, or with a few goes through the same step. What differs is a method's 
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import as_told, label_for_steps
-from fedjax_ssl.client.local_sgd import Loss, local_sgd
-from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Jobs, Phase, Problem
+from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
+from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -24,58 +24,47 @@ from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import Network
 
 
-class Step(NamedTuple):
-    """What one step knows. What a rule does not read is dead code, which XLA drops.
+class Views(NamedTuple):
+    """Images of a step, as both models see them. What a rule does not read is dead code, which XLA drops.
 
     Attributes:
-        received: the `Broadcast`.
-        model: in training; the loss is a function of it.
-        thresholds: float32 [C], see `label_cohort`.
-        last_epoch: bool [], whether the step is one of the last local epoch.
-        mask: bool [B], which unlabelled images are present; in a loss, which of them have a strong view.
-        by_local: float32 [B, C], logits of their weak views by the model in training; no gradient. By their batch's
-            statistics, see `label_mode`; by the model's, where these views have no pass in training.
-        by_received: float32 [B, C], by the received model and its statistics. With `threshold.debias` these and
-            `labelled_by_received` are of probabilities without the prior.
-        labels: int32 [B'], of the labelled images; B' is 0 if no client has labels.
-        labelled_mask: bool [B'], which of these are present.
-        labelled_by_received: float32 [B', C], logits of their weak views by the received model.
-        weak: Outputs of the weak views in training, [B, ...]; None where they have no pass.
-        strong, labelled: Outputs of the strong views and of the labelled images' weak ones, [B, ...] and [B', ...];
-            None for a rule's `label`.
+        mask: bool [B], which images are present; in a rule's loss, which unlabelled ones have a strong view.
+        labels: int32 [B], the visible labels.
+        by_received: float32 [B, C], logits of the weak views by the received model and its statistics.
+        by_local: float32 [B, C], the same by the model in training; no gradient. By their batch's statistics, see
+            `label_mode`; by the model's, where these views have no pass in training. None for labelled images.
+        weak, strong: Outputs of the views in training, [B, ...]; None where they have no pass.
+
+    With `threshold.debias` the logits are of probabilities without the client's prior.
     """
 
-    received: Broadcast
-    model: Model
-    thresholds: jax.Array
-    last_epoch: jax.Array
     mask: jax.Array
-    by_local: jax.Array
-    by_received: jax.Array
     labels: jax.Array
-    labelled_mask: jax.Array
-    labelled_by_received: jax.Array
-    weak: Outputs | None
+    by_received: jax.Array
+    by_local: jax.Array | None = None
+    weak: Outputs | None = None
     strong: Outputs | None = None
-    labelled: Outputs | None = None
+
+
+class TwoBatches(NamedTuple):
+    """What a step trains on: images with a label, B is 0 if no client has any; and images without."""
+
+    labelled: Views
+    unlabelled: Views
 
 
 class Rule(NamedTuple):
     """What a method does with the unlabelled images of a step.
 
     Attributes:
-        label: Step -> (targets, a pytree with leaves [B, ...]; and weights, bool or float32 [B], of each image in the
-            loss).
-        loss: (Step, targets, weights) -> Loss, without statistics: what the step adds to the labelled images'
-            cross-entropy. Its metrics have `unlabelled_loss`.
-        metrics: names of its other metrics.
-        sums: shapes of its `sums`, by name, see `local_sgd`.
+        label: (batch, at) -> (targets, a pytree with leaves [B, ...]; and weights, bool or float32 [B], of each image
+            in the loss). No strong view has passed yet.
+        loss: (model, batch, at, targets, weights) -> Loss, without statistics: what the step adds to the labelled
+            images' cross-entropy. Its metrics have `unlabelled_loss`.
     """
 
-    label: Callable[[Step], tuple[Any, jax.Array]]
-    loss: Callable[[Step, Any, jax.Array], Loss]
-    metrics: tuple[str, ...] = ()
-    sums: Mapping[str, tuple[int, ...]] = {}
+    label: Callable[[TwoBatches, At], tuple[Any, jax.Array]]
+    loss: Callable[[Model, TwoBatches, At, Any, jax.Array], Loss]
 
 
 class Work(NamedTuple):
@@ -151,70 +140,67 @@ def consistency_phase(
             num_steps = jnp.where(deck.size > 0, config.epochs * length, num_steps)
         return Jobs(num_steps, Work(deck, labelled, made.thresholds, num_steps, made.prior), made.report, made.own)
 
-    def loss(received, data, work: Work, batch: Batch, own, key):
-        del own
-        weak_key, strong_key, labelled_key = jax.random.split(key, 3)
-        images = data.images[batch.rows]
-        weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
-        last_epoch = batch.index >= work.num_steps - work.num_steps // config.epochs
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
+        weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
+        weak, strong = problem.weak(weak_key, batch.inputs), problem.strong(strong_key, batch.inputs)
 
-        def predicted(model, images):
-            """Logits in evaluation mode."""
+        def logits_of(model, images):
             return network.predict(model, images).logits
 
-        def for_labels(logits, rows=batch.rows):
-            logits = as_told(data, rows, jax.lax.stop_gradient(logits))
-            return debiased(logits, work.prior)
+        def for_labels(logits, rows):
+            return debiased(as_told(at.data, rows, jax.lax.stop_gradient(logits)), at.work.prior)
 
-        by_received = for_labels(predicted(received.model, weak))
+        by_received = for_labels(logits_of(at.received.model, weak), batch.rows)
+        unlabelled = Views(batch.mask, batch.labels, by_received)
         if clients_have_labels:
-            known = work.labelled.batch(batch.index, config.batch_size)
-            labels, labelled_mask = data.visible_labels[known.rows], known.mask
-            labelled = problem.weak(labelled_key, data.images[known.rows])
-            labelled_by_received = for_labels(predicted(received.model, labelled), known.rows)
+            known = at.work.labelled.batch(at.step, config.batch_size).read(at.data)
+            known_weak = problem.weak(labelled_key, known.inputs)
+            by_received = for_labels(logits_of(at.received.model, known_weak), known.rows)
+            labelled = Views(known.mask, known.labels, by_received)
+            groups = [([known_weak], known.mask)]
         else:
-            labels, labelled_mask, labelled_by_received = jnp.zeros(0, jnp.int32), jnp.zeros(0, bool), by_received[:0]
+            labelled, groups = Views(jnp.zeros(0, bool), jnp.zeros(0, jnp.int32), by_received[:0]), []
 
-        def of(model) -> Loss:
-            groups = [([labelled], labelled_mask)] if clients_have_labels else []
-            # The confident images are known only after their weak views have passed.
-            unlabelled = [weak] * weak_in_training + [strong] * (not only_confident)
-            passed, after = train_views(network, model, [*groups, (unlabelled, batch.mask)], together)
-            of_labelled = passed.pop(0) if clients_have_labels else None
-            of_weak = passed.pop(0) if weak_in_training else None
-            by_local = for_labels(of_weak.logits if weak_in_training else predicted(model, weak))
-            step = Step(
-                received, model, work.thresholds, last_epoch, batch.mask, by_local, by_received, labels, labelled_mask,
-                labelled_by_received, of_weak,
-            )  # fmt: skip
-            targets, weights = rule.label(step)
-            share = jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
-            counts = None
-            if only_confident:
-                step = step._replace(mask=batch.mask & (weights > 0))
-                passed, after = train_views(network, after, [([strong], step.mask)])
-                counts = jnp.any(step.mask) | jnp.any(labelled_mask)
-            (of_strong,) = passed
-            if not clients_have_labels:
-                of_labelled = jax.tree.map(lambda leaf: leaf[:0], of_strong)
-            result = rule.loss(step._replace(strong=of_strong, labelled=of_labelled), targets, weights)
-            labelled_loss = cross_entropy(of_labelled.logits, labels, labelled_mask)
-            value = labelled_loss + result.value
-            metrics = {"client_loss": value, "confident_share": share, **result.metrics}
-            if clients_have_labels:
-                metrics["labelled_loss"] = labelled_loss
-            return Loss(value, after.batch_stats, metrics, counts=counts, sums=result.sums)
+        # The confident images are known only after their weak views have passed.
+        views = [weak] * weak_in_training + [strong] * (not only_confident)
+        passed, after = train_views(network, model, [*groups, (views, batch.mask)], together)
+        of_labelled = passed.pop(0) if clients_have_labels else None
+        of_weak = passed.pop(0) if weak_in_training else None
+        by_local = for_labels(of_weak.logits if weak_in_training else logits_of(model, weak), batch.rows)
+        both = TwoBatches(labelled._replace(weak=of_labelled), unlabelled._replace(by_local=by_local, weak=of_weak))
+        targets, weights = rule.label(both, at)
 
-        return of
+        share = jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+        mask, counts = batch.mask, None
+        if only_confident:
+            mask &= weights > 0
+            passed, after = train_views(network, after, [([strong], mask)])
+            counts = jnp.any(mask) | jnp.any(labelled.mask)
+        (of_strong,) = passed
+        if not clients_have_labels:
+            of_labelled = jax.tree.map(lambda leaf: leaf[:0], of_strong)
+        both = TwoBatches(
+            both.labelled._replace(weak=of_labelled), both.unlabelled._replace(mask=mask, strong=of_strong)
+        )
+        result = rule.loss(model, both, at, targets, weights)
+        labelled_loss = cross_entropy(of_labelled.logits, labelled.labels, labelled.mask)
+        value = labelled_loss + result.value
+        metrics = {"client_loss": value, "confident_share": share, **result.metrics}
+        if clients_have_labels:
+            metrics["labelled_loss"] = labelled_loss
+        return Loss(value, after.batch_stats, metrics, counts=counts, sums=result.sums)
 
-    metrics = ("client_loss", "confident_share", "unlabelled_loss", *rule.metrics)
-    metrics += ("labelled_loss",) if clients_have_labels else ()
-    return local_sgd(problem, prepare, loss, metrics=metrics, parts=parts, batch_size=unlabelled_size, sums=rule.sums)
+    return local_sgd(problem, prepare, loss, parts, unlabelled_size)
 
 
-def by_one_model(problem: Problem, step: Step) -> jax.Array:
+def by_one_model(problem: Problem, images: Views) -> jax.Array:
     """Logits of the weak views by the model that `consistency.labels_from` names: float32 [B, C]."""
-    return step.by_received if problem.config.consistency.labels_from == "received" else step.by_local
+    return images.by_received if problem.config.consistency.labels_from == "received" else images.by_local
+
+
+def in_last_epoch(problem: Problem, at: At) -> jax.Array:
+    """bool [], whether the step is one of the last local epoch."""
+    return at.step >= at.work.num_steps - at.work.num_steps // problem.config.client.epochs
 
 
 def check_both_label(problem: Problem, name: str) -> None:

@@ -55,7 +55,8 @@ class Batch(NamedTuple):
         places: int32 [B], in the epoch's list, the same in every epoch.
         mask: bool [B], False for the padding of a short batch.
         epoch: int32 [], local epoch, from 0.
-        index: int32 [], local step, from 0.
+        inputs: [B, ...], the examples as they are stored, see `read`.
+        labels: int32 [B], their visible labels; -1 for an example without one.
     """
 
     rows: jax.Array
@@ -63,7 +64,12 @@ class Batch(NamedTuple):
     places: jax.Array
     mask: jax.Array
     epoch: jax.Array
-    index: jax.Array
+    inputs: Any = None
+    labels: Any = None
+
+    def read(self, data: FederatedData) -> "Batch":
+        """The batch with its inputs and labels."""
+        return self._replace(inputs=data.images[self.rows], labels=data.visible_labels[self.rows])
 
 
 class Deck(NamedTuple):
@@ -123,7 +129,7 @@ class Deck(NamedTuple):
         mask = (places < self.size) & (jnp.arange(room) < size)
         places = jnp.minimum(places, self.order.shape[-1] - 1)
         positions = self.order[epoch % len(self.order), places]
-        return Batch(self.rows[positions], positions, places, mask, epoch, index)
+        return Batch(self.rows[positions], positions, places, mask, epoch)
 
 
 class Work(NamedTuple):

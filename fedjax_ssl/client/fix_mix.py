@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_ssl.augment.mixup import MIX_ORDERS, mix_images
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import Labelled
-from fedjax_ssl.client.local_sgd import Loss, local_sgd
+from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
 from fedjax_ssl.engine.interface import CLASSIFIER, Augmentation, Jobs, Phase, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import draw_with_replacement
@@ -91,27 +91,22 @@ def fix_mix_phase(
         report = labelled.report._replace(qualified=qualified)
         return Jobs(work.deck.num_steps(config.batch_size), work, report, labelled.own)
 
-    def loss(received, data, work: FixMix, batch: Batch, own, key):
-        del received, own
-        strong_key, mix_key = jax.random.split(key)
-        x_fix, y_fix, weights = data.images[batch.rows], work.labels[batch.positions], work.weights[batch.positions]
+    def loss(model, batch: Batch, at: At) -> Loss:
+        strong_key, mix_key = jax.random.split(at.key)
+        x_fix, y_fix, weights = batch.inputs, at.work.labels[batch.positions], at.work.weights[batch.positions]
         views = (view(strong_key, x_fix),)
         if with_mixup:
-            drawn = work.mix[batch.epoch % len(work.mix), batch.places]
-            x_mix, y_mix = data.images[work.deck.rows[drawn]], work.labels[drawn]
+            drawn = at.work.mix[batch.epoch % len(at.work.mix), batch.places]
+            x_mix, y_mix = at.data.images[at.work.deck.rows[drawn]], at.work.labels[drawn]
             mixture, mixing = mix_images(problem.weak, mix_key, x_fix, x_mix, mixup_alpha, mix_order)
             views += (mixture,)
 
-        def of(model) -> Loss:
-            outputs, batch_stats = network.train(model, views, batch.mask)
-            fix_loss = cross_entropy(outputs[0].logits, y_fix, batch.mask, weights)  # eq. 7
-            if not with_mixup:
-                return Loss(fix_loss, batch_stats, {"client_loss": fix_loss, "fix_loss": fix_loss})
-            mix_loss = mixup_cross_entropy(outputs[1].logits, y_fix, y_mix, mixing, batch.mask, weights)  # eq. 9
-            value = fix_loss + mix_weight * mix_loss  # eq. 10
-            return Loss(value, batch_stats, {"client_loss": value, "fix_loss": fix_loss, "mix_loss": mix_loss})
+        outputs, batch_stats = network.train(model, views, batch.mask)
+        fix_loss = cross_entropy(outputs[0].logits, y_fix, batch.mask, weights)  # eq. 7
+        if not with_mixup:
+            return Loss(fix_loss, batch_stats, {"client_loss": fix_loss, "fix_loss": fix_loss})
+        mix_loss = mixup_cross_entropy(outputs[1].logits, y_fix, y_mix, mixing, batch.mask, weights)  # eq. 9
+        value = fix_loss + mix_weight * mix_loss  # eq. 10
+        return Loss(value, batch_stats, {"client_loss": value, "fix_loss": fix_loss, "mix_loss": mix_loss})
 
-        return of
-
-    metrics = ("client_loss", "fix_loss", "mix_loss") if with_mixup else ("client_loss", "fix_loss")
-    return local_sgd(problem, prepare, loss, metrics=metrics, parts=parts)
+    return local_sgd(problem, prepare, loss, parts)

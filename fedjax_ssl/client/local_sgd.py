@@ -1,18 +1,21 @@
 """A client's local SGD, the same for all methods: a method lays out the data and gives the loss of a step."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ssl.client.deck import Batch
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,
     Broadcast,
     Finished,
     Metrics,
     Phase,
+    Prepare,
     Previous,
     Problem,
     State,
@@ -28,6 +31,27 @@ from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
 from fedjax_ssl.learning.trees import clip_update, repeated, select, where, where_rows
 
 OPT_STATE = "opt_state"  # the entry of a persistent optimiser in a client's memory
+Adapt = Callable[[optax.GradientTransformation], optax.GradientTransformation]
+
+
+class At(NamedTuple):
+    """What the loss of a step may read besides the model and the batch.
+
+    Attributes:
+        received: the `Broadcast`.
+        data: the federation's data.
+        work: the client's, as `prepare` laid it out.
+        own: the client's memory, without the optimiser's.
+        key: of this step.
+        step: int32 [], the number of this step, from 0.
+    """
+
+    received: Broadcast
+    data: FederatedData
+    work: Any
+    own: Mapping[str, Any]
+    key: jax.Array
+    step: jax.Array
 
 
 class Loss(NamedTuple):
@@ -37,7 +61,7 @@ class Loss(NamedTuple):
         value: float32 [], what the step minimises.
         batch_stats: of the model after this pass.
         metrics: scalars by name, averaged over the job's steps.
-        aux: for `remember`, any pytree.
+        aux: for `Hooks.remember`, any pytree.
         counts: bool [], whether the step is taken; without a gradient, weight decay and the momentum of earlier steps
             would still change the model. None: it is.
         sums: by name, what the client tells the server: added up over its steps.
@@ -51,6 +75,40 @@ class Loss(NamedTuple):
     sums: Mapping[str, jax.Array] = {}
 
 
+class LossFunction(Protocol):
+    """The loss of one step: a pure function, differentiated by the model's trained parts."""
+
+    def __call__(self, model: Model, batch: Batch, at: At) -> Loss: ...
+
+
+class Hooks(NamedTuple):
+    """What a few methods change in a local training. By default nothing.
+
+    Attributes:
+        begin: (received, work, own) -> the model that training begins with; None: the received one.
+        remember: (own, model, aux, step) -> entries of the client's memory after a step, such as a mean teacher's;
+            None: steps leave no memory.
+        send: (received, work, model, totals) -> the model that is uploaded; None: the trained one.
+        sent: the parts that are uploaded, clipped and held by FedProx's term; the other trained parts are in the model
+            that `begin` gives, and lost unless `remember` keeps them. None: all trained parts.
+        metadata: (work, model, totals) -> `Upload.metadata`, once after the last step; `totals` are the metrics' sums
+            over the steps. None: nothing is told but the loss's `sums`.
+        adapt: makes the optimiser of the phase out of the configuration's; None: it is that one.
+        memory: the entry of the client's memory that a persistent optimiser has; phases with an optimiser each have an
+            entry each, see `own_optimizers`.
+        handed_on: whether the model goes to the next phase and not to the server, so that nothing is clipped.
+    """
+
+    begin: Callable[[Broadcast, Any, Any], Model] | None = None
+    remember: Callable[[Any, Model, Any, jax.Array], dict[str, Any]] | None = None
+    send: Callable[[Broadcast, Any, Model, Metrics], Model] | None = None
+    sent: tuple[str, ...] | None = None
+    metadata: Callable[[Any, Model, Metrics], Mapping[str, Any]] | None = None
+    adapt: Adapt | None = None
+    memory: str = OPT_STATE
+    handed_on: bool = False
+
+
 class Training(NamedTuple):
     """The state of a local training loop.
 
@@ -62,28 +120,18 @@ class Training(NamedTuple):
     """
 
     learner: Learner
-    own: dict[str, Any]
+    own: Mapping[str, Any]
     totals: Metrics
-    sums: Mapping[str, jax.Array] = {}
+    sums: Metrics
 
 
 def local_sgd(
     problem: Problem,
-    prepare: Callable,
-    loss: Callable[..., Callable[[Model], Loss]],
-    *,
-    metrics: tuple[str, ...],
+    prepare: Prepare,
+    loss: LossFunction,
     parts: tuple[str, ...] = CLASSIFIER,
-    remember: Callable | None = None,
-    told: Callable | None = None,
     batch_size: int | None = None,
-    begin: Callable[..., Model] | None = None,
-    send: Callable[..., Model] | None = None,
-    handed_on: bool = False,
-    adapt: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None,
-    memory: str = OPT_STATE,
-    sums: Mapping[str, tuple[int, ...]] = {},
-    sent: tuple[str, ...] | None = None,
+    hooks: Hooks = Hooks(),  # noqa: B008, it cannot change
 ) -> Phase:
     """A phase that trains the received model, with `config.client`'s optimiser, and uploads the trained parts.
 
@@ -92,51 +140,43 @@ def local_sgd(
 
     Args:
         problem: the run.
-        prepare: (received, data, cohort, previous) -> Jobs; its work has a `Deck` named `deck`.
-        loss: (received, data, work, batch, own, key) -> (model -> Loss), for one step; `received` is the `Broadcast`,
-            `batch` comes from the deck.
-        metrics: names of the loss's metrics.
+        prepare: lays out the work of a cohort; its work has a `Deck` named `deck`, of which the batches come.
+        loss: of one step.
         parts: of the model that are trained and uploaded.
-        remember: (own, model, aux, index) -> entries of the client's memory after a step, such as a mean teacher's;
-            None: steps leave no memory.
-        told: (work, model, totals) -> `Upload.told`, once after the last step; `totals` are the metrics' sums. None:
-            nothing is told.
-        batch_size: of `batch`; None: `client.batch_size`.
-        begin: (received, work, own) -> the model that training begins with; None: the received one.
-        send: (received, work, model, totals) -> the model that is uploaded; None: the trained one.
-        handed_on: whether the model goes to the next phase and not to the server, so that nothing is clipped.
-        adapt: makes the optimiser of the phase out of the configuration's; None: it is that one.
-        memory: the entry of the client's own memory that a persistent optimiser has; phases with an optimiser each
-            have an entry each, see `own_optimizers`.
-        sums: shapes of the loss's `sums`, which join what is told.
-        sent: of `parts`, those that are uploaded, clipped and held by FedProx's term; the others are in the model that
-            `begin` gives, and lost unless `remember` keeps them. None: all.
+        batch_size: of a batch; None: `client.batch_size`.
+        hooks: what differs from this.
 
     Returns:
         The Phase.
     """
     network, config = problem.network, problem.config.client
-    clip_norm = 0.0 if handed_on else problem.config.aggregation.clip_norm
-    batch_size, sent = batch_size or config.batch_size, parts if sent is None else sent
+    clip_norm = 0.0 if hooks.handed_on else problem.config.aggregation.clip_norm
+    size, sent = batch_size or config.batch_size, parts if hooks.sent is None else hooks.sent
+    traced = jax.jit(loss)  # for the shapes of its metrics; the second trace of the same shapes costs nothing
 
     def optimizer_at(learning_rate: jax.Array) -> optax.GradientTransformation:
         optimizer = make_optimizer(config, learning_rate)
-        return optimizer if adapt is None else adapt(optimizer)
+        return optimizer if hooks.adapt is None else hooks.adapt(optimizer)
 
-    def start(received: Broadcast, work, own) -> Training:
-        model = received.model if begin is None else begin(received, work, own)
+    def batch_at(data: FederatedData, work, step) -> Batch:
+        return work.deck.batch(step, size).read(data)
+
+    def start(received: Broadcast, data: FederatedData, work, own) -> Training:
+        model = received.model if hooks.begin is None else hooks.begin(received, work, own)
         learner = sgd.start(optimizer_at(received.learning_rate), model, parts)
         if config.persistent:
-            learner = learner._replace(opt_state=own[memory])
-        others = {name: value for name, value in own.items() if name != memory}
-        zeros = {name: jnp.zeros(shape) for name, shape in sums.items()}
-        return Training(learner, others, dict.fromkeys(metrics, jnp.zeros(())), zeros)
+            learner = learner._replace(opt_state=own[hooks.memory])
+        others = {name: value for name, value in own.items() if name != hooks.memory}
+        first = At(received, data, work, others, jax.random.key(0), jnp.int32(0))
+        shapes = jax.eval_shape(traced, model, batch_at(data, work, first.step), first)
+        totals = dict.fromkeys(shapes.metrics, jnp.zeros(()))
+        return Training(learner, others, totals, {name: jnp.zeros(sum.shape) for name, sum in shapes.sums.items()})
 
-    def step(received: Broadcast, data, work, carry: Training, index, key) -> Training:
-        of_batch = loss(received, data, work, work.deck.batch(index, batch_size), carry.own, key)
+    def step(received: Broadcast, data: FederatedData, work, carry: Training, index, key) -> Training:
+        batch, at = batch_at(data, work, index), At(received, data, work, carry.own, key, index)
 
         def whole_loss(model):
-            result = of_batch(model)
+            result = loss(model, batch, at)
             value = result.value
             if config.proximal:
                 term = proximal_term(select(model.params, sent), select(received.model.params, sent))
@@ -147,23 +187,24 @@ def local_sgd(
         if result.counts is not None:
             learner = where(result.counts, learner, carry.learner)
         own = carry.own
-        if remember is not None:
-            own = {**own, **remember(own, learner.model, result.aux, index)}
+        if hooks.remember is not None:
+            own = {**own, **hooks.remember(own, learner.model, result.aux, index)}
         totals, summed = jax.tree.map(
             jnp.add, (carry.totals, dict(carry.sums)), (dict(result.metrics), dict(result.sums))
         )
         return Training(learner, own, totals, summed)
 
     def finish(received: Broadcast, work, carry: Training, num_steps) -> Finished:
-        own = {} if remember is None else carry.own
+        trained = carry.learner.model
+        own = {} if hooks.remember is None else carry.own
         if config.persistent:
-            own = {**own, memory: carry.learner.opt_state}
-        model = carry.learner.model if send is None else send(received, work, carry.learner.model, carry.totals)
+            own = {**own, hooks.memory: carry.learner.opt_state}
+        model = trained if hooks.send is None else hooks.send(received, work, trained, carry.totals)
         model = trained_parts(network, model, sent)
         if clip_norm:
             model = model._replace(params=clip_update(model.params, select(received.model.params, sent), clip_norm))
-        words = {} if told is None else told(work, carry.learner.model, carry.totals)
-        upload = Upload(model, {**words, **carry.sums})
+        metadata = {} if hooks.metadata is None else hooks.metadata(work, trained, carry.totals)
+        upload = Upload(model, {**metadata, **carry.sums})
         means = jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals)
         return Finished(upload, own, means)
 
@@ -187,7 +228,7 @@ def own_optimizers(
     model: Model,
     parts: tuple[str, ...],
     memory: str = OPT_STATE,
-    adapt: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None,
+    adapt: Adapt | None = None,
 ) -> dict[str, Any]:
     """The entry of `State.clients` for persistent optimisers, every leaf [K, ...]; {} if they start afresh.
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.by_role import jobs_without_labels, unlabelled_phase
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.local_sgd import Loss
+from fedjax_ssl.client.local_sgd import At, Hooks, Loss
 from fedjax_ssl.engine.interface import Broadcast, Phase, Problem
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated
@@ -58,34 +58,28 @@ def mean_teacher_phase(
     """
     config, network = problem.config.client, problem.network
 
-    def loss(received: Broadcast, data, work, batch: Batch, own, key):
-        del work
-        images, (first_key, second_key) = data.images[batch.rows], jax.random.split(key)
-        is_first = own[STEPS] == 0
-        teacher = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), received.model, own[TEACHER])
+    def loss(model, batch: Batch, at: At) -> Loss:
+        images, (first_key, second_key) = batch.inputs, jax.random.split(at.key)
+        is_first = at.own[STEPS] == 0
+        teacher = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), at.received.model, at.own[TEACHER])
         if statistics == "received":
-            teacher = teacher._replace(batch_stats=received.model.batch_stats)
+            teacher = teacher._replace(batch_stats=at.received.model.batch_stats)
         logits = network.predict(teacher, problem.weak(first_key, images)).logits
         targets = jax.nn.softmax(jax.nn.log_softmax(logits) / temperature)
         views = problem.weak(second_key, images)
         size = jnp.maximum(jnp.sum(batch.mask), 1) if loss_over == "present" else config.batch_size
 
-        def of(model) -> Loss:
-            (outputs,), batch_stats = network.train(model, (views,), batch.mask)
-            errors = jnp.sum(jnp.square(jax.nn.softmax(outputs.logits) - targets), axis=-1)
-            value = weight(received) * jnp.sum(jnp.where(batch.mask, errors, 0.0)) / size
-            return Loss(value, batch_stats, {"unlabelled_loss": value}, aux=teacher)
+        (outputs,), batch_stats = network.train(model, (views,), batch.mask)
+        errors = jnp.sum(jnp.square(jax.nn.softmax(outputs.logits) - targets), axis=-1)
+        value = weight(at.received) * jnp.sum(jnp.where(batch.mask, errors, 0.0)) / size
+        return Loss(value, batch_stats, {"unlabelled_loss": value}, aux=teacher)
 
-        return of
-
-    def remember(own, model: Model, teacher: Model, index) -> dict[str, Any]:
-        del index
+    def remember(own, model: Model, teacher: Model, step) -> dict[str, Any]:
+        del step
         share = jnp.minimum(1 - 1 / (own[STEPS] + 1), decay)
         average = jax.tree.map(lambda old, new: share * old + (1 - share) * new, teacher, model)
         if statistics != "averaged":
             average = average._replace(batch_stats=teacher.batch_stats)
         return {TEACHER: average, STEPS: own[STEPS] + 1}
 
-    return unlabelled_phase(
-        problem, jobs_without_labels(problem), loss, metrics=("unlabelled_loss",), remember=remember
-    )
+    return unlabelled_phase(problem, jobs_without_labels(problem), loss, hooks=Hooks(remember=remember))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.local_sgd import Loss
+from fedjax_ssl.client.local_sgd import At, Loss
 from fedjax_ssl.engine.interface import Jobs, Problem
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.models import Outputs
@@ -103,16 +103,12 @@ def loss_on_labels(problem: Problem, metric: str = "client_loss", view: Callable
         weak_key, strong_key = jax.random.split(key)
         return problem.weak(weak_key, data.images[rows]), problem.strong(strong_key, data.images[rows])
 
-    def loss(received, data, work, batch: Batch, own, key):
-        del received, own
-        images = views_of(data, batch.rows, key)
+    def loss(model, batch: Batch, at: At) -> Loss:
+        images = views_of(at.data, batch.rows, at.key)
 
-        def of(model) -> Loss:
-            outputs, batch_stats = problem.network.train(model, images, batch.mask)
-            value = adjusted_cross_entropy(outputs, data.visible_labels[batch.rows], batch.mask, work.adjustment)
-            return Loss(value, batch_stats, {metric: value})
-
-        return of
+        outputs, batch_stats = problem.network.train(model, images, batch.mask)
+        value = adjusted_cross_entropy(outputs, batch.labels, batch.mask, at.work.adjustment)
+        return Loss(value, batch_stats, {metric: value})
 
     return loss
 

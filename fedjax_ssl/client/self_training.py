@@ -11,7 +11,7 @@ from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.debias import debiased, prior_of
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import told_outputs
-from fedjax_ssl.client.local_sgd import Loss
+from fedjax_ssl.client.local_sgd import At, Hooks, Loss
 from fedjax_ssl.client.scores import score_cohort
 from fedjax_ssl.client.trainers import Seen, Trainer, fixmatch, flexmatch, freematch, pseudo_label_loss, softmatch
 from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem, Report
@@ -37,13 +37,13 @@ class Work(NamedTuple):
         deck: its unlabelled examples.
         outputs: of the received model for a weak view of each, leaves [n_max, ...], without features; None: the model
             in training labels (`trainer.labels_from`).
-        told: what the client tells besides, by name.
+        metadata: what the client tells besides, by name.
         prior: float32 [C], by which the classifier's probabilities are divided, see `debiased`; None: by nothing.
     """
 
     deck: Deck
     outputs: Outputs | None
-    told: Mapping[str, jax.Array]
+    metadata: Mapping[str, jax.Array]
     prior: jax.Array | None = None
 
 
@@ -125,49 +125,40 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
         probabilities = jax.nn.softmax(debiased(seen.logits, None if prior is None else prior[:, None]))
         confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
-        told = {} if tell is None else tell(seen, examples, confident)
+        metadata = {} if tell is None else tell(seen, examples, confident)
         labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
         return Jobs(
             deck.num_steps(config.batch_size),
-            Work(deck, seen._replace(features=()) if by_received else None, told, prior),
+            Work(deck, seen._replace(features=()) if by_received else None, metadata, prior),
             Report(labels, confident | examples.labelled),
             {MEMORY: begun(cohort.own[MEMORY], examples.rows.shape)},
         )
 
-    def loss(received, data, work: Work, batch: Batch, own, key):
-        weak_key, *strong_keys = jax.random.split(key, 1 + trainer.strong_views)
-        images = data.images[batch.rows]
+    def loss(model, batch: Batch, at: At) -> Loss:
+        weak_key, *strong_keys = jax.random.split(at.key, 1 + trainer.strong_views)
+        images = batch.inputs
         views = [problem.weak(weak_key, images)] if with_weak else []
         views += [problem.strong(strong_key, images) for strong_key in strong_keys]
 
-        def of(model) -> Loss:
-            outputs, batch_stats = network.train(model, tuple(views), batch.mask)
-            if by_received:
-                labelling = jax.tree.map(lambda leaf: leaf[batch.positions], work.outputs)
-            else:
-                labelling = jax.lax.stop_gradient(outputs[0])
-                labelling = told_outputs(data, batch.rows, labelling, trainer.heads)
-            labelling = labelling._replace(logits=debiased(labelling.logits, work.prior))
-            seen = Seen(labelling, batch, work.deck.size, received.extra if trainer.needs_prior else None)
-            targets, state = trainer.targets(own[MEMORY], seen)
-            value = pseudo_label_loss(trainer, targets, state, outputs[-trainer.strong_views :], batch.mask)
-            weight = jnp.sum(targets[0].weights)
-            confident = jnp.sum(batch.mask & (jnp.max(seen.probabilities, axis=-1) >= options.threshold))
-            metrics = {"unlabelled_loss": value, "mean_weight": weight / jnp.maximum(jnp.sum(batch.mask), 1)}
-            accepted = weight if options.accepted == "trained_on" else confident.astype(jnp.float32)
-            return Loss(value, batch_stats, metrics, aux=state, sums={ACCEPTED: accepted})
-
-        return of
+        outputs, batch_stats = network.train(model, tuple(views), batch.mask)
+        if by_received:
+            labelling = jax.tree.map(lambda leaf: leaf[batch.positions], at.work.outputs)
+        else:
+            labelling = jax.lax.stop_gradient(outputs[0])
+            labelling = told_outputs(at.data, batch.rows, labelling, trainer.heads)
+        labelling = labelling._replace(logits=debiased(labelling.logits, at.work.prior))
+        seen = Seen(labelling, batch, at.work.deck.size, at.received.extra if trainer.needs_prior else None)
+        targets, state = trainer.targets(at.own[MEMORY], seen)
+        value = pseudo_label_loss(trainer, targets, state, outputs[-trainer.strong_views :], batch.mask)
+        weight = jnp.sum(targets[0].weights)
+        confident = jnp.sum(batch.mask & (jnp.max(seen.probabilities, axis=-1) >= options.threshold))
+        metrics = {"unlabelled_loss": value, "mean_weight": weight / jnp.maximum(jnp.sum(batch.mask), 1)}
+        accepted = weight if options.accepted == "trained_on" else confident.astype(jnp.float32)
+        return Loss(value, batch_stats, metrics, aux=state, sums={ACCEPTED: accepted})
 
     on_labels = loss_of_both(problem, "labelled_loss") if trainer.heads else None
-    on_pseudo_labels = unlabelled_phase(
-        problem,
-        prepare,
-        loss,
-        metrics=("unlabelled_loss", "mean_weight"),
-        parts=parts,
-        told=lambda work, model, totals: work.told,
-        sums={ACCEPTED: ()},
-        remember=lambda own, model, state, index: {MEMORY: state},
+    hooks = Hooks(
+        remember=lambda own, model, state, step: {MEMORY: state},
+        metadata=lambda work, model, totals: work.metadata,
     )
-    return labelled_phase(problem, on_labels, parts=parts), on_pseudo_labels
+    return labelled_phase(problem, on_labels, parts), unlabelled_phase(problem, prepare, loss, parts, hooks)

@@ -9,10 +9,11 @@ code.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.models.network import Network
@@ -99,15 +100,15 @@ class Broadcast(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What travels up from one client: the model is aggregated, `aggregate` may read what is told.
+    """What travels up from one client: the model is aggregated, `aggregate` may read the metadata.
 
     Attributes:
         model: the parts that the client trained; `batch_stats` under the 'running' policy, else ().
-        told: anything else, by name.
+        metadata: anything else, by name.
     """
 
     model: Model
-    told: Mapping[str, Any] = {}
+    metadata: Mapping[str, Any] = {}
 
 
 class Received(NamedTuple):
@@ -235,22 +236,45 @@ class Previous(NamedTuple):
     took_part: jax.Array
 
 
-class Phase(NamedTuple):
-    """One part of a client's local work.
+class Prepare(Protocol):
+    """Lays out a phase's work for the whole cohort at once; `previous` is None in the first phase."""
 
-    Attributes:
-        prepare: (broadcast, data, cohort, previous) -> Jobs, for the whole cohort at once; `previous` is the
-            `Previous` of the phase before, None in the first.
-        start: (broadcast, work, own) -> carry: the job's model and optimiser, before its first step.
-        step: (broadcast, data, work, carry, index, key) -> carry: local step number `index`, with its own key.
-        finish: (broadcast, work, carry, num_steps) -> Finished. In lanes it runs for all lanes whenever one job is
-            over, so it must be cheap: a phase without steps does heavy work in its `prepare`.
+    def __call__(
+        self, received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None, /
+    ) -> Jobs: ...
+
+
+class Start(Protocol):
+    """Makes the carry of a job, its model and optimiser, before its first step."""
+
+    def __call__(self, received: Broadcast, data: FederatedData, work: Any, own: Any, /) -> Any: ...
+
+
+class Step(Protocol):
+    """Local step number `index`, with a key of its own: carry -> carry."""
+
+    def __call__(
+        self, received: Broadcast, data: FederatedData, work: Any, carry: Any, index: jax.Array, key: jax.Array, /
+    ) -> Any: ...
+
+
+class Finish(Protocol):
+    """Makes the result of a job from its last carry.
+
+    In lanes it runs for all lanes whenever one job is over, so it must be cheap: a phase without steps does heavy work
+    in its `prepare`.
     """
 
-    prepare: Callable[..., Jobs]
-    start: Callable[..., Any]
-    step: Callable[..., Any]
-    finish: Callable[..., Finished]
+    def __call__(self, received: Broadcast, work: Any, carry: Any, num_steps: jax.Array, /) -> Finished: ...
+
+
+class Phase(NamedTuple):
+    """One part of a client's local work."""
+
+    prepare: Prepare
+    start: Start
+    step: Step
+    finish: Finish
 
 
 # --- What a method is. -----------------------------------------------------------------------------------------------

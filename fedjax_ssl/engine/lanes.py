@@ -145,7 +145,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
 
     def start(job):
         work = row(all_work, job)
-        return work, phase.start(source.of(job // num_rows)[0], work, row(all_own, job))
+        return work, phase.start(*source.of(job // num_rows), work, row(all_own, job))
 
     def step(job, index, work, carry):
         return phase.step(*source.of(job // num_rows), work, carry, index, jax.random.fold_in(keys[job], index))
@@ -215,7 +215,7 @@ def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: j
     for job, client in enumerate(clients[0]):
         key, num_steps, takes_part, work, own = row(row(table, 0), job)
         try:
-            carry = phase.start(broadcast, work, own)
+            carry = phase.start(broadcast, data, work, own)
             for index in range(int(num_steps)):
                 carry = step(work, carry, jnp.int32(index), jax.random.fold_in(key, index))
             result = phase.finish(broadcast, work, carry, num_steps)

@@ -52,7 +52,7 @@ def fedavg_semi(problem: Problem) -> Method:
 
 def accepted_labels(received: Received) -> jax.Array:
     """N_k^U, the pseudo-labels that the client trained on, float32 [R]."""
-    return received.uploads.told[ACCEPTED]
+    return received.uploads.metadata[ACCEPTED]
 
 
 def any_images(received: Received) -> jax.Array:

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, global_model, local_sgd, own_optimizers
+from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, Work, global_model, local_sgd, own_optimizers
 from fedjax_ssl.engine import CLASSIFIER, Jobs, Method, Phase, Problem, State
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence, negative_cosine
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
@@ -216,21 +216,17 @@ def local_training(problem: Problem) -> Phase:
         target = where_rows(seen, cohort.own[TARGET], received.model.params["backbone"])
         return Jobs(deck.num_steps(config.batch_size), Work(deck), own={TARGET: target, SEEN: jnp.ones_like(seen)})
 
-    def loss(received, data, work, batch: Batch, own, key):
-        del work
-        images = data.images[batch.rows]
-        views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(key))
-        (of_one, of_two), _ = network.train(received.model.with_parts(backbone=own[TARGET]), views, batch.mask)
+    def loss(model, batch: Batch, at: At) -> Loss:
+        images = batch.inputs
+        views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(at.key))
+        (of_one, of_two), _ = network.train(at.received.model.with_parts(backbone=at.own[TARGET]), views, batch.mask)
 
-        def of(model: Model) -> Loss:
-            seen, batch_stats = network.train(model, views, batch.mask)
-            one, two = project(problem, model.params[PROJECTOR], [outputs.features for outputs in seen], batch.mask)
-            value = 0.5 * (
-                negative_cosine(one, of_two.features, batch.mask) + negative_cosine(two, of_one.features, batch.mask)
-            )
-            return Loss(value, batch_stats, {"client_loss": value})
-
-        return of
+        seen, batch_stats = network.train(model, views, batch.mask)
+        one, two = project(problem, model.params[PROJECTOR], [outputs.features for outputs in seen], batch.mask)
+        value = 0.5 * (
+            negative_cosine(one, of_two.features, batch.mask) + negative_cosine(two, of_one.features, batch.mask)
+        )
+        return Loss(value, batch_stats, {"client_loss": value})
 
     def remember(own, model: Model, aux, index) -> dict[str, Any]:
         del aux, index
@@ -241,16 +237,7 @@ def local_training(problem: Problem) -> Phase:
         del work
         return received.model.with_parts(**{PROJECTOR: own[PROJECTOR]})
 
-    return local_sgd(
-        problem,
-        prepare,
-        loss,
-        metrics=("client_loss",),
-        parts=TRAINED,
-        sent=SENT,
-        remember=remember,
-        begin=begin,
-    )
+    return local_sgd(problem, prepare, loss, TRAINED, hooks=Hooks(begin=begin, remember=remember, sent=SENT))
 
 
 def project(problem: Problem, params: Any, views: list[jax.Array], mask: jax.Array) -> list[jax.Array]:

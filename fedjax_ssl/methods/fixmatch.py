@@ -12,7 +12,7 @@ from FedAvg:
 
 import jax
 
-from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own_thresholds, qualify
 from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
@@ -48,11 +48,13 @@ def fixmatch(problem: Problem) -> Method:
     """FedAvg+FixMatch as a Method."""
     options, data = problem.config.fixmatch, problem.config.data
 
-    def label(step: Step):  # eq. 4: hard labels of the weak views, and which of them are confident
-        return qualify(jax.nn.softmax(by_one_model(problem, step)), step.thresholds, strictly=False)
+    def label(batch: TwoBatches, at: At):  # eq. 4: hard labels of the weak views, and which of them are confident
+        probabilities = jax.nn.softmax(by_one_model(problem, batch.unlabelled))
+        return qualify(probabilities, at.work.thresholds, strictly=False)
 
-    def loss(step: Step, labels, confident) -> Loss:
-        return unlabelled_loss(problem, fixmatch_loss(step.strong.logits, labels, confident, step.mask))
+    def loss(model, batch: TwoBatches, at: At, labels, confident) -> Loss:
+        images = batch.unlabelled
+        return unlabelled_loss(problem, fixmatch_loss(images.strong.logits, labels, confident, images.mask))
 
     rule = Rule(label, loss)
     phase = consistency_phase(problem, rule, options.threshold, options.label_mode, options.loss_over)

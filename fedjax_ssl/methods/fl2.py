@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, label_cohort, local_sgd, own_thresholds
+from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, label_cohort, local_sgd, own_thresholds
 from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received
 from fedjax_ssl.learning.losses import cross_entropy, soft_label_loss
 from fedjax_ssl.learning.trees import norm
@@ -116,7 +116,7 @@ def fl2(problem: Problem) -> Method:
 def weigh_by_status(flow: Flow, current, state, data, received: Received, key) -> Flow:
     """LSAA: beta_k is the share of 1 - tau_k; if all clients are certain their weights are equal."""
     del current, state, data, key
-    room = jnp.where(received.accepted, jnp.maximum(1 - received.uploads.told[STATUS], 0.0), 0.0)
+    room = jnp.where(received.accepted, jnp.maximum(1 - received.uploads.metadata[STATUS], 0.0), 0.0)
     return flow._replace(scores=jnp.where(jnp.sum(room) > 0, room, received.accepted))
 
 
@@ -147,41 +147,36 @@ def local_training(problem: Problem) -> Phase:
         )
         return Jobs(work.deck.num_steps(config.batch_size), work, made.report, made.own)
 
-    def loss(received, data, work: Work, batch: Batch, own, key):
-        del received, own
-        strong_key, weak_key = jax.random.split(key)
-        images, labels = data.images[batch.rows], work.labels[batch.positions]
+    def loss(model, batch: Batch, at: At) -> Loss:
+        strong_key, weak_key = jax.random.split(at.key)
+        images, labels = batch.inputs, at.work.labels[batch.positions]
         strong = problem.strong(strong_key, images)  # one draw for all passes
-        surest = batch.mask & work.surest[batch.positions]
+        surest = batch.mask & at.work.surest[batch.positions]
 
-        def of(model) -> Loss:
-            def passed(params, view):
-                (outputs,), batch_stats = network.train(model._replace(params=params), (view,), batch.mask)
-                return outputs.logits, batch_stats
+        def passed(params, view):
+            (outputs,), batch_stats = network.train(model._replace(params=params), (view,), batch.mask)
+            return outputs.logits, batch_stats
 
-            logits, batch_stats = passed(model.params, strong)
-            value = cross_entropy(logits, labels, batch.mask)  # L_a
-            metrics = {"adaptive_loss": value}
-            if options.consistency_weight:
-                current, target = jax.lax.stop_gradient((model.params, logits))
-                if options.target_view == "weak":
-                    target = passed(current, problem.weak(weak_key, images))[0]
-                # L_p, of the surest; its gradient is 0 without any, and then nothing is perturbed.
-                slope = jax.grad(lambda params: cross_entropy(passed(params, strong)[0], labels, surest))(current)
-                moved = perturbation(current, slope, options.radius, options.perturbation == "asam")
-                # The gradient is taken at w* = w + eps, and makes its step at w.
-                perturbed = jax.tree.map(jnp.add, model.params, moved)
-                consistency_loss = soft_label_loss(  # L_cs
-                    passed(perturbed, strong)[0], jax.nn.softmax(target), surest.astype(jnp.float32), batch.mask
-                )
-                metrics["consistency_loss"] = consistency_loss
-                value += options.consistency_weight * consistency_loss
-            return Loss(value, batch_stats, {"client_loss": value, **metrics})
+        logits, batch_stats = passed(model.params, strong)
+        value = cross_entropy(logits, labels, batch.mask)  # L_a
+        metrics = {"adaptive_loss": value}
+        if options.consistency_weight:
+            current, target = jax.lax.stop_gradient((model.params, logits))
+            if options.target_view == "weak":
+                target = passed(current, problem.weak(weak_key, images))[0]
+            # L_p, of the surest; its gradient is 0 without any, and then nothing is perturbed.
+            slope = jax.grad(lambda params: cross_entropy(passed(params, strong)[0], labels, surest))(current)
+            moved = perturbation(current, slope, options.radius, options.perturbation == "asam")
+            # The gradient is taken at w* = w + eps, and makes its step at w.
+            perturbed = jax.tree.map(jnp.add, model.params, moved)
+            consistency_loss = soft_label_loss(  # L_cs
+                passed(perturbed, strong)[0], jax.nn.softmax(target), surest.astype(jnp.float32), batch.mask
+            )
+            metrics["consistency_loss"] = consistency_loss
+            value += options.consistency_weight * consistency_loss
+        return Loss(value, batch_stats, {"client_loss": value, **metrics})
 
-        return of
-
-    metrics = ("client_loss", "adaptive_loss", *(("consistency_loss",) if options.consistency_weight else ()))
-    return local_sgd(problem, prepare, loss, metrics=metrics, told=lambda work, model, totals: {STATUS: work.status})
+    return local_sgd(problem, prepare, loss, hooks=Hooks(metadata=lambda work, model, totals: {STATUS: work.status}))
 
 
 def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = True) -> Any:

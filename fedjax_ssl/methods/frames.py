@@ -182,7 +182,7 @@ def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
 
 def labelled_images(received: Received) -> jax.Array:
     """N_k^L of each upload, float32 [R]."""
-    return received.uploads.told[LABELLED]
+    return received.uploads.metadata[LABELLED]
 
 
 def unlabelled_images(received: Received) -> jax.Array:

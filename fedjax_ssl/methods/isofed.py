@@ -25,8 +25,11 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
     STANDARD,
+    At,
+    Batch,
     Deck,
     Examples,
+    Hooks,
     Loss,
     OnLabels,
     labelled_phase,
@@ -129,21 +132,17 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
         deck = Deck.shuffled(examples, examples.present & chosen[:, None], examples.keys, options.adaptation_epochs)
         return Jobs(deck.num_steps(config.batch_size), OnLabels(deck))
 
-    def loss(received, data, work, batch, own, key):
-        del received, work, own
-        images = problem.weak(key, data.images[batch.rows])
+    def loss(model, batch: Batch, at: At) -> Loss:
+        images = problem.weak(at.key, batch.inputs)
 
-        def of(model) -> Loss:
-            (outputs,), batch_stats = network.train(model, (images,), batch.mask)
-            each, of_mean = information_loss(outputs.logits, batch.mask)
-            value = each - of_mean if options.adaptation == "information" else each
-            return Loss(value, batch_stats, {metric: value})
-
-        return of
+        (outputs,), batch_stats = network.train(model, (images,), batch.mask)
+        each, of_mean = information_loss(outputs.logits, batch.mask)
+        value = each - of_mean if options.adaptation == "information" else each
+        return Loss(value, batch_stats, {metric: value})
 
     parts = trained_parts_of(problem) if options.unlabelled_loss == "trainer" else CLASSIFIER
     resting = functools.partial(without_parts, parts=tuple(part for part in parts if part not in CLASSIFIER))
-    phase = local_sgd(of_role, prepare, loss, metrics=(metric,), parts=parts, handed_on=True, adapt=resting)
+    phase = local_sgd(of_role, prepare, loss, parts, hooks=Hooks(adapt=resting, handed_on=True))
     return phase if of_labelled else at_unlabelled_rate(problem, phase)
 
 
@@ -160,8 +159,8 @@ def continued(phase: Phase) -> Phase:
         work = jobs.work, trained_models(received, previous)
         return jobs._replace(work=work, takes_part=takes_part | previous.took_part)
 
-    def start(received, work, own):
-        training = phase.start(received, work[0], own)
+    def start(received, data, work, own):
+        training = phase.start(received, data, work[0], own)
         return training._replace(learner=training.learner._replace(model=work[1]))
 
     def step(received, data, work, carry, index, key):

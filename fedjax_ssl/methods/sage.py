@@ -19,7 +19,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own_thresholds, qualify
 from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.learning.losses import soft_label_loss
@@ -65,11 +65,13 @@ def sage(problem: Problem) -> Method:
     options = problem.config.sage
     check_both_label(problem, "sage")
 
-    def target(step: Step):
-        return mixed_labels(step.by_local, step.by_received, step.thresholds, half_gap=options.half_gap)
+    def target(batch: TwoBatches, at: At):
+        images = batch.unlabelled
+        return mixed_labels(images.by_local, images.by_received, at.work.thresholds, half_gap=options.half_gap)
 
-    def loss(step: Step, targets, weights) -> Loss:
-        return unlabelled_loss(problem, soft_label_loss(step.strong.logits, targets, weights, step.mask))
+    def loss(model, batch: TwoBatches, at: At, targets, weights) -> Loss:
+        images = batch.unlabelled
+        return unlabelled_loss(problem, soft_label_loss(images.strong.logits, targets, weights, images.mask))
 
     phase = consistency_phase(problem, Rule(target, loss), options.threshold)
     return alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))

@@ -99,10 +99,10 @@ def semianagg(problem: Problem) -> Method:
         return {COSINES: class_cosines(cosines, labels, compared, problem.num_classes)}
 
     def weights(received: Received) -> jax.Array:
-        scores = diversity(received.uploads.told[COSINES], unlabelled_images(received) > 0)
+        scores = diversity(received.uploads.metadata[COSINES], unlabelled_images(received) > 0)
         if options.without_labels == "uniform":
             return scores
-        told = jnp.where(received.accepted, received.uploads.told[ACCEPTED], 0.0)
+        told = jnp.where(received.accepted, received.uploads.metadata[ACCEPTED], 0.0)
         return jnp.where(jnp.sum(told) > 0, scores, 0.0)
 
     method = trained_by_role(problem, weights, options.labelled_share, tell=tell, own=own)
@@ -154,8 +154,8 @@ def diversity(cosines: jax.Array, unlabelled: jax.Array) -> jax.Array:
 def without_memory(phase: Phase, name: str) -> Phase:
     """A phase whose steps neither read nor carry an entry of the clients' memory, which its `prepare` reads."""
 
-    def start(received, work, own):
-        return phase.start(received, work, {entry: value for entry, value in own.items() if entry != name})
+    def start(received, data, work, own):
+        return phase.start(received, data, work, {entry: value for entry, value in own.items() if entry != name})
 
     return phase._replace(start=start)
 

@@ -42,7 +42,7 @@ def defaults() -> Section:
 
 def supervised(problem: Problem) -> Method:
     """FedAvg (or FedProx) on the visible labels, as a Method."""
-    phase = local_sgd(problem, jobs_on_labels(problem), loss_on_labels(problem), metrics=("client_loss",))
+    phase = local_sgd(problem, jobs_on_labels(problem), loss_on_labels(problem))
     method = alternating(problem, (phase,))
     if problem.config.supervised.cohort == "all":
         return method

@@ -30,9 +30,11 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
+    At,
     Batch,
     Deck,
     Examples,
+    Hooks,
     Loss,
     adjusted_cross_entropy,
     jobs_without_labels,
@@ -175,19 +177,15 @@ def on_labels(problem: Problem) -> Phase:
     """CE + 0.5 L_i + L_n on labelled images."""
     views_of, num_trained = views(problem), 2 if problem.config.client.labelled_views == "both" else 1
 
-    def loss(received, data, work, batch: Batch, own, key):
-        del received, own
-        first, second = views_of(key, data.images[batch.rows])
+    def loss(model, batch: Batch, at: At) -> Loss:
+        first, second = views_of(at.key, batch.inputs)
 
-        def of(model) -> Loss:
-            seen = see(problem, model, first, second, batch.mask)
-            trained, labels = seen.outputs[:num_trained], data.visible_labels[batch.rows]
-            labelled_loss = adjusted_cross_entropy(trained, labels, batch.mask, work.adjustment)
-            return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
+        seen = see(problem, model, first, second, batch.mask)
+        trained, labels = seen.outputs[:num_trained], batch.labels
+        labelled_loss = adjusted_cross_entropy(trained, labels, batch.mask, at.work.adjustment)
+        return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
 
-        return of
-
-    return labelled_phase(problem, loss, parts=PARTS)
+    return labelled_phase(problem, loss, PARTS)
 
 
 def without_labels(problem: Problem) -> Phase:
@@ -206,32 +204,26 @@ def without_labels(problem: Problem) -> Phase:
         made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, threshold)
         return jobs._replace(work=Work(jobs.work.deck, made.prior), report=made.report, own=renewed)
 
-    def loss(received, data, work, batch: Batch, own, key):
-        del received
-        first, second = views_of(key, data.images[batch.rows])
+    def loss(model, batch: Batch, at: At) -> Loss:
+        first, second = views_of(at.key, batch.inputs)
 
-        def of(model) -> Loss:
-            seen = see(problem, model, first, second, batch.mask)
-            value, metrics, state = seen.value, seen.metrics, ()
-            if options.pseudo_labels:
-                labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
-                labelling = jax.lax.stop_gradient(labelling)
-                labelling = labelling._replace(logits=debiased(labelling.logits, work.prior))
-                targets, state = trainer.targets(own[MEMORY], Seen(labelling, batch, work.deck.size))
-                pseudo_loss = pseudo_label_loss(trainer, targets, state, (trained,), batch.mask)
-                value += options.pseudo_weight * pseudo_loss
-                metrics = {**metrics, "pseudo_loss": pseudo_loss}
-            return Loss(value, seen.batch_stats, {"unlabelled_loss": value, **metrics}, aux=state)
+        seen = see(problem, model, first, second, batch.mask)
+        value, metrics, state = seen.value, seen.metrics, ()
+        if options.pseudo_labels:
+            labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
+            labelling = jax.lax.stop_gradient(labelling)
+            labelling = labelling._replace(logits=debiased(labelling.logits, at.work.prior))
+            targets, state = trainer.targets(at.own[MEMORY], Seen(labelling, batch, at.work.deck.size))
+            pseudo_loss = pseudo_label_loss(trainer, targets, state, (trained,), batch.mask)
+            value += options.pseudo_weight * pseudo_loss
+            metrics = {**metrics, "pseudo_loss": pseudo_loss}
+        return Loss(value, seen.batch_stats, {"unlabelled_loss": value, **metrics}, aux=state)
 
-        return of
-
-    metrics = ("unlabelled_loss", "contrastive_loss", "neighbourhood_loss")
+    hooks = Hooks(remember=lambda own, model, state, step: {MEMORY: state})
     if not options.pseudo_labels:
         # No loss reaches the classifier, and so it must not decay.
-        resting = functools.partial(without_parts, parts=("classifier",))
-        return unlabelled_phase(problem, prepare, loss, metrics=metrics, parts=PARTS, adapt=resting)
-    remember = lambda own, model, state, index: {MEMORY: state}  # noqa: E731
-    return unlabelled_phase(problem, prepare, loss, metrics=(*metrics, "pseudo_loss"), parts=PARTS, remember=remember)
+        hooks = Hooks(adapt=functools.partial(without_parts, parts=("classifier",)))
+    return unlabelled_phase(problem, prepare, loss, PARTS, hooks)
 
 
 def views(problem: Problem):

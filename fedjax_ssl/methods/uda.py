@@ -10,7 +10,7 @@ The values are those of the common library of semi-supervised methods; no traini
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, own_thresholds, qualify
+from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own_thresholds, qualify
 from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.learning.losses import soft_label_loss
@@ -38,13 +38,14 @@ def uda(problem: Problem) -> Method:
     """FedAvg+UDA as a Method."""
     options = problem.config.uda
 
-    def target(step: Step):
-        logits = by_one_model(problem, step)
-        _, confident = qualify(jax.nn.softmax(logits), step.thresholds, strictly=False)
+    def target(batch: TwoBatches, at: At):
+        logits = by_one_model(problem, batch.unlabelled)
+        _, confident = qualify(jax.nn.softmax(logits), at.work.thresholds, strictly=False)
         return jax.nn.softmax(logits / options.temperature), confident.astype(jnp.float32)
 
-    def loss(step: Step, targets, weights) -> Loss:
-        return unlabelled_loss(problem, soft_label_loss(step.strong.logits, targets, weights, step.mask))
+    def loss(model, batch: TwoBatches, at: At, targets, weights) -> Loss:
+        images = batch.unlabelled
+        return unlabelled_loss(problem, soft_label_loss(images.strong.logits, targets, weights, images.mask))
 
     phase = consistency_phase(problem, Rule(target, loss), options.threshold, options.label_mode)
     return alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))

@@ -90,8 +90,8 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
     if method.select is not None or method.personal is not None or method.wire_bytes is not None:
         raise UserError(f"{name}: its server has a message for each client, or a choice of clients, beside the sum")
     exchange = trace_exchange(problem, method, state, data)
-    if exchange.upload.told:
-        told = ", ".join(sorted(exchange.upload.told))
+    if exchange.upload.metadata:
+        told = ", ".join(sorted(exchange.upload.metadata))
         raise UserError(f"{name}: its clients tell {told} beside the model, without noise")
     if tree_bytes(exchange.upload.model.batch_stats):
         raise UserError(

@@ -149,7 +149,7 @@ def step_flops(experiment: Experiment, state: Any) -> float:
         _, broadcast, cohort = one_job(experiment.problem, method, state, data)
         jobs = phase.prepare(broadcast, data, cohort, None)
         work = row(jobs.work, 0)
-        return broadcast, work, phase.start(broadcast, work, row({**cohort.own, **jobs.own}, 0))
+        return broadcast, work, phase.start(broadcast, data, work, row({**cohort.own, **jobs.own}, 0))
 
     broadcast, work, carry = jax.eval_shape(one_step, state, data)
     arguments = (broadcast, data, work, carry, jnp.int32(0), jax.random.key(0))

@@ -12,9 +12,9 @@ from fedjax_ssl.server.aggregation import (
     optimizer,
     own_weights,
     screen,
-    told_weights,
     weighted_mean,
     weights,
+    weights_told,
     with_server_model,
 )
 from fedjax_ssl.server.eligible import labelled_clients, only_eligible
@@ -60,13 +60,13 @@ __all__ = [
     "screen",
     "supervised_loss",
     "supervised_mixup_loss",
-    "told_weights",
     "train_classifier",
     "train_in_turn",
     "train_on_anchors",
     "train_server_model",
     "weighted_mean",
     "weights",
+    "weights_told",
     "with_probe",
     "with_server_model",
 ]

@@ -129,7 +129,7 @@ def fedavg(
 
     Args:
         problem: the run.
-        weighted_by: the method's own weights, such as `told_weights`; None: `aggregation.weights`.
+        weighted_by: the method's own weights, such as `weights_told`; None: `aggregation.weights`.
         screened_by: see `screen`.
         combine: a method's own mean of the uploads; None: `config.aggregation.mean`.
         server_model: see `with_server_model`.
@@ -170,9 +170,9 @@ def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
     return Link(apply)
 
 
-def told_weights(name: str) -> Link:
-    """How much each upload counts, by a number that the client sends, float32 [] in `Upload.told`."""
-    return own_weights(lambda received: received.uploads.told[name])
+def weights_told(name: str) -> Link:
+    """How much each upload counts, by a number that the client sends, float32 [] in `Upload.metadata`."""
+    return own_weights(lambda received: received.uploads.metadata[name])
 
 
 def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
@@ -221,12 +221,12 @@ def half_told(name: str) -> Link:
     """1/2 the plain mean of a model that each client tells, and 1/2 the weighted mean of the uploads (FedLabel's code).
 
     Args:
-        name: of the model in `Upload.told`.
+        name: of the model in `Upload.metadata`.
     """
 
     def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
         accepted = received.accepted.astype(jnp.float32)
-        of_told = weighted_mean(received.uploads.told[name], accepted, otherwise=flow.model)
+        of_told = weighted_mean(received.uploads.metadata[name], accepted, otherwise=flow.model)
         of_uploads = weighted_mean(received.uploads.model, flow.weights, otherwise=flow.model)
         model = jax.tree.map(lambda one, other: 0.5 * one + 0.5 * other, of_told, of_uploads)
         return flow._replace(model=model, moved=flow.moved | jnp.any(received.accepted))

@@ -25,9 +25,11 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import (
     LABELLED,
+    At,
     Batch,
     Deck,
     Examples,
+    Hooks,
     Loss,
     class_counts,
     global_model,
@@ -160,14 +162,14 @@ def cbafed(problem: Problem) -> Method:
 
     def aggregate(state: State, data, received: Received, key):
         state, metrics = aggregation.aggregate(state, data, received, key)
-        told = jnp.where(received.accepted[:, None], received.uploads.told[COUNTS], 0.0)
+        told = jnp.where(received.accepted[:, None], received.uploads.metadata[COUNTS], 0.0)
         place = jnp.where(received.sizes > 0, received.clients, config.num_clients)  # out of bounds: dropped
         counts = state.server[COUNTS].at[place].set(told, mode="drop")
         return state._replace(server={**state.server, COUNTS: counts}), metrics
 
     def number_of_labels(received: Received) -> jax.Array:
         """An upload weighs as many labels as it comes from, given ones times a factor: float32 [R]."""
-        told = received.uploads.told
+        told = received.uploads.metadata
         return options.labelled_factor * told[LABELLED] + jnp.sum(told[COUNTS], axis=1)
 
     # The first stage has the residual connection of a labelled client, a round an epoch.
@@ -219,21 +221,15 @@ def on_accepted_labels(problem: Problem) -> Phase:
         num_steps = deck.num_steps(config.batch_size)
         return Jobs(num_steps, work, Report(labels, accepted), takes_part=jnp.any(accepted, axis=1))
 
-    def loss(received, data, work: Work, batch: Batch, own, key):
-        del received, own, key
-        keys = jnp.broadcast_to(jax.random.wrap_key_data(work.view_key), batch.positions.shape)
-        images = weak_views(problem, keys, batch.positions, data.images[batch.rows])
+    def loss(model, batch: Batch, at: At) -> Loss:
+        keys = jnp.broadcast_to(jax.random.wrap_key_data(at.work.view_key), batch.positions.shape)
+        images = weak_views(problem, keys, batch.positions, batch.inputs)
 
-        def of(model) -> Loss:
-            (outputs,), batch_stats = network.train(model, (images,), batch.mask)
-            value = cross_entropy(outputs.logits, work.labels[batch.positions], batch.mask)
-            return Loss(value, batch_stats, {"unlabelled_loss": value})
+        (outputs,), batch_stats = network.train(model, (images,), batch.mask)
+        value = cross_entropy(outputs.logits, at.work.labels[batch.positions], batch.mask)
+        return Loss(value, batch_stats, {"unlabelled_loss": value})
 
-        return of
-
-    return unlabelled_phase(
-        problem, prepare, loss, metrics=("unlabelled_loss",), told=lambda work, *_: {COUNTS: work.counts}
-    )
+    return unlabelled_phase(problem, prepare, loss, hooks=Hooks(metadata=lambda work, *_: {COUNTS: work.counts}))
 
 
 ENTRY = Entry(

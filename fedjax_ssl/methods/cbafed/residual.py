@@ -51,8 +51,8 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
         every: epochs.
     """
 
-    def start(received, work, own) -> Recorded:
-        training = phase.start(received, work, own)
+    def start(received, data, work, own) -> Recorded:
+        training = phase.start(received, data, work, own)
         return Recorded(training, training.learner.model)
 
     def step(received, data, work, carry: Recorded, index, key) -> Recorded:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, global_model, label_for_report, local_sgd, qualify
+from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, global_model, label_for_report, local_sgd, qualify
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Received, State, no_op
 from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergence
@@ -143,53 +143,49 @@ def local_training(problem: Problem) -> Phase:
         report = label_for_report(problem, received.model, data, examples, options.threshold)
         return Jobs(work.deck.num_steps(config.batch_size), work, report)
 
-    def loss(received: Broadcast, data, work: Work, batch: Batch, own, key):
-        del own
-        weak_key, strong_key, set_key, set_view_key = jax.random.split(key, 4)
-        images, mask = data.images[batch.rows], batch.mask
+    def loss(model, batch: Batch, at: At) -> Loss:
+        work: Work = at.work
+        weak_key, strong_key, set_key, set_view_key = jax.random.split(at.key, 4)
+        images, mask = batch.inputs, batch.mask
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
-        reference = network.predict(received.extra, weak).logits  # y_0 of eq. 10
+        reference = network.predict(at.received.extra, weak).logits  # y_0 of eq. 10
         frozen = None  # theta' as it came down: no more than labels, the divergence would have no gradient
         if options.labels_from == "global":
-            frozen = network.predict(received.model, weak).logits  # eq. 8
+            frozen = network.predict(at.received.model, weak).logits  # eq. 8
         views = (weak, strong)
         if options.label_set:
             # A batch of D^l, with replacement. While the set is empty the batch's images stand in, with a loss of 0.
-            drawn = work.set_first[draw_with_replacement(set_key, jnp.maximum(work.set_size, 1), config.batch_size)]
-            drawn = jnp.where(work.set_size > 0, drawn, batch.positions)
-            views += (problem.weak(set_view_key, data.images[work.deck.rows[drawn]]),)
+            places = draw_with_replacement(set_key, jnp.maximum(work.set_size, 1), config.batch_size)
+            drawn = jnp.where(work.set_size > 0, work.set_first[places], batch.positions)
+            views += (problem.weak(set_view_key, at.data.images[work.deck.rows[drawn]]),)
 
-        def of(model) -> Loss:
-            outputs, batch_stats = network.train(model, views, mask)
-            of_weak, of_strong = outputs[0].logits, outputs[1].logits
-            of_labels = of_weak if frozen is None else frozen
-            labels, confident = qualify(jax.nn.softmax(of_labels), options.threshold, strictly=False)
-            pseudo_loss = fixmatch_loss(of_strong, labels, confident, mask)  # xi_a of eq. 12
-            kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
-            set_loss = jnp.float32(0.0)
-            if options.label_set:  # xi_c, eq. 15
-                set_loss = cross_entropy(outputs[2].logits, work.set_labels[drawn], mask & (work.set_size > 0))
-            value = pseudo_loss + options.kl_weight * kl_loss + set_loss  # eq. 14
-            agreed = jnp.argmax(reference, axis=-1).astype(jnp.int32) == labels  # eq. 18
-            counts = mask & ((batch.epoch == config.epochs - 1) | (options.count_per == "epoch"))
-            metrics = {
-                "client_loss": value,
-                "pseudo_loss": pseudo_loss,
-                "kl_loss": kl_loss,
-                "set_loss": set_loss,
-                "confident_share": jnp.sum(confident & mask) / jnp.sum(mask),
-                "set_size": work.set_size.astype(jnp.float32),
-            }
-            return Loss(value, batch_stats, metrics, aux=(batch.positions, labels, confident & agreed, counts))
-
-        return of
+        outputs, batch_stats = network.train(model, views, mask)
+        of_weak, of_strong = outputs[0].logits, outputs[1].logits
+        of_labels = of_weak if frozen is None else frozen
+        labels, confident = qualify(jax.nn.softmax(of_labels), options.threshold, strictly=False)
+        pseudo_loss = fixmatch_loss(of_strong, labels, confident, mask)  # xi_a of eq. 12
+        kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
+        set_loss = jnp.float32(0.0)
+        if options.label_set:  # xi_c, eq. 15
+            set_loss = cross_entropy(outputs[2].logits, work.set_labels[drawn], mask & (work.set_size > 0))
+        value = pseudo_loss + options.kl_weight * kl_loss + set_loss  # eq. 14
+        agreed = jnp.argmax(reference, axis=-1).astype(jnp.int32) == labels  # eq. 18
+        counts = mask & ((batch.epoch == config.epochs - 1) | (options.count_per == "epoch"))
+        metrics = {
+            "client_loss": value,
+            "pseudo_loss": pseudo_loss,
+            "kl_loss": kl_loss,
+            "set_loss": set_loss,
+            "confident_share": jnp.sum(confident & mask) / jnp.sum(mask),
+            "set_size": work.set_size.astype(jnp.float32),
+        }
+        return Loss(value, batch_stats, metrics, aux=(batch.positions, labels, confident & agreed, counts))
 
     def remember(own, model, aux, index):  # eq. 17 to 21
         del model, index
         return {CREDIBILITY: advance(own[CREDIBILITY], *aux, options.successive)}
 
-    metrics = ("client_loss", "pseudo_loss", "kl_loss", "set_loss", "confident_share", "set_size")
-    return local_sgd(problem, prepare, loss, metrics=metrics, remember=remember)
+    return local_sgd(problem, prepare, loss, hooks=Hooks(remember=remember))
 
 
 ENTRY = Entry(

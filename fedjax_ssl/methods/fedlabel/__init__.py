@@ -26,9 +26,11 @@ import jax.numpy as jnp
 
 from fedjax_ssl.augment.fixed import fixed_views
 from fedjax_ssl.client import (
+    At,
     Batch,
     Deck,
     Examples,
+    Hooks,
     Loss,
     global_model,
     jobs_on_labels,
@@ -54,7 +56,7 @@ from fedjax_ssl.methods.fedlabel.client import (
 )
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.sections import Section, real, share, whole, word
-from fedjax_ssl.server import fedavg, half_told, told_weights
+from fedjax_ssl.server import fedavg, half_told, weights_told
 
 FIELDS = {"data.labels": "clients"}
 VARIANTS = {
@@ -158,14 +160,13 @@ def fedlabel(problem: Problem) -> Method:
         problem,
         jobs_on_labels(problem, steps=options.labelled_steps),
         loss_on_labels(problem, view=functools.partial(view, problem, problem.weak)),
-        metrics=("client_loss",),
-        handed_on=True,
+        hooks=Hooks(handed_on=True),
     )
     own = lambda data, model: own_optimizers(problem, model, CLASSIFIER, UNLABELLED, adapt)  # noqa: E731
     method = alternating(problem, (supervised, unlabelled_phase(problem, adapt)), own=own)
     aggregation = fedavg(
         problem,
-        weighted_by=None if options.weights == "shared" else told_weights(USED),
+        weighted_by=None if options.weights == "shared" else weights_told(USED),
         combine=half_told(SUPERVISED) if options.upload == "two_models" else None,
     )
     return method._replace(
@@ -198,16 +199,13 @@ def unlabelled_phase(problem: Problem, adapt: Callable | None) -> Phase:
         num_steps = jnp.where(received.extra >= options.unlabelled_from, deck.num_steps(size), 0)
         return Jobs(num_steps, work, report, takes_part=previous.took_part | (num_steps > 0))
 
-    return local_sgd(
-        problem,
-        prepare,
-        loss_on_kept(problem),
-        metrics=("unlabelled_loss", "consistency_loss", "kept"),
+    hooks = Hooks(
         send=both_changes if options.upload == "sum" else None,
-        told=functools.partial(told, problem),
+        metadata=functools.partial(metadata, problem),
         adapt=adapt,
         memory=UNLABELLED,
     )
+    return local_sgd(problem, prepare, loss_on_kept(problem), hooks=hooks)
 
 
 def loss_on_kept(problem: Problem) -> Callable:
@@ -215,29 +213,25 @@ def loss_on_kept(problem: Problem) -> Callable:
     options, network = problem.config.fedlabel, problem.network
     over_kept = options.loss_over == "kept"
 
-    def loss(received: Broadcast, data, work: Work, batch: Batch, own, key):
-        del own
-        images, strong = data.images[batch.rows], view(problem, problem.strong, data, batch.rows, key)
-        choice = jax.tree.map(lambda leaf: leaf[batch.positions], work.choice)
+    def loss(model, batch: Batch, at: At) -> Loss:
+        images, strong = batch.inputs, view(problem, problem.strong, at.data, batch.rows, at.key)
+        choice = jax.tree.map(lambda leaf: leaf[batch.positions], at.work.choice)
         kept = batch.mask & (choice.probability > options.threshold)  # eq. 4
         agrees = kept & choice.agrees
         mask = kept if over_kept else batch.mask
 
-        def of(model) -> Loss:
-            # Running statistics take the strong view first, as in the code.
-            (of_strong, of_images), batch_stats = network.train(model, (strong, images), mask)
-            divergences = divergence_of_other(of_images.logits, choice, options.kl_order)  # eq. 6
-            weights = jnp.where(agrees, options.consistency_weight * choice.ratio, 0.0)  # eq. 7
-            consistency = jnp.sum(weights * divergences) / jnp.maximum(jnp.sum(agrees if over_kept else mask), 1)
-            value = fixmatch_loss(of_strong.logits, choice.labels, kept, mask) + consistency  # eq. 8
-            if options.mean_proximal:
-                trained, received_parts = (select(each.params, CLASSIFIER) for each in (model, received.model))
-                value += options.mean_proximal * mean_square_distances(trained, received_parts)
-            metrics = {"unlabelled_loss": value, "consistency_loss": consistency, "kept": jnp.sum(kept)}
-            # Where nothing is kept, weight decay and momentum would still move the model.
-            return Loss(value, batch_stats, metrics, counts=jnp.any(kept))
-
-        return of
+        # Running statistics take the strong view first, as in the code.
+        (of_strong, of_images), batch_stats = network.train(model, (strong, images), mask)
+        divergences = divergence_of_other(of_images.logits, choice, options.kl_order)  # eq. 6
+        weights = jnp.where(agrees, options.consistency_weight * choice.ratio, 0.0)  # eq. 7
+        consistency = jnp.sum(weights * divergences) / jnp.maximum(jnp.sum(agrees if over_kept else mask), 1)
+        value = fixmatch_loss(of_strong.logits, choice.labels, kept, mask) + consistency  # eq. 8
+        if options.mean_proximal:
+            trained, received_parts = (select(each.params, CLASSIFIER) for each in (model, at.received.model))
+            value += options.mean_proximal * mean_square_distances(trained, received_parts)
+        metrics = {"unlabelled_loss": value, "consistency_loss": consistency, "kept": jnp.sum(kept)}
+        # Where nothing is kept, weight decay and momentum would still move the model.
+        return Loss(value, batch_stats, metrics, counts=jnp.any(kept))
 
     return loss
 
@@ -252,7 +246,7 @@ def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model
     return Model(params, jax.tree.map(mean, work.supervised.batch_stats, model.batch_stats))
 
 
-def told(problem: Problem, work: Work, model: Model, totals) -> dict:
+def metadata(problem: Problem, work: Work, model: Model, totals) -> dict:
     """r_k; and w_L if it is averaged apart."""
     del model
     options = problem.config.fedlabel

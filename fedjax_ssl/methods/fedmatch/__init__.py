@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Batch, Loss, global_model, qualify
+from fedjax_ssl.client import At, Batch, Loss, global_model, qualify
 from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.engine import Method, Problem, Received, State
 from fedjax_ssl.engine.interface import completed
@@ -29,7 +29,6 @@ from fedjax_ssl.learning.trees import row, zeros_unless
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.fedmatch import sparse
 from fedjax_ssl.methods.fedmatch.client import (
-    Work,
     agreed_labels,
     disjoint_phase,
     helper_logits,
@@ -237,7 +236,6 @@ def fedmatch(problem: Problem) -> Method:
         problem,
         clients_train,
         unlabelled_loss(problem),
-        metrics=("client_loss", "helper_loss", "pseudo_loss", "confident_share"),
         threshold=options.threshold,
         labelled_weight=options.labelled_weight,
         largest=options.unlabelled_batch,
@@ -271,26 +269,23 @@ def unlabelled_loss(problem: Problem):
     """L_u, which moves psi: consistency with helpers, the vote's label for a strong view, the L1 and L2 terms."""
     network, options = problem.network, problem.config.fedmatch
 
-    def loss(received, data, work: Work, batch: Batch, key):
-        images, (weak_key, strong_key) = data.images[batch.rows], jax.random.split(key)
+    def loss(model, batch: Batch, at: At) -> Loss:
+        images, (weak_key, strong_key) = batch.inputs, jax.random.split(at.key)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
-        helpers, present = helper_logits(problem, received, work.personal, weak)
+        helpers, present = helper_logits(problem, at.received, at.work.personal, weak)
 
-        def of(model) -> Loss:
-            (of_weak, of_strong), batch_stats = network.train(merged(model), (weak, strong), batch.mask)
-            voting, votes = (debiased(logits, work.prior) for logits in (of_weak.logits, helpers))
-            guess, confident = qualify(jax.nn.softmax(voting), work.thresholds, strictly=False)
-            confident &= batch.mask  # Q
-            helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)
-            pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, votes, present), confident)
-            l1, l2 = distances(model.params)
-            value = options.helper_weight * helper_loss + options.pseudo_weight * pseudo_loss
-            value += options.l1_weight * l1 + options.l2_weight * l2
-            share = jnp.sum(confident) / jnp.maximum(jnp.sum(batch.mask), 1)
-            metrics = {"client_loss": value, "helper_loss": helper_loss, "pseudo_loss": pseudo_loss}
-            return Loss(value, batch_stats, {**metrics, "confident_share": share})
-
-        return of
+        (of_weak, of_strong), batch_stats = network.train(merged(model), (weak, strong), batch.mask)
+        voting, votes = (debiased(logits, at.work.prior) for logits in (of_weak.logits, helpers))
+        guess, confident = qualify(jax.nn.softmax(voting), at.work.thresholds, strictly=False)
+        confident &= batch.mask  # Q
+        helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)
+        pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, votes, present), confident)
+        l1, l2 = distances(model.params)
+        value = options.helper_weight * helper_loss + options.pseudo_weight * pseudo_loss
+        value += options.l1_weight * l1 + options.l2_weight * l2
+        share = jnp.sum(confident) / jnp.maximum(jnp.sum(batch.mask), 1)
+        metrics = {"client_loss": value, "helper_loss": helper_loss, "pseudo_loss": pseudo_loss}
+        return Loss(value, batch_stats, {**metrics, "confident_share": share})
 
     return loss
 

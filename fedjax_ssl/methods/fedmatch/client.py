@@ -1,11 +1,12 @@
 """Disjoint learning of a client (FedMatch): in each step a labelled batch moves sigma, then an unlabelled one psi."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.client import At, Hooks, LossFunction
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import label_for_steps
 from fedjax_ssl.client.local_sgd import Loss, local_sgd, own_optimizers
@@ -55,9 +56,8 @@ def own_memory(problem: Problem, model: Model, parts: tuple[str, ...]) -> dict[s
 def disjoint_phase(
     problem: Problem,
     parts: tuple[str, ...],
-    unlabelled_loss: Callable,
+    unlabelled_loss: LossFunction,
     *,
-    metrics: tuple[str, ...],
     threshold: float,
     labelled_weight: float,
     largest: int,
@@ -69,8 +69,7 @@ def disjoint_phase(
     Args:
         problem: the run.
         parts: SIGMA and PSI; or PSI alone, where no client has labels.
-        unlabelled_loss: (received, data, work, batch, key) -> (model in two parts -> Loss), of an unlabelled batch.
-        metrics: of this loss; the first is the loss itself.
+        unlabelled_loss: of a model in two parts, on an unlabelled batch; one of its metrics is `client_loss`.
         threshold: of pseudo-labels, see `label_for_steps`.
         labelled_weight: lambda_s of L_s = lambda_s l(f(alpha(x); sigma + psi), y).
         largest: of unlabelled batches beside labelled ones; 0: as large as any client's can be.
@@ -97,32 +96,24 @@ def disjoint_phase(
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * paired.batches, 0)
         return Jobs(num_steps, Work(*paired, made.thresholds, made.prior, cohort.personal), made.report, made.own)
 
-    def of_sigma(received, data, work: Work, batch: Batch, own, key):
-        del received, own
-        known = labelled_batch(work.labelled, batch.index, config.batch_size)
-        images = problem.weak(key, data.images[known.rows])
+    def of_sigma(model, batch: Batch, at: At) -> Loss:
+        known = labelled_batch(at.work.labelled, at.step, config.batch_size).read(at.data)
+        (outputs,), batch_stats = network.train(merged(model), (problem.weak(at.key, known.inputs),), known.mask)
+        value = cross_entropy(outputs.logits, known.labels, known.mask)
+        return Loss(labelled_weight * value, batch_stats, {"labelled_loss": value})
 
-        def of(model) -> Loss:
-            (outputs,), batch_stats = network.train(merged(model), (images,), known.mask)
-            value = cross_entropy(outputs.logits, data.visible_labels[known.rows], known.mask)
-            return Loss(labelled_weight * value, batch_stats, {"labelled_loss": value})
-
-        return of
-
-    def of_psi(received, data, work: Work, batch: Batch, own, key):
-        del own
-        batch = work.deck.cut(batch.index, work.batches, work.size, room_of(data))
-        return unlabelled_loss(received, data, work, batch, key)
+    def of_psi(model, batch: Batch, at: At) -> Loss:
+        cut = at.work.deck.cut(at.step, at.work.batches, at.work.size, room_of(at.data))
+        return unlabelled_loss(model, cut.read(at.data), at)
 
     def watched(work: Work, of_visit) -> jax.Array:
         if work.labelled is None:
-            return of_visit[metrics[0]]
-        return jnp.where(work.labelled.size > 0, of_visit["labelled_loss"], of_visit[metrics[0]])
+            return of_visit["client_loss"]
+        return jnp.where(work.labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])
 
-    turns = [local_sgd(problem, prepare, of_psi, metrics=metrics, parts=(PSI,))]
+    turns = [local_sgd(problem, prepare, of_psi, (PSI,))]
     if with_labels:
-        how = {"metrics": ("labelled_loss",), "parts": (SIGMA,), "memory": SIGMA_OPTIMIZER}
-        turns = [local_sgd(problem, prepare, of_sigma, **how), *turns]
+        turns = [local_sgd(problem, prepare, of_sigma, (SIGMA,), hooks=Hooks(memory=SIGMA_OPTIMIZER)), *turns]
     phase = in_turn(*turns)
     return with_plateau(phase, watched, patience) if patience else phase
 

@@ -29,8 +29,8 @@ def in_turn(*phases: Phase) -> Phase:
     def with_model(training, model):
         return training._replace(learner=training.learner._replace(model=model))
 
-    def start(received, work, own):
-        carries = [phase.start(received, work, own) for phase in phases]
+    def start(received, data, work, own):
+        carries = [phase.start(received, data, work, own) for phase in phases]
         return carries[0].learner.model, tuple(map(without_model, carries))
 
     def step(received, data, work, carry, index, key):
@@ -50,8 +50,9 @@ def in_turn(*phases: Phase) -> Phase:
             for phase, training in zip(phases, carries)
         ]
         params = disjoint(finished.upload.model.params for finished in each)
-        told, own = disjoint(finished.upload.told for finished in each), disjoint(finished.own for finished in each)
-        upload = Upload(Model(params, each[-1].upload.model.batch_stats), told)
+        metadata = disjoint(finished.upload.metadata for finished in each)
+        own = disjoint(finished.own for finished in each)
+        upload = Upload(Model(params, each[-1].upload.model.batch_stats), metadata)
         return Finished(upload, own, disjoint(finished.metrics for finished in each))
 
     return Phase(phases[0].prepare, start, step, finish)
@@ -91,8 +92,8 @@ def with_plateau(phase: Phase, watched: Callable[..., jax.Array], patience: int)
         jobs = phase.prepare(received, data, cohort, previous)
         return jobs._replace(work=(jobs.work, cohort.own[PLATEAU]))
 
-    def start(received, work, own):
-        return phase.start(at_own_rate(received, work[1]), work[0], own)
+    def start(received, data, work, own):
+        return phase.start(at_own_rate(received, work[1]), data, work[0], own)
 
     def step(received, data, work, carry, index, key):
         return phase.step(at_own_rate(received, work[1]), data, work[0], carry, index, key)
@@ -119,10 +120,10 @@ def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, floa
 
     def finish(received, work, carry, num_steps) -> Finished:
         finished = phase.finish(received, work, carry, num_steps)
-        new, told = finished.upload.model.params, finished.upload.told
+        new, metadata = finished.upload.model.params, finished.upload.metadata
         old = select(received.model.params, tuple(new))
         travels = sparse.differs(sparse.cut_parts(new, smallest), old, least_change)
         model = finished.upload.model._replace(params=jax.tree.map(jnp.where, travels, new, old))
-        return finished._replace(upload=Upload(model, {**told, "entries": sparse.count(travels)}))
+        return finished._replace(upload=Upload(model, {**metadata, "entries": sparse.count(travels)}))
 
     return phase._replace(finish=finish)

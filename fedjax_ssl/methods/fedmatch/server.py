@@ -120,5 +120,5 @@ def sparse_wire_bytes(index_bytes: int) -> WireBytes:
     entry_bytes = VALUE_BYTES + index_bytes
     return WireBytes(
         down=lambda sent, own: entry_bytes * own[ENTRIES] + tree_bytes((sent.model.batch_stats, sent.learning_rate)),
-        up=lambda upload: entry_bytes * upload.told[ENTRIES] + tree_bytes(upload.model.batch_stats),
+        up=lambda upload: entry_bytes * upload.metadata[ENTRIES] + tree_bytes(upload.model.batch_stats),
     )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, global_model, label_for_report, local_sgd, qualify
+from fedjax_ssl.client import At, Batch, Deck, Examples, Loss, Work, global_model, label_for_report, local_sgd, qualify
 from fedjax_ssl.client.local_sgd import OPT_STATE
 from fedjax_ssl.engine import CLASSIFIER, Draw, Jobs, Method, Phase, Problem, Received, State, WireBytes, no_op
 from fedjax_ssl.engine.interface import completed, trained_parts
@@ -163,7 +163,7 @@ def fedrgd(problem: Problem) -> Method:
         replicas = trained_parts(network, replicas, CLASSIFIER)
         if PLACES in state.server:
             back = group_members(received, members)  # [M, R], by the number of the place
-            opt_states = row(received.uploads.told[OPT_STATE], jnp.argmax(back, axis=1))
+            opt_states = row(received.uploads.metadata[OPT_STATE], jnp.argmax(back, axis=1))
             places = where_rows(jnp.any(back, axis=1), opt_states, state.server[PLACES])
             state = state._replace(server={**state.server, PLACES: places})
         if at_random:
@@ -218,17 +218,17 @@ def at_place(phase: Phase) -> Phase:
     def seen(received, place: Place):
         return received._replace(model=completed(received.model, place.model))
 
-    def start(received, work, own):
-        return phase.start(seen(received, work[1]), work[0], {**own, **work[1].memory})
+    def start(received, data, work, own):
+        return phase.start(seen(received, work[1]), data, work[0], {**own, **work[1].memory})
 
     def step(received, data, work, carry, index, key):
         return phase.step(seen(received, work[1]), data, work[0], carry, index, key)
 
     def finish(received, work, carry, num_steps):
         finished, of_place = phase.finish(seen(received, work[1]), work[0], carry, num_steps), work[1].memory
-        told = {name: value for name, value in finished.own.items() if name in of_place}
+        metadata = {name: value for name, value in finished.own.items() if name in of_place}
         own = {name: value for name, value in finished.own.items() if name not in of_place}
-        return finished._replace(upload=finished.upload._replace(told=told), own=own)
+        return finished._replace(upload=finished.upload._replace(metadata=metadata), own=own)
 
     return Phase(prepare, start, step, finish)
 
@@ -247,26 +247,22 @@ def local_training(problem: Problem) -> Phase:
         report = label_for_report(problem, received.model, data, examples, options.threshold)
         return Jobs(jnp.where(deck.size > 0, options.steps, 0), Work(deck), report)
 
-    def loss(received, data, work, batch: Batch, own, key):
-        del received, work, own
-        weak_key, strong_key = jax.random.split(key)
-        images = data.images[batch.rows]
+    def loss(model, batch: Batch, at: At) -> Loss:
+        weak_key, strong_key = jax.random.split(at.key)
+        images = batch.inputs
         weak = problem.weak(weak_key, images)
         views = (weak,) if self_training else (weak, problem.strong(strong_key, images))
 
-        def of(model) -> Loss:
-            outputs, batch_stats = network.train(model, views, batch.mask)
-            guess = network.predict(model, weak).logits if self_training else outputs[0].logits
-            guess = jax.lax.stop_gradient(jax.nn.softmax(guess))
-            labels, confident = qualify(guess, options.threshold, strictly=False)
-            value = fixmatch_loss(outputs[-1].logits, labels, confident, batch.mask)
-            count = jnp.maximum(jnp.sum(batch.mask), 1)
-            metrics = {"client_loss": value, "confident_share": jnp.sum(confident & batch.mask) / count}
-            return Loss(value, batch_stats, metrics)
+        outputs, batch_stats = network.train(model, views, batch.mask)
+        guess = network.predict(model, weak).logits if self_training else outputs[0].logits
+        guess = jax.lax.stop_gradient(jax.nn.softmax(guess))
+        labels, confident = qualify(guess, options.threshold, strictly=False)
+        value = fixmatch_loss(outputs[-1].logits, labels, confident, batch.mask)
+        count = jnp.maximum(jnp.sum(batch.mask), 1)
+        metrics = {"client_loss": value, "confident_share": jnp.sum(confident & batch.mask) / count}
+        return Loss(value, batch_stats, metrics)
 
-        return of
-
-    return local_sgd(problem, prepare, loss, metrics=("client_loss", "confident_share"))
+    return local_sgd(problem, prepare, loss)
 
 
 ENTRY = Entry(

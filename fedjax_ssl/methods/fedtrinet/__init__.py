@@ -30,9 +30,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
+    At,
     Batch,
     Deck,
     Examples,
+    Hooks,
     Loss,
     global_model,
     jobs_on_labels,
@@ -201,11 +203,12 @@ def tuning(problem: Problem, head: tuple[str, ...], adapt: Callable | None) -> P
         problem,
         prepare,
         loss_on_labels(problem, "tuning_loss"),
-        metrics=("tuning_loss",),
-        begin=lambda received, work, own: splice(head, received.model, own[LOCAL]),
-        handed_on=True,
-        adapt=adapt,
-        memory=TUNING,
+        hooks=Hooks(
+            begin=lambda received, work, own: splice(head, received.model, own[LOCAL]),
+            adapt=adapt,
+            memory=TUNING,
+            handed_on=True,
+        ),
     )
 
 
@@ -239,36 +242,29 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
         report = Report(labels, examples.labelled | has_one)
         return Jobs(work.deck.num_steps(config.batch_size), work, report, {ACCEPTED: accepted})
 
-    def loss(received: Broadcast, data, work: Work, batch: Batch, own, key):
-        del own
-        key, accepted_key = jax.random.split(key)
-        more = work.accepted.batch(batch.index, config.batch_size)
-        mask = more.mask & work.apart
+    def loss(model, batch: Batch, at: At) -> Loss:
+        key, accepted_key = jax.random.split(at.key)
+        more = at.work.accepted.batch(at.step, config.batch_size).read(at.data)
+        mask = more.mask & at.work.apart
         views = (
-            ([problem.weak(key, data.images[batch.rows])], batch.mask),
-            ([problem.weak(accepted_key, data.images[more.rows])], mask),
+            ([problem.weak(key, batch.inputs)], batch.mask),
+            ([problem.weak(accepted_key, more.inputs)], mask),
         )
-        epoch = batch.epoch + config.epochs * received.extra.round  # s
+        epoch = batch.epoch + config.epochs * at.received.extra.round  # s
         weight = options.accepted_weight * jnp.clip((epoch - options.ramp_from) / options.ramp_epochs, 0.0, 1.0)
 
-        def of(model) -> Loss:
-            (of_batch, of_accepted), after = train_views(network, model, list(views))
-            both_loss = cross_entropy(of_batch.logits, work.labels[batch.positions], batch.mask)
-            accepted_loss = cross_entropy(of_accepted.logits, work.labels[more.positions], mask)
-            value = jnp.where(work.apart, 0.5 * (both_loss + weight * accepted_loss), both_loss)
-            metrics = {"client_loss": value, "accepted_loss": accepted_loss, "accepted": work.accepted.size}
-            return Loss(value, after.batch_stats, metrics)
+        (of_batch, of_accepted), after = train_views(network, model, list(views))
+        both_loss = cross_entropy(of_batch.logits, at.work.labels[batch.positions], batch.mask)
+        accepted_loss = cross_entropy(of_accepted.logits, at.work.labels[more.positions], mask)
+        value = jnp.where(at.work.apart, 0.5 * (both_loss + weight * accepted_loss), both_loss)
+        metrics = {"client_loss": value, "accepted_loss": accepted_loss, "accepted": at.work.accepted.size}
+        return Loss(value, after.batch_stats, metrics)
 
-        return of
-
-    return local_sgd(
-        problem,
-        prepare,
-        loss,
-        metrics=("client_loss", "accepted_loss", "accepted"),
+    hooks = Hooks(
         begin=lambda received, work, own: work.start,
-        remember=None if options.players == "one" else lambda own, model, aux, index: {LOCAL: model},
+        remember=None if options.players == "one" else lambda own, model, aux, step: {LOCAL: model},
     )
+    return local_sgd(problem, prepare, loss, hooks=hooks)
 
 
 ENTRY = Entry(

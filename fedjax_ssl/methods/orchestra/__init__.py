@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import quarter_turns
-from fedjax_ssl.client import Batch, Deck, Examples, Loss, Work, global_model, local_sgd
+from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, Work, global_model, local_sgd
 from fedjax_ssl.engine import Broadcast, Images, Jobs, Method, Phase, Problem, Received, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import assignment_loss, cross_entropy, unit_vectors
@@ -129,7 +129,7 @@ def orchestra(problem: Problem) -> Method:
 
     def aggregate(state: State, data, received: Received, key):
         state, metrics = mean.aggregate(state, data, received, key)
-        local = received.uploads.told[CENTROIDS]
+        local = received.uploads.metadata[CENTROIDS]
         centroids, loss = global_centroids(
             state.server[CENTROIDS],
             local.reshape(-1, dim),
@@ -184,45 +184,33 @@ def training(problem: Problem, adapt: Callable) -> Phase:
         rings = jax.lax.cond(is_first, filled, lambda rings: rings, cohort.own[PROJECTIONS])
         return Jobs(steps, Work(deck), own={PROJECTIONS: rings}, takes_part=jnp.any(examples.present, axis=1))
 
-    def loss(received: Broadcast, data, work, batch: Batch, own, key):
-        del work, own
-        first_key, second_key, third_key, turns_key = jax.random.split(key, 4)
-        images = data.images[batch.rows]
+    def loss(model, batch: Batch, at: At) -> Loss:
+        first_key, second_key, third_key, turns_key = jax.random.split(at.key, 4)
+        images = batch.inputs
         first, second = first_view(first_key, images), second_view(second_key, images)
         turns = jax.random.randint(turns_key, batch.rows.shape, 0, 4)
         third = quarter_turns(first_view(third_key, images), turns)
 
         def assigned(vectors: jax.Array) -> jax.Array:
-            similarities = jnp.matmul(vectors, received.extra.centroids.T, precision="highest")
+            similarities = jnp.matmul(vectors, at.received.extra.centroids.T, precision="highest")
             return similarities / options.temperature
 
-        def of(model) -> Loss:
-            still = jax.lax.stop_gradient(model)
-            # As the optimiser leaves it after this step.
-            target = moving_average(still.params[TARGET], select(still.params, ENCODER), options.decay)
-            of_target, batch_stats = target_projections(problem, still, target, first, batch.mask)
-            outputs, batch_stats = network.train(model._replace(batch_stats=batch_stats), (second, third), batch.mask)
-            projections = unit_vectors(outputs[0].heads[PROJECTOR])
-            cluster_loss = assignment_loss(assigned(projections), assigned(of_target), batch.mask)
-            rotation_loss = cross_entropy(outputs[1].heads[ROTATION], turns, batch.mask)
-            metrics = {"cluster_loss": cluster_loss, "rotation_loss": rotation_loss}
-            return Loss(cluster_loss + rotation_loss, batch_stats, metrics, aux=(of_target, batch.mask))
-
-        return of
+        still = jax.lax.stop_gradient(model)
+        # As the optimiser leaves it after this step.
+        target = moving_average(still.params[TARGET], select(still.params, ENCODER), options.decay)
+        of_target, batch_stats = target_projections(problem, still, target, first, batch.mask)
+        outputs, batch_stats = network.train(model._replace(batch_stats=batch_stats), (second, third), batch.mask)
+        projections = unit_vectors(outputs[0].heads[PROJECTOR])
+        cluster_loss = assignment_loss(assigned(projections), assigned(of_target), batch.mask)
+        rotation_loss = cross_entropy(outputs[1].heads[ROTATION], turns, batch.mask)
+        metrics = {"cluster_loss": cluster_loss, "rotation_loss": rotation_loss}
+        return Loss(cluster_loss + rotation_loss, batch_stats, metrics, aux=(of_target, batch.mask))
 
     def remember(own, model, aux, index) -> dict[str, Any]:
         del model, index
         return {PROJECTIONS: clusters.pushed(own[PROJECTIONS], *aux)}
 
-    return local_sgd(
-        problem,
-        prepare,
-        loss,
-        metrics=("cluster_loss", "rotation_loss"),
-        parts=PARTS,
-        remember=remember,
-        adapt=adapt,
-    )
+    return local_sgd(problem, prepare, loss, PARTS, hooks=Hooks(remember=remember, adapt=adapt))
 
 
 def _projector(model) -> functools.partial:

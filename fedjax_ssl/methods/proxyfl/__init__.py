@@ -21,10 +21,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Loss, Rule, Step, consistency_phase, global_model, own_thresholds, qualify
-from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss
+from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, global_model, own_thresholds, qualify
+from fedjax_ssl.client.consistency import check_both_label, in_last_epoch, unlabelled_loss
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received
 from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, fixmatch_loss, unit_vectors
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.methods.proxyfl.server import tune_proxies
@@ -90,21 +91,23 @@ def proxyfl(problem: Problem) -> Method:
 
     check_both_label(problem, "proxyfl")
 
-    def label(step: Step):
+    def label(batch: TwoBatches, at: At):
         """Labels of the received model, and which of them count: int32 and bool [B]."""
-        labels, counts = qualify(jax.nn.softmax(step.by_received), step.thresholds, strictly=False)
+        images, thresholds = batch.unlabelled, at.work.thresholds
+        labels, counts = qualify(jax.nn.softmax(images.by_received), thresholds, strictly=False)
         if options.confident == "either":
-            counts |= qualify(jax.nn.softmax(step.by_local), step.thresholds, strictly=False)[1]
+            counts |= qualify(jax.nn.softmax(images.by_local), thresholds, strictly=False)[1]
         return labels, counts
 
-    def loss(step: Step, labels, counts) -> Loss:
-        mean = cross_entropy(step.strong.logits, labels, counts & step.mask)  # eq. 9
+    def loss(model, batch: TwoBatches, at: At, labels, counts) -> Loss:
+        images = batch.unlabelled
+        mean = cross_entropy(images.strong.logits, labels, counts & images.mask)  # eq. 9
         if options.loss_over == "batch":
-            mean = fixmatch_loss(step.strong.logits, labels, counts, step.mask)
+            mean = fixmatch_loss(images.strong.logits, labels, counts, images.mask)
         of_labels = unlabelled_loss(problem, mean)
         if not options.contrastive:
             return of_labels
-        further = contrastive_loss(options, step, labels, counts)
+        further = contrastive_loss(problem, model, batch, at, labels, counts)
         metrics = {**of_labels.metrics, **further.metrics}
         return Loss(of_labels.value + further.value, (), metrics, sums=further.sums)
 
@@ -120,7 +123,6 @@ def proxyfl(problem: Problem) -> Method:
             )
         )
     if options.contrastive:
-        rule = rule._replace(metrics=("contrastive_loss",), sums={COUNTS: (problem.num_classes,)})
         uniform = jnp.full(problem.num_classes, 1 / problem.num_classes)
         links.append(Link(functools.partial(update_prior, options), lambda params: {PRIOR: uniform}))
     phase = consistency_phase(problem, rule, options.threshold, parts=parts)
@@ -136,48 +138,52 @@ def proxyfl(problem: Problem) -> Method:
     return method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR]))
 
 
-def contrastive_loss(options, step: Step, labels: jax.Array, counts: jax.Array) -> Loss:
+def contrastive_loss(
+    problem: Problem, model: Model, batch: TwoBatches, at: At, labels: jax.Array, counts: jax.Array
+) -> Loss:
     """ICPL: every image towards the proxies of its candidate classes, away from images with none of them.
 
     A confident image's one candidate is its label; the others' are the classes more likely than in the prior.
     """
-    p, prior, num_classes = jax.nn.softmax(step.by_received), step.received.extra, step.by_received.shape[-1]
+    options, num_classes, prior = problem.config.proxyfl, problem.num_classes, at.received.extra
+    known, images = batch
+    p = jax.nn.softmax(images.by_received)
 
     def candidates(p, labels, counts):  # xi_i
         return jnp.where(counts[:, None], jax.nn.one_hot(labels, num_classes) > 0, p > prior)
 
     xi = candidates(p, labels, counts)
-    weights = p if options.weights_from == "received" else jax.nn.softmax(step.by_local)
+    weights = p if options.weights_from == "received" else jax.nn.softmax(images.by_local)
     weights = jnp.where(counts[:, None], 1.0, weights) * xi
-    of_labelled = jax.nn.one_hot(step.labels, num_classes)
+    of_labelled = jax.nn.one_hot(known.labels, num_classes)
     labelled_xi = of_labelled > 0
     if options.labelled_sets == "received":
-        q = jax.nn.softmax(step.labelled_by_received)
-        labelled_xi = candidates(q, *qualify(q, step.thresholds, strictly=False))
+        q = jax.nn.softmax(known.by_received)
+        labelled_xi = candidates(q, *qualify(q, at.work.thresholds, strictly=False))
     # Both views of an image have its candidates; labelled images are negatives alone.
-    sets, mask = jnp.concatenate([xi, xi, labelled_xi]), jnp.concatenate([step.mask, step.mask, step.labelled_mask])
-    pulls, number = jnp.concatenate([weights, weights, jnp.zeros_like(of_labelled)]), len(step.mask)
+    sets, mask = jnp.concatenate([xi, xi, labelled_xi]), jnp.concatenate([images.mask, images.mask, known.mask])
+    pulls, number = jnp.concatenate([weights, weights, jnp.zeros_like(of_labelled)]), len(images.mask)
     told = jnp.concatenate([
-        jax.nn.one_hot(labels, num_classes) * (counts & step.mask)[:, None],
-        of_labelled * step.labelled_mask[:, None],
+        jax.nn.one_hot(labels, num_classes) * (counts & images.mask)[:, None],
+        of_labelled * known.mask[:, None],
     ])  # fmt: skip
 
-    z = unit_vectors(jnp.concatenate([view.heads[FEATURES] for view in (step.weak, step.strong, step.labelled)]))
-    omega = step.model.params["classifier"]["kernel"].T
-    v = unit_vectors(jnp.matmul(omega, step.model.params[PROXIES]["kernel"], precision="highest"))
+    z = unit_vectors(jnp.concatenate([view.heads[FEATURES] for view in (images.weak, images.strong, known.weak)]))
+    omega = model.params["classifier"]["kernel"].T
+    v = unit_vectors(jnp.matmul(omega, model.params[PROXIES]["kernel"], precision="highest"))
     positives = jnp.sum(z * jnp.matmul(pulls, v, precision="highest"), axis=-1)
     losses = disjoint_sets_losses(z, positives, sets, mask, options.least_similarity)[: 2 * number]
     usable = (mask & jnp.any(sets, axis=1))[: 2 * number]
     sure = jnp.tile(counts, 2)
     groups = [usable] if options.contrastive_over == "all" else [usable & sure, usable & ~sure]
     value = sum(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
-    sums = {COUNTS: jnp.where(step.last_epoch, jnp.sum(told, axis=0), 0.0)}
+    sums = {COUNTS: jnp.where(in_last_epoch(problem, at), jnp.sum(told, axis=0), 0.0)}
     return Loss(options.contrastive_weight * value, (), {"contrastive_loss": value}, sums=sums)
 
 
 def update_prior(options, flow: Flow, current, state, data, received: Received, key) -> Flow:
     """The share of each class, from the counts of the clients of this round; without any it stays."""
-    counts = jnp.where(flow.weights[:, None] > 0, received.uploads.told[COUNTS], 0.0)
+    counts = jnp.where(flow.weights[:, None] > 0, received.uploads.metadata[COUNTS], 0.0)
     totals, old = jnp.sum(counts, axis=1, keepdims=True), flow.memory[PRIOR]
     if options.prior == "mean":
         new = jnp.sum(counts / jnp.maximum(totals, 1), axis=0) / jnp.maximum(jnp.sum(totals > 0), 1)

@@ -129,7 +129,7 @@ def rscfed(problem: Problem) -> Method:
     reweighted = distance_reweighted(
         problem,
         options.groups,
-        lambda received: received.uploads.told[LABELLED] > 0,
+        lambda received: received.uploads.metadata[LABELLED] > 0,
         factor=options.labelled_factor,
         factor_in_mean=options.factor_in_mean,
         beta=options.beta,
