@@ -73,7 +73,7 @@ def test_a_terminal_sees_at_once_what_a_command_does(tmp_path):
     script.write_text(
         "import sys, time\n"
         "from fedjax_ssl.run.clock import doing\n"
-        "import fedjax_ssl.commands as commands\n"
+        "import fedjax_ssl.cli.commands as commands\n"
         "def run(*_):\n"
         "    with doing('loading JAX'): time.sleep(0.5)\n"
         "    assert 'jax' not in sys.modules\n"

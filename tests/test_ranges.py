@@ -9,13 +9,12 @@ from ml_collections.config_dict import placeholder
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import BORDERS, INTERPOLATIONS
 from fedjax_ssl.augment.flavours import FLAVOURS
-from fedjax_ssl.cli.parse import override
 from fedjax_ssl.client.acr import HISTOGRAMS
 from fedjax_ssl.client.debias import DEBIASING
 from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.client.self_training import TRAINERS
 from fedjax_ssl.client.thresholds import KINDS
-from fedjax_ssl.config import apply_arguments, flatten, ranges, validate
+from fedjax_ssl.config import apply_arguments, flatten, override, ranges, validate
 from fedjax_ssl.data import FITS, NORMALISATIONS
 from fedjax_ssl.data.labels import ANCHOR_DRAWS, LABELS
 from fedjax_ssl.data.partition_schemes import PARTITIONS

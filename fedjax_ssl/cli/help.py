@@ -4,8 +4,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.cli.source_docs import CONFIGS, docstring, read_arguments, read_fields, read_methods, summary
+from fedjax_ssl.cli.source_docs import docstring, read_arguments, read_fields, read_methods, summary
 from fedjax_ssl.fields import RECIPES, shared_fields
+from fedjax_ssl.files import CONFIGS
 from fedjax_ssl.sections import Range
 
 WIDTH = 80

@@ -10,9 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-PACKAGE = pathlib.Path(__file__).resolve().parent.parent
-# In a checkout beside the package, where it is installed inside.
-CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
+from fedjax_ssl.files import PACKAGE
 
 
 class Field(NamedTuple):

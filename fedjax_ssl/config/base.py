@@ -1,4 +1,4 @@
-"""The configuration: every field with its default, checks, comparison, and the arguments of config files."""
+"""Every field with its default, checks, comparison, and the arguments of config files."""
 
 import json
 from typing import Any
