@@ -16,7 +16,6 @@ NAME = "fedjax_ssl"
 FLOORS = (
     ("errors",),
     ("files",),
-    ("sections",),
     ("fields",),
     ("imports", "learning"),
     ("data", "augment"),
@@ -38,20 +37,19 @@ FLOORS = (
 KNOWS = {
     "errors": (),
     "files": ("errors",),
-    "sections": ("errors",),
-    "fields": ("sections",),
+    "fields": ("errors",),
     "learning": ("errors",),
     "data": ("errors", "files"),
     "augment": ("errors",),
     "models": ("errors", "imports", "learning"),
     "engine": ("errors", "learning", "data", "models"),
     "methods": (
-        *("errors", "sections", "fields", "imports", "learning", "augment", "data", "models", "engine", "client"),
+        *("errors", "fields", "imports", "learning", "augment", "data", "models", "engine", "client"),
         "server",
     ),
     "report": ("errors", "files", "fields", "config", "records"),
 }
-MOST_FLAT_FILES = 8
+MOST_FLAT_FILES = 6
 
 
 def files_of(package):
@@ -171,8 +169,8 @@ def test_few_flat_files():
 
 
 def test_help_waits_for_no_library(library):
-    assert library[1]["fields"] == set()
-    assert library[1]["sections"] <= {*sys.stdlib_module_names, "ml_collections"}
+    of_fields = [others for module, others in library[1].items() if room(module) == "fields"]
+    assert of_fields and set.union(*of_fields) <= {*sys.stdlib_module_names, "ml_collections"}
     assert library[1]["errors"] <= sys.stdlib_module_names
 
 

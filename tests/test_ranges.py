@@ -182,7 +182,7 @@ def test_every_number_has_a_declared_range_or_none_on_purpose():
 
 
 def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
-    """fields.py names them, for it may import no module; here they are compared."""
+    """fields/ names them, for it may import no module; here they are compared."""
     declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
     for field, known in {
         "schedule": SCHEDULES,
