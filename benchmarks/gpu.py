@@ -33,7 +33,7 @@ from fedjax_ssl.models import build_model, layers
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.machine import find_machine
-from fedjax_ssl.run.profiling import step_flops
+from fedjax_ssl.run.observe.profiling import step_flops
 from fedjax_ssl.run.programs import compile_dispatch
 
 DTYPES = ("float32", "bfloat16")

@@ -156,6 +156,14 @@ def test_imports_go_downwards_only(library):
     assert wrong_layers(library[0]) == []
 
 
+def test_several_hosts_are_below_the_run(library):
+    """What hosts agree on knows no experiment and no loop."""
+    known = {"run.observe.clock", "run.signals", "run.under_way"}
+    for module, others in library[0].items():
+        if module.startswith("run.hosts"):
+            assert {o for o in others if room(o) == "run" and not o.startswith("run.hosts")} <= known, module
+
+
 def test_every_folder_has_a_face_that_says_what_it_is():
     for folder in sorted({path.parent for path in PACKAGE.rglob("*.py")}):
         face = folder / "__init__.py"

@@ -13,7 +13,7 @@ from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
 from fedjax_ssl.files import CONFIGS, expanded, replace_file
-from fedjax_ssl.run.clock import doing
+from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.under_way import folder_under_way
 
 QUICKSTART = CONFIGS / "quickstart.py"
@@ -79,7 +79,7 @@ def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("loading JAX"):
         from fedjax_ssl.config import parse_config
         from fedjax_ssl.run.cores import use_every_core
-        from fedjax_ssl.run.profiling import profile
+        from fedjax_ssl.run.observe.profiling import profile
 
     config = parse_config(own.config or str(QUICKSTART), overrides)
     use_every_core(config)

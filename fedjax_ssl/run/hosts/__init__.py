@@ -23,8 +23,8 @@ from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import PACKAGE
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.records.resuming import typed
-from fedjax_ssl.run.cluster import find_place
-from fedjax_ssl.run.link import Link
+from fedjax_ssl.run.hosts.cluster import find_place
+from fedjax_ssl.run.hosts.link import Link
 
 CHUNK = 2**26  # numbers of four bytes that travel at once
 
