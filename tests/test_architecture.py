@@ -164,6 +164,12 @@ def test_several_hosts_are_below_the_run(library):
             assert {o for o in others if room(o) == "run" and not o.startswith("run.hosts")} <= known, module
 
 
+def test_what_a_run_shows_is_below_training(library):
+    for module, others in library[0].items():
+        if module.startswith("run.observe"):
+            assert not others & {"run.train", "run.seeds", "run.tuning"}, module
+
+
 def test_every_folder_has_a_face_that_says_what_it_is():
     for folder in sorted({path.parent for path in PACKAGE.rglob("*.py")}):
         face = folder / "__init__.py"

@@ -55,9 +55,7 @@ def test_a_config_is_found_from_any_folder_and_the_users_comes_first(tmp_path, m
     monkeypatch.chdir(tmp_path)
     library = CONFIGS / "quickstart.py"
     assert find_config_file("configs/quickstart.py") == find_config_file("quickstart.py") == str(library)
-    assert find_config_file("configs/sweeps/mnist_methods.py") == str(
-        CONFIGS / "sweeps" / "mnist_methods.py"
-    )
+    assert find_config_file("configs/sweeps/mnist_methods.py") == str(CONFIGS / "sweeps" / "mnist_methods.py")
     assert parse_config("configs/quickstart.py:semifl", []).method == "semifl"
     (tmp_path / "quickstart.py").write_text("def get_config(): return {}")
     assert find_config_file("quickstart.py") == "quickstart.py"

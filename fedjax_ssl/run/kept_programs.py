@@ -32,7 +32,7 @@ import jax
 from fedjax_ssl.files import PACKAGE, read_whole, replaced
 from fedjax_ssl.methods import METHODS, registered
 from fedjax_ssl.models import BACKBONES
-from fedjax_ssl.models.processor import description
+from fedjax_ssl.models.cpu.processor import description
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import cache_folder, private_cache
 from fedjax_ssl.run.experiment import Experiment
