@@ -16,4 +16,4 @@ if __name__ == "__main__":
 
     sys.exit(enter("python launch.py"))
 else:
-    from fedjax_ssl.commands import COMMANDS, QUICKSTART, main  # noqa: F401
+    from fedjax_ssl.cli.commands import COMMANDS, QUICKSTART, main  # noqa: F401

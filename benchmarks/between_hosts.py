@@ -101,7 +101,7 @@ def _stage(path: str) -> str:
 def main() -> None:
     own, overrides = parser.parse_known_args()
     jax.config.update("jax_num_cpu_devices", own.devices)
-    from fedjax_ssl.cli.parse import parse_config
+    from fedjax_ssl.config import parse_config
     from fedjax_ssl.engine.round import make_round, num_jobs
     from fedjax_ssl.learning.trees import tree_bytes
     from fedjax_ssl.run.experiment import build_experiment

@@ -29,11 +29,11 @@ from harness import describe, print_table, seconds_of, write
 from fedjax_ssl import base_config
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.models import build_model, layers
+from fedjax_ssl.models import build_model, passes
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.machine import find_machine
-from fedjax_ssl.run.profiling import step_flops
+from fedjax_ssl.run.observe.profiling import step_flops
 from fedjax_ssl.run.programs import compile_dispatch
 
 DTYPES = ("float32", "bfloat16")
@@ -44,7 +44,7 @@ def strategies(options) -> list[dict]:
     rows = []
     for dtype in options.dtypes.split(","):
         for lanes in map(int, options.lanes.split(",")):
-            for form in layers.LANE_FORMS:
+            for form in passes.LANE_FORMS:
                 row = {"dtype": dtype, "lanes": lanes, "form": form}
                 try:
                     seconds = time_lane_step(options.backbone, dtype, lanes, form, options.repeats)
@@ -72,7 +72,7 @@ def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, s
         gradient, batch_stats = jax.grad(loss_fn, has_aux=True)(model.params)
         return Model(jax.tree.map(lambda p, g: p - 0.01 * g, model.params, gradient), batch_stats)
 
-    with layers.use_lane_form(form):
+    with passes.use_lane_form(form):
         over_lanes = jax.vmap(step)
         run = jax.jit(lambda model: jax.lax.fori_loop(0, steps, lambda _, m: over_lanes(m), model))
         model = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(1), lanes))

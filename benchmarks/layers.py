@@ -21,7 +21,8 @@ from jax import lax
 
 from fedjax_ssl import base_config
 from fedjax_ssl.models import build_model
-from fedjax_ssl.models.layers import FEW_CHANNELS, conv2d
+from fedjax_ssl.models.cpu.convolution import FEW_CHANNELS
+from fedjax_ssl.models.layers import conv2d
 from fedjax_ssl.run.machine import find_machine
 
 IMPLEMENTATIONS = ("lax", "custom_backward", "winograd")

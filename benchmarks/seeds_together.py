@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from harness import describe, write
 
-from fedjax_ssl.cli.parse import load_config_file
-from fedjax_ssl.config import for_seed
+from fedjax_ssl.config import for_seed, load_config_file
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.round import make_round

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from harness import describe
 
-from fedjax_ssl.cli.parse import parse_config
-from fedjax_ssl.config import validate
+from fedjax_ssl.config import parse_config, validate
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.methods.fedanchor import HEAD
 from fedjax_ssl.run.experiment import build_experiment, initialise

@@ -17,7 +17,7 @@ from fedjax_ssl.methods import METHODS
 
 INTRODUCTION = """# Configuration
 
-Every field with its default, what it may be and what it means, taken from `fedjax_ssl/fields.py` and the methods' own
+Every field with its default, what it may be and what it means, taken from `fedjax_ssl/fields/` and the methods' own
 files when this site is built. Any of them is set from the command line; a misspelt name is answered with the nearest
 one, and a value out of its range in one line, before anything is written:
 

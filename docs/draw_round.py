@@ -15,7 +15,7 @@ COLOURS = {"run": ("#eceff4", "#8a94a6"), "server": ("#e3ecfb", "#4a76c0"), "cli
 
 # (lane, colour, title, lines in the code's font, lines in words)
 RUN = [
-    ("run", "1. Words become a configuration", ["commands.py: main, run", "cli/parse.py: parse_config"], []),
+    ("run", "1. Words become a configuration", ["cli/commands.py: main, run", "config/load.py: parse_config"], []),
     (
         "run",
         "2. Data, partition, model, method; compiled; initialised and pre-trained",

@@ -14,6 +14,7 @@ __all__ = [
     "UserError",
     "base_config",
     "load",
+    "load_config_file",
     "train",
     "use_every_core",
 ]
@@ -25,6 +26,7 @@ _HOMES = {
     "State": "engine.interface",
     "base_config": "config",
     "load": "predictor",
+    "load_config_file": "config",
     "train": "run.train",
     "use_every_core": "run.cores",
 }

@@ -16,7 +16,7 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
         program: how it was started, for what is printed.
 
     Returns:
-        The exit status, see `fedjax_ssl.commands.main`.
+        The exit status, see `fedjax_ssl.cli.commands.main`.
     """
     # XLA tells of slow compilation as of an error, with advice for its developers. Its errors are raised as well.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -25,7 +25,7 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
     argv = sys.argv[1:]
 
     def farewell() -> str:
-        commands = sys.modules.get("fedjax_ssl.commands")
+        commands = sys.modules.get("fedjax_ssl.cli.commands")
         if not hasattr(commands, "farewell"):  # it is being imported
             return "nothing has been written or changed"
         return commands.farewell(argv).replace("python launch.py", program)
@@ -33,7 +33,7 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
     with watch_signals(farewell):
         from absl import logging
 
-        from fedjax_ssl.commands import main
+        from fedjax_ssl.cli.commands import main
 
         logging.set_verbosity(logging.FATAL)  # Orbax logs each traceback of its threads, and raises the error
         sys.unraisablehook = leave_out_callbacks

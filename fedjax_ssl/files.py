@@ -17,6 +17,10 @@ from typing import IO, Any
 
 from fedjax_ssl.errors import UserError
 
+PACKAGE = pathlib.Path(__file__).resolve().parent
+# Config files: in a checkout beside the package, where it is installed inside.
+CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
+
 _unfinished: set[pathlib.Path] = set()  # temporary files of this process
 
 

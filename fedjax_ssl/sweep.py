@@ -24,11 +24,21 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.cli.parse import call_in_file, load_config_file, overridden_fields, override
-from fedjax_ssl.cli.source_docs import CONFIGS
-from fedjax_ssl.config import add_section, differences, flatten, for_seed, labels_revealed, validate
+from fedjax_ssl.config import (
+    add_section,
+    call_in_file,
+    differences,
+    flatten,
+    for_seed,
+    labels_revealed,
+    load_config_file,
+    overridden_fields,
+    override,
+    validate,
+)
 from fedjax_ssl.errors import BusyError, StoppedError, TrainingError, UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.files import CONFIGS
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds, refuse_links
 from fedjax_ssl.report.table import Row, to_markdown, write_tables

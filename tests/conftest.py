@@ -113,7 +113,7 @@ def pytest_configure(config):
 @pytest.fixture(scope="session", autouse=True)
 def no_clock():
     """No lines from things that take long on a busy machine among those that tests compare."""
-    from fedjax_ssl.run import clock
+    from fedjax_ssl.run.observe import clock
 
     with mock.patch.object(clock, "FIRST_LINE_SECONDS", float("inf")):
         yield

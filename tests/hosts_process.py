@@ -10,7 +10,9 @@ import sys
 
 from fedjax_ssl import UserError
 from fedjax_ssl.__main__ import enter
-from fedjax_ssl.run import experiment, link, listeners, programs
+from fedjax_ssl.run import experiment, programs
+from fedjax_ssl.run.hosts import link
+from fedjax_ssl.run.observe import listeners
 
 
 def main(what: str) -> int:

@@ -12,10 +12,10 @@ import types
 import pytest
 
 from conftest import ROOT, make_tiny_config
-from fedjax_ssl.run import clock
-from fedjax_ssl.run.advice import Advise
-from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.loop import Turn
+from fedjax_ssl.run.observe import clock
+from fedjax_ssl.run.observe.advice import Advise
+from fedjax_ssl.run.observe.clock import doing
 
 
 def wait_until(condition):
@@ -72,8 +72,8 @@ def test_a_terminal_sees_at_once_what_a_command_does(tmp_path):
     script = tmp_path / "slow.py"
     script.write_text(
         "import sys, time\n"
-        "from fedjax_ssl.run.clock import doing\n"
-        "import fedjax_ssl.commands as commands\n"
+        "from fedjax_ssl.run.observe.clock import doing\n"
+        "import fedjax_ssl.cli.commands as commands\n"
         "def run(*_):\n"
         "    with doing('loading JAX'): time.sleep(0.5)\n"
         "    assert 'jax' not in sys.modules\n"

@@ -7,8 +7,7 @@ import pytest
 
 import launch
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.cli.parse import load_config_file, parse_config
-from fedjax_ssl.config import apply_arguments, differences, validate
+from fedjax_ssl.config import apply_arguments, differences, load_config_file, parse_config, validate
 
 QUICKSTART = str(launch.QUICKSTART)
 

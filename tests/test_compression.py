@@ -12,7 +12,7 @@ from fedjax_ssl.engine.compression import compressed, compressed_bytes, int8, nu
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.run.observe.wire import bytes_per_client
 
 
 def an_update(seed=0):

@@ -137,7 +137,7 @@ def test_the_command_line_says_how_many_devices_there_are(tmp_path):
     words = [f"--workdir={tmp_path / 'run'}", *(f"--config.{name}={value}" for name, value in fields.items())]
     script = f"""{FOUR_CORES}
 import sys
-from fedjax_ssl.commands import main
+from fedjax_ssl.cli.commands import main
 sys.stderr = sys.stdout
 status = main({words})
 print(status)

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl.engine.interface import Draw, Finished, Jobs, Report, Upload, WireBytes, no_op
 from fedjax_ssl.engine.round import RoundKeys, _means, make_round, num_jobs, uniform
-from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.run.observe.wire import bytes_per_client
 from toy_federation import (
     CLIENTS,
     TRUTH,

@@ -22,7 +22,7 @@ from fedjax_ssl.methods.fedanchor.client import (
     leave_one_out_scores,
 )
 from fedjax_ssl.models.network import build_network
-from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.server import training
 from linear_network import in_numpy
 from small_problem import (

@@ -17,8 +17,8 @@ from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.run.experiment import build_experiment, initialise
-from fedjax_ssl.run.summary import to_record
-from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.run.observe.summary import to_record
+from fedjax_ssl.run.observe.wire import bytes_per_client
 from flower_run import needs_flower, settings
 from test_methods import compiled
 

@@ -20,10 +20,11 @@ import pytest
 import launch
 from conftest import ROOT
 from fedjax_ssl import TrainingError, UserError, base_config
-from fedjax_ssl.run import coordinator, hosts, link, programs
-from fedjax_ssl.run.cluster import Place, find_place
-from fedjax_ssl.run.listeners import HearSignals, StopOnSignal
+from fedjax_ssl.run import hosts, programs
+from fedjax_ssl.run.hosts import coordinator, link
+from fedjax_ssl.run.hosts.cluster import Place, find_place
 from fedjax_ssl.run.loop import Turn
+from fedjax_ssl.run.observe.listeners import HearSignals, StopOnSignal
 from fedjax_ssl.run.signals import Signals
 
 CONFIG = """

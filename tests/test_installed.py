@@ -9,9 +9,9 @@ import tomllib
 import pytest
 
 from conftest import ROOT
-from fedjax_ssl.cli import source_docs
-from fedjax_ssl.cli.parse import find_config_file, parse_config
+from fedjax_ssl.config import find_config_file, parse_config
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import CONFIGS
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,9 @@ def test_the_command_takes_configs_from_any_folder(built, tmp_path):
 
 def test_a_config_is_found_from_any_folder_and_the_users_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    library = source_docs.CONFIGS / "quickstart.py"
+    library = CONFIGS / "quickstart.py"
     assert find_config_file("configs/quickstart.py") == find_config_file("quickstart.py") == str(library)
-    assert find_config_file("configs/sweeps/mnist_methods.py") == str(
-        source_docs.CONFIGS / "sweeps" / "mnist_methods.py"
-    )
+    assert find_config_file("configs/sweeps/mnist_methods.py") == str(CONFIGS / "sweeps" / "mnist_methods.py")
     assert parse_config("configs/quickstart.py:semifl", []).method == "semifl"
     (tmp_path / "quickstart.py").write_text("def get_config(): return {}")
     assert find_config_file("quickstart.py") == "quickstart.py"

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from conftest import ROOT, make_tiny_config
-from fedjax_ssl.cli.parse import call_in_file
+from fedjax_ssl.config import call_in_file
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.models.cnn import SmallCNN

@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from conftest import make_tiny_config
-from fedjax_ssl import UserError, commands, files, train
+from fedjax_ssl import UserError, files, train
+from fedjax_ssl.cli import commands
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import save_snapshot
 from fedjax_ssl.records.workdir import CHECKPOINTS, FIGURES, LOCK, METRICS, SNAPSHOTS, TENSORBOARD, Workdir

@@ -20,11 +20,11 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import load_snapshots
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 from fedjax_ssl.run import loop
-from fedjax_ssl.run.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
 from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, run_rounds
 from fedjax_ssl.run.machine import find_machine
+from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
+from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.signals import Signals
-from fedjax_ssl.run.wire import Traffic
 
 
 class Every(Listener):

@@ -27,7 +27,7 @@ from fedjax_ssl.engine.measures import (
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import write_report
 from fedjax_ssl.report.table import Row, as_text, make_table
-from fedjax_ssl.run.trackers import curves
+from fedjax_ssl.run.observe.trackers import curves
 from small_problem import federation
 
 ALL = tuple(MEASURES)

@@ -27,8 +27,8 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
 from fedjax_ssl.run.experiment import build_experiment, initialise, initialiser
+from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.train import checkpoint_interval
-from fedjax_ssl.run.wire import bytes_per_client
 from small_problem import federation, small_problem
 
 # Of all methods. Optimisers that survive rounds give everybody something to remember; pre-training is the very training

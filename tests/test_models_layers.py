@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models import layers, processor
-from fedjax_ssl.models.layers import (
-    LANE_FORMS,
-    conv2d,
-    global_average_pool,
-    max_pool2d,
-    overlapping_max_pool2d,
-    use_lane_form,
-)
+from fedjax_ssl.models.cpu import convolution, processor
+from fedjax_ssl.models.layers import conv2d, global_average_pool, max_pool2d, overlapping_max_pool2d
+from fedjax_ssl.models.passes import LANE_FORMS, use_lane_form
 
 
 def arrays(shape, kernel_shape, stride, dtype=jnp.float32):
@@ -64,7 +58,7 @@ def test_both_passes_equal_plain_convolution(size, window, channels, stride):
     assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("channels", [8, layers.TURNED_CHANNELS])
+@pytest.mark.parametrize("channels", [8, convolution.TURNED_CHANNELS])
 def test_a_kernels_gradient_is_the_sum_over_parts_of_the_batch(monkeypatch, channels):
     """Of as many images as divide the batch, here of six, and may be copied at a time."""
     x, kernel, gradient = arrays((6, 8, 9, channels), (3, 3, channels, 4), 1)
@@ -77,7 +71,7 @@ def test_a_kernels_gradient_is_the_sum_over_parts_of_the_batch(monkeypatch, chan
         return str(jax.make_jaxpr(lambda *inputs: of_kernel(*inputs))(x, kernel, gradient))
 
     for copied_images, parts in ((0.5, 6), (5, 2), (6, 1), (2.5, 3)):
-        monkeypatch.setattr(layers, "CACHED_NUMBERS", int(copied_images * 8 * 9 * 3 * (channels + 4)))
+        monkeypatch.setattr(convolution, "CACHED_NUMBERS", int(copied_images * 8 * 9 * 3 * (channels + 4)))
         assert f"length={parts}\n" in traced()
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     expected = np.zeros(kernel.shape)

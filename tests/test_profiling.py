@@ -9,7 +9,7 @@ import pytest
 
 import launch
 from conftest import TINY_BACKBONE, make_tiny_config
-from fedjax_ssl.run.profiling import STAGES, profile, stages_of_instructions
+from fedjax_ssl.run.observe.profiling import STAGES, profile, stages_of_instructions
 
 
 def test_instructions_are_found_by_their_scope():

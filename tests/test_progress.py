@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from fedjax_ssl.run import progress as module
-from fedjax_ssl.run.progress import RoundProgress, describe, title_of
+from fedjax_ssl.run.observe import progress as module
+from fedjax_ssl.run.observe.progress import RoundProgress, describe, title_of
 
 METRICS = {
     "test_accuracy": 0.93211,

@@ -9,13 +9,12 @@ from ml_collections.config_dict import placeholder
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import BORDERS, INTERPOLATIONS
 from fedjax_ssl.augment.flavours import FLAVOURS
-from fedjax_ssl.cli.parse import override
 from fedjax_ssl.client.acr import HISTOGRAMS
 from fedjax_ssl.client.debias import DEBIASING
 from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.client.self_training import TRAINERS
 from fedjax_ssl.client.thresholds import KINDS
-from fedjax_ssl.config import apply_arguments, flatten, ranges, validate
+from fedjax_ssl.config import apply_arguments, flatten, override, ranges, validate
 from fedjax_ssl.data import FITS, NORMALISATIONS
 from fedjax_ssl.data.labels import ANCHOR_DRAWS, LABELS
 from fedjax_ssl.data.partition_schemes import PARTITIONS
@@ -183,7 +182,7 @@ def test_every_number_has_a_declared_range_or_none_on_purpose():
 
 
 def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
-    """fields.py names them, for it may import no module; here they are compared."""
+    """fields/ names them, for it may import no module; here they are compared."""
     declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
     for field, known in {
         "schedule": SCHEDULES,

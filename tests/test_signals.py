@@ -11,7 +11,7 @@ import termios
 import pytest
 
 from conftest import ROOT
-from fedjax_ssl import commands
+from fedjax_ssl.cli import commands
 from fedjax_ssl.run.signals import Signals
 
 ALL = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")]
@@ -189,7 +189,7 @@ def test_a_command_that_is_imported_goes_with_a_line(start):
         "import sys, builtins\n"
         "real = builtins.__import__\n"
         "def slow(name, *rest):\n"
-        "    if name == 'fedjax_ssl.commands':\n"
+        "    if name == 'fedjax_ssl.cli.commands':\n"
         f"        {BUSY}\n"
         "    return real(name, *rest)\n"
         "import fedjax_ssl.__main__ as program\n"

@@ -13,7 +13,7 @@ import launch
 from conftest import SMALL, make_fedanchor_config, make_tiny_config
 from fedjax_ssl import train
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_records
-from fedjax_ssl.run.trackers import Trackers, curves, open_trackers
+from fedjax_ssl.run.observe.trackers import Trackers, curves, open_trackers
 
 
 def events_of(workdir):

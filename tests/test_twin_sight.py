@@ -17,7 +17,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.twin_sight import PARTS, TWIN, views
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.run.observe.wire import bytes_per_client
 from linear_network import at_rest, divided, sgd_step, softmax
 from small_problem import (
     CLASSES,

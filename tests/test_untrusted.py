@@ -13,8 +13,8 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.report.conditions import conditions
 from fedjax_ssl.run.experiment import initialise
 from fedjax_ssl.run.loop import to_record
+from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.privacy import make_accountant
-from fedjax_ssl.run.wire import bytes_per_client
 from test_methods import build, compiled, make_config
 
 # Labels at the server, at the clients, and none at all.

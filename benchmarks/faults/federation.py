@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from fedjax_ssl.cli.parse import parse_config
+from fedjax_ssl.config import parse_config
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, SUMMARY
 from fedjax_ssl.run.experiment import build_experiment

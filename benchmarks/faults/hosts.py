@@ -25,7 +25,7 @@ MINUTES, COUNT = 12, 9
 MEETING, PORT, STARTING = 40.0, 20.0, 60.0  # seconds; the last ones until JAX is imported on a busy machine
 CODE = f"""
 import sys
-from fedjax_ssl.run import link
+from fedjax_ssl.run.hosts import link
 link.MEETING_SECONDS, link.PORT_SECONDS = {MEETING}, {PORT}
 from fedjax_ssl.__main__ import enter
 sys.exit(enter())

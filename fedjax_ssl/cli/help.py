@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.cli.source_docs import CONFIGS, docstring, read_arguments, read_fields, read_methods, summary
-from fedjax_ssl.fields import RECIPES, shared_fields
-from fedjax_ssl.sections import Range
+from fedjax_ssl.cli.source_docs import docstring, read_arguments, read_fields, read_methods, summary
+from fedjax_ssl.fields import RECIPES, Range, shared_fields
+from fedjax_ssl.files import CONFIGS
 
 WIDTH = 80
 
@@ -20,7 +20,7 @@ EXAMPLES = """\
   python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/methods
 """
 
-# What most people change; the others are in fields.py and the methods' files.
+# What most people change; the others are in fields/ and the methods' files.
 MAIN_FIELDS = (
     "method",
     "num_rounds",
@@ -103,7 +103,7 @@ def overview(commands: Mapping[str, Command]) -> str:
                  for name, (about, variants) in read_methods().items()), 16,
             ),
             "Fields that most people change: --config.FIELD=VALUE. The defaults are those of",
-            "fedjax_ssl/fields.py and methods/ have all fields; a config file its own.",
+            "fedjax_ssl/fields/ and methods/ have all fields; a config file its own.",
             _rows(
                 ((f"{name} = {fields[name].default}", f"{fields[name].meaning}{_may_be(ranges[name])}")
                  for name in MAIN_FIELDS), 34,

@@ -10,9 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-PACKAGE = pathlib.Path(__file__).resolve().parent.parent
-# In a checkout beside the package, where it is installed inside.
-CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
+from fedjax_ssl.files import PACKAGE
 
 
 class Field(NamedTuple):
@@ -33,7 +31,7 @@ class Field(NamedTuple):
 @functools.cache
 def read_fields() -> dict[str, Field]:
     """All fields of a configuration by their dotted names, in the order of the source."""
-    fields = _fields_of(PACKAGE / "fields.py", "shared_fields")
+    fields = _fields_of(PACKAGE / "fields", "shared_fields")
     for name in read_methods():
         own = _fields_of(_file_of(name), "defaults")
         fields.update({f"{name}.{field}": value for field, value in own.items()})
@@ -58,7 +56,7 @@ def _file_of(method: str) -> pathlib.Path:
 
 def read_arguments() -> list[str]:
     """The arguments of every config, besides methods, recipes and models."""
-    tree = _tree(PACKAGE / "fields.py")
+    tree = _tree(PACKAGE / "fields" / "recipes.py")
     return [*_keys(tree, "WORDS"), "the name of a model", *(f"{name}=" for name in _keys(tree, "ARGUMENT_FIELDS"))]
 
 
@@ -76,32 +74,45 @@ def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {})
     """The assignments `section.FIELD = VALUE  # MEANING` in a function.
 
     Args:
-        path: of the module.
+        path: of the module, or of a folder whose modules have functions for sections.
         function: its name; a module without it has no fields.
         given: the function's arguments, as they are written in Python.
     """
-    lines = path.read_text().splitlines()
-    functions = {node.name: node for node in _tree(path).body if isinstance(node, ast.FunctionDef)}
-    fields, group = {}, ""
-    for node in functions[function].body if function in functions else ():
-        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)):
+    functions = _functions(path)
+    if function not in functions:
+        return {}
+    file, body = functions[function]
+    lines, fields, group = file.read_text().splitlines(), {}, ""
+    for node in body:
+        if not isinstance(node, ast.Assign):
             continue
-        name = ast.unparse(node.targets[0]).partition(".")[2]
+        name = ast.unparse(node.targets[0]).partition(".")[2]  # '' of the section itself
         called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
         if called in functions:  # a section that a function of its own makes
             arguments = {word.arg: ast.unparse(word.value) for word in node.value.keywords}
             own = _fields_of(path, called, arguments)
-            fields.update({f"{name}.{field}": value for field, value in own.items()})
+            fields.update({f"{name}.{field}".lstrip("."): value for field, value in own.items()})
             group = ""
         elif called == "Section":
             group = _comments(lines, node)[1]
-        else:
+        elif name:
             default = ast.unparse(node.value.args[0] if called else node.value)  # 500 of `whole(500, least=1)`
             beside, above = _comments(lines, node)
             if above:
                 group = above if beside else ""
             fields[name] = Field(given.get(default, default), beside or above, group)
     return fields
+
+
+@functools.cache
+def _functions(path: pathlib.Path) -> dict[str, tuple[pathlib.Path, list[ast.stmt]]]:
+    """The functions that return a section, of a module or of all in a folder: name -> (file, statements)."""
+    return {
+        node.name: (file, node.body)
+        for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])
+        for node in _tree(file).body
+        if isinstance(node, ast.FunctionDef) and node.returns is not None and ast.unparse(node.returns) == "Section"
+    }
 
 
 def _comments(lines: list[str], node: ast.stmt) -> tuple[str, str]:

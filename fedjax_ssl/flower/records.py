@@ -16,8 +16,8 @@ from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, TIMINGS, Workdir
 from fedjax_ssl.run.experiment import Experiment
-from fedjax_ssl.run.summary import summarise, to_record
-from fedjax_ssl.run.wire import Traffic
+from fedjax_ssl.run.observe.summary import summarise, to_record
+from fedjax_ssl.run.observe.wire import Traffic
 
 COUNTED = Traffic(0, 0, 0, 0, 0)  # the bytes are among the metrics
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.cli.parse import OVERRIDE, parse_config
-from fedjax_ssl.config import flatten, validate
+from fedjax_ssl.config import OVERRIDE, flatten, parse_config, validate
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 

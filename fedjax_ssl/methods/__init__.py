@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError, nearest
-from fedjax_ssl.fields import RECIPES, WORDS, shared_fields
+from fedjax_ssl.fields import RECIPES, WORDS, Section, real, several, share, shared_fields, whole, word
 from fedjax_ssl.imports import import_own, is_own, one_line
 from fedjax_ssl.methods.entry import Entry, check_entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES
-from fedjax_ssl.sections import Section, real, several, share, whole, word
 
 __all__ = [
     "METHODS",

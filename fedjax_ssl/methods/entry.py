@@ -9,8 +9,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.data.labels import LABELS as LABELS_AT
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import shared_fields
-from fedjax_ssl.sections import Section
+from fedjax_ssl.fields import Section, shared_fields
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import ACCEPTED, STANDARD
 from fedjax_ssl.engine import Method, Problem, Received
+from fedjax_ssl.fields import Section, share, word
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
-from fedjax_ssl.sections import Section, share, word
 
 FIELDS = {"data.labels": "some_clients", "trainer.threshold": 0.9}
 VARIANTS = {

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, Work, global_model, local_sgd, own_optimizers
 from fedjax_ssl.engine import CLASSIFIER, Jobs, Method, Phase, Problem, State
+from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence, negative_cosine
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.sgd import Model
@@ -34,7 +35,6 @@ from fedjax_ssl.learning.trees import moving_average, repeated, row, select, whe
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Projector, heads_drawn
-from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import CLASSIFICATION, train_on_anchors
 
 # The projector, an entry of a client's memory and a part of the model that it trains; its target, and whether it has

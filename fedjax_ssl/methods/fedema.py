@@ -19,12 +19,12 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import byol
 from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.fields import Section, real, share, word
 from fedjax_ssl.learning.trees import moving_average, repeated, select
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.fedu import EXPERIMENT, FIELDS
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
-from fedjax_ssl.sections import Section, real, share, word
 
 ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 is none yet
 VARIANTS = {

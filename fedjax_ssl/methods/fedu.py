@@ -18,11 +18,11 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import byol
 from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.fields import Section, real, share, word
 from fedjax_ssl.learning.trees import repeated, where
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
-from fedjax_ssl.sections import Section, real, share, word
 
 DIVERGENCE = "divergence"  # a client's memory, besides the predictor: of its last training
 FIELDS = {  # of FedU and FedEMA; the shared defaults, which another method's config may have changed

@@ -16,10 +16,10 @@ from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own
 from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import Section, share, word
 from fedjax_ssl.learning.losses import fixmatch_loss
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, share, word
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
 VARIANTS = {

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, label_cohort, local_sgd, own_thresholds
 from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received
+from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, soft_label_loss
 from fedjax_ssl.learning.trees import norm
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import Flow, Link, fedavg
 
 FIELDS = {"threshold.kind": "sat"}  # CAT; another rule may be named in its place

@@ -42,11 +42,11 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.by_role import at_unlabelled_rate, unlabelled_problem
 from fedjax_ssl.engine import CLASSIFIER, Finished, Jobs, Method, Phase, Problem
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import information_loss
 from fedjax_ssl.learning.optimizers import without_parts
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating, trained_by_role, unlabelled_images
-from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import labelled_clients, only_eligible
 
 FIELDS = {

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own_thresholds, qualify
 from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.fields import Section, real, share
 from fedjax_ssl.learning.losses import soft_label_loss
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, real, share
 
 VARIANTS = {
     "paper": {  # the setting of its experiments on CIFAR-10, and of ProxyFL's

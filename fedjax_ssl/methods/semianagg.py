@@ -22,12 +22,12 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
 from fedjax_ssl.engine import Method, Phase, Problem, Received
+from fedjax_ssl.fields import MOST_SEED, Section, share, whole, word
 from fedjax_ssl.learning.losses import unit_vectors
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.untrained import kaiming_model
-from fedjax_ssl.sections import MOST_SEED, Section, share, whole, word
 
 FIELDS = {"data.labels": "some_clients", "trainer.threshold": 0.9}
 VARIANTS = {

@@ -5,7 +5,7 @@ Diao, Ding and Tarokh, NeurIPS 2022 (arXiv 2106.01432). What differs from FedAvg
   2. these are the fix set; the mix set is mixup with partners without a threshold, as in MixMatch;
   3. after each aggregation, with momentum, the server trains on its labelled images.
 
-The paper's own recipe is the fragment `strong` (see `fedjax_ssl/fields.py`): static batch normalisation, a cosine
+The paper's own recipe is the fragment `strong` (see `fedjax_ssl/fields/`): static batch normalisation, a cosine
 schedule, Nesterov momentum, clipping, optimisers that survive rounds, uniform weights, server momentum 0.5. FedAnchor's
 tables have SemiFL 10 to 20 points below its own paper: the recipe `plain` is the likely reason.
 
@@ -17,9 +17,9 @@ could not without sharing them, draws mix partners anew in each epoch, and begin
 from fedjax_ssl.augment.mixup import MIX_ORDERS
 from fedjax_ssl.client import Examples, Labelled, fix_mix_phase, label_cohort, own_thresholds
 from fedjax_ssl.engine import Broadcast, Method, Problem
+from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, real, share, whole, word
 
 VARIANTS = {
     "paper": {  # the setting of its experiments, behind the recipe `strong`; with 1,000 labels or less, batches of 10

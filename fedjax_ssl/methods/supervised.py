@@ -18,9 +18,9 @@ may then have few of them, or none; `labelled_cohorts` draws no others.
 
 from fedjax_ssl.client import jobs_on_labels, local_sgd, loss_on_labels
 from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.fields import Section, word
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, word
 from fedjax_ssl.server import labelled_clients, only_eligible
 
 FIELDS = {"server.augmentation": "weak"}

@@ -49,6 +49,7 @@ from fedjax_ssl.client.self_training import MEMORY, fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
 from fedjax_ssl.engine import CLASSIFIER, Images, Jobs, Method, Phase, Problem
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import DIVISORS, info_nce, neighbourhood_loss
 from fedjax_ssl.learning.optimizers import without_parts
 from fedjax_ssl.learning.sgd import BatchStats, Model
@@ -56,7 +57,6 @@ from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Outputs, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
-from fedjax_ssl.sections import Section, real, whole, word
 
 TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
 PARTS = (*CLASSIFIER, TWIN)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own_thresholds, qualify
 from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss
 from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.fields import Section, real, share, word
 from fedjax_ssl.learning.losses import soft_label_loss
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, real, share, word
 
 VARIANTS = {
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+UDA; no paper gives mu

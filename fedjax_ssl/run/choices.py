@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.files import make_folder, read_json, replace_file
-from fedjax_ssl.models.layers import LANE_FORMS
+from fedjax_ssl.models.passes import LANE_FORMS
 
 TUNED = "tuned.json"  # in the user's cache
 

@@ -29,10 +29,10 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl.files import read_whole, replaced
+from fedjax_ssl.files import PACKAGE, read_whole, replaced
 from fedjax_ssl.methods import METHODS, registered
 from fedjax_ssl.models import BACKBONES
-from fedjax_ssl.models.processor import description
+from fedjax_ssl.models.cpu.processor import description
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import cache_folder, private_cache
 from fedjax_ssl.run.experiment import Experiment
@@ -42,7 +42,6 @@ FOLDER = "programs"  # in the user's cache
 MOST_BYTES = 500_000_000  # of all files; those that were used longest ago go
 SECRET, DIGEST_BYTES = "secret", 32
 HIT = "/jax/compilation_cache/cache_hits"
-LIBRARY = pathlib.Path(__file__).parents[1]
 
 _is_wanted = False
 _from_xla = threading.local()  # whether the last program that this thread compiled came from XLA's cache
@@ -110,7 +109,7 @@ def _is_of_library(experiment: Experiment) -> bool:
     """Whether the method and the backbone are the library's, and no user's."""
     config = experiment.problem.config
     backbone = BACKBONES.get(config.model.name)
-    is_ours = getattr(getattr(backbone, "func", backbone), "__module__", "").partition(".")[0] == LIBRARY.name
+    is_ours = getattr(getattr(backbone, "func", backbone), "__module__", "").partition(".")[0] == "fedjax_ssl"
     return is_ours and config.method in METHODS and config.method not in registered()
 
 
@@ -198,7 +197,7 @@ def _digest(folder: pathlib.Path, name: str, content: bytes, make: bool = False)
 def _loaded_source() -> list[str]:
     """Checksums of the loaded files that are neither Python's, nor installed, nor the library's: a user's code."""
     installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    known = (*map(os.path.realpath, installed), str(LIBRARY))
+    known = (*map(os.path.realpath, installed), str(PACKAGE))
     paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}
     others = sorted(path for path in map(os.path.realpath, paths) if not path.startswith(known))
     return [f"{path} {zlib.crc32(read_whole(pathlib.Path(path)))}" for path in others if path.endswith(".py")]

@@ -14,11 +14,11 @@ from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.machine import Machine
+from fedjax_ssl.run.observe.summary import to_record, to_timing
+from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.privacy import make_accountant
 from fedjax_ssl.run.programs import DISPATCH_CAPACITY, Program
-from fedjax_ssl.run.summary import to_record, to_timing
 from fedjax_ssl.run.warm_start import WarmStart
-from fedjax_ssl.run.wire import bytes_per_client
 
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
 

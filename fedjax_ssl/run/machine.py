@@ -18,8 +18,8 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import AXIS
 from fedjax_ssl.learning.trees import tree_bytes
-from fedjax_ssl.models.layers import use_lane_form
-from fedjax_ssl.models.processor import has_wide_vectors
+from fedjax_ssl.models.cpu.processor import has_wide_vectors
+from fedjax_ssl.models.passes import use_lane_form
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, cache_folder, private_cache, recall
 

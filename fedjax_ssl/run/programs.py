@@ -17,10 +17,10 @@ from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run import hosts, kept_programs
-from fedjax_ssl.run.clock import Doing, doing
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
+from fedjax_ssl.run.observe.clock import Doing, doing
 
 DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 

@@ -5,7 +5,7 @@ import sys
 
 from fedjax_ssl.records.runs import read_groups
 from fedjax_ssl.records.workdir import REPORT, SUMMARY
-from fedjax_ssl.run.clock import doing
+from fedjax_ssl.run.observe.clock import doing
 
 
 def report_seeds(folder: pathlib.Path) -> None:

@@ -37,10 +37,12 @@ from fedjax_ssl.records.workdir import (
     refuse_links,
 )
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.advice import Advise
-from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.experiment import Experiment, build_experiments
-from fedjax_ssl.run.listeners import (
+from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, make_group, run_rounds
+from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
+from fedjax_ssl.run.observe.advice import Advise
+from fedjax_ssl.run.observe.clock import doing
+from fedjax_ssl.run.observe.listeners import (
     FeedTrackers,
     HearSignals,
     SaveBest,
@@ -51,14 +53,12 @@ from fedjax_ssl.run.listeners import (
     StopOnSignal,
     WriteRecords,
 )
-from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, make_group, run_rounds
-from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
+from fedjax_ssl.run.observe.progress import RoundProgress, title_of
+from fedjax_ssl.run.observe.summary import summarise
+from fedjax_ssl.run.observe.trackers import open_trackers
 from fedjax_ssl.run.programs import Program, compile_program
-from fedjax_ssl.run.progress import RoundProgress, title_of
 from fedjax_ssl.run.seeds import report_seeds
 from fedjax_ssl.run.signals import Signals
-from fedjax_ssl.run.summary import summarise
-from fedjax_ssl.run.trackers import open_trackers
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.run.warm_start import share_warm_start
 
@@ -264,6 +264,8 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
 def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: Program, sharing: int) -> list[State]:
     """Trains runs that go through the lanes together, from their current round to the end.
 
+    A host that writes nothing runs the same programs in the same order, without the listeners that write.
+
     Args:
         machine: that the program was compiled for.
         config: of all the seeds.
@@ -277,51 +279,39 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
     Raises:
         UserError, TrainingError, KeyboardInterrupt, SystemExit: see `train`.
     """
-    if not hosts.is_first():
-        return _train_along(machine, config, runs, program)
     first_round = runs[0].round
-    for run in runs:
+    written = [run for run in runs if run.folder is not None]  # all, but on a host that writes nothing none
+    for run in written:
         run.folder.begin(first_round)
         Checkpoints(run.folder.path / CHECKPOINTS).set_aside(after=first_round)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_marked(config, runs[0]))
-        for run in runs:
+        for run in written:
             run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
             _write_facts(run)
-        trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in runs]
-        checkpoints = [_checkpoints(run.folder, run.experiment) for run in runs]
+        trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in written]
         title = title_of(config.seeds, [run.seed for run in runs])
-        measured = measured_each_round(config)
-        progress = RoundProgress(config.num_rounds, first_round, title, None, measured)
-        for run in runs:
+        progress = RoundProgress(config.num_rounds, first_round, title, None, measured_each_round(config))
+        for run in written:
             progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
         with doing("the first state, with pre-training"):
-            states = [_first_state(machine, program, run, store) for run, store in zip(runs, checkpoints)]
+            states = [_first_state(machine, program, run) for run in runs]
         group = make_group(machine, runs)
-        stack.enter_context(progress)
+        if written:
+            stack.enter_context(progress)
         signals = stack.enter_context(Signals(hosts.count() > 1))
         every = checkpoint_interval(config, runs[0].experiment.state_shape)
+        checkpoints = [_checkpoints(run.folder, run.experiment) for run in written]
         listeners = [
             HearSignals(signals),
-            WriteRecords(runs),
+            WriteRecords(written),
             FeedTrackers(trackers),
-            ShowProgress(progress),
-            Advise(config, group, progress.say),
+            *([ShowProgress(progress), Advise(config, group, progress.say)] if written else []),
             StopOnFailure(runs),
             *_with_outputs(config, group, program),
-            SaveCheckpoints(group, checkpoints, every, signals),
+            *([SaveCheckpoints(group, checkpoints, every, signals)] if written else []),
             StopOnSignal(signals),
         ]
-        return run_rounds(machine, program, group, states, listeners)
-
-
-def _train_along(machine: Machine, config: ConfigDict, runs: list[Run], program: Program) -> list[State]:
-    """What `train_group` is on a host that writes nothing: the same programs in the same order."""
-    states = [_first_state(machine, program, run, None) for run in runs]
-    group = make_group(machine, runs)
-    with Signals(hosts.count() > 1) as signals:
-        outputs = _with_outputs(config, group, program)
-        listeners = [HearSignals(signals), StopOnFailure(runs), *outputs, StopOnSignal(signals)]
         return run_rounds(machine, program, group, states, listeners)
 
 
@@ -338,18 +328,17 @@ def checkpoint_interval(config: ConfigDict, state: State) -> int:
     return config.checkpoint_every_persistent if large else config.checkpoint_every
 
 
-def _first_state(machine: Machine, program: Program, run: Run, checkpoints: Checkpoints | None) -> State:
-    """The state that a run starts from; of one that begins it is the first checkpoint, if there are to be any."""
+def _first_state(machine: Machine, program: Program, run: Run) -> State:
+    """The state that a run starts from; of one that begins it is the first checkpoint, if it has a folder."""
     if run.state is not None:
         return run.state
     before = time.monotonic()
     given = run.warm_start and run.warm_start.model
     state = jax.block_until_ready(program.init(*machine.put((run.experiment.data, given))))
-    if checkpoints is None:
-        return state
-    run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
-    run.folder.sync()
-    checkpoints.save(0, jax.device_get(state), run.folder.checksum(0))
+    if run.folder is not None:
+        run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
+        run.folder.sync()
+        _checkpoints(run.folder, run.experiment).save(0, jax.device_get(state), run.folder.checksum(0))
     return state
 
 

@@ -17,9 +17,9 @@ from fedjax_ssl.engine.interface import Cohort, Phase
 from fedjax_ssl.engine.round import num_jobs, selection
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.run.choices import Choice, remember
-from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
 from fedjax_ssl.run.machine import compiler_option_sets, machine_of, most_devices, use, use_compilation_cache
+from fedjax_ssl.run.observe.clock import doing
 
 STEPS = 4  # of each client in a measurement
 OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}

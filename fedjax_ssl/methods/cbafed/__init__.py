@@ -51,12 +51,12 @@ from fedjax_ssl.engine import (
     State,
     trained_parts,
 )
+from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
 from fedjax_ssl.methods.cbafed.residual import RECORD, residual_over_rounds, with_residual
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating, given_labels
-from fedjax_ssl.sections import Section, real, share, whole
 from fedjax_ssl.server import fedavg, own_weights
 
 COUNTS = "class_counts"  # the accepted pseudo-labels of each class: told by a client, remembered by the server

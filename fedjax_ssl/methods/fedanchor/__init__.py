@@ -29,7 +29,7 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Problem, State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import RECIPES
+from fedjax_ssl.fields import RECIPES, Section, real, share, whole, word
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.fedanchor.client import (
@@ -42,7 +42,6 @@ from fedjax_ssl.methods.fedanchor.client import (
 )
 from fedjax_ssl.methods.fedanchor.server import contrastive_loss
 from fedjax_ssl.models.heads import Linear
-from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import (
     CLASSIFICATION,
     Training,

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, global_model, label_for_report, local_sgd, qualify
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Received, State, no_op
+from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergence
 from fedjax_ssl.learning.trees import cosines, select
@@ -28,7 +29,6 @@ from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.fedil.client import advance, no_credibility
 from fedjax_ssl.methods.fedil.server import add_increment, mean_increment, no_increments, stays_below
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean

@@ -40,6 +40,7 @@ from fedjax_ssl.client import (
     trained_models,
 )
 from fedjax_ssl.engine import CLASSIFIER, Augmentation, Broadcast, Jobs, Method, Phase, Problem, trained_parts
+from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import fixmatch_loss, mean_square_distances
 from fedjax_ssl.learning.optimizers import never_cleared
 from fedjax_ssl.learning.sgd import Model
@@ -55,7 +56,6 @@ from fedjax_ssl.methods.fedlabel.client import (
     label_drawn,
 )
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import fedavg, half_told, weights_told
 
 FIELDS = {"data.labels": "clients"}

@@ -22,6 +22,7 @@ from fedjax_ssl.client import At, Batch, Loss, global_model, qualify
 from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.engine import Method, Problem, Received, State
 from fedjax_ssl.engine.interface import completed
+from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import Model
@@ -48,7 +49,6 @@ from fedjax_ssl.methods.fedmatch.server import (
     sparse_wire_bytes,
 )
 from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, distances, divided, merged
-from fedjax_ssl.sections import Section, real, share, whole
 from fedjax_ssl.server import CLASSIFICATION, fedavg, make_statistics, own_optimizer, supervised_loss, train_on_anchors
 
 PARTS, UPLOADS = "parts", "uploads"  # the server's memory: sigma and psi, and what clients uploaded

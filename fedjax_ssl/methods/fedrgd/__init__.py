@@ -26,6 +26,7 @@ from fedjax_ssl.client.local_sgd import OPT_STATE
 from fedjax_ssl.engine import CLASSIFIER, Draw, Jobs, Method, Phase, Problem, Received, State, WireBytes, no_op
 from fedjax_ssl.engine.interface import completed, trained_parts
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import Section, share, whole, word
 from fedjax_ssl.learning.losses import fixmatch_loss
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.sgd import Model
@@ -33,7 +34,6 @@ from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes, where_row
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, share, whole, word
 from fedjax_ssl.server import CLASSIFICATION, group_members
 from fedjax_ssl.server.aggregation import check_own_mean, client_weights
 

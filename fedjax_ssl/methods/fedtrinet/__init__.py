@@ -45,6 +45,7 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.client.consistency import train_views
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Report, State
+from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated, where_rows, zeros_unless
@@ -53,7 +54,6 @@ from fedjax_ssl.methods.fedtrinet.client import accept, no_labels, vote
 from fedjax_ssl.methods.fedtrinet.server import mean_confidence
 from fedjax_ssl.methods.fedtrinet.splicing import freezing, head_part, splice
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.sections import Section, real, whole, word
 
 FIELDS = {"data.labels": "clients", "aggregation.weights": "uniform"}
 VARIANTS = {

@@ -26,6 +26,7 @@ from fedjax_ssl.augment import quarter_turns
 from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, Work, global_model, local_sgd
 from fedjax_ssl.engine import Broadcast, Images, Jobs, Method, Phase, Problem, Received, State
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import assignment_loss, cross_entropy, unit_vectors
 from fedjax_ssl.learning.optimizers import followed_by
 from fedjax_ssl.learning.sgd import Model
@@ -37,7 +38,6 @@ from fedjax_ssl.methods.orchestra.client import CENTROIDS, PROJECTIONS, Ring
 from fedjax_ssl.methods.orchestra.server import global_centroids
 from fedjax_ssl.models import Linear, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
-from fedjax_ssl.sections import Section, real, share, whole
 from fedjax_ssl.server import Link, fedavg, own_weights
 
 PROJECTOR, ROTATION, TARGET = "projector", "rotation", "target"

@@ -24,13 +24,13 @@ import jax.numpy as jnp
 from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, global_model, own_thresholds, qualify
 from fedjax_ssl.client.consistency import check_both_label, in_last_epoch, unlabelled_loss
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received
+from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, fixmatch_loss, unit_vectors
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.methods.proxyfl.server import tune_proxies
 from fedjax_ssl.models.projectors import Projection
-from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import Flow, Link, fedavg
 
 FEATURES, PROXIES = "feature_projection", "proxy_projection"  # the heads P_f and P_w

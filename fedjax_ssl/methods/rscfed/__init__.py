@@ -25,10 +25,10 @@ from fedjax_ssl.client import LABELLED, global_model, labelled_phase, mean_teach
 from fedjax_ssl.client.mean_teacher import DIVISORS, STATISTICS
 from fedjax_ssl.engine import Draw, Method, Problem
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.methods.rscfed.server import DISTANCES, distance_reweighted
-from fedjax_ssl.sections import Section, real, share, whole, word
 from fedjax_ssl.server import fedavg
 
 FIELDS = {

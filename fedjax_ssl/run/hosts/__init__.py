@@ -9,7 +9,6 @@ Nothing here does anything for a process alone.
 
 import contextlib
 import json
-import pathlib
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,10 +20,11 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import differences, flatten
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.files import PACKAGE
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.records.resuming import typed
-from fedjax_ssl.run.cluster import find_place
-from fedjax_ssl.run.link import Link
+from fedjax_ssl.run.hosts.cluster import find_place
+from fedjax_ssl.run.hosts.link import Link
 
 CHUNK = 2**26  # numbers of four bytes that travel at once
 
@@ -188,9 +188,9 @@ def checksum(tree: Any) -> str:
 
 def checksum_of_library() -> str:
     """The same of the library's files in Python."""
-    found, folder = 0, pathlib.Path(__file__).parents[1]
-    for file in sorted(folder.rglob("*.py")):
-        found = zlib.crc32(file.relative_to(folder).as_posix().encode() + file.read_bytes(), found)
+    found = 0
+    for file in sorted(PACKAGE.rglob("*.py")):
+        found = zlib.crc32(file.relative_to(PACKAGE).as_posix().encode() + file.read_bytes(), found)
     return f"{found:08x}"
 
 

@@ -15,7 +15,7 @@ from rich.table import Column
 from rich.text import Text
 
 from fedjax_ssl.engine.evaluation import RULE
-from fedjax_ssl.run.clock import doing
+from fedjax_ssl.run.observe.clock import doing
 
 SECONDS_BETWEEN_LINES = 10.0
 UPDATES_FOR_SPEED = 20  # only the latest ones: the speed of rounds changes

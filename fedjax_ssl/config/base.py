@@ -1,4 +1,4 @@
-"""The configuration: every field with its default, checks, comparison, and the arguments of config files."""
+"""Every field with its default, checks, comparison, and the arguments of config files."""
 
 import json
 from typing import Any
@@ -10,12 +10,11 @@ from fedjax_ssl.data import check_labels
 from fedjax_ssl.data.federated import num_attackers
 from fedjax_ssl.engine.measures import words_of
 from fedjax_ssl.errors import UserError, nearest
-from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, shared_fields
+from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, shared_fields
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.optimizers import check_optimizer
 from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
-from fedjax_ssl.sections import Range, Section
 
 # What every config file takes behind its colon, besides methods and their variants.
 ARGUMENTS = {**RECIPES, **{name: {"model.name": name} for name in BACKBONES}, **WORDS}

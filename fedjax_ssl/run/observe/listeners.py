@@ -13,10 +13,10 @@ from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.loop import Group, Listener, Run, Turn
-from fedjax_ssl.run.progress import RoundProgress
+from fedjax_ssl.run.observe.progress import RoundProgress
+from fedjax_ssl.run.observe.summary import what_went_wrong
+from fedjax_ssl.run.observe.trackers import Trackers
 from fedjax_ssl.run.signals import Signals
-from fedjax_ssl.run.summary import what_went_wrong
-from fedjax_ssl.run.trackers import Trackers
 
 
 class WriteRecords(Listener):

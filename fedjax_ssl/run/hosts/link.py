@@ -17,9 +17,9 @@ import time
 import jax
 
 from fedjax_ssl.errors import StoppedError, UserError, first_line
-from fedjax_ssl.run import clock
-from fedjax_ssl.run.cluster import Place
-from fedjax_ssl.run.coordinator import GO, HERE, READY, VOICE
+from fedjax_ssl.run.hosts.cluster import Place
+from fedjax_ssl.run.hosts.coordinator import GO, HERE, READY, VOICE
+from fedjax_ssl.run.observe import clock
 from fedjax_ssl.run.signals import leave
 from fedjax_ssl.run.under_way import folder_under_way
 

@@ -1,4 +1,4 @@
-"""Parses the command line into a configuration; every mistake gives a one-line error."""
+"""A configuration from a config file and the words of a command line; every mistake gives a one-line error."""
 
 import difflib
 import importlib.util
@@ -11,9 +11,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from fedjax_ssl.cli.source_docs import CONFIGS
-from fedjax_ssl.config import add_section, flatten
+from fedjax_ssl.config.base import add_section, flatten
 from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import CONFIGS
 from fedjax_ssl.imports import one_line
 
 OVERRIDE = "--config."

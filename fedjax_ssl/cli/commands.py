@@ -11,10 +11,9 @@ from absl import flags
 
 from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
-from fedjax_ssl.cli.source_docs import CONFIGS
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
-from fedjax_ssl.files import expanded, replace_file
-from fedjax_ssl.run.clock import doing
+from fedjax_ssl.files import CONFIGS, expanded, replace_file
+from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.under_way import folder_under_way
 
 QUICKSTART = CONFIGS / "quickstart.py"
@@ -33,7 +32,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     with doing("loading JAX"):
         from fedjax_ssl import train
-        from fedjax_ssl.cli.parse import override, parse_config
+        from fedjax_ssl.config import override, parse_config
         from fedjax_ssl.records.resuming import saved_config
         from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
@@ -78,9 +77,9 @@ def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
     The workdir, a fresh one, gets trace/, profile.json and profile.txt.
     """
     with doing("loading JAX"):
-        from fedjax_ssl.cli.parse import parse_config
+        from fedjax_ssl.config import parse_config
         from fedjax_ssl.run.cores import use_every_core
-        from fedjax_ssl.run.profiling import profile
+        from fedjax_ssl.run.observe.profiling import profile
 
     config = parse_config(own.config or str(QUICKSTART), overrides)
     use_every_core(config)
@@ -96,7 +95,7 @@ def run_tune(own: Any, words: list[str], overrides: list[str]) -> None:
     depends on it beyond rounding.
     """
     with doing("loading JAX"):
-        from fedjax_ssl.cli.parse import parse_config
+        from fedjax_ssl.config import parse_config
         from fedjax_ssl.run.cores import use_every_core
         from fedjax_ssl.run.tuning import tune
 

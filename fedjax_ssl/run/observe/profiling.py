@@ -22,9 +22,9 @@ from fedjax_ssl.files import replace_file
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.workdir import check_folder, fresh_workdir
-from fedjax_ssl.run.clock import doing
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
 from fedjax_ssl.run.machine import use_machine
+from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.programs import compile_dispatch
 
 try:

@@ -18,8 +18,8 @@ from fedjax_ssl.records.clients import MODELS, figure_name, over_clients
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, METRICS_SUM, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.privacy import Accountant
-from fedjax_ssl.run.wire import Traffic
 
 # What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
 SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")

@@ -1,0 +1,62 @@
+"""A run's configuration: its fields with their defaults, checks, and loading. Knows the methods, no run.
+
+`base_config()` has every field. `load_config_file` reads a config file; `parse_config` the words of a command line.
+"""
+
+from fedjax_ssl.config.base import (
+    ARGUMENTS,
+    add_section,
+    apply_arguments,
+    base_config,
+    complete,
+    describe_method,
+    differences,
+    flatten,
+    for_seed,
+    labels_revealed,
+    measured_each_round,
+    measures_of,
+    num_malicious,
+    other_sections,
+    ranges,
+    validate,
+    who_has_labels,
+)
+from fedjax_ssl.config.load import (
+    OVERRIDE,
+    call_in_file,
+    find_config_file,
+    load_config_file,
+    overridden_fields,
+    override,
+    parse_config,
+)
+from fedjax_ssl.methods import section_of
+
+__all__ = [
+    "ARGUMENTS",
+    "OVERRIDE",
+    "add_section",
+    "apply_arguments",
+    "base_config",
+    "call_in_file",
+    "complete",
+    "describe_method",
+    "differences",
+    "find_config_file",
+    "flatten",
+    "for_seed",
+    "labels_revealed",
+    "load_config_file",
+    "measured_each_round",
+    "measures_of",
+    "num_malicious",
+    "other_sections",
+    "overridden_fields",
+    "override",
+    "parse_config",
+    "ranges",
+    "section_of",
+    "validate",
+    "who_has_labels",
+]

@@ -1,0 +1,47 @@
+"""Names that stand for several fields: recipes, and the other words behind a config file's colon."""
+
+IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its experiments)
+
+# Words that every config file takes behind its colon, besides methods, their variants, recipes and backbones.
+WORDS = {
+    "iid": {"data.alpha": IID_ALPHA},
+    "stratified": {"data.partition": "stratified"},  # FedMatch's batch-IID
+    "two_classes": {"data.partition": "shards", "data.classes_per_client": 2},  # FedIL's non-IID
+    "centralised": {"method": "anchors_only", "data.centralised": True},
+}
+
+# The same, with a value: name=value.
+ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
+
+# Recipes: fragments of a configuration that any method takes, so that methods are compared under the same. The
+# published systems differ in their recipes as much as in their ideas, and accuracies by tens of points with them.
+# `plain` is what FedAnchor's tables must have used for all their rows (docs/methods.md); `strong` is SemiFL's own.
+RECIPES = {
+    "plain": {
+        "schedule": "constant",
+        "client.nesterov": False,
+        "client.clip_norm": 0.0,
+        "client.persistent": False,
+        "server.nesterov": False,
+        "server.clip_norm": 0.0,
+        "server.persistent": False,
+        "model.normalisation": "running",
+        "aggregation.weights": "size",
+        "aggregation.optimizer": "fedavg",
+    },
+    "strong": {
+        "schedule": "cosine",
+        "client.nesterov": True,
+        "client.clip_norm": 1.0,
+        "client.persistent": True,
+        "server.nesterov": True,
+        "server.clip_norm": 1.0,
+        "server.persistent": True,
+        "model.normalisation": "static",
+        "model.statistics": "all",
+        "aggregation.weights": "uniform",
+        "aggregation.optimizer": "fedavgm",
+        "aggregation.learning_rate": 1.0,
+        "aggregation.momentum": 0.5,
+    },
+}

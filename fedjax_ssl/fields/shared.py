@@ -1,0 +1,90 @@
+"""The fields that all methods share; each file of this folder has some of their sections."""
+
+from fedjax_ssl.fields.data import data_fields
+from fedjax_ssl.fields.images import augment_fields, views_fields
+from fedjax_ssl.fields.labels import consistency_fields, threshold_fields, trainer_fields
+from fedjax_ssl.fields.model import model_fields, probe_fields
+from fedjax_ssl.fields.section import MOST_SEED, Section, several, whole, word
+from fedjax_ssl.fields.training import client_fields, server_fields
+from fedjax_ssl.fields.uploads import (
+    aggregation_fields,
+    attack_fields,
+    availability_fields,
+    compression_fields,
+    privacy_fields,
+)
+
+# Fields that change no result beyond rounding: they may differ when a run is resumed.
+CHANGES_NO_RESULT = (
+    "checkpoint_every",
+    "checkpoint_every_persistent",
+    "devices",
+    "eval_batch_size",
+    "lanes",
+    "log.report",
+    "log.tensorboard",
+    "log.wandb_project",
+    "rounds_per_dispatch",
+    "snapshot_rounds",
+)
+
+
+def shared_fields() -> Section:
+    """The fields that all methods share, with their defaults and ranges; each method adds a section."""
+    config = Section()
+    config.method = "fedanchor"  # a name of docs/methods.md, or your own FILE.py:NAME
+    config.seed = whole(0, least=0, most=MOST_SEED)  # partition, initialisation, cohorts, everything random
+    # Several runs with these seeds instead of one, in WORKDIR/seed_N.
+    config.seeds = several((), whole(least=0, most=MOST_SEED), distinct=True)
+    config.num_rounds = whole(500, least=1)  # T, the rounds of the run
+    config.num_clients = whole(100, least=1)  # K, of the whole federation
+    # M, the cohort: drawn anew in each round, without replacement; but rscfed draws groups of its own.
+    config.clients_per_round = whole(10, least=1)
+    # The run, RUN or RUN/checkpoints/ROUND, whose model this one begins with in all parts that both have, in place of
+    # fresh weights; in a folder of several seeds, the run of this seed. server.pretrain_epochs train it further.
+    config.init_from = ""
+    config.schedule = word("constant", "cosine")  # of all learning rates, over rounds; 'cosine': to 0
+    # After each round besides accuracy and loss: of 'balanced_accuracy', 'precision', 'auc', 'shots' and 'knn', in
+    # brackets. 'knn' compares features with those of the server's labelled images.
+    config.eval_measures = several((), word("balanced_accuracy", "precision", "auc", "shots", "knn"), distinct=True)
+    # Of 'shots': classes of fewer training images have few, of more than the last many.
+    config.eval_shots = several((20, 100), whole(least=0))
+    config.eval_neighbours = whole(200, least=1)  # of 'knn': how many of the nearest vote
+    config.checkpoint_every = whole(10, least=1)  # rounds between two checkpoints
+    # Instead, where a checkpoint has a model (an optimiser) for each client.
+    config.checkpoint_every_persistent = whole(50, least=1)
+    # After which the report shows the latent space, and the last; 0: before the first.
+    config.snapshot_rounds = several((), whole(least=0))
+    # Performance only; None takes the measured default of the backend.
+    config.lanes = whole(None, least=1)  # clients trained side by side on each device
+    config.devices = whole(None, least=1)  # that share the lanes; None: all; of a processor's cores one a client
+    config.eval_batch_size = whole(None, least=1)  # images at a time in labelling and evaluation
+    # Rounds between two looks at progress and signals; with data.validation 1, to see each round's model.
+    config.rounds_per_dispatch = whole(None, least=1)
+
+    config.data = data_fields()
+    config.model = model_fields()
+    config.augment = augment_fields()
+    config.views = views_fields()
+    config.probe = probe_fields()
+    config.client = client_fields()
+    config.server = server_fields()
+    config.aggregation = aggregation_fields()
+    config.attack = attack_fields()
+    config.compression = compression_fields()
+    config.availability = availability_fields()
+    config.privacy = privacy_fields()
+    config.threshold = threshold_fields()
+    config.trainer = trainer_fields()
+    config.consistency = consistency_fields()
+    config.log = log_fields()
+    return config
+
+
+def log_fields() -> Section:
+    """What a run shows of itself."""
+    section = Section()
+    section.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over
+    section.tensorboard = True  # event files in WORKDIR/tensorboard
+    section.wandb_project = ""  # of Weights & Biases, which gets a run for each seed; '': none
+    return section
