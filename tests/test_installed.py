@@ -8,10 +8,10 @@ import tomllib
 
 import pytest
 
-from conftest import ROOT
 from fedjax_ssl.cli import source_docs
 from fedjax_ssl.cli.parse import find_config_file, parse_config
 from fedjax_ssl.errors import UserError
+from tests.helpers.runs import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
-from conftest import ROOT
 from fedjax_ssl.cli.parse import load_config_file
 from fedjax_ssl.config import differences
+from tests.helpers.runs import ROOT
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
