@@ -19,15 +19,15 @@ import tempfile
 
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-from conftest import TINY_BACKBONE, make_fedanchor_config  # noqa: E402
 from fedjax_ssl import UserError, train  # noqa: E402
 from fedjax_ssl.config import apply_arguments, flatten, ranges  # noqa: E402
 from fedjax_ssl.methods import METHODS  # noqa: E402
+from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config  # noqa: E402
 
 # What keeps a run tiny, whatever a variant sets.
 TINY = {

@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 
-from conftest import make_fedanchor_config
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment, initialise
+from tests.helpers.runs import make_fedanchor_config
 
-# XLA's defaults, which `conftest.FAST_COMPILING` overrides.
+# XLA's defaults, which `FAST_COMPILING` of tests/helpers/compiling.py overrides.
 AS_USERS = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters": "True"}
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from official.consistency import CLIENTS
-from official.harness import federation, make_problem, mirrored, rolled, train
+from tests.official.consistency import CLIENTS
+from tests.official.harness import federation, make_problem, mirrored, rolled, train
 
 FIELDS = {
     "data.labels": "clients",

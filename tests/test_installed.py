@@ -8,10 +8,10 @@ import tomllib
 
 import pytest
 
-from conftest import ROOT
 from fedjax_ssl.config import find_config_file, parse_config
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import CONFIGS
+from tests.helpers.runs import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
-from conftest import ROOT
 from fedjax_ssl.config import differences, load_config_file
+from tests.helpers.runs import ROOT
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -12,10 +12,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import launch
-from conftest import ROOT
 from fedjax_ssl import base_config
 from fedjax_ssl.data import make_partition
 from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.runs import ROOT
 
 # A run of a few seconds, whatever is trained.
 TINY = {

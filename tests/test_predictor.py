@@ -12,11 +12,11 @@ from PIL import Image
 
 import fedjax_ssl
 import launch
-from conftest import SMALL, make_fedanchor_config
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.predictor import BATCH_SIZE
 from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.runs import SMALL, make_fedanchor_config
 
 
 @pytest.fixture(scope="module")

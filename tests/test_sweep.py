@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import launch
-from conftest import ROOT
 from fedjax_ssl import sweep as sweep_module
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep
+from tests.helpers.runs import ROOT
 
 FILE = """
 from fedjax_ssl.sweep import Sweep
@@ -39,9 +39,7 @@ def get_sweep():
 TABLE1 = ROOT / "configs" / "sweeps" / "fedanchor_table1.py"
 SEMIFL_TABLE1 = ROOT / "configs" / "sweeps" / "semifl_table1.py"
 CONFIG = """
-import sys
-sys.path.insert(0, "{tests}")
-from conftest import SMALL, make_fedanchor_config
+from tests.helpers.runs import SMALL, make_fedanchor_config
 from fedjax_ssl.config import apply_arguments
 
 def get_config(arguments=""):
@@ -61,7 +59,7 @@ SWEEPS = [
 @pytest.fixture(scope="module")
 def sweep_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
-    (folder / "tiny.py").write_text(CONFIG.format(tests=ROOT / "tests"))
+    (folder / "tiny.py").write_text(CONFIG)
     (folder / "sweep.py").write_text(FILE.format(config=folder / "tiny.py"))
     return str(folder / "sweep.py")
 

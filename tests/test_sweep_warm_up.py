@@ -9,7 +9,6 @@ import jax
 import pytest
 
 import launch
-from conftest import ROOT
 from fedjax_ssl import sweep as sweep_module
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
@@ -19,13 +18,11 @@ from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.sweep import load_sweep, plan, run_sweep, warm_ups_of
 
 CONFIG = """
-import sys
-sys.path.insert(0, "{tests}")
-from conftest import make_tiny_config
+from tests.helpers.runs import make_tiny_config
 from fedjax_ssl.config import apply_arguments
 
 def get_config(arguments=""):
-    config = make_tiny_config(**{{"num_rounds": 2, "server.pretrain_epochs": 0, "data.reveal_labels": False}})
+    config = make_tiny_config(**{"num_rounds": 2, "server.pretrain_epochs": 0, "data.reveal_labels": False})
     return apply_arguments(config, arguments)
 """
 FILE = """
@@ -44,7 +41,7 @@ def get_sweep():
 @pytest.fixture(scope="module")
 def sweep_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
-    (folder / "tiny.py").write_text(CONFIG.format(tests=ROOT / "tests"))
+    (folder / "tiny.py").write_text(CONFIG)
     (folder / "sweep.py").write_text(FILE.format(config=folder / "tiny.py"))
     return str(folder / "sweep.py")
 

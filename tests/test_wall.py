@@ -15,7 +15,6 @@ import zipfile
 import pytest
 
 import launch
-from conftest import ROOT, make_tiny_config
 from fedjax_ssl import StoppedError, UserError, train
 from fedjax_ssl.__main__ import leave_out_callbacks
 from fedjax_ssl.cli import commands
@@ -23,6 +22,7 @@ from fedjax_ssl.errors import outside_reason
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.run import under_way
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, WriteRecords
+from tests.helpers.runs import ROOT, make_tiny_config
 
 FULL = OSError(28, "No space left on device", "runs/a/metrics.jsonl")
 

@@ -8,7 +8,7 @@ nothing.
 import autograd.numpy as np
 import jax
 
-from official.reference import classify, cross_entropy, gradient, weighted_mean
+from tests.official.reference import classify, cross_entropy, gradient, weighted_mean
 
 BATCH = 8  # images; the tests set `fedjax_ssl.server.statistics.BATCH_SIZE` to it, so that there are several batches
 

@@ -2,8 +2,8 @@
 
 import autograd.numpy as np
 
-from official.harness import agree, federation, make_problem, mirrored, train
-from official.reference import SGD, classify, cross_entropy, gradient, in_float64
+from tests.official.harness import agree, federation, make_problem, mirrored, train
+from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64
 
 ANCHORS = [0, 1, 2, 2, 1, 0, 1]
 CLIENTS = [[-1] * 9, [-1] * 4, [-1] * 7]

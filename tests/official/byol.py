@@ -10,9 +10,9 @@ target that is the online encoder itself moves those of the encoder twice as oft
 
 import autograd.numpy as np
 
-from official import convolutions
-from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import SGD, gradient, in_float64, projector, weighted_mean
+from tests.official import convolutions
+from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import SGD, gradient, in_float64, projector, weighted_mean
 
 CODE = "EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py, model.py, server.py"
 RATE = 0.01

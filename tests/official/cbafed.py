@@ -7,8 +7,8 @@ one call with one epoch after the other; here each of its epochs is a round.
 
 import autograd.numpy as np
 
-from official.harness import agree, federation, make_problem, mirrored, train
-from official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
+from tests.official.harness import agree, federation, make_problem, mirrored, train
+from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
 
 CLIENTS = [[0, 1, 1, 0, 1, 0, 2, 1, 0], [-1] * 9, [-1] * 5]
 CODE = "minglllli/CBAFed@4f2eef4: train_main.py, local_supervised.py, local_PL.py"

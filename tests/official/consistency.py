@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import autograd.numpy as np
 
-from official.harness import Job, Run, mirrored, rolled
-from official.reference import SGD, backbone, classify, cross_entropy, detached, gradient, linear
+from tests.official.harness import Job, Run, mirrored, rolled
+from tests.official.reference import SGD, backbone, classify, cross_entropy, detached, gradient, linear
 
 CLIENTS = [[0, 1, -1, 2, 0, -1, -1, 2, -1, -1, 1], [2, -1, 0, -1, -1, 1, -1], [1, -1, 0, -1, 2, -1, -1, -1, -1]]
 

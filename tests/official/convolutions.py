@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl.models import Normalisation
 from fedjax_ssl.models.layers import Conv
-from official.harness import SIDE
-from official.reference import normalise, pixels
+from tests.official.harness import SIDE
+from tests.official.reference import normalise, pixels
 
 NAME = f"{__file__}:Convolutions"
 

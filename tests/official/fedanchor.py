@@ -10,9 +10,9 @@ import autograd.numpy as np
 import jax.numpy as jnp
 import pytest
 
-from official.fix_mix import LAMBDA, dimmed, mixed_loss, steps
-from official.harness import CLASSES, agree, federation, make_problem, rolled, train
-from official.reference import SGD, backbone, classify, cross_entropy, gradient, in_float64, linear, weighted_mean
+from tests.official.fix_mix import LAMBDA, dimmed, mixed_loss, steps
+from tests.official.harness import CLASSES, agree, federation, make_problem, rolled, train
+from tests.official.reference import SGD, backbone, classify, cross_entropy, gradient, in_float64, linear, weighted_mean
 
 CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1, 0, 2]
 THRESHOLD, TEMPERATURE, PRETRAINED, ROUNDS, CONTRASTIVE_RATE = 0.5, 0.5, 2, 3, 0.02

@@ -9,8 +9,8 @@ together there, but a client here has one kind. FlexMatch is SemiAnAgg's; ACR's 
 import autograd.numpy as np
 import pytest
 
-from official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, train
-from official.reference import (
+from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import (
     SGD,
     backbone,
     cross_entropy,
@@ -20,7 +20,7 @@ from official.reference import (
     softmax,
     weighted_mean,
 )
-from official.semianagg import FlexMatch
+from tests.official.semianagg import FlexMatch
 
 LABELLED = 0
 CLIENTS = [[0, 1, 0, 2, 0, 1, 1, 2, 0, 0, 0], [-1] * 15, [-1] * 8]

@@ -15,8 +15,8 @@ import jax
 import pytest
 
 from fedjax_ssl.methods.fedcon import PROJECTOR, STUDENT, VARIANTS
-from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import (
+from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import (
     SGD,
     backbone,
     classify,

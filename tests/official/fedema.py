@@ -6,7 +6,7 @@ EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py (`update_model` with --u
 
 import pytest
 
-from official.byol import ENCODER, ONLINE, RATE, average, compare, divergence, problem_of, train_client
+from tests.official.byol import ENCODER, ONLINE, RATE, average, compare, divergence, problem_of, train_client
 
 TAU = 0.6
 SLOW = pytest.param("fedema,code", False, marks=pytest.mark.slow)

@@ -9,9 +9,18 @@ import autograd.numpy as np
 import jax
 import pytest
 
-from official.alternate import BATCH, anchor_batches, classified, statistics_of
-from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import SGD, classify, cross_entropy, gradient, in_float64, log_softmax, softmax, weighted_mean
+from tests.official.alternate import BATCH, anchor_batches, classified, statistics_of
+from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import (
+    SGD,
+    classify,
+    cross_entropy,
+    gradient,
+    in_float64,
+    log_softmax,
+    softmax,
+    weighted_mean,
+)
 
 CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1]
 THRESHOLDS = {"local": 0.6, "global": 0.45}

@@ -10,8 +10,8 @@ import autograd.numpy as np
 import jax
 import pytest
 
-from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import classify, cross_entropy, gradient, in_float64, log_softmax, softmax, weighted_mean
+from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import classify, cross_entropy, gradient, in_float64, log_softmax, softmax, weighted_mean
 
 CLIENTS = [[0, 1, -1, 2, 0, -1, -1, 2, -1, -1, 1], [2, -1, 0, -1, -1, 1, -1], [1, -1, 0, -1, 2, -1, -1, -1, -1]]
 RATE, SIZE, THRESHOLD, BURN_IN, CONSISTENCY, PROXIMAL = 0.05, 5, 0.4, 1, 0.8, 10.0

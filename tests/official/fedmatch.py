@@ -12,8 +12,8 @@ import jax
 import pytest
 
 from fedjax_ssl.methods.fedmatch.server import noise_image
-from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import classify, cross_entropy, gradient, in_float64, log_softmax, softmax, weighted_mean
+from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import classify, cross_entropy, gradient, in_float64, log_softmax, softmax, weighted_mean
 
 RATE, THRESHOLD, SMALLEST, LEAST_CHANGE, HELPERS_EVERY = 0.01, 0.5, 2e-3, 5e-4, 2
 LABELLED, CONSISTENCY, PSEUDO, L1, L2 = 10.0, 0.5, 0.4, 1e-3, 3.0

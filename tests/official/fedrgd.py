@@ -11,9 +11,19 @@ import autograd.numpy as np
 import jax
 import pytest
 
-from official import convolutions
-from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import SGD, cross_entropy, gradient, in_float64, linear, pixels, relu, softmax, weighted_mean
+from tests.official import convolutions
+from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import (
+    SGD,
+    cross_entropy,
+    gradient,
+    in_float64,
+    linear,
+    pixels,
+    relu,
+    softmax,
+    weighted_mean,
+)
 
 CLIENTS, ANCHORS = [[-1] * 11, [-1] * 4, [-1] * 7, [-1] * 5, [-1] * 9], [0, 1, 2, 2, 1, 0, 1, 0]
 PLACES, GROUPS, STEPS, ROUNDS, THRESHOLD, RATE = 4, 2, 3, 5, 0.8, 0.05

@@ -9,8 +9,8 @@ see docs/methods.md, and here the reference does not either.
 import autograd.numpy as np
 import pytest
 
-from official.harness import agree, federation, make_problem, mirrored, train
-from official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
+from tests.official.harness import agree, federation, make_problem, mirrored, train
+from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
 
 CLIENTS = [[0, 1, 2, 0, 2, 1, *[-1] * 8], [2, 0, 1, 1, *[-1] * 5], [1, 0, 2, 2, 0, *[-1] * 11]]
 WARM_UP, EPOCHS, SIZE, ENOUGH, FACTOR, FINAL_WEIGHT = 1, 2, 6, 2, 3.3, 0.8

@@ -7,7 +7,7 @@ client's own predictor is taken where it is not below the threshold.
 
 import pytest
 
-from official.byol import ENCODER, RATE, compare, divergence, problem_of, train_client
+from tests.official.byol import ENCODER, RATE, compare, divergence, problem_of, train_client
 
 THRESHOLD = 0.08
 SLOW = pytest.param("fedu,both", marks=pytest.mark.slow)

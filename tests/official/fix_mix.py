@@ -2,7 +2,7 @@
 
 import autograd.numpy as np
 
-from official.reference import cross_entropy
+from tests.official.reference import cross_entropy
 
 LAMBDA = 0.3  # of every mixture; the tests put it in the place of the draws
 

@@ -14,9 +14,9 @@ import autograd.numpy as np
 import jax
 import pytest
 
-from official.consistency import CLIENTS, train_client, weak_logits
-from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
+from tests.official.consistency import CLIENTS, train_client, weak_logits
+from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
 
 THRESHOLD = 0.5
 SEMIFL = "diaoenmao/SemiFL-Semi-Supervised-Federated-Learning-for-Unlabeled-Clients-with-Alternate-Training"

@@ -30,7 +30,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run import experiment
-from official import reference
+from tests.official import reference
 
 SIDE, CLASSES = 4, 3
 MOST = 1e-5  # the largest difference of a parameter: ten times what float32 rounds in these rounds

@@ -8,8 +8,8 @@ import autograd.numpy as np
 import jax
 import jax.numpy as jnp
 
-from official.harness import agree, federation, make_problem, mirrored, rolled, train
-from official.reference import (
+from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import (
     SGD,
     backbone,
     gradient,

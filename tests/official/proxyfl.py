@@ -10,10 +10,10 @@ import jax
 import numpy
 
 from fedjax_ssl.methods.proxyfl import server as proxies
-from official.consistency import CLIENTS, train_client, weak_logits
-from official.harness import agree, federation, make_problem, train
-from official.reference import gradient, in_float64, linear, log_softmax, softmax, weighted_mean
-from official.sage import FIELDS
+from tests.official.consistency import CLIENTS, train_client, weak_logits
+from tests.official.harness import agree, federation, make_problem, train
+from tests.official.reference import gradient, in_float64, linear, log_softmax, softmax, weighted_mean
+from tests.official.sage import FIELDS
 
 THRESHOLD, EPOCHS, POINTS, RATE = 0.5, 3, 4, 0.02
 

@@ -8,8 +8,8 @@ FedAvg.py. PyTorch's counters of batches are no part of the distances here.
 import autograd.numpy as np
 import jax
 
-from official.harness import agree, federation, make_problem, mirrored, train
-from official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
+from tests.official.harness import agree, federation, make_problem, mirrored, train
+from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
 
 CLIENTS = [[0, 1, 1, 2, 0, 0, 2, 1, 0], [-1] * 6, [-1] * 7]
 CODE = "xmed-lab/RSCFed@ae35f03: train_main.py, local_unsupervised.py, local_supervised.py, FedAvg.py"

@@ -6,9 +6,9 @@ order of batches is the run's.
 
 import autograd.numpy as np
 
-from official.consistency import CLIENTS, train_client, weak_logits
-from official.harness import agree, federation, make_problem, train
-from official.reference import in_float64, softmax, weighted_mean
+from tests.official.consistency import CLIENTS, train_client, weak_logits
+from tests.official.harness import agree, federation, make_problem, train
+from tests.official.reference import in_float64, softmax, weighted_mean
 
 THRESHOLD = 0.5
 FIELDS = {

@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from fedjax_ssl.models.untrained import kaiming_model
-from official.harness import CLASSES, agree, federation, itself, make_problem, mirrored, rolled, train
-from official.reference import (
+from tests.official.harness import CLASSES, agree, federation, itself, make_problem, mirrored, rolled, train
+from tests.official.reference import (
     SGD,
     backbone,
     classify,

@@ -9,10 +9,10 @@ import autograd.numpy as np
 import jax.numpy as jnp
 import pytest
 
-from official.alternate import BATCH, Mean, anchor_batches, classified, statistics_of
-from official.fix_mix import LAMBDA, dimmed, mixed_loss, steps
-from official.harness import agree, federation, make_problem, rolled, train
-from official.reference import SGD, classify, gradient, in_float64, softmax
+from tests.official.alternate import BATCH, Mean, anchor_batches, classified, statistics_of
+from tests.official.fix_mix import LAMBDA, dimmed, mixed_loss, steps
+from tests.official.harness import agree, federation, make_problem, rolled, train
+from tests.official.reference import SGD, classify, gradient, in_float64, softmax
 
 CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1]
 THRESHOLD, EPOCHS, RATE, ROUNDS = 0.5, 2, 0.05, 3

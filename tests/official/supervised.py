@@ -8,8 +8,8 @@ import autograd.numpy as np
 import jax
 import pytest
 
-from official.harness import agree, federation, make_problem, mirrored, train
-from official.reference import SGD, classify, cross_entropy, gradient, in_float64, weighted_mean
+from tests.official.harness import agree, federation, make_problem, mirrored, train
+from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64, weighted_mean
 
 CLIENTS = [[0, 1, -1, 2, 0, -1, 1, 2, 2], [2, -1, 0, 1], [1, 1, 0, -1, 2, -1, 0]]
 

@@ -24,7 +24,7 @@ against float64, and how far the parameters moved. The command writes this page.
 TAIL = """
 
 IsoFed is not in the table: no code of it is public, as the repository that its project page names has no files. By the
-paper's abstract alone it is compared with NumPy in `tests/test_isofed.py`.
+paper's abstract alone it is compared with NumPy in `tests/methods/test_isofed.py`.
 """
 
 

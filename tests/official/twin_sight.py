@@ -9,8 +9,8 @@ import autograd.numpy as np
 import jax
 import pytest
 
-from official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, train
-from official.reference import (
+from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, train
+from tests.official.reference import (
     SGD,
     backbone,
     cross_entropy,

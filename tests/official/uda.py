@@ -7,9 +7,9 @@ is not federated, and its original view is the image itself. Its flag of trainin
 
 import autograd.numpy as np
 
-from official.consistency import CLIENTS, train_client, weak_logits
-from official.harness import agree, federation, make_problem, train
-from official.reference import in_float64, log_softmax, softmax, weighted_mean
+from tests.official.consistency import CLIENTS, train_client, weak_logits
+from tests.official.harness import agree, federation, make_problem, train
+from tests.official.reference import in_float64, log_softmax, softmax, weighted_mean
 
 THRESHOLD, TEMPERATURE = 0.5, 0.4
 

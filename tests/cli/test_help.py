@@ -1,0 +1,91 @@
+"""The help texts: they say what the program does, at once, in 80 columns."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+import launch
+from fedjax_ssl import base_config
+from fedjax_ssl.cli import help, source_docs
+from fedjax_ssl.config import apply_arguments, flatten
+from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES
+from fedjax_ssl.methods import METHODS
+from tests.helpers.runs import ROOT
+
+
+def test_fields_and_methods_are_those_of_the_program():
+    fields = source_docs.read_fields()
+    real = flatten(base_config())
+    assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == real
+    assert all(fields[name].meaning for name in help.MAIN_FIELDS)
+    methods = source_docs.read_methods()
+    assert {name: variants for name, (_, variants) in methods.items()} == {
+        m: tuple(e.variants) for m, e in METHODS.items()
+    }
+    assert all(about for about, _ in methods.values())
+    arguments = source_docs.read_arguments()
+    assert {f"{name}=" for name in ARGUMENT_FIELDS} < set(arguments)
+    named = [argument for argument in arguments if "=" not in argument and " " not in argument]
+    assert "iid" in named
+    for argument in named:
+        apply_arguments(base_config(), argument)
+
+
+def test_overview(capsys):
+    assert launch.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    configs = [f"configs/{path.name}" for path in launch.QUICKSTART.parent.glob("*.py")]
+    fields = [f"{name} = " for name in help.MAIN_FIELDS]
+    for word in (
+        *launch.COMMANDS,
+        *configs,
+        *fields,
+        *METHODS,
+        *RECIPES,
+        "num_rounds = 500",
+        "[whole, at least 1]",
+        "--workdir",
+        "Examples",
+    ):
+        assert word in text, word
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", launch.COMMANDS)
+def test_each_command_has_its_own_help(command, capsys):
+    assert launch.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"python launch.py {command}" in text and max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) < 24
+    for flag, (_, meaning) in launch.COMMANDS[command].flags.items():
+        assert f"--{flag}" in text and " ".join(meaning.split()) in " ".join(text.split())
+
+
+def test_a_command_takes_so_many_words():
+    def run(own, words, overrides):
+        """Runs."""
+
+    none, one, many = (help.Command(run, {}, words) for words in ("", "FILE", "RUN..."))
+    assert none.fits([]) and not none.fits(["a"])
+    assert one.fits(["a"]) and not one.fits([]) and not one.fits(["a", "b"])
+    assert many.fits(["a"]) and many.fits(["a", "b"]) and not many.fits([])
+
+
+def test_help_waits_for_no_library():
+    """Importing JAX alone takes longer than all of the help."""
+    program = (
+        "import launch, sys; launch.main(['--help']); launch.main(['sweep', '--help']);"
+        "sys.exit(not {'jax', 'numpy', 'rich', 'tensorboardX'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_training_waits_for_no_library_of_other_commands():
+    """Each of these takes a fifth of a second and more, in every start."""
+    program = (
+        "import sys; from fedjax_ssl import train;"
+        "sys.exit(not {'scipy.stats', 'sklearn', 'matplotlib', 'PIL', 'tensorboardX'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0

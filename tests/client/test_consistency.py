@@ -1,0 +1,185 @@
+"""Labelled and unlabelled batches in one step, wherever labels are: against NumPy, one client at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError
+from fedjax_ssl.config import validate
+from fedjax_ssl.engine.evaluation import score_pseudo_labels
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models.network import build_network
+from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
+from tests.helpers.runs import TINY_BACKBONE
+from tests.helpers.small_problem import (
+    federation,
+    in_numpy,
+    mirrored,
+    negative,
+    pixels_of,
+    prepare,
+    probabilities,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
+
+THRESHOLD = 0.6  # confident: some images and not others
+ONLY_LABELS, NO_LABELS, A_FEW, NOBODY = range(4)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, 1, 2, 0, 1], [-1] * 7, [0, -1, -1, 2, 1, -1, 0, -1, -1], []])
+
+
+def fixmatch(labels, **fields):
+    """(problem, phase) of FixMatch with labels at the server, at clients or at some."""
+    fields = {"fixmatch.threshold": THRESHOLD, "consistency.unlabelled_weight": 0.6, "data.labels": labels, **fields}
+    problem = small_problem("fixmatch", **fields)
+    return problem, METHODS["fixmatch"].factory(problem).phases[0]
+
+
+TOGETHER, APART = {"consistency.batch_norm": "together"}, {"consistency.batch_norm": "apart"}
+RECEIVED = {"consistency.labels_from": "received"}
+MORE = {"consistency.unlabelled_ratio": 2}
+
+
+@pytest.mark.parametrize(
+    "labels, client, fields, together",
+    [
+        ("server", NO_LABELS, {}, False),
+        ("server", NO_LABELS, {**RECEIVED, **MORE}, False),
+        ("server", NO_LABELS, TOGETHER, True),
+        ("clients", A_FEW, {}, True),
+        ("clients", A_FEW, {**APART, **MORE}, False),
+        ("clients", A_FEW, {**TOGETHER, **RECEIVED}, True),
+        ("clients", A_FEW, {**APART, **RECEIVED}, False),
+        ("clients", NO_LABELS, MORE, True),
+        ("some_clients", NO_LABELS, APART, False),
+        ("some_clients", ONLY_LABELS, {}, True),
+        ("some_clients", ONLY_LABELS, APART, False),
+    ],
+)
+def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
+    """L = H(y, f(a(x))) + lambda_u L_u for a client with a few labels, with none, with labels only."""
+    problem, phase = fixmatch(labels, **fields)
+    received = sent_down(problem)
+    job, finished = train(phase, received, data, client)
+    by_hand = train_by_hand(problem, data, received, job.work, hard_labels(THRESHOLD), together=together)
+    assert_as_by_hand(finished, by_hand)
+    # What is in question happened: some images were confident, and the model moved.
+    assert client == ONLY_LABELS or 0 < finished.metrics["confident_share"] < 1
+    moved = np.abs(in_numpy(finished.upload.model.params)["kernel"] - in_numpy(received.model.params)["kernel"])
+    assert np.max(moved) > 0.05
+
+
+@pytest.mark.parametrize("ratio, steps", [(1, [2, 3, 2, 0]), (2, [2, 2, 2, 0])])
+def test_an_epoch_goes_through_both_decks_and_round_the_shorter_one_again(data, ratio, steps):
+    """Unlabelled images in batches of 3 or 6; labelled ones, 4 and 5, always in batches of 3."""
+    problem, phase = fixmatch("clients", **{"consistency.unlabelled_ratio": ratio})
+    received = sent_down(problem)
+    assert [int(prepare(phase, received, data, client).num_steps) for client in range(4)] == [2 * n for n in steps]
+
+
+def test_every_epoch_takes_each_image_once_and_the_labelled_deck_goes_round(data):
+    problem, phase = fixmatch("clients")
+    work = prepare(phase, sent_down(problem), data, A_FEW).work
+    known, unknown = {0, 3, 4, 6}, {1, 2, 5, 7, 8}
+    for deck, members in (work.labelled, known), (work.deck, unknown):
+        assert int(deck.size) == len(members)
+        for epoch in np.asarray(deck.order):
+            assert set(epoch[: len(members)]) == members
+    # Three labelled batches of 3 and 1 an epoch: their order is drawn apart from that of the others.
+    taken = [work.labelled.batch(jnp.int32(index), 3) for index in range(6)]
+    places = [np.asarray(batch.positions)[np.asarray(batch.mask)] for batch in taken]
+    assert [len(place) for place in places] == [3, 1, 3, 1, 3, 1]
+    for index in range(2):
+        np.testing.assert_array_equal(places[index], places[index + 4])  # two epochs later from the first again
+    for index in (0, 2, 4):
+        assert {*places[index], *places[index + 1]} == known
+
+
+def test_labels_at_the_server_leave_no_labelled_part(data):
+    for labels, views in ("server", [3, 3]), ("clients", [9]):
+        problem = small_problem("fixmatch", **{"data.labels": labels})
+        phase, received = METHODS["fixmatch"].factory(problem).phases[0], sent_down(problem)
+        job = jax.eval_shape(lambda phase=phase, received=received: prepare(phase, received, data, NO_LABELS))
+        carry = jax.eval_shape(phase.start, received, data, job.work, {})
+        jax.eval_shape(phase.step, received, data, job.work, carry, jnp.int32(0), jax.random.key(0))
+        assert problem.network.passes == [views]  # the weak and the strong view alone; or with labelled images
+        assert (job.work.labelled is None) == (labels == "server")
+        assert ("labelled_loss" in carry.totals) == (labels == "clients")
+
+
+def test_statistics_together_are_those_of_all_that_is_present(data):
+    """A step whose three parts are short: mean and variance of its labelled, weak and strong images as one batch."""
+    fields = {"model.name": TINY_BACKBONE, "model.normalisation": "running", "data.labels": "clients"}
+    problem = small_problem("fixmatch", **fields)
+    facts = {"num_classes": 3, "image_shape": (2, 2, 1), "mean": (0.0,), "std": (1.0,)}
+    problem = problem._replace(network=build_network(problem.config, facts))
+    phase, (small, small_phase) = METHODS["fixmatch"].factory(problem).phases[0], fixmatch("clients")
+    work = prepare(small_phase, sent_down(small), data, A_FEW).work
+    received = sent_down(small)._replace(model=jax.jit(problem.network.init)(jax.random.key(0)))
+    carry = phase.start(received, data, work, {})
+    carry = jax.jit(phase.step)(received, data, work, carry, jnp.int32(1), jax.random.key(0))
+
+    rows = np.asarray(work.deck.rows)
+    of_unlabelled, of_labelled = rows[work.deck.order[0, 3:5]], rows[work.labelled.order[0, 3:4]]
+    views = pixels_of(data, of_labelled, mirrored), pixels_of(data, of_unlabelled, mirrored)
+    x = np.concatenate([*views, pixels_of(data, of_unlabelled, negative)])
+    hidden = x @ np.asarray(received.model.params["backbone"]["hidden"]["kernel"], np.float64)
+    found = carry.learner.model.batch_stats["backbone"]["norm"]
+    assert len(x) == 5
+    np.testing.assert_allclose(found["mean"], 0.1 * hidden.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(found["var"], 0.9 + 0.1 * hidden.var(axis=0, ddof=1), atol=1e-6)
+
+
+def test_a_revealed_label_joins_the_loss(data):
+    """The server has labels, and the clients' are revealed: the labelled part is there."""
+    problem, phase = fixmatch("server", **{"data.reveal_labels": True})
+    received = sent_down(problem)
+    job, finished = train(phase, received, data, A_FEW)
+    by_hand = train_by_hand(problem, data, received, job.work, hard_labels(THRESHOLD), together=True)
+    assert_as_by_hand(finished, by_hand)
+    assert finished.metrics["labelled_loss"] > 0
+
+
+def test_the_report_scores_the_unlabelled_images_and_counts_the_labelled_as_trained_on(data):
+    problem, phase = fixmatch("clients", **{"threshold.kind": "client_mean"})
+    received, size = sent_down(problem), 9
+    job = prepare(phase, received, data, A_FEW)
+    rows = np.asarray(data.client_index[A_FEW])[:size]
+    p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
+    known = np.asarray(data.visible_labels)[rows] >= 0
+    level = p.max(axis=1)[~known].mean()  # the threshold that adapts looks at unlabelled images alone
+    np.testing.assert_allclose(job.work.thresholds, np.full(3, level), rtol=1e-5)
+    report = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], job.report)
+    np.testing.assert_array_equal(report.labels, p.argmax(axis=1))
+    np.testing.assert_array_equal(report.qualified, known | (p.max(axis=1) >= level))
+    assert 0 < np.sum(~report.qualified) < size and not job.report.qualified[size]
+
+    truth = np.where(known, p.argmax(axis=1) + 1, p.argmax(axis=1)) % 3  # labelled images would be wrong
+    one_row = jax.tree.map(lambda leaf: leaf[None], report)
+    scored = score_pseudo_labels(one_row, truth[None], ~known[None], 1)
+    assert scored["pseudo_label_accuracy"] == scored["qualified_accuracy"] == 1
+    assert scored["qualified_per_client"] == np.sum((p.max(axis=1) >= level) & ~known)
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"consistency.batch_norm": "both"}, "consistency.batch_norm is 'both'; known: auto, apart, together"),
+        ({"consistency.labels_from": "server"}, "consistency.labels_from is 'server'; known: local, received"),
+        ({"consistency.unlabelled_ratio": 0}, "consistency.unlabelled_ratio must be at least 1, not 0"),
+        ({"consistency.unlabelled_weight": -1.0}, "consistency.unlabelled_weight must be at least 0"),
+        ({**TOGETHER, "fixmatch.loss_over": "confident"}, "needs a strong view of every image"),
+    ],
+)
+def test_wrong_options_are_refused(fields, words):
+    with pytest.raises(UserError, match=words) as refused:
+        validate(small_problem("fixmatch", **fields).config)
+        fixmatch("server", **fields)
+    assert "\n" not in str(refused.value)

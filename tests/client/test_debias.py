@@ -1,0 +1,177 @@
+"""FedDB's debiasing, of any method with softmax labels: against NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError
+from fedjax_ssl.client import Examples, label_cohort
+from fedjax_ssl.client.debias import debiased, mean_prediction
+from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
+from tests.helpers.linear_network import divided, softmax
+from tests.helpers.runs import make_fedanchor_config
+from tests.helpers.small_problem import (
+    federation,
+    in_numpy,
+    mirrored,
+    pixels_of,
+    prepare,
+    probabilities,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
+
+BY_THRESHOLD = {"fedanchor", "semifl", "fedmatch", "fixmatch", "uda", "sage", "proxyfl", "fl2"}
+BY_SOFTMAX = BY_THRESHOLD - {"fedanchor"} | {
+    "fedlabel", "fedtrinet", "fedavg_semi", "semianagg", "isofed", "cbafed", "twin_sight"
+}  # fmt: skip
+THRESHOLD, DEBIASED = 0.6, {"threshold.debias": "app_u"}
+SIZE, KNOWN = 9, [0, 3, 4, 6]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, -1, -1, 2, 1, -1, 0, -1, -1], [-1] * 7])
+
+
+def build(method="fixmatch", **fields):
+    fields = {f"{method}.threshold": THRESHOLD, "data.labels": "clients", **DEBIASED, **fields}
+    problem = small_problem(method, **fields)
+    validate(problem.config)
+    return problem, METHODS[method].factory(problem).phases[0]
+
+
+def prior_of(data, received, positions):
+    """P_k: the received model's mean on the weak views of some of client 0's images."""
+    rows = np.asarray(data.client_index[0])[positions]
+    params, centre = in_numpy(received.model.params), statistics_of(received.model)
+    return probabilities(params, pixels_of(data, rows, mirrored), centre).mean(axis=0)
+
+
+def test_probabilities_are_divided_by_the_prior():
+    logits = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    p = softmax(np.float64(logits))
+    for prior in ([0.7, 0.2, 0.1], [0.5, 0.5, 0.0], p.mean(axis=0)):
+        found = softmax(np.float64(debiased(logits, np.float32(prior))))
+        np.testing.assert_allclose(found, divided(p, np.array(prior)), rtol=1e-4)
+    uniform = np.full(3, 1 / 3, np.float32)
+    np.testing.assert_allclose(softmax(np.float64(debiased(logits, uniform))), p, rtol=1e-5)
+
+
+def test_the_prior_is_the_mean_over_what_is_present():
+    p = softmax(np.random.default_rng(0).normal(size=(2, 4, 3))).astype(np.float32)
+    present = np.array([[True, False, True, False], [False] * 4])
+    found = mean_prediction(jnp.where(present[..., None], p, jnp.nan), present)
+    np.testing.assert_allclose(found, [p[0, [0, 2]].mean(axis=0), np.zeros(3)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("include_labelled", [False, True])
+def test_a_client_labels_by_what_its_model_does_not_prefer_anyway(data, include_labelled):
+    problem, phase = build(**{"consistency.include_labelled": include_labelled})
+    received = sent_down(problem)
+    job = prepare(phase, received, data, 0)
+    unlabelled = [place for place in range(SIZE) if include_labelled or place not in KNOWN]
+    prior = prior_of(data, received, unlabelled)
+    np.testing.assert_allclose(job.work.prior, prior, rtol=1e-5)
+    rows = np.asarray(data.client_index[0])[:SIZE]
+    params, centre = in_numpy(received.model.params), statistics_of(received.model)
+    plain = probabilities(params, pixels_of(data, rows, mirrored), centre)
+    p = divided(plain, prior)
+    np.testing.assert_array_equal(np.asarray(job.report.labels)[:SIZE], p.argmax(axis=1))
+    qualified = (p.max(axis=1) >= THRESHOLD) & np.isin(np.arange(SIZE), unlabelled) | np.isin(np.arange(SIZE), KNOWN)
+    np.testing.assert_array_equal(np.asarray(job.report.qualified)[:SIZE], qualified)
+    assert np.any(p.argmax(axis=1) != plain.argmax(axis=1))
+
+
+def test_local_training_is_that_of_the_divided_probabilities(data):
+    problem, phase = build()
+    received = sent_down(problem)
+    job, finished = train(phase, received, data, 0, jit=True)
+    prior = prior_of(data, received, [place for place in range(SIZE) if place not in KNOWN])
+    rule = hard_labels(THRESHOLD)
+    by_hand = train_by_hand(
+        problem, data, received, job.work, lambda p: rule(divided(p, prior)), together=True
+    )  # fmt: skip
+    assert_as_by_hand(finished, by_hand)
+    _, plain = train(build(**{"threshold.debias": "none"})[1], received, data, 0, jit=True)
+    assert abs(plain.metrics["unlabelled_loss"] - finished.metrics["unlabelled_loss"]) > 1e-2
+
+
+def test_it_is_off_by_default_and_then_nothing_is_divided(data):
+    _, phase = build(**{"threshold.debias": "none"})
+    assert prepare(phase, sent_down(small_problem("fixmatch")), data, 0).work.prior is None
+    assert small_problem("fixmatch").config.threshold.debias == "none"
+
+
+def test_labels_of_a_whole_round_take_it_too(data):
+    """The labels of SemiFL, by the shared part."""
+    problem = small_problem("semifl", **DEBIASED)
+    received = sent_down(problem)
+    examples = Examples(data.client_index[:1], jnp.arange(10)[None] < SIZE, -jnp.ones((1, 10)), None, {})
+    scores = functools.partial(problem.network.probabilities, received.model)
+    made = label_cohort(problem, scores, data, examples, threshold=THRESHOLD)
+    rows = np.asarray(data.client_index[0])[:SIZE]
+    p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
+    p = divided(p, p.mean(axis=0))
+    np.testing.assert_array_equal(np.asarray(made.report.labels)[0, :SIZE], p.argmax(axis=1))
+    np.testing.assert_array_equal(np.asarray(made.report.qualified)[0, :SIZE], p.max(axis=1) >= THRESHOLD)
+
+
+# Those of training by hand are here and in test_by_role.py, test_cbafed.py and test_twin_sight.py.
+@pytest.mark.parametrize("name", ["proxyfl", "sage", "fl2", "semifl", "uda", "fedlabel", "fedmatch", "fedtrinet"])
+def test_a_round_of_every_method_with_softmax_labels_traces_with_it(name):
+    config = apply_arguments(make_fedanchor_config(**DEBIASED, **{"augment.flavour": "none"}), name)
+    config.model.statistics = "all"
+    experiment = build_experiment(config)
+    round_fn = make_round(experiment.problem, experiment.method, lanes=1)
+    jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
+
+
+def test_cosines_are_no_probabilities():
+    experiment = build_experiment(make_fedanchor_config(**DEBIASED))
+    round_fn = make_round(experiment.problem, experiment.method, lanes=1)
+    with pytest.raises(UserError, match=r"threshold.debias='app_u' is for labels by a softmax, not"):
+        jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        *((name, "debias", "app_u") for name in METHODS if name not in BY_SOFTMAX),
+        *((name, "kind", "sat") for name in METHODS if name not in BY_THRESHOLD),
+    ],
+)
+def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
+    config = apply_arguments(base_config(), name)
+    config.data.labels = METHODS[name].settings[0]
+    validate(config)
+    config.threshold[field] = value
+    with pytest.raises(UserError, match=rf"^threshold\.{field}='{value}' is not for the method {name}, which does not"):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("semianagg", {"trainer.name": "acr"}, "trainer.name='acr' adjusts its labels itself"),
+        ("isofed", {"isofed.unlabelled_loss": "mean_teacher"}, "isofed.unlabelled_loss='mean_teacher' has no labels"),
+    ],
+)
+def test_a_choice_that_does_not_read_it_refuses_it(name, fields, words):
+    problem = small_problem(name, **DEBIASED, **fields)
+    with pytest.raises(UserError, match=f"^{words}; leave threshold.debias 'none'"):
+        METHODS[name].factory(problem)
+
+
+def test_the_field_is_one_of_the_two_known():
+    with pytest.raises(UserError, match=r"threshold.debias is 'feddb'; known: none, app_u"):
+        build(**{"threshold.debias": "feddb"})

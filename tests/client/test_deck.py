@@ -1,0 +1,133 @@
+"""The order in which local epochs go through a client's examples, batch by batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.client import Deck, Examples
+from fedjax_ssl.engine.interface import Cohort
+from tests.helpers.toy_federation import federation
+
+EPOCHS, B = 3, 2
+CLIENTS = [[8, 2, 6, 9, 1], [], [7, 3]]
+VISIBLE = {2: 1, 1: 0, 5: 1}
+
+
+@pytest.fixture(scope="module")
+def examples():
+    cohort = Cohort(jnp.array([2, 0, 1]), {}, jax.random.key(4))
+    return Examples.of(federation(CLIENTS, VISIBLE), cohort)
+
+
+def test_examples(examples):
+    """The clients' rows; what is beyond a client's size is neither labelled nor unlabelled."""
+    for job, client in enumerate((2, 0, 1)):
+        rows, size = CLIENTS[client], len(CLIENTS[client])
+        np.testing.assert_array_equal(examples.rows[job, :size], rows)
+        np.testing.assert_array_equal(examples.present[job], np.arange(5) < size)
+        np.testing.assert_array_equal(examples.labels[job], [VISIBLE.get(row, -1) for row in rows] + [-1] * (5 - size))
+        given = np.array([row in VISIBLE for row in rows] + [False] * (5 - size))
+        np.testing.assert_array_equal(examples.labelled[job], given)
+        np.testing.assert_array_equal(examples.unlabelled[job], ~given & (np.arange(5) < size))
+
+
+def deck_of(examples, included, job):
+    """The deck of one job, and its number of steps."""
+    decks = Deck.shuffled(examples, included, examples.keys, EPOCHS)
+    return jax.tree.map(lambda leaf: leaf[job], decks), int(decks.num_steps(B)[job])
+
+
+@pytest.mark.parametrize("kind", ["present", "labelled", "unlabelled"])
+def test_every_epoch_has_each_included_example_once(examples, kind):
+    """Short last batches are masked; a batch says which epoch, step and place it is of."""
+    included, job = getattr(examples, kind), 1
+    deck, steps = deck_of(examples, included, job)
+    expected = [row for row, chosen in zip(CLIENTS[0], np.asarray(included[job])) if chosen]
+    per_epoch = -(-len(expected) // B)
+    assert steps == EPOCHS * per_epoch and deck.size == len(expected)
+    batch, orders = jax.jit(lambda index: deck.batch(index, B)), []
+    for epoch in range(EPOCHS):
+        rows, places = [], []
+        for number in range(per_epoch):
+            found = batch(epoch * per_epoch + number)
+            mask = np.asarray(found.mask)
+            assert found.epoch == epoch
+            assert mask.sum() == min(B, len(expected) - number * B)
+            np.testing.assert_array_equal(np.array(CLIENTS[0])[found.positions[mask]], found.rows[mask])
+            rows += found.rows[mask].tolist()
+            places += found.places[mask].tolist()
+        assert sorted(rows) == sorted(expected) and places == [*range(len(expected))]
+        orders.append(tuple(rows))
+    assert kind == "labelled" or len(set(orders)) > 1
+    # Beyond the last epoch the deck is gone through again, from the first.
+    for number in range(per_epoch):
+        again, first = batch(steps + number), batch(number)
+        np.testing.assert_array_equal(again.rows, first.rows)
+        np.testing.assert_array_equal(again.mask, first.mask)
+        assert again.epoch == EPOCHS
+
+
+def test_an_empty_deck_has_no_step_and_only_padding(examples):
+    for included, job in ((examples.present, 2), (examples.labelled, 0)):
+        deck, steps = deck_of(examples, included, job)
+        assert steps == 0 and deck.size == 0 and not np.any(deck.batch(jnp.int32(3), B).mask)
+
+
+def test_an_order_is_of_the_clients_key(examples):
+    """Not of its place in the cohort; with another key it is another."""
+    cohort = Cohort(jnp.array([0]), {}, jax.random.key(4))
+    alone = Examples.of(federation(CLIENTS, VISIBLE), cohort)
+    here, there = deck_of(examples, examples.present, 1)[0], deck_of(alone, alone.present, 0)[0]
+    np.testing.assert_array_equal(here.order, there.order)
+    other = alone._replace(keys=jax.vmap(lambda key: jax.random.fold_in(key, 1))(alone.keys))
+    assert np.any(np.asarray(deck_of(other, other.present, 0)[0].order) != np.asarray(here.order))
+
+
+def test_drawn_batches_are_subsets_without_repetition_each_drawn_anew(examples):
+    """Each step has its own batch of so many; a deck with fewer examples gives all of them in each step."""
+    steps, size = 40, 3
+    decks = Deck.drawn(examples, examples.present, examples.keys, steps, size)
+    np.testing.assert_array_equal(decks.num_steps(size), [steps, steps, 0])
+    for job, client in ((0, 2), (1, 0)):
+        deck = jax.tree.map(lambda leaf, job=job: leaf[job], decks)
+        counts, width = dict.fromkeys(CLIENTS[client], 0), min(size, len(CLIENTS[client]))
+        for index in range(steps):
+            found = deck.batch(jnp.int32(index), size)
+            rows = found.rows[np.asarray(found.mask)].tolist()
+            assert len(set(rows)) == len(rows) == width
+            np.testing.assert_array_equal(np.array(CLIENTS[client])[found.positions[:width]], rows)
+            for row in rows:
+                counts[row] += 1
+        assert sum(counts.values()) == steps * width
+        if width == size:  # 40 draws of each example at 3/5: 24 +- 3.1, so these bounds are four deviations away
+            assert all(11 < count < 37 for count in counts.values())
+
+
+def test_a_drawn_batch_of_nothing_is_padding(examples):
+    decks = Deck.drawn(examples, examples.labelled, examples.keys, 4, B)
+    assert decks.order.shape == (3, 4, B)
+    nothing = jax.tree.map(lambda leaf: leaf[0], decks)
+    assert not np.any(nothing.batch(jnp.int32(1), B).mask) and nothing.num_steps(B) == 0
+
+
+@pytest.mark.parametrize(
+    ("batches", "size", "room", "lengths"),
+    [
+        (2, 3, 4, [3, 2]),  # batches smaller than their room
+        (2, 2, 2, [2, 2]),  # one example has no step
+        (4, 2, 3, [2, 2, 1, 0]),  # more batches than examples
+    ],
+)
+def test_a_deck_may_be_cut_otherwise(examples, batches, size, room, lengths):
+    deck, _ = deck_of(examples, examples.present, 1)
+    cut = jax.jit(lambda index: deck.cut(index, jnp.int32(batches), jnp.int32(size), room))
+    for epoch in range(EPOCHS):
+        order = np.asarray(deck.order[epoch][: deck.size])
+        for number, length in enumerate(lengths):
+            found = cut(epoch * batches + number)
+            assert found.rows.shape == (room,) and found.epoch == epoch
+            assert found.mask.sum() == length and np.all(found.mask[:length])
+            expected = order[number * size : number * size + length]
+            np.testing.assert_array_equal(found.positions[:length], expected)
+            np.testing.assert_array_equal(found.rows[:length], np.array(CLIENTS[0])[expected])

@@ -1,0 +1,179 @@
+"""Local training on a fix set and a mix set against NumPy: FedAnchor's equations 5 to 10, SemiFL's 5 to 8."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import State, UserError
+from fedjax_ssl.client import Labelled, fix_mix_phase
+from fedjax_ssl.engine.interface import Report
+from fedjax_ssl.learning.batches import draw_with_replacement
+from fedjax_ssl.methods import METHODS
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    SmallNetwork,
+    assert_model,
+    federation,
+    loss_and_gradient,
+    pixels_of,
+    prepare,
+    probabilities,
+    running_mean,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
+
+SIZE = 10
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[-1] * 2, [-1] * SIZE], anchors=[0, 1, 2])
+
+
+@pytest.fixture(autouse=True)
+def one_lambda(monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
+
+
+def squared(key, images):
+    """A weak view that is not linear: mixing before it is not mixing after it."""
+    del key
+    return images.astype(jnp.float32) ** 2 / 255
+
+
+def train_by_hand(problem, data, received, work, weights, mix_weight, mix_order):
+    """Unpadded batches, a pass for each of the two sets; weights are those of the client's images [n]."""
+    config, rows = problem.config.client, np.asarray(work.deck.rows)
+    model, statistics = in_numpy(received.model.params), statistics_of(received.model)
+    velocity, losses = at_rest(model), []
+    one_hot, size = np.eye(CLASSES)[np.asarray(work.labels)], int(work.deck.size)
+    for number, fix in enumerate(batches(np.asarray(work.deck.order), size, config.batch_size)):
+        epoch, place = divmod(number, -(-size // config.batch_size))
+        first, mix = place * config.batch_size, np.asarray(work.mix)
+        partner = mix[epoch if len(mix) > 1 else 0, first : first + len(fix)]
+        x, x_mix = pixels_of(data, rows[fix]), pixels_of(data, rows[partner])
+        mixed = (0.3 * x + 0.7 * x_mix) ** 2, 0.3 * x**2 + 0.7 * x_mix**2
+        mixture = mixed[mix_order == "augment_then_mix"]
+        share = weights[fix][:, None] / len(fix)
+        passes = [(1 - x, share * one_hot[fix])]
+        if mix_weight:
+            passes.append((mixture, share * (0.3 * one_hot[fix] + 0.7 * one_hot[partner])))
+        found = [loss_and_gradient(model, view, view.mean(axis=0), targets) for view, targets in passes]
+        gradient = {name: sum(w * g[name] for w, (_, g) in zip((1, mix_weight), found)) for name in model}
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, *(view for view, _ in passes))
+        losses.append([loss for loss, _ in found])
+    return model, statistics, np.mean(losses, axis=0)
+
+
+def assert_as_by_hand(finished, by_hand, mix_weight):
+    model, statistics, losses = by_hand
+    assert_model(finished.upload.model, model, statistics)
+    found = [finished.metrics[name] for name in ("fix_loss", "mix_loss")[: len(losses)]]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    np.testing.assert_allclose(
+        finished.metrics["client_loss"], np.dot([1, mix_weight][: len(losses)], losses), rtol=1e-5
+    )
+
+
+LABELS = np.array([0, 2, 1, 1, 0, 2, 2, 1, 0, 1])
+WEIGHTS = np.array([0.2, 1, 0, 0.7, 3, 0.4, 0, 1, 0, 0.5])  # 7 images, so that each epoch has a batch of one
+
+
+@pytest.mark.parametrize(
+    "mixup_alpha, mix_weight, mix_order",
+    [(0.75, 0.6, "mix_then_augment"), (0.75, 1.5, "augment_then_mix"), (0.0, 0, "mix_then_augment")],
+)
+def test_each_image_has_its_weight_in_both_losses(data, mixup_alpha, mix_weight, mix_order):
+    problem = small_problem("semifl", weak=squared)
+
+    def label(received, data, examples):
+        report = Report(jnp.asarray(LABELS)[None], jnp.asarray(WEIGHTS > 0)[None])
+        return Labelled(report, weights=jnp.float32(WEIGHTS)[None])
+
+    options = {"mixup_alpha": mixup_alpha, "mix_weight": mix_weight, "mix_order": mix_order}
+    phase, received = fix_mix_phase(problem, label, **options), sent_down(problem)
+    job, finished = train(phase, received, data, 1)
+    # Who has no weight is not in the fix set, but may be in the mix set.
+    assert job.work.deck.size == 7 and job.num_steps == 2 * 3
+    for epoch in np.asarray(job.work.deck.order):
+        assert set(epoch[:7]) == set(np.flatnonzero(WEIGHTS))
+    assert set(np.asarray(job.work.mix).ravel()) & set(np.flatnonzero(WEIGHTS == 0))
+    assert_as_by_hand(
+        finished, train_by_hand(problem, data, received, job.work, WEIGHTS, mix_weight, mix_order), mix_weight
+    )
+
+
+METHOD_FIELDS = {
+    "semifl": {"semifl.threshold": 0.5, "semifl.label_views": 0, "semifl.mix_weight": 0.6},
+    "fedanchor": {"fedanchor.threshold": 0.83, "fedanchor.mix_weight": 0.6},
+}
+
+
+@pytest.mark.parametrize(
+    "method, fields, mix_order",
+    [
+        ("semifl", {}, "augment_then_mix"),
+        ("semifl", {"semifl.mixup": False}, ""),
+        ("semifl", {"semifl.partners": "epoch"}, "augment_then_mix"),
+        ("fedanchor", {}, "mix_then_augment"),
+        ("fedanchor", {"fedanchor.mix_order": "augment_then_mix"}, "augment_then_mix"),
+        ("fedanchor", {"fedanchor.client_mixup": False}, ""),
+    ],
+)
+def test_the_methods_train_on_what_qualifies(data, method, fields, mix_order):
+    """The defaults, SemiFL's order of mixing and FedAnchor's, and the variants without mixup."""
+    network = SmallNetwork(head="anchor_head" if method == "fedanchor" else "")
+    problem = small_problem(method, network=network, weak=squared, **{**METHOD_FIELDS[method], **fields})
+    made = METHODS[method].factory(problem)
+    received = sent_down(problem)
+    if method == "fedanchor":
+        received = made.broadcast(State(jnp.int32(0), received.model), data, None)
+        received = received._replace(learning_rate=jnp.float32(problem.config.client.learning_rate))
+    job, finished = train(made.phases[0], received, data, 1)
+    qualified = np.asarray(job.report.qualified)
+    assert 3 < qualified.sum() == job.work.deck.size < SIZE and qualified.sum() % 3
+    np.testing.assert_array_equal(job.work.labels, job.report.labels)
+    if method == "semifl":  # eq. 4 without a view: the raw image
+        model, x = received.model, pixels_of(data, data.client_index[1])
+        p = probabilities(in_numpy(model.params), x, statistics_of(model))
+        np.testing.assert_array_equal(job.report.labels, p.argmax(axis=1))
+        np.testing.assert_array_equal(qualified, p.max(axis=1) >= 0.5)
+    mix_weight = 0.6 if mix_order else 0
+    by_hand = train_by_hand(problem, data, received, job.work, 1.0 * qualified, mix_weight, mix_order)
+    assert_as_by_hand(finished, by_hand, mix_weight)
+    assert ("mix_loss" in finished.metrics) == bool(mix_order)
+    assert finished.upload.model.params.keys() == {"backbone", "classifier"}
+
+
+def test_who_qualifies_with_nothing_has_no_step(data):
+    problem = small_problem("semifl", **{"semifl.threshold": 1.0})
+    job = prepare(METHODS["semifl"].factory(problem).phases[0], sent_down(problem), data, 1)
+    assert job.num_steps == 0 and not np.any(job.report.qualified)
+
+
+def test_the_mix_set_is_drawn_with_replacement_from_the_whole_client(data):
+    """Eq. 6: qualified or not, and an example more than once."""
+    drawn = np.asarray(draw_with_replacement(jax.random.key(0), jnp.int32(7), 7000))
+    counts = np.bincount(drawn, minlength=7)
+    assert len(counts) == 7  # nothing beyond the client's size
+    # 1000 expected each, standard deviation 29.
+    assert np.all(np.abs(counts - 1000) < 5 * 29)
+    problem = small_problem("semifl", **{"semifl.threshold": 0.6})
+    phase, received = METHODS["semifl"].factory(problem).phases[0], sent_down(problem)
+    once = np.asarray(prepare(phase, received, data, 0).work.mix)
+    assert once.shape == (1, SIZE) and set(once[0]) == {0, 1}  # a client of two images
+    problem.config.semifl.partners = "epoch"
+    anew = np.asarray(prepare(METHODS["semifl"].factory(problem).phases[0], received, data, 1).work.mix)
+    assert anew.shape == (2, SIZE) and np.any(anew[0] != anew[1]) and 0 <= anew.min() <= anew.max() < SIZE
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(UserError, match="unknown mix order 'never'; known: mix_then_augment, augment_then_mix"):
+        fix_mix_phase(small_problem("semifl"), None, mix_order="never")

@@ -1,0 +1,204 @@
+"""Pseudo-labels against NumPy: by anchors, FedAnchor's equations 3 to 5; by the received model, SemiFL's equation 4."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import base_config
+from fedjax_ssl.client import Examples, label_cohort, qualify, score_by_own_models, score_cohort
+from fedjax_ssl.config import apply_arguments
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Problem
+from fedjax_ssl.methods import semifl
+from fedjax_ssl.methods.fedanchor.client import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
+from tests.helpers.linear_network import LinearNetwork, in_numpy, probabilities
+from tests.helpers.toy_federation import federation
+
+CLASSES, ABSENT = 5, 3
+
+
+@pytest.fixture(scope="module")
+def anchors_and_images():
+    rng = np.random.default_rng(0)
+    labels = rng.choice([c for c in range(CLASSES) if c != ABSENT], 23)
+    anchors = rng.normal(size=(23, 16)).astype(np.float32) * rng.uniform(0.1, 10, (23, 1)).astype(np.float32)
+    images = rng.normal(size=(40, 16)).astype(np.float32)
+    images[7] = 0
+    return AnchorEmbeddings(anchors, labels.astype(np.int32)), images
+
+
+def scores_by_hand(anchors, images):
+    """Eq. 3, similarity by similarity."""
+    scores = np.full((len(images), CLASSES), -np.inf)
+    for i, z in enumerate(images):
+        for c in range(CLASSES):
+            of_class = anchors.embeddings[anchors.labels == c]
+            if len(of_class):
+                length = np.linalg.norm(z)
+                scores[i, c] = np.mean([z @ a / (length * np.linalg.norm(a)) if length else 0.0 for a in of_class])
+    return scores
+
+
+def test_both_forms_equal_the_equation(anchors_and_images):
+    anchors, images = anchors_and_images
+    expected = scores_by_hand(anchors, images)
+    pairwise = np.asarray(all_pairs_scores(images, anchors, CLASSES))
+    by_means = np.asarray(class_mean_scores(images, class_anchors(anchors, CLASSES)))
+    np.testing.assert_allclose(pairwise, expected, atol=1e-6)
+    np.testing.assert_allclose(by_means, expected, atol=1e-6)
+    np.testing.assert_allclose(by_means, pairwise, atol=1e-6)
+    assert np.all(by_means[:, ABSENT] == -np.inf)
+    assert np.all(by_means[7, [c for c in range(CLASSES) if c != ABSENT]] == 0)
+
+
+def test_labels_and_threshold(anchors_and_images):
+    anchors, images = anchors_and_images
+    expected = scores_by_hand(anchors, images)
+    labels, qualified = qualify(class_mean_scores(images, class_anchors(anchors, CLASSES)), 0.1, strictly=True)
+    np.testing.assert_array_equal(labels, expected.argmax(axis=1))
+    np.testing.assert_array_equal(qualified, expected.max(axis=1) > 0.1)
+    assert 0 < np.sum(qualified) < len(images)
+
+
+def test_a_score_at_the_threshold():
+    scores = np.array([[0.5, 0.25], [0.25, 0.75]], np.float32)
+    np.testing.assert_array_equal(qualify(scores, 0.5, strictly=True)[1], [False, True])
+    np.testing.assert_array_equal(qualify(scores, 0.5, strictly=False)[1], [True, True])
+
+
+def test_an_embedding_equal_to_every_anchor_of_a_class_scores_one():
+    anchors = AnchorEmbeddings(
+        np.array([[2.0, 0.0], [5.0, 0.0], [0.0, 1.0]], np.float32), np.array([0, 0, 1], np.int32)
+    )
+    scores = class_mean_scores(np.array([[3.0, 0.0]], np.float32), class_anchors(anchors, 2))
+    np.testing.assert_allclose(scores, [[1.0, 0.0]], atol=1e-7)
+
+
+# --- A cohort's labels, from digits of one pixel: the score of an image is a row of a table. -------------------------
+
+TABLE = np.random.default_rng(4).uniform(size=(10, CLASSES)).astype(np.float32)
+CLIENTS = [[4, 1], [7], [0, 9, 3], []]
+DATA = federation(CLIENTS)
+
+
+def problem_with(weak=None):
+    config = base_config()
+    config.eval_batch_size = 4  # a cohort takes several batches, the last of them short
+    return Problem(config, None, weak, None, CLASSES)
+
+
+def examples_of(clients, seed=5):
+    return Examples.of(DATA, Cohort(jnp.array(clients), {}, jax.random.key(seed)))
+
+
+def by_table(images):
+    return jnp.array(TABLE)[images[:, 0, 0, 0].astype(jnp.int32) // 10]
+
+
+def labelled(examples, scores=by_table, **options):
+    """The labels of a cohort, in one program."""
+    return jax.jit(lambda examples: label_cohort(problem_with(), scores, DATA, examples, **options))(examples)
+
+
+def test_scores_of_a_cohort():
+    """Each example's own row, in its place; a pytree of scores is taken leaf by leaf."""
+    clients = [2, 0, 3, 1]
+    score = jax.jit(lambda examples: score_cohort(
+        problem_with(), lambda x: {"a": by_table(x), "b": x[:, 0, 0, 0]}, DATA.images, examples
+    ))  # fmt: skip
+    found = score(examples_of(clients))
+    for job, client in enumerate(clients):
+        rows = CLIENTS[client]
+        np.testing.assert_array_equal(found["a"][job, : len(rows)], TABLE[rows])
+        np.testing.assert_array_equal(found["b"][job, : len(rows)], 10 * np.array(rows))
+
+
+def test_scores_by_a_model_of_each_job_s_own():
+    """Each job's row of the models scores each of its examples."""
+    clients, factors = [2, 0, 3, 1], jnp.array([1.0, -2.0, 3.0, 5.0])
+    found = score_by_own_models(
+        problem_with(), lambda model, x: model["factor"] * by_table(x), {"factor": factors}, DATA.images,
+        examples_of(clients).rows,
+    )  # fmt: skip
+    for job, client in enumerate(clients):
+        rows = CLIENTS[client]
+        np.testing.assert_allclose(found[job, : len(rows)], factors[job] * TABLE[rows], rtol=1e-6)
+
+
+def test_labels_of_a_cohort():
+    """The largest score's class, and whether it counts: at the threshold where that is asked for, padding never."""
+    threshold = float(TABLE[9].max())
+    for strictly in (False, True):
+        made = labelled(examples_of([2, 3, 0]), threshold=threshold, strictly=strictly)
+        for job, client in enumerate((2, 3, 0)):
+            rows = CLIENTS[client]
+            best = TABLE[rows].max(axis=1)
+            expected = best > threshold if strictly else best >= threshold
+            np.testing.assert_array_equal(made.report.labels[job, : len(rows)], TABLE[rows].argmax(axis=1))
+            np.testing.assert_array_equal(made.report.qualified[job], [*expected] + [False] * (3 - len(rows)))
+            top = np.sort(TABLE[rows], axis=1)
+            np.testing.assert_allclose(made.report.facts["score_gap"][job, : len(rows)], top[:, -1] - top[:, -2])
+    assert made.report.others == {} and made.own == {} and made.weights is None
+    np.testing.assert_allclose(made.thresholds, np.full((3, CLASSES), threshold))
+
+
+def test_the_rule_in_use_labels_and_all_are_reported():
+    """'z' is in use, though 'a' comes first in the alphabet."""
+    rules = lambda images: {"a": -by_table(images), "z": by_table(images), "row": images[:, 0, 0, 0] // 10}  # noqa: E731
+    made = labelled(examples_of([2]), rules, threshold=0.5, used="z", facts=("row",))
+    assert set(made.report.others) == {"a", "z"}
+    np.testing.assert_array_equal(made.report.facts["row"][0], CLIENTS[2])
+    np.testing.assert_array_equal(made.report.labels[0], TABLE[CLIENTS[2]].argmax(axis=1))
+    np.testing.assert_array_equal(made.report.qualified[0], TABLE[CLIENTS[2]].max(axis=1) >= 0.5)
+    np.testing.assert_array_equal(made.report.others["a"][0], TABLE[CLIENTS[2]].argmin(axis=1))
+    np.testing.assert_array_equal(made.report.others["z"], made.report.labels)
+
+
+def test_scores_of_several_views_are_their_mean():
+    """Each view is drawn anew for each example of each client, whoever else is in the cohort."""
+
+    def weak(key, images):  # one more, or not
+        return images + jax.random.bernoulli(key, shape=images.shape)
+
+    views = 3
+    score = jax.jit(lambda examples: score_cohort(
+        problem_with(weak), lambda x: x[:, 0, 0, 0].astype(jnp.float32), DATA.images, examples, views
+    ))  # fmt: skip
+    raw = [10 * np.array(CLIENTS[client]) for client in (2, 0, 1)]
+    found = np.asarray(score(examples_of([2, 0, 1])))
+    added = [of_job[: len(images)] - images for of_job, images in zip(found, raw)]
+    ones = views * np.concatenate(added)  # how many of each image's views have one more
+    np.testing.assert_allclose(ones, np.round(ones), atol=1e-4)
+    assert np.all((ones > -0.1) & (ones < views + 0.1)) and len(set(np.round(ones))) > 1
+    np.testing.assert_allclose(score(examples_of([1, 2, 0]))[1] - raw[0], added[0], atol=1e-5)
+    others = {tuple(np.asarray(score(examples_of([2, 0, 1], seed))[0]).tolist()) for seed in range(8)}
+    assert len(others) > 1
+
+
+def test_semifl_labels_with_the_received_model():
+    """Eq. 4: softmax of the model that came down, at its own statistics; from the threshold on a label counts."""
+    network, config = LinearNetwork(1, CLASSES), apply_arguments(base_config(), "semifl")
+    config.semifl.label_views, config.semifl.threshold = 0, 0.5
+    model = network.init(jax.random.key(1))
+    model = model._replace(
+        batch_stats=jnp.array([0.1]),
+        params={**model.params, "classifier": {"kernel": 30 * jnp.ones((1, CLASSES)) * jnp.array([1, -1, 2, 0, 3.0])}},
+    )
+    phase = semifl.semifl(Problem(config, network, None, None, CLASSES)).phases[0]
+    cohort = Cohort(jnp.array([2, 0]), {}, jax.random.key(5))
+    report = phase.prepare(Broadcast(model, jnp.float32(0.1)), DATA, cohort, None).report
+    for job, client in enumerate((2, 0)):
+        rows = CLIENTS[client]
+        p = probabilities(in_numpy(model.params), np.array(rows)[:, None] * 10 / 255.0, 0.1)
+        np.testing.assert_array_equal(report.labels[job, : len(rows)], p.argmax(axis=1))
+        np.testing.assert_array_equal(report.qualified[job, : len(rows)], p.max(axis=1) >= 0.5)
+    assert 0 < np.sum(report.qualified) < 5
+
+
+def test_a_probability_at_semifl_s_threshold_counts():
+    """Two classes with probabilities of exactly 1/2, whatever the image."""
+    logits = jnp.float32([0, 0, -1e9, -1e9, -1e9])
+    made = labelled(
+        examples_of([2]), lambda x: jax.nn.softmax(jnp.broadcast_to(logits, (len(x), CLASSES))), threshold=0.5
+    )
+    assert np.all(made.report.qualified)

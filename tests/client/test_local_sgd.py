@@ -1,0 +1,260 @@
+"""Local SGD on a linear network against NumPy: steps, memory, what is told, and the update that is clipped."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import base_config
+from fedjax_ssl.client import Deck, Examples, Hooks, Loss, global_model, local_sgd, own_optimizers, trained_models
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Jobs, Previous, Problem, State, Upload
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import row
+from tests.helpers.linear_network import LinearNetwork, at_rest, in_numpy, loss_and_gradient, sgd_step
+from tests.helpers.toy_federation import federation
+
+PIXELS, CLASSES, RATE = 4, 3, 0.5
+CLIENTS = [[8, 2, 6, 9, 1], [], [7, 3, 0]]
+LABELS = np.array([0, 1, 2, 0, 1, 2, 1, 0, 2, 1])
+IMAGES = np.random.default_rng(0).integers(0, 256, (10, 2, 2, 1)).astype(np.uint8)
+DATA = federation(CLIENTS, dict(enumerate(LABELS)))._replace(images=jnp.array(IMAGES))
+
+
+class Work(NamedTuple):
+    """What `local_sgd` asks for."""
+
+    deck: Deck
+
+
+def problem_with(**fields):
+    config = base_config()
+    config.num_clients = 3
+    config.client.epochs, config.client.batch_size, config.client.learning_rate = 2, 2, RATE
+    config.update_from_flattened_dict(fields)
+    return Problem(config, LinearNetwork(PIXELS, CLASSES), None, None, CLASSES)
+
+
+def phase_of(problem, counts=False, **hooks):
+    """Cross-entropy of the visible labels; with `counts` only the steps of odd numbers are taken."""
+    config = problem.config.client
+
+    def prepare(received, data, cohort, previous):
+        examples = Examples.of(data, cohort)
+        deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
+        return Jobs(deck.num_steps(config.batch_size), Work(deck))
+
+    def loss(model, batch, at):
+        (outputs,), batch_stats = problem.network.train(model, (batch.inputs,), batch.mask)
+        value = cross_entropy(outputs.logits, batch.labels, batch.mask)
+        taken = at.step % 2 == 1 if counts else None
+        return Loss(value, batch_stats, {"client_loss": value}, {"rows": jnp.sum(batch.rows * batch.mask)}, taken)
+
+    return local_sgd(problem, prepare, loss, hooks=Hooks(**hooks))
+
+
+def run(problem, phase, clients=(0, 1, 2), own=None):
+    """The cohort's result, and the model that it received."""
+    state = State(jnp.int32(0), problem.network.init(jax.random.key(1)))
+    cohort = Cohort(jnp.array(clients), own or {}, jax.random.key(2))
+    received = global_model(problem, state)
+    result = jax.jit(lambda data: train_cohort((phase,), received, data, cohort, 2))(DATA)
+    return result, received, phase.prepare(received, DATA, cohort._replace(key=jax.random.fold_in(cohort.key, 0)), None)
+
+
+def steps_by_hand(config, model, deck, velocity=None, counts=False):
+    """The model after all steps, the velocity, the mean loss; and of each step its rows and the model after it."""
+    start, velocity, losses, seen, after_each = dict(model), velocity or at_rest(model), [], [], []
+    size, order = int(deck.size), np.asarray(deck.order)
+    for epoch in order:
+        for first in range(0, size, config.batch_size):
+            rows = np.asarray(deck.rows)[epoch[first : min(first + config.batch_size, size)]]
+            x = IMAGES[rows].reshape(len(rows), -1) / 255.0
+            loss, gradient = loss_and_gradient(model, x, np.eye(CLASSES)[LABELS[rows]])
+            gradient = {name: leaf + config.proximal * (model[name] - start[name]) for name, leaf in gradient.items()}
+            if not counts or len(seen) % 2 == 1:
+                model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+            losses.append(loss)
+            seen.append(rows)
+            after_each.append(model)
+    return model, velocity, np.mean(losses), seen, after_each
+
+
+def assert_models_equal(params, model):
+    for name, leaf in in_numpy(params).items():
+        np.testing.assert_allclose(leaf, model[name], atol=2e-5)
+
+
+FIELDS = {
+    "plain": {"client.momentum": 0.0, "client.weight_decay": 0.0, "client.clip_norm": 0.0},
+    "momentum and weight decay": {"client.momentum": 0.9, "client.weight_decay": 0.05, "client.clip_norm": 0.0},
+    "gradient clipped": {"client.clip_norm": 0.1, "client.nesterov": True},
+    "proximal": {"client.proximal": 0.7, "client.clip_norm": 0.0},
+    "update clipped": {"aggregation.clip_norm": 0.2, "client.clip_norm": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_steps_equal_numpy(name):
+    """Every client's steps over unpadded batches; a client without examples takes no part."""
+    problem = problem_with(**FIELDS[name])
+    result, received, jobs = run(problem, phase_of(problem))
+    np.testing.assert_array_equal(result.num_steps, [2 * 3, 0, 2 * 2])
+    np.testing.assert_array_equal(result.took_part, [True, False, True])
+    start = in_numpy(received.model.params)
+    clip_norm = problem.config.aggregation.clip_norm
+    for job in (0, 2):
+        model, _, loss, *_ = steps_by_hand(problem.config.client, start, row(jobs.work.deck, job))
+        length = np.sqrt(sum(np.sum((model[leaf] - start[leaf]) ** 2) for leaf in start))
+        if clip_norm:  # the whole update, as one vector, where it is too long
+            assert length > clip_norm
+            model = {leaf: start[leaf] + clip_norm / length * (model[leaf] - start[leaf]) for leaf in start}
+        assert_models_equal(row(result.upload.model.params, job), model)
+        assert result.upload.model.batch_stats == ()
+        np.testing.assert_allclose(result.metrics[0][0]["client_loss"][job], loss, rtol=1e-5)
+    assert result.trained == {} and result.upload.metadata == {}
+
+
+def test_a_step_that_does_not_count_leaves_model_and_optimiser():
+    """Without a gradient there would still be weight decay, and the momentum of the step before."""
+    problem = problem_with(**{"client.weight_decay": 0.1, "client.clip_norm": 0.0})
+    result, received, jobs = run(problem, phase_of(problem, counts=True))
+    for job in (0, 2):
+        deck = row(jobs.work.deck, job)
+        model, _, loss, *_ = steps_by_hand(problem.config.client, in_numpy(received.model.params), deck, counts=True)
+        assert_models_equal(row(result.upload.model.params, job), model)
+        np.testing.assert_allclose(result.metrics[0][0]["client_loss"][job], loss, rtol=1e-5)  # it is looked at
+
+
+def test_remember_metadata_and_a_persistent_optimiser():
+    """After each step `remember` is given what the loss laid aside; `metadata` once what has been summed up."""
+    problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0})
+
+    def remember(own, model, aux, index):
+        total = own["total"] + (index + 1) * aux["rows"] + jnp.sum(model.params["backbone"]["bias"])
+        return {"total": total}
+
+    def metadata(work, model, totals):
+        return {"size": work.deck.size, "loss": totals["client_loss"], "bias": model.params["backbone"]["bias"]}
+
+    empty = own_optimizers(problem, problem.network.init(jax.random.key(1)), CLASSIFIER)
+    before = jax.tree.map(lambda leaf: 0.01 * (1 + jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), empty)
+    own = {**before, "total": jnp.array([5.0, 6.0, 7.0]), "other": jnp.array([1, 2, 3])}
+    result, received, jobs = run(problem, phase_of(problem, remember=remember, metadata=metadata), own=own)
+    assert set(result.trained) == {"opt_state", "total", "other"}
+    start, momenta = in_numpy(received.model.params), lambda own, job: in_numpy(row(own["opt_state"][2].trace, job))
+    for job in (0, 2):
+        deck, total = row(jobs.work.deck, job), float(own["total"][job])
+        model, velocity, loss, seen, after_each = steps_by_hand(
+            problem.config.client, start, deck, momenta(before, job)
+        )
+        for index, (rows, then) in enumerate(zip(seen, after_each)):
+            total += (index + 1) * rows.sum() + then["bias"].sum()
+        assert_models_equal(row(result.upload.model.params, job), model)
+        for name, leaf in momenta(result.trained, job).items():
+            np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
+        np.testing.assert_allclose(result.trained["total"][job], total, rtol=1e-5)
+        sent = row(result.upload.metadata, job)
+        assert sent["size"] == len(CLIENTS[job])
+        np.testing.assert_allclose(sent["loss"], loss * len(seen), rtol=1e-5)
+        np.testing.assert_allclose(sent["bias"], model["bias"], atol=2e-5)
+    np.testing.assert_array_equal(result.trained["other"], [1, 2, 3])
+    for mine, untouched in zip(jax.tree.leaves(row(result.trained, 1)), jax.tree.leaves(row(own, 1))):
+        np.testing.assert_array_equal(mine, untouched)  # client 1 made no step
+
+
+def test_optimisers_that_start_afresh_leave_no_memory():
+    problem = problem_with()
+    assert own_optimizers(problem, problem.network.init(jax.random.key(1)), CLASSIFIER) == {}
+
+
+def test_the_learning_rate_travels():
+    """A broadcast's rate is what the steps take, whatever the configuration says."""
+    problem = problem_with(schedule="cosine", num_rounds=8)
+    state = State(jnp.int32(2), problem.network.init(jax.random.key(1)))
+    received = global_model(problem, state, extra="more")
+    np.testing.assert_allclose(received.learning_rate, RATE * (1 + np.cos(np.pi / 4)) / 2, rtol=1e-6)
+    assert received.model is state.model and received.extra == "more"
+    phase, deck = phase_of(problem_with(**{"client.learning_rate": 99.0, "client.clip_norm": 0.0})), None
+    cohort = Cohort(jnp.array([2]), {}, jax.random.key(0))
+    deck = row(phase.prepare(received, DATA, cohort, None).work.deck, 0)
+    carry = phase.start(received, DATA, Work(deck), {})
+    carry = phase.step(received, DATA, Work(deck), carry, jnp.int32(0), cohort.key)
+    rows = np.asarray(deck.rows)[np.asarray(deck.order)[0, :2]]
+    model = in_numpy(received.model.params)
+    gradient = loss_and_gradient(model, IMAGES[rows].reshape(2, -1) / 255, np.eye(CLASSES)[LABELS[rows]])[1]
+    gradient = {name: leaf + 5e-4 * model[name] for name, leaf in gradient.items()}
+    expected = {name: model[name] - float(received.learning_rate) * gradient[name] for name in model}
+    assert_models_equal(carry.learner.model.params, expected)
+
+
+def test_training_may_begin_with_another_model_and_have_an_optimiser_of_its_own():
+    """As a second phase does: with the client's model, and momenta that are not those of the first."""
+    problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0})
+    other = problem.network.init(jax.random.key(9))
+    own = {
+        **own_optimizers(problem, other, CLASSIFIER),
+        **own_optimizers(problem, other, CLASSIFIER, memory="second"),
+    }
+    phase = phase_of(problem, begin=lambda received, work, own: other, memory="second")
+    result, received, jobs = run(problem, phase, own=own)
+    assert set(result.trained) == {"second"}
+    for job in (0, 2):
+        model, velocity, *_ = steps_by_hand(problem.config.client, in_numpy(other.params), row(jobs.work.deck, job))
+        assert_models_equal(row(result.upload.model.params, job), model)
+        for name, leaf in in_numpy(row(result.trained["second"][2].trace, job)).items():
+            np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
+    assert not np.allclose(in_numpy(received.model.params)["kernel"], in_numpy(other.params)["kernel"], atol=0.1)
+
+
+def test_what_is_sent_may_differ_from_what_was_trained_and_is_clipped_unless_it_is_handed_on():
+    """The upload is what `send` makes of the trained model, with the metrics' sums, and then clipped."""
+    problem = problem_with(**{"aggregation.clip_norm": 0.3, "client.clip_norm": 0.0})
+
+    def twice(received, work, model, totals):
+        factor = 2 + 0 * work.deck.size + 0 * totals["client_loss"]
+        return jax.tree.map(lambda new, old: old + factor * (new - old), model, received.model)
+
+    for handed_on in (False, True):
+        result, received, jobs = run(problem, phase_of(problem, send=twice, handed_on=handed_on))
+        start = in_numpy(received.model.params)
+        for job in (0, 2):
+            model, *_ = steps_by_hand(problem.config.client, start, row(jobs.work.deck, job))
+            change = {leaf: 2 * (model[leaf] - start[leaf]) for leaf in start}
+            length = np.sqrt(sum(np.sum(leaf**2) for leaf in change.values()))
+            assert length > 0.3
+            factor = 1 if handed_on else 0.3 / length
+            expected = {leaf: start[leaf] + factor * change[leaf] for leaf in start}
+            assert_models_equal(row(result.upload.model.params, job), expected)
+
+
+def test_a_phase_may_adapt_its_optimiser():
+    """A half of each step, and a state of its own in the clients' memory."""
+    problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0, "client.momentum": 0.0})
+    adapt = lambda optimizer: optax.chain(optimizer, optax.trace(0.0), optax.scale(0.5))  # noqa: E731
+    model = problem.network.init(jax.random.key(1))
+    own = own_optimizers(problem, model, CLASSIFIER, adapt=adapt)
+    result, _, jobs = run(problem, phase_of(problem, adapt=adapt), own=own)
+    half = problem_with(**{"client.learning_rate": RATE / 2, "client.clip_norm": 0.0, "client.momentum": 0.0})
+    for job in (0, 2):
+        expected, *_ = steps_by_hand(half.config.client, in_numpy(model.params), row(jobs.work.deck, job))
+        assert_models_equal(row(result.upload.model.params, job), expected)
+    assert jax.tree.structure(result.trained["opt_state"]) == jax.tree.structure(own["opt_state"])
+
+
+@pytest.mark.parametrize("sends_statistics", [True, False])
+def test_models_of_the_phase_before(sends_statistics):
+    """Whole models, with the parts and statistics that were handed on; who made no step has the received one."""
+    received = global_model(
+        problem_with(), State(jnp.int32(0), Model({"a": jnp.ones(2), "b": jnp.zeros(1)}, {"m": 5.0}))
+    )
+    statistics = {"m": jnp.array([1.0, 2.0, 3.0])} if sends_statistics else ()
+    uploads = Upload(Model({"a": jnp.arange(6.0).reshape(3, 2)}, statistics))
+    models = trained_models(received, Previous(uploads, jnp.array([True, False, True])))
+    np.testing.assert_array_equal(models.params["a"], [[0, 1], [1, 1], [4, 5]])
+    np.testing.assert_array_equal(models.params["b"], np.zeros((3, 1)))
+    np.testing.assert_array_equal(models.batch_stats["m"], [1, 5, 3] if sends_statistics else [5, 5, 5])

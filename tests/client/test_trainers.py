@@ -1,0 +1,234 @@
+"""The local trainers, batch after batch, against NumPy: weights, states, FreeMatch's fairness, ACR's estimate."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError, base_config
+from fedjax_ssl.client.acr import STANDARD, distance, reversed_shares
+from fedjax_ssl.client.deck import Batch
+from fedjax_ssl.client.self_training import TRAINERS
+from fedjax_ssl.client.trainers import Averages, Seen, Target, fairness
+from fedjax_ssl.models import Outputs
+from tests.helpers.linear_network import softmax
+from tests.helpers.trainers_by_hand import FixMatch, FlexMatch, FreeMatch, SoftMatch, fairness_by_hand
+
+CLASSES, N_MAX, SIZE, ROOM = 3, 12, 9, 4
+# Of a client of nine images, in three batches of two passes: a short batch, an empty one, one image alone.
+BATCHES = [(0, 1, 2, 3), (4, 5, 6), (), (7, 8), (3, 0, 8, 5), (1,), (2, 4, 6, 7)]
+MOMENTUM, TAU = 0.8, 0.7
+
+
+def options_of(**fields):
+    options = base_config().trainer
+    options.update({"threshold": TAU, "momentum": MOMENTUM, **fields})
+    return options
+
+
+def batch_of(positions):
+    padded = np.array([*positions, *[SIZE + 1] * (ROOM - len(positions))], np.int32)  # the padding is of no image
+    return Batch(padded, padded, padded, np.arange(ROOM) < len(positions), np.int32(0), np.int32(0))
+
+
+def logits_of(seed=0, scale=3.0):
+    """[N_MAX, C]: most images are of class 0, and some are unsure."""
+    rng = np.random.default_rng(seed)
+    return (scale * rng.normal(size=(N_MAX, CLASSES)) + [1.0, 0.0, -0.5]).astype(np.float32)
+
+
+def over_batches(trainer, logits, heads=None, prior=None):
+    """The targets of each batch, [(present weights, present labels) of each output], and the last state."""
+    step = jax.jit(trainer.targets)
+    state, found = trainer.start(N_MAX), []
+    for positions in BATCHES:
+        batch = batch_of(positions)
+        places = np.asarray(batch.positions)
+        of_batch = jax.tree.map(lambda leaf, places=places: np.asarray(leaf)[places], (logits, heads or {}))
+        targets, state = step(state, Seen(Outputs(*of_batch, ()), batch, jnp.int32(SIZE), prior))
+        n = len(positions)
+        assert all(np.all(np.asarray(target.weights)[n:] == 0) for target in targets)
+        found.append([(np.asarray(target.weights)[:n], np.asarray(target.labels)[:n]) for target in targets])
+    return found, state
+
+
+RULES = {
+    "fixmatch": ({}, lambda: FixMatch(TAU)),
+    "flexmatch": ({}, lambda: FlexMatch(TAU, SIZE, CLASSES)),
+    "flexmatch, no warm-up": ({"warm_up": False}, lambda: FlexMatch(TAU, SIZE, CLASSES, warm_up=False)),
+    "freematch": ({}, lambda: FreeMatch(CLASSES, MOMENTUM)),
+    "freematch, quantile": ({"quantile": 0.8}, lambda: FreeMatch(CLASSES, MOMENTUM, 0.8)),
+    "freematch, cap": ({"level_cap": 0.6}, lambda: FreeMatch(CLASSES, MOMENTUM, cap=0.6)),
+    "freematch, clamp": (
+        {"clamp_least": 0.6, "clamp_most": 0.7},
+        lambda: FreeMatch(CLASSES, MOMENTUM, clamp=(0.6, 0.7)),
+    ),
+    "softmatch": ({}, lambda: SoftMatch(CLASSES, MOMENTUM, 2.0, aligned=True)),
+    "softmatch, not aligned": (
+        {"uniform_alignment": False, "n_sigma": 3.0},
+        lambda: SoftMatch(CLASSES, MOMENTUM, 3.0, aligned=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_weights_are_those_of_numpy_in_every_batch(name):
+    fields, make = RULES[name]
+    rule, logits = make(), logits_of()
+    trainer = TRAINERS[name.partition(",")[0]](options_of(**fields), CLASSES)
+    found, _ = over_batches(trainer, logits)
+    p, all_weights = softmax(logits.astype(np.float64)), []
+    for positions, [(weights, labels)] in zip(BATCHES, found):
+        of_batch = p[list(positions)]
+        np.testing.assert_allclose(weights, rule.weigh(of_batch, positions), atol=1e-5)
+        np.testing.assert_array_equal(labels, logits[list(positions)].argmax(axis=1))
+        all_weights += list(weights)
+    assert 0 <= min(all_weights) < max(all_weights) <= 1  # something counts, and something counts less
+
+
+@pytest.mark.parametrize("name", ["freematch, quantile", "freematch, cap", "freematch, clamp"])
+def test_each_choice_of_freematch_changes_what_counts(name):
+    """Or the test above could not tell it from the plain rule."""
+    logits = logits_of()
+    plain, varied = (
+        over_batches(TRAINERS["freematch"](options_of(**fields), CLASSES), logits) for fields in ({}, RULES[name][0])
+    )
+    assert any(np.any(a[0] != b[0]) for [a], [b] in zip(plain[0], varied[0])) or plain[1].level != varied[1].level
+
+
+def test_bounds_of_freematch_that_exclude_each_other_are_refused():
+    with pytest.raises(UserError, match=r"trainer.clamp_least is 0.9, above trainer.clamp_most, 0.5"):
+        TRAINERS["freematch"](options_of(clamp_least=0.9, clamp_most=0.5), CLASSES)
+
+
+def test_flexmatch_begins_at_a_threshold_of_zero_and_ends_at_tau():
+    trainer, logits = TRAINERS["flexmatch"](options_of(), CLASSES), 10 * np.eye(CLASSES, dtype=np.float32)[[0] * N_MAX]
+    logits[0] = [0.1, 0.0, 0.0]  # unsure
+    found, stored = over_batches(trainer, logits)
+    assert found[0][0][0][0] == 1  # nothing is stored yet
+    assert found[4][0][0][1] == 0  # eight of nine have stored class 0, which leaves beta at 1
+    np.testing.assert_array_equal(np.asarray(stored)[:SIZE], [-1, *[0] * (SIZE - 1)])
+    assert np.all(np.asarray(stored)[SIZE:] == -1)  # nor does padding store
+
+
+def test_a_later_label_replaces_a_stored_one():
+    trainer = TRAINERS["flexmatch"](options_of(), CLASSES)
+    state = jnp.full(N_MAX, -1).at[3].set(2)
+    logits = jnp.array([[0.0, 9.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 0.0]])
+    _, state = jax.jit(trainer.targets)(state, Seen(Outputs(logits, {}, ()), batch_of([3, 4]), jnp.int32(SIZE)))
+    assert state[3] == 1 and state[4] == -1
+
+
+def test_softmatch_without_memory_of_equal_scores():
+    """No variance, and no image below the mean: all count."""
+    trainer = TRAINERS["softmatch"](options_of(momentum=0.0), CLASSES)
+    logits = np.tile(np.array([2.0, 0.0, 0.0], np.float32), (N_MAX, 1))
+    for [(weights, _)] in over_batches(trainer, logits)[0]:
+        np.testing.assert_allclose(weights, np.ones(len(weights)), atol=1e-5)
+
+
+def test_fairness_and_its_gradient():
+    state = Averages(jnp.float32(0.5), jnp.array([0.5, 0.3, 0.2]), jnp.array([0.6, 0.4, 0.0]))
+    logits = logits_of(1, scale=1.0)[:6].astype(np.float64)
+    weights = np.array([1.0, 0, 1, 1, 0, 1])
+    value_and_gradient = jax.jit(jax.value_and_grad(lambda z, w: fairness(state, z, w)))
+    value, gradient = value_and_gradient(jnp.float32(logits), jnp.float32(weights))
+    of = functools.partial(fairness_by_hand, np.array([0.5, 0.3, 0.2]), np.array([0.6, 0.4, 0.0]))
+    np.testing.assert_allclose(value, of(logits[weights > 0]), rtol=1e-5)
+    expected = np.zeros_like(logits)
+    for place in np.ndindex(*logits.shape):
+        moved = [logits.copy(), logits.copy()]
+        moved[0][place] -= 1e-5
+        moved[1][place] += 1e-5
+        low, high = (of(each[weights > 0]) for each in moved)
+        expected[place] = (high - low) / 2e-5
+    np.testing.assert_allclose(gradient, expected, atol=1e-4)
+    nothing, gradient = value_and_gradient(jnp.float32(logits), jnp.zeros(6))
+    assert nothing == 0 and np.all(np.asarray(gradient) == 0)
+
+
+def test_freematch_takes_the_term_by_its_weight():
+    trainer, logits = TRAINERS["freematch"](options_of(fairness_weight=0.3), CLASSES), jnp.asarray(logits_of()[:ROOM])
+    state = Averages(jnp.float32(0.5), jnp.array([0.5, 0.3, 0.2]), jnp.array([0.6, 0.2, 0.2]))
+    weights = jnp.array([1.0, 1.0, 0.0, 1.0])
+    expected = 0.3 * fairness_by_hand([0.5, 0.3, 0.2], [0.6, 0.2, 0.2], logits_of()[[0, 1, 3]].astype(np.float64))
+    found = jax.jit(trainer.further)(state, logits, Target(jnp.zeros(ROOM, int), weights))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert TRAINERS["freematch"](options_of(fairness_weight=0.0), CLASSES).further is None
+
+
+# --- ACR. ------------------------------------------------------------------------------------------------------------
+
+PRIOR = np.array([0.2, 0.7, 0.1])
+
+
+def kl(a, b):
+    return np.sum(a * np.log(a / b))
+
+
+def estimate_by_hand(logits, tau, momentum, presence=False):
+    """u after the batches, and the sums of its distances to the three anchors."""
+    u, sums, steps = np.full(CLASSES, 1 / CLASSES), np.zeros(3), 0
+    p = softmax(logits.astype(np.float64))
+    anchors = PRIOR, np.full(CLASSES, 1 / CLASSES), np.array([0.2, 0.1, 0.7])  # 0.7 and 0.1 change places
+    for positions in BATCHES:
+        labels = [np.argmax(row) for row in p[list(positions)] if max(row) >= tau]
+        if labels:
+            counts = np.bincount(labels, minlength=CLASSES).astype(float)
+            counts = np.minimum(counts, 1) if presence else counts
+            u = momentum * u + (1 - momentum) * counts / counts.sum()
+            sums += [0.5 * kl(u, anchor) + 0.5 * kl(anchor, u) for anchor in anchors]
+        steps += bool(positions)
+    return u, sums, steps
+
+
+@pytest.mark.parametrize("histogram", ["counts", "presence"])
+def test_acr_s_targets_and_its_estimate(histogram):
+    balanced, standard = logits_of(2), logits_of(3)
+    options = options_of(estimate_from=0, estimate_momentum=0.9, histogram=histogram)
+    trainer = TRAINERS["acr"](options, CLASSES)
+    begun = trainer._replace(
+        start=lambda n_max: trainer.next_round(trainer.start(n_max))._replace(strength=jnp.float32(0.4))
+    )
+    found, state = over_batches(begun, balanced, {STANDARD: standard}, jnp.float32(PRIOR))
+    log_prior, b, s = np.log(PRIOR), balanced.astype(np.float64), standard.astype(np.float64)
+    q, q2 = softmax(s - 0.4 * log_prior), softmax(s - 2.0 * log_prior)
+    first = (softmax(b).max(axis=1) >= TAU) | (q2.max(axis=1) >= TAU)
+    second = (q.max(axis=1) >= TAU) | (softmax(s).max(axis=1) >= TAU)
+    for positions, (of_classifier, of_standard) in zip(BATCHES, found):
+        chosen = list(positions)
+        np.testing.assert_array_equal(of_classifier, (first[chosen], q2.argmax(axis=1)[chosen]))
+        np.testing.assert_array_equal(of_standard, (second[chosen], q.argmax(axis=1)[chosen]))
+    assert np.any(q.argmax(axis=1) != q2.argmax(axis=1)) and np.any(first != second)
+    shares, sums, steps = estimate_by_hand(balanced, TAU, 0.9, histogram == "presence")
+    np.testing.assert_allclose(state.shares, shares, rtol=1e-5)
+    np.testing.assert_allclose(state.distances, sums, rtol=1e-4)
+    after = jax.jit(trainer.next_round)(state)
+    exponentials = np.exp(sums / steps)
+    np.testing.assert_allclose(after.strength, 2.0 * exponentials[0] / exponentials.sum(), rtol=1e-4)
+    assert after.rounds == 1 and after.steps == 0 and np.all(after.distances == 0)
+
+
+def test_acr_waits_before_it_estimates():
+    trainer, logits = TRAINERS["acr"](options_of(), CLASSES), logits_of(2)
+    heads = {STANDARD: logits_of(3)}
+    for rounds, moves in ((5, False), (6, True)):
+        old = trainer.start(N_MAX)._replace(rounds=jnp.int32(rounds))
+        _, state = over_batches(trainer._replace(start=lambda n_max, old=old: old), logits, heads, jnp.float32(PRIOR))
+        assert bool(np.any(state.shares != old.shares)) == moves == bool(state.steps > 0)
+
+    def strength_after(rounds):
+        return float(trainer.next_round(trainer.start(N_MAX)._replace(rounds=jnp.int32(rounds))).strength)
+
+    # The first epoch that estimates has no distances before it, which are then 0 to all three.
+    np.testing.assert_allclose([strength_after(rounds) for rounds in (-1, 4, 5)], [2.0, 2.0, 2.0 / 3], rtol=1e-6)
+
+
+def test_distances_and_the_reversed_shares():
+    a, b = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.1, 0.8])
+    apart = jax.jit(distance)
+    np.testing.assert_allclose(apart(np.float32(a), np.float32(b)), 0.5 * kl(a, b) + 0.5 * kl(b, a), rtol=1e-5)
+    assert np.isfinite(apart(np.float32([1, 0, 0]), np.float32([0, 0.5, 0.5])))
+    np.testing.assert_allclose(jax.jit(reversed_shares)(jnp.array([0.1, 0.4, 0.2, 0.3])), [0.4, 0.1, 0.3, 0.2])

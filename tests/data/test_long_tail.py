@@ -1,0 +1,227 @@
+"""Long tails against Python's exact fractions, the partition of RSCFed's family, and its published files."""
+
+import fractions
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import load_partition, make_partition, save_partition
+from fedjax_ssl.data.long_tail import tail_counts
+from fedjax_ssl.data.rscfed_files import read_rscfed_lists, read_rscfed_partition
+from fedjax_ssl.errors import UserError
+from tests.helpers.partitions import LABELS, assert_no_row_twice, class_counts, data_config, labels_of, sizes_of
+
+CIFAR100 = labels_of(100)
+
+
+def by_hand(largest, imbalance, num_classes):
+    """The largest whole n with n^(C - 1) IF^c <= n_max^(C - 1), in Python's integers."""
+    counts = []
+    for c in range(num_classes):
+        n = largest
+        while n ** (num_classes - 1) * imbalance**c > largest ** (num_classes - 1):
+            n -= 1
+        counts.append(n)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("largest", "imbalance", "num_classes"),
+    [(5000, 100, 10), (500, 100, 100), (1500, 150, 10), (343, 49, 3), (7, 7, 2)],
+)
+def test_counts_of_a_tail_are_exact(largest, imbalance, num_classes):
+    counts = tail_counts(largest, imbalance, num_classes)
+    assert counts.tolist() == by_hand(largest, imbalance, num_classes)
+    assert counts[-1] == fractions.Fraction(largest, imbalance)
+    assert tail_counts(largest, -imbalance, num_classes).tolist() == counts.tolist()[::-1]
+
+
+def test_published_counts():
+    assert tail_counts(5000, 100, 10).tolist() == [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
+    of_cifar100 = tail_counts(500, 100, 100)
+    assert of_cifar100[:3].tolist() == [500, 477, 455] and of_cifar100[-3:].tolist() == [5, 5, 5]
+    assert of_cifar100.sum() == 10_847 and tail_counts(5000, 100, 10).sum() == 12_406
+
+
+def rows_of(partition):
+    return np.concatenate([partition.anchor_index, *partition.client_rows])
+
+
+def test_a_long_tail_of_any_source_and_partition():
+    fields = {"labels": "some_clients", "imbalance": 100.0, "alpha": 0.8, "partition": "dirichlet_clients"}
+    partition = make_partition(LABELS, 10, data_config(**fields), 10, 0)
+    assert_no_row_twice(partition, len(LABELS))
+    assert np.bincount(LABELS[rows_of(partition)]).tolist() == tail_counts(5000, 100, 10).tolist()
+    # By the seed, and a longer tail is a part of a shorter one.
+    other = make_partition(LABELS, 10, data_config(**fields), 10, 1)
+    assert set(rows_of(other)) != set(rows_of(partition))
+    shorter = make_partition(LABELS, 10, data_config(**fields | {"imbalance": 10.0}), 10, 0)
+    assert set(rows_of(partition)) < set(rows_of(shorter))
+    reverse = make_partition(LABELS, 10, data_config(**fields | {"imbalance": -100.0, "largest_class": 900}), 10, 0)
+    assert np.bincount(LABELS[rows_of(reverse)]).tolist() == tail_counts(900, 100, 10).tolist()[::-1]
+
+
+def test_the_largest_class_of_an_unequal_source_is_its_smallest():
+    labels = np.repeat([0, 1, 2], [400, 90, 1000])
+    for fields, counts in (
+        ({"imbalance": 9.0}, [90, 30, 10]),
+        ({"imbalance": -9.0}, [10, 30, 90]),
+        ({"largest_class": 80}, [80, 80, 80]),
+        ({"imbalance": 4.0, "largest_class": 100}, [100, 50, 25]),
+        ({}, [400, 90, 1000]),
+    ):
+        partition = make_partition(labels, 3, data_config(labels="clients", partition="shards", **fields), 5, 0)
+        assert np.bincount(labels[rows_of(partition)]).tolist() == counts
+
+
+def test_validation_images_are_balanced_and_drawn_before_the_tail():
+    fields = {"labels": "clients", "imbalance": 100.0, "validation": 1000}
+    partition = make_partition(LABELS, 10, data_config(**fields), 10, 0)
+    assert_no_row_twice(partition, len(LABELS))
+    assert np.bincount(LABELS[partition.validation_index]).tolist() == [100] * 10
+    left = tail_counts(4900, 100, 10)
+    assert np.all(np.bincount(LABELS[rows_of(partition)]) <= left)
+    assert sizes_of(partition).tolist() == [left.sum() // 10] * 10
+    without_tail = make_partition(LABELS, 10, data_config(**fields | {"imbalance": 1.0}), 10, 0)
+    np.testing.assert_array_equal(partition.validation_index, without_tail.validation_index)
+
+
+@pytest.mark.parametrize(
+    ("labels", "own"), [("server", {"num_anchors": 1236}), ("clients", {"num_labelled": 1236}), ("some_clients", {})]
+)
+@pytest.mark.parametrize("imbalance", [50.0, -50.0])
+def test_labelled_images_with_a_tail_of_their_own(labels, own, imbalance):
+    fields = {"labels": labels, "partition": "dirichlet_clients", "alpha": 1.0, "labelled_clients": 2, **own}
+    fields |= {"labelled_largest_class": 500, "labelled_imbalance": 100.0}
+    fields |= {"largest_class": 4000, "imbalance": imbalance}
+    partition = make_partition(LABELS, 10, data_config(**fields), 8, 0)
+    assert_no_row_twice(partition, len(LABELS))
+    labelled = partition.anchor_index if labels == "server" else partition.labelled_rows
+    known = tail_counts(500, 100, 10)
+    assert np.bincount(LABELS[labelled]).tolist() == known.tolist() and known.sum() == 1236
+    all_counts = np.bincount(LABELS[rows_of(partition)])
+    assert (all_counts - known).tolist() == tail_counts(4000, imbalance, 10).tolist()
+    if labels == "some_clients":  # the first clients have them, and nothing else
+        np.testing.assert_array_equal(np.concatenate(partition.client_rows[:2]), labelled)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"imbalance": 0.5}, ["data.imbalance", "not 0.5"]),
+        ({"imbalance": float("nan")}, ["data.imbalance", "nan"]),
+        ({"labelled_imbalance": 0.0}, ["data.labelled_imbalance", "not 0.0"]),
+        ({"largest_class": -1}, ["data.largest_class", "not -1"]),
+        (
+            {"largest_class": 5001},
+            ["data.largest_class=5001 takes 5001 examples of each class", "class 0 has 5000 left"],
+        ),
+        ({"imbalance": -2.0, "largest_class": 5001}, ["of class 9", "lower data.largest_class"]),
+        ({"imbalance": 1000.0, "largest_class": 900}, ["imbalance=1000 leaves no image of class 9", "has 900"]),
+        ({"labelled_largest_class": 50}, ["data.num_labelled"]),
+        ({"labelled_largest_class": 50, "num_labelled": 499}, ["makes 500 labelled", "num_labelled=499"]),
+        ({"labels": "server", "labelled_largest_class": 50}, ["num_anchors=250; set it to 500"]),
+        ({"labels": "some_clients", "labelled_clients": 10, "labelled_largest_class": 5}, ["all 10 are labelled"]),
+    ],
+)
+def test_impossible_tails(fields, words):
+    with pytest.raises(UserError) as error:
+        make_partition(LABELS, 10, data_config(**{"labels": "clients", **fields}), 10, 0)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def chosen(labels, num_classes, num_clients, labelled, seed=0, **fields):
+    """The partition of RSCFed's family, its counts [K, C], and the labelled clients."""
+    fields = {"alpha": 0.8, "partition": "dirichlet_clients", "labelled_rule": "most_classes", **fields}
+    config = data_config(labels="some_clients", labelled_clients=labelled, **fields)
+    partition = make_partition(labels, num_classes, config, num_clients, seed)
+    counts = class_counts(partition, labels, num_classes)
+    known = [
+        client for client, rows in enumerate(partition.client_rows) if np.isin(rows, partition.labelled_rows).any()
+    ]
+    assert len(partition.labelled_rows) == counts[known].sum()
+    return partition, counts, known
+
+
+@pytest.mark.parametrize("num_clients", [5, 10, 25, 50])
+@pytest.mark.parametrize("num_classes", [10, 100])
+def test_one_labelled_client_of_the_corrected_partition(num_clients, num_classes):
+    """Every class is dealt, each client has ten images or more; the labelled one is found by a plain loop."""
+    labels = labels_of(num_classes)
+    partition, counts, (labelled,) = chosen(labels, num_classes, num_clients, 1)
+    assert counts.sum() == 50_000 and counts.sum(axis=1).min() >= 10
+    assert (counts > 0).any(axis=0).all()
+    best = None
+    for client in range(num_clients):
+        classes = sum(1 for c in range(num_classes) if counts[client, c])
+        key = (classes, -abs(counts[client].sum() - 50_000 / num_clients))
+        if best is None or key > best[0]:
+            best = key, client
+    assert labelled == best[1]
+    if num_classes == 10:
+        assert (counts[labelled] > 0).all()
+    # The rule changes who is labelled, not who holds what.
+    random, _, _ = chosen(labels, num_classes, num_clients, 1, labelled_rule="random")
+    assert all(map(np.array_equal, random.client_rows, partition.client_rows))
+
+
+def test_several_labelled_clients_follow_the_same_order():
+    _, counts, three = chosen(CIFAR100, 100, 10, 3)
+    _, _, two = chosen(CIFAR100, 100, 10, 2)
+    assert set(two) < set(three)
+    classes = (counts > 0).sum(axis=1)
+    assert min(classes[three]) >= max(np.delete(classes, three))
+
+
+def write_like_torch(path, held):
+    """A zip with a pickle of protocol 2, as `torch.save` writes of what holds no tensor."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(held, protocol=2))
+        archive.writestr("archive/version", "3\n")
+    return path
+
+
+def test_published_files_become_partitions(tmp_path):
+    rng = np.random.default_rng(0)
+    shares = np.split(rng.permutation(60), [7, 30])
+    held = {0: shares[0].tolist(), 1: shares[1], 2: list(shares[2])}  # lists, arrays and lists of NumPy's numbers
+    path = write_like_torch(tmp_path / "a.pth", {"data_partition": held, "train_list": [5, 3], "test_list": [1]})
+    partition = read_rscfed_partition(path)
+    assert [rows.tolist() for rows in partition.client_rows] == [share.tolist() for share in shares]
+    np.testing.assert_array_equal(partition.labelled_rows, shares[0])
+    train, test = read_rscfed_lists(path)
+    assert train.tolist() == [5, 3] and test.tolist() == [1]
+    save_partition(tmp_path / "partition.npz", read_rscfed_partition(path, (0, 2)))
+    loaded = load_partition(tmp_path / "partition.npz", 60, 3)
+    np.testing.assert_array_equal(loaded.labelled_rows, np.concatenate([shares[0], shares[2]]))
+    # The long-tailed one: a pickle of places in a list of rows.
+    tail = rng.permutation(1000)[:60]
+    (tmp_path / "lt.pth").write_bytes(pickle.dumps((held, tail.tolist())))
+    partition = read_rscfed_partition(tmp_path / "lt.pth")
+    for rows, share in zip(partition.client_rows, shares):
+        np.testing.assert_array_equal(rows, tail[share])
+
+
+def test_files_that_are_no_partition(tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return print, ("it ran",)
+
+    harmful = write_like_torch(tmp_path / "harmful.pth", {"data_partition": Harmful()})
+    other = write_like_torch(tmp_path / "other.pth", {"weights": [1]})
+    broken = tmp_path / "broken.pth"
+    broken.write_bytes(b"nothing")
+    for path, word in ((harmful, "names .*print"), (other, "no rows of clients"), (broken, "no partition of plain")):
+        with pytest.raises(UserError, match=word):
+            read_rscfed_partition(path)
+    with pytest.raises(UserError, match="cannot read"):
+        read_rscfed_partition(tmp_path / "none.pth")
+    with pytest.raises(UserError, match="no train_list"):
+        read_rscfed_lists(other)
+    few = write_like_torch(tmp_path / "few.pth", {"data_partition": {0: [1], 1: [2]}})
+    with pytest.raises(UserError, match="no labelled client 2"):
+        read_rscfed_partition(few, (0, 2))

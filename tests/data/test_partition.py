@@ -1,0 +1,314 @@
+"""Partitions: what each scheme promises, on synthetic labels of CIFAR's size and with other numbers of classes."""
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import base_config
+from fedjax_ssl.config import validate
+from fedjax_ssl.data import PARTITIONS, make_partition
+from fedjax_ssl.data.labels import draw_anchors
+from fedjax_ssl.data.partition_schemes import dirichlet_classes
+from fedjax_ssl.errors import UserError
+from tests.helpers.partitions import (
+    LABELS,
+    assert_no_row_twice,
+    class_counts,
+    data_config,
+    expect_line,
+    labels_of,
+    sizes_of,
+)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("num_classes", [2, 10, 100])
+def test_every_scheme_with_any_number_of_classes(name, num_classes):
+    labels = labels_of(num_classes, 20_000)
+    config = data_config(partition=name, num_anchors=2 * num_classes, alpha=0.5)
+    partition = make_partition(labels, num_classes, config, 50, seed=1)
+    assert_no_row_twice(partition, len(labels))
+    assert len(partition.client_rows) == 50
+    np.testing.assert_array_equal(np.bincount(labels[partition.anchor_index], minlength=num_classes), 2)
+    left = len(labels) - len(partition.anchor_index)
+    if name in ("iid", "lda", "main_class"):
+        assert set(sizes_of(partition)) == {left // 50}
+    elif name == "profiles":  # of classes that have run out clients get fewer
+        assert sizes_of(partition).max() == left // 50 and sizes_of(partition).min() > 0
+    else:  # Every example that is no anchor belongs to exactly one client.
+        assert sizes_of(partition).sum() == left
+    counts = class_counts(partition, labels, num_classes)
+    assert (counts.sum(axis=0) > 0).all()  # Every class was dealt, not the first ten only.
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_deterministic_per_seed_and_different_between_seeds(name):
+    def rows(seed):
+        partition = make_partition(LABELS, 10, data_config(partition=name, alpha=0.5), 100, seed)
+        return [partition.anchor_index, *partition.client_rows]
+
+    first, again, other = rows(3), rows(3), rows(4)
+    assert all(np.array_equal(one, two) for one, two in zip(first, again))
+    assert not any(np.array_equal(one, two) for one, two in zip(first, other))
+
+
+def test_anchors_do_not_depend_on_the_scheme():
+    drawn = [make_partition(LABELS, 10, data_config(partition=name, alpha=1.0), 100, 0) for name in PARTITIONS]
+    for partition in drawn:
+        np.testing.assert_array_equal(partition.anchor_index, drawn[0].anchor_index)
+
+
+@pytest.mark.parametrize(("num_anchors", "size"), [(250, 497), (500, 495), (5000, 450)])
+@pytest.mark.parametrize("name", ["iid", "lda"])
+def test_fedanchor_client_sizes(name, num_anchors, size):
+    partition = make_partition(LABELS, 10, data_config(partition=name, num_anchors=num_anchors), 100, 0)
+    assert sizes_of(partition).tolist() == [size] * 100
+    assert len(partition.anchor_index) == num_anchors
+
+
+def largest_share(alpha, **fields):
+    partition = make_partition(LABELS, 10, data_config(alpha=alpha, **fields), 100, 0)
+    counts = class_counts(partition, LABELS, 10)
+    return (counts.max(axis=1) / counts.sum(axis=1)).mean()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_a_share_of_each_client_is_of_its_main_class(share):
+    """Of 4,500 images 45 R are of class k mod 10, besides its tenth of what is left; with R = 1 there is no other."""
+    labels = labels_of(10, 4_500)
+    config = data_config(partition="main_class", main_share=share, labels="clients")
+    counts = class_counts(make_partition(labels, 10, config, 100, 0), labels, 10)
+    assert set(counts.sum(axis=1)) == {45}
+    main = counts[np.arange(100), np.arange(100) % 10]
+    assert np.all(main >= int(45 * share))
+    # The rest is of all classes alike: each mean of 100 clients within 5 deviations of a draw of so many.
+    rest, beside = 45 - int(45 * share), main - int(45 * share)
+    assert abs(beside.mean() - rest / 10) <= 5 * np.sqrt(rest * 0.09 / 100)
+
+
+def test_a_main_class_that_has_run_out_is_filled_up():
+    labels = np.repeat([0, 1], [30, 970])
+    config = data_config(partition="main_class", main_share=0.5, labels="clients")
+    counts = class_counts(make_partition(labels, 2, config, 10, 0), labels, 2)
+    assert set(counts.sum(axis=1)) == {100} and counts[:, 0].tolist() == [30, *[0] * 9]
+
+
+def test_lda_concentration_follows_alpha():
+    # The mean over clients of the share of a client's largest class, against draws of Dir(alpha) themselves.
+    # Shares of 200 leave most examples undealt, so that no class runs out and narrows the choice.
+    rng = np.random.default_rng(0)
+    for alpha, tolerance in (0.1, 0.06), (1.0, 0.03):
+        expected = rng.dirichlet(np.full(10, alpha), 10_000).max(axis=1).mean()
+        assert abs(largest_share(alpha, examples_per_client=200) - expected) < tolerance, alpha
+    # Dealt to the end, as published: concentrated and near uniform.
+    assert largest_share(0.1) > 0.6 and largest_share(1000.0) < 0.15
+
+
+def test_lda_with_small_shares_still_follows_dirichlet():
+    # 500 of 49,750 examples are dealt: no class runs out, so the counts of a client are Dirichlet-multinomial,
+    # with a second moment that is known: E[n_c (n_c - 1)] = n (n - 1) (alpha + 1) alpha / (A (A + 1)), A = 10 alpha.
+    config = data_config(alpha=0.5, examples_per_client=20)
+    pairs = []
+    for seed in range(20):
+        partition = make_partition(LABELS, 10, config, 100, seed)
+        assert sizes_of(partition).tolist() == [20] * 100
+        counts = class_counts(partition, LABELS, 10)
+        pairs.append((counts * (counts - 1)).sum(axis=1))
+    pairs = np.concatenate(pairs)
+    expected = 10 * 20 * 19 * (1.5 * 0.5) / (5.0 * 6.0)
+    assert abs(pairs.mean() - expected) < 4 * pairs.std() / np.sqrt(len(pairs))
+
+
+def test_lda_goes_on_when_classes_run_out():
+    # All examples are dealt and alpha is so small that most clients' mass lies on classes that have run out.
+    for alpha in (1e-6, 1e-3, 0.1):
+        config = data_config(alpha=alpha, num_anchors=0)
+        partition = make_partition(LABELS, 10, config, 100, 0)
+        assert sizes_of(partition).tolist() == [500] * 100
+        assert_no_row_twice(partition, 50_000)
+
+
+def test_ten_thousand_clients():
+    for name in PARTITIONS:
+        if name != "dirichlet_clients":  # Which promises 10 examples each and must refuse.
+            partition = make_partition(LABELS, 10, data_config(partition=name), 10_000, 0)
+            assert len(partition.client_rows) == 10_000
+            assert_no_row_twice(partition, 50_000)
+
+
+def test_dirichlet_clients_capacity_and_least_size():
+    for alpha in (0.1, 0.3, 10.0):
+        partition = make_partition(LABELS, 10, data_config(partition="dirichlet_clients", alpha=alpha), 100, 0)
+        counts = class_counts(partition, LABELS, 10)
+        assert counts.sum(axis=1).min() >= 10
+        # Classes are dealt in order: a client that had reached n / K before a class has none of it.
+        held = np.cumsum(counts, axis=1)[:, :-1]
+        is_full = held >= 49_750 / 100
+        assert is_full.any() and (counts[:, 1:][is_full] == 0).all()
+
+
+def test_dirichlet_clients_follow_alpha():
+    spread = {}
+    for alpha in (0.3, 1000.0):
+        partition = make_partition(LABELS, 10, data_config(partition="dirichlet_clients", alpha=alpha), 100, 0)
+        spread[alpha] = sizes_of(partition).std()
+    assert spread[0.3] > 100 and spread[1000.0] < 20
+
+
+def test_dirichlet_classes_normalises_columns():
+    labels = np.sort(labels_of(5, 10_000))
+
+    class Recorder:
+        """A generator that keeps the proportions that it draws."""
+
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def dirichlet(self, alpha, size):
+            self.proportions = self.rng.dirichlet(alpha, size)
+            return self.proportions
+
+        def __getattr__(self, name):
+            return getattr(self.rng, name)
+
+    recorder = Recorder()
+    shares = dirichlet_classes(labels, 30, data_config(alpha=0.1), recorder)
+    counts = np.stack([np.bincount(labels[rows], minlength=5) for rows in shares])
+    p = recorder.proportions
+    assert p.shape == (30, 5)
+    assert np.abs(counts - 2000 * p / p.sum(axis=0)).max() <= 1
+    np.testing.assert_array_equal(counts.sum(axis=0), 2000)
+
+
+def test_dirichlet_classes_may_leave_clients_empty():
+    config = data_config(partition="dirichlet_classes", alpha=0.01, num_anchors=0)
+    partition = make_partition(labels_of(10, 300), 10, config, 200, 0)
+    assert sizes_of(partition).min() == 0 and sizes_of(partition).sum() == 300
+
+
+def test_shards_classes_per_client():
+    for per_client, num_classes in (2, 10), (3, 10), (1, 100), (20, 100):
+        labels = labels_of(num_classes)
+        config = data_config(partition="shards", classes_per_client=per_client, num_anchors=0)
+        partition = make_partition(labels, num_classes, config, 100, 0)
+        classes = (class_counts(partition, labels, num_classes) > 0).sum(axis=1)
+        assert classes.max() == per_client and classes.min() >= 1
+        assert np.ptp(sizes_of(partition)) <= 0.6 * sizes_of(partition).mean()
+
+
+def test_examples_per_client_is_a_limit_on_each_share():
+    whole = make_partition(LABELS, 10, data_config(partition="dirichlet_clients", alpha=0.3), 100, 0)
+    config = data_config(partition="dirichlet_clients", alpha=0.3, examples_per_client=100)
+    limited = make_partition(LABELS, 10, config, 100, 0)
+    np.testing.assert_array_equal(sizes_of(limited), np.minimum(sizes_of(whole), 100))
+    for few, all_rows in zip(limited.client_rows, whole.client_rows):
+        assert set(few) <= set(all_rows)
+
+
+def test_random_anchors():
+    rng = np.random.default_rng(0)
+    rows = draw_anchors(LABELS, 1003, 10, rng, balanced=False)
+    counts = np.bincount(LABELS[rows])
+    assert len(np.unique(rows)) == 1003 and np.ptp(counts) > 1
+    config = data_config(anchors="random", num_anchors=77)
+    assert len(make_partition(LABELS, 10, config, 10, 0).anchor_index) == 77
+
+
+def test_rows_are_in_random_order_even_of_sorted_labels():
+    labels = np.sort(LABELS)
+    partition = make_partition(labels, 10, data_config(num_anchors=500, alpha=1000.0), 100, 0)
+    for rows in (partition.anchor_index, partition.client_rows[0]):
+        # In sorted order consecutive labels would differ 9 times; in random order nine times in ten.
+        assert (np.diff(labels[rows]) != 0).mean() > 0.8
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_with_labels_at_the_server_the_draws_are_those_of_two_streams(name):
+    """As before clients could have labels, to the bit: a saved result can be had again."""
+    config = data_config(partition=name, alpha=0.5, num_anchors=20, examples_per_client=60)
+    partition = make_partition(LABELS, 10, config, 100, seed=3)
+    anchor_rng, client_rng = np.random.default_rng([3, 0]), np.random.default_rng([3, 1])
+    anchors = [anchor_rng.permutation(np.flatnonzero(c == LABELS))[:2] for c in range(10)]
+    anchors = anchor_rng.permutation(np.concatenate(anchors))
+    rest = np.setdiff1d(np.arange(50_000), anchors)
+    shares = PARTITIONS[name](LABELS[rest], 100, config, client_rng)
+    np.testing.assert_array_equal(partition.anchor_index, anchors)
+    for rows, share in zip(partition.client_rows, shares, strict=True):
+        np.testing.assert_array_equal(rows, rest[client_rng.permutation(share)[:60]])
+    assert partition.labelled_rows.dtype == np.int32 and len(partition.labelled_rows) == 0
+
+
+BAD_FIELDS = {
+    "share of no image": ({"labels": "clients", "labelled_share": 1e-4}, 100, ["labelled_share=0.0001", "100 clients"]),
+    "no labelled client": ({"labels": "some_clients", "labelled_clients": 0}, 100, ["labelled_clients", "not 0"]),
+    "more than all": ({"labels": "some_clients", "labelled_clients": 101}, 100, ["num_clients = 100", "not 101"]),
+    "more than hold images": (
+        {"labels": "some_clients", "labelled_clients": 40_000, "partition": "dirichlet_classes"},
+        40_000,
+        ["labelled_clients=40000", "of 40000 clients hold any"],
+    ),
+    "too many clients without anchors": ({"labels": "clients"}, 50_001, ["num_clients=50001", "50000 training"]),
+    "two numbers": (
+        {"labels": "clients", "num_labelled": 500, "labels_per_class": 5},
+        100,
+        ["num_labelled=500", "labels_per_class=5"],
+    ),
+    "labelled not divisible": ({"labels": "clients", "num_labelled": 255}, 100, ["num_labelled=255", "250 or 260"]),
+    "fewer labelled than clients": ({"labels": "clients", "num_labelled": 90}, 100, ["num_labelled=90", "clients=100"]),
+    "too many labelled": ({"labels": "clients", "num_labelled": 60_000}, 100, ["60000", "has 5000 left"]),
+    "none but labelled": ({"labels": "clients", "num_labelled": 49_990}, 100, ["10 examples", "49990 labelled images"]),
+    "no room for labelled": (
+        {"partition": "profiles", "labels": "clients", "labels_per_class": 51},
+        100,
+        ["labels_per_class=51", "the 500 examples"],
+    ),
+    "unknown partition": ({"partition": "noniid"}, 100, ["'noniid'", *PARTITIONS]),
+    "unknown anchors": ({"anchors": "best"}, 100, ["'best'", "balanced", "random"]),
+    "alpha 0": ({"alpha": 0.0}, 100, ["data.alpha=0"]),
+    "alpha below 0": ({"alpha": -1.0, "partition": "dirichlet_clients"}, 100, ["data.alpha=-1"]),
+    "alpha not a number": ({"alpha": float("nan"), "partition": "dirichlet_classes"}, 100, ["data.alpha=nan"]),
+    "not divisible": ({"num_anchors": 255}, 100, ["num_anchors=255", "250 or 260"]),
+    "fewer than classes": ({"num_anchors": 5}, 100, ["num_anchors=5", "10 would do"]),
+    "too many anchors": ({"num_anchors": 60_000}, 100, ["60000", "50000"]),
+    "negative anchors": ({"num_anchors": -10}, 100, ["num_anchors=-10"]),
+    "too many clients": ({}, 49_751, ["num_clients=49751", "49750 examples"]),
+    "no clients": ({}, 0, ["num_clients=0"]),
+    "negative limit": ({"examples_per_client": -1}, 100, ["examples_per_client=-1"]),
+    "no shards": ({"partition": "shards", "classes_per_client": 0}, 100, ["classes_per_client=0"]),
+    "too few shards": ({"partition": "shards", "classes_per_client": 1}, 4, ["at least 3"]),
+    "too many shards": ({"partition": "shards", "classes_per_client": 9_000}, 100, ["class 0", "4975"]),
+    "fewer than 10 each": ({"partition": "dirichlet_clients"}, 10_000, ["at least 10 examples"]),
+    "no draw will do": ({"partition": "dirichlet_clients", "alpha": 1e-3}, 100, ["1000 draws", "0.001"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FIELDS)
+def test_impossible_fields(case):
+    fields, num_clients, parts = BAD_FIELDS[case]
+    expect_line(parts, LABELS, 10, data_config(**fields), num_clients)
+
+
+def test_the_configuration_is_checked_before_data_are_read():
+    config = base_config()
+    config.method, config.data.num_anchors = "supervised", 0
+    with pytest.raises(UserError, match="num_anchors must be at least 1, not 0"):
+        validate(config)
+    config.data.labels = "clients"
+    validate(config)  # there are no anchors, and their number is not looked at
+    for field, value, line in (
+        ("labels", "clouds", "data.labels is 'clouds'; known: server, clients, some_clients"),
+        ("labelled_share", 0.0, "data.labelled_share must be above 0 and at most 1, not 0.0"),
+        ("labels_per_class", -1, "data.labels_per_class must be at least 0, not -1"),
+        ("labelled_clients", 101, "data.labelled_clients must be .* from 1 to num_clients = 100, not 101"),
+    ):
+        changed = config.copy_and_resolve_references()
+        changed.data[field] = value
+        with pytest.raises(UserError, match=line):
+            validate(changed)
+
+
+def test_more_anchors_than_a_class_has_names_the_class():
+    labels = np.concatenate([np.zeros(100, int), np.full(3, 1), np.full(100, 2)])
+    config = data_config(num_anchors=12)
+    expect_line(["class 1 has 3", "4 examples of each class"], labels, 3, config, 10)
+    config.num_anchors = 9
+    assert len(make_partition(labels, 3, config, 10, 0).anchor_index) == 9

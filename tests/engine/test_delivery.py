@@ -1,0 +1,223 @@
+"""Who does not answer and what comes late, by the toy federation: what arrives, what is remembered, what counts."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data import stack_seeds
+from fedjax_ssl.engine.delivery import LATE, LOST, first_memory
+from fedjax_ssl.engine.dispatch import over_seeds
+from fedjax_ssl.engine.interface import Draw, Received, State, Upload
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.server import fedavg
+from fedjax_ssl.server.aggregation import chain, mean, own_weights
+from tests.helpers.toy_federation import CLIENTS, TRUTH, federation, problem, run, toy_method, toy_state
+
+DRAW = [4, 2, 0, 1]
+SIZES = np.array([len(rows) for rows in CLIENTS])
+FULL = 1 + SIZES * (1 + np.arange(5))  # what each client sends of a model that is 1
+
+
+def failing(seed, **fields):
+    """A round of the draw, in which clients fail, with the data's seed."""
+    round_fn = jax.jit(make_round(problem(4, **fields), toy_method(), lanes=2))
+    return run(round_fn, DRAW, data=federation(seed=seed))
+
+
+def test_who_does_not_answer_does_nothing():
+    """Others train as they would; nothing is remembered of the rest, not even what labelling remembers."""
+    answered, number = [], []
+    round_fn = jax.jit(make_round(problem(4, **{"availability.never": 0.5}), toy_method(), lanes=2))
+    for seed in range(8):
+        state, result = run(round_fn, DRAW, data=federation(seed=seed))
+        received = state.server["received"]
+        came = np.asarray(received["accepted"])
+        np.testing.assert_array_equal(received["uploads"].model.params["classifier"], np.where(came, FULL[DRAW], 0))
+        np.testing.assert_array_equal(received["sizes"], np.where(came, SIZES[DRAW], 0))
+        absent = np.array(DRAW)[~came]
+        for name in ("trained", "labelled"):
+            np.testing.assert_array_equal(state.clients[name][absent], 100 * absent)
+        rows = np.arange(4)[came]
+        np.testing.assert_array_equal(
+            state.clients["labelled"][np.array(DRAW)[came]], 100 * np.array(DRAW)[came] + 1 + rows
+        )
+        metrics = result.metrics
+        assert metrics["answers"] == metrics["uploads"] == came.sum() and metrics["dropped_uploads"] == 0
+        assert metrics["local_steps"] == SIZES[DRAW][came].sum() and result.healthy
+        answered.append(tuple(came))
+        number.append(came.sum())
+        again, _ = run(round_fn, DRAW, data=federation(seed=seed))
+        jax.tree.map(np.testing.assert_array_equal, again, state)
+    assert len(set(answered)) > 3 and 8 < sum(number) < 24  # of 32
+
+    two = over_seeds(make_round(problem(4, **{"availability.never": 0.5}), toy_method(), lanes=2))
+    one = toy_state(draw=jnp.array(DRAW, jnp.int32), fails=jnp.zeros(4, bool))
+    both = jax.jit(two)(
+        jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), one),
+        stack_seeds([federation(seed=0), federation(seed=1)]),
+        jnp.array(TRUTH),
+    )[0]
+    for seed in range(2):
+        assert tuple(both.server["received"]["accepted"][seed]) == answered[seed]
+
+
+def test_late_uploads_are_dropped_and_their_clients_remember():
+    state, result = failing(3, **{"availability.late": 0.5, "availability.late_weight": 0.0})
+    came = np.asarray(state.server["received"]["accepted"])
+    assert 0 < came.sum() < 4 and result.metrics["late_uploads"] == 4 - came.sum()
+    assert result.metrics["uploads"] == 4 and LATE not in state.server
+    trained = 100 * np.array(DRAW) + SIZES[DRAW] * (10 + np.arange(4))  # the client has trained
+    np.testing.assert_array_equal(state.clients["trained"][np.array(DRAW)], trained)
+
+
+def test_late_uploads_join_the_next_round_with_what_they_changed():
+    """Two rounds, jitted once: the second one's rows are those that waited, then its own."""
+    options = problem(4, **{"availability.late": 0.5, "availability.late_weight": 0.25})
+    round_fn = jax.jit(make_round(options, toy_method(), lanes=2))
+    shapes = Upload(Model({"classifier": jnp.float32(0)}, ()), {"client": jnp.int32(0), "personal": ()})
+    clients, server = first_memory(options.config, shapes, Draw(jnp.array(DRAW)))
+    assert clients == {}
+    state = toy_state(draw=jnp.array(DRAW, jnp.int32), fails=jnp.zeros(4, bool), **server)
+    data, late, was, arrived, superseded = federation(seed=3), np.zeros(4, bool), np.array(DRAW), 0, 0
+    for drawn in map(np.array, ([4, 2, 0, 1], [0, 1, 4, 2], [2, 4, 1, 0], [4, 0, 2, 1], [1, 2, 0, 4], [0, 2, 4, 1])):
+        draw = jnp.array(drawn, jnp.int32)
+        state = state._replace(server={**state.server, "draw": draw})
+        before = float(state.model.params["classifier"])
+        state, result = round_fn(state, data, jnp.array(TRUTH))
+        received = dict(state.server["received"])
+        now = np.asarray(received["accepted"])[4:]
+        assert result.metrics["late_uploads"] == 4 - now.sum()
+        changes = FULL[drawn] - 1  # a client adds the same whatever it begins with
+        sent = np.asarray(received["uploads"].model.params["classifier"])
+        np.testing.assert_array_equal(sent[4:], before + changes)
+        np.testing.assert_array_equal(received["discount"], [0.25] * 4 + [1] * 4)
+        # What was late a round ago, but of clients that sent something newer.
+        waited, newer = late & ~np.isin(was, drawn[now]), np.asarray(received["sizes"])[:4]
+        superseded += np.sum(late & ~waited)
+        np.testing.assert_array_equal(received["accepted"][:4], waited)
+        np.testing.assert_array_equal(newer, np.where(waited, SIZES[was], 0))
+        np.testing.assert_array_equal(sent[:4][waited], before + (FULL[was] - 1)[waited])
+        np.testing.assert_array_equal(np.asarray(received["clients"])[:4][waited], was[waited])
+        np.testing.assert_array_equal(received["uploads"].metadata["client"][:4][waited], was[waited])
+        np.testing.assert_array_equal(np.asarray(received["sizes"])[4:], np.where(now, SIZES[drawn], 0))
+        late, was, arrived = ~now, drawn, arrived + waited.sum()
+        rest = {name: value for name, value in state.server.items() if name != "received"}
+        model = Model({"classifier": state.model.params["classifier"] + 7}, {})  # the server moves the model on
+        state = State(state.round, model, rest, state.clients)
+    assert arrived > 2 and superseded > 2
+
+
+def test_late_uploads_count_for_less():
+    section = {"weights": "size", "mean": "mean", "malicious_share": 0.2, "norm_bound": 0.0, "optimizer": "fedavg"}
+    config = types.SimpleNamespace(aggregation=types.SimpleNamespace(**section))
+    toy = types.SimpleNamespace(config=config, network=types.SimpleNamespace(normalisation="none"))
+    kernels, sizes = np.array([1.0, 2.0, 4.0], np.float32), np.array([10, 30, 20])
+    received = Received(
+        Upload(Model({"classifier": jnp.array(kernels)}, ())),
+        jnp.ones(3, bool), jnp.arange(3), None, jnp.array(sizes), jnp.array(sizes), jnp.array([1.0, 0.5, 1.0]),
+    )  # fmt: skip
+    state = State(jnp.int32(0), Model({"classifier": jnp.float32(0)}, ()))
+    plain = chain(toy, own_weights(lambda received: received.sizes * 1.0), mean(), parts=("classifier",))
+    for aggregation in (fedavg(toy, parts=("classifier",)), plain):
+        after, _ = jax.jit(aggregation.aggregate)(state, None, received, jax.random.key(0))
+        weights = sizes * [1, 0.5, 1]
+        np.testing.assert_allclose(after.model.params["classifier"], np.average(kernels, weights=weights), rtol=1e-6)
+
+
+# --- What is sent, through a round: in one turn and in two. ----------------------------------------------------------
+
+
+def with_vector(method):
+    """The toy method whose clients also send (1 + client) (1, ..., 5), which did not go down."""
+
+    def finish(received, work, carry, num_steps):
+        done = phase.finish(received, work, carry, num_steps)
+        params = {**done.upload.model.params, "vector": (1.0 + work["client"]) * jnp.arange(1.0, 6)}
+        return done._replace(upload=done.upload._replace(model=Model(params, ())))
+
+    (phase,) = method.phases
+    return method._replace(phases=(phase._replace(finish=finish),))
+
+
+def updates_of(state):
+    """What arrived less what went down, by rows: [R, 6]."""
+    params = state.server["received"]["uploads"].model.params
+    return np.concatenate([np.asarray(params["classifier"])[:, None] - 1, params["vector"]], axis=1)
+
+
+HONEST = np.concatenate([(FULL - 1)[:, None], (1 + np.arange(5))[:, None] * np.arange(1, 6)], axis=1).astype(float)
+
+
+def test_attackers_uploads_alone_are_replaced():
+    malicious = np.array([True, False, True, False, False])
+    data = federation()._replace(malicious=jnp.array(malicious))
+    for turns in (1, 2):
+        options = problem(4, **{"attack.kind": "scaled", "attack.strength": 3.0})
+        round_fn = jax.jit(make_round(options, with_vector(toy_method(turns)), lanes=2))
+        state, result = run(round_fn, DRAW, data=data)
+        factors = np.where(malicious, 3.0, 1.0)[:, None]
+        np.testing.assert_allclose(updates_of(state), (factors * HONEST)[DRAW], rtol=1e-6)
+        assert result.metrics["malicious_uploads"] == 2
+
+
+def test_what_compression_loses_is_remembered_and_sent_later():
+    """top_k of 3 numbers of 6, two rounds: against NumPy; a client whose upload is dropped remembers nothing of it."""
+    options = problem(4, **{"compression.kind": "top_k", "compression.share": 0.5})
+    shapes = Upload(Model({"classifier": jnp.float32(0), "vector": jnp.zeros(5)}, ()), {})
+    clients, _ = first_memory(options.config, shapes, Draw(jnp.array(DRAW)))
+
+    def largest(update):
+        kept = np.argsort(-np.abs(update), kind="stable")[:3]
+        return np.where(np.isin(np.arange(6), kept), update, 0)
+
+    for turns in (1, 2):
+        round_fn, lost = jax.jit(make_round(options, with_vector(toy_method(turns)), lanes=2)), np.zeros((5, 6))
+        memory = {**toy_state().clients, **clients}
+        for fails in ([False] * 4, [False, True, False, False]):
+            server = {"draw": jnp.array(DRAW, jnp.int32), "fails": jnp.array(fails)}
+            state, _ = round_fn(toy_state(**server)._replace(clients=memory), federation(), jnp.array(TRUTH))
+            found = updates_of(state)
+            for row, client in enumerate(DRAW):
+                if not fails[row]:
+                    wanted = HONEST[client] + lost[client]
+                    np.testing.assert_allclose(found[row], largest(wanted), rtol=1e-6, err_msg=f"{client}")
+                    lost[client] = wanted - largest(wanted)
+            memory = dict(state.clients)
+            left = np.concatenate([np.reshape(leaf, (5, -1)) for leaf in memory[LOST].values()], axis=1)
+            np.testing.assert_allclose(left, lost, rtol=1e-6)
+
+
+def test_the_server_gets_the_clipped_sum_alone():
+    """Hardly any noise: one row, of the uploads that are accepted, over four whatever comes."""
+    options = problem(4, **{"privacy.noise": 1e-8, "privacy.cohorts": "fixed"})
+    options.config.aggregation.clip_norm = 9.0
+    round_fn = jax.jit(make_round(options, with_vector(toy_method()), lanes=2))
+    state, result = run(round_fn, DRAW, [False, True, False, False])
+    came = HONEST[[4, 0, 1]]
+    lengths = np.linalg.norm(came, axis=1, keepdims=True)
+    assert (lengths > 9).any() and (lengths < 9).any()
+    np.testing.assert_allclose(updates_of(state), [np.sum(came * np.minimum(1, 9 / lengths), axis=0) / 4], rtol=1e-5)
+    assert state.server["received"]["uploads"].metadata == {} and result.healthy
+    _, result = run(round_fn, DRAW, [True] * 4)  # the noise alone
+    assert result.healthy and result.metrics["dropped_uploads"] == 4
+
+
+def test_who_does_not_answer_is_not_asked_for_statistics():
+    """The statistics stage sees no image of absent clients; of those who were not drawn it sees what it always does."""
+    options = problem(4, **{"availability.never": 0.5})
+
+    def statistics(state, data, clients, key):
+        return state._replace(server={**state.server, "asked": data.client_size})
+
+    round_fn = jax.jit(make_round(options, toy_method(statistics=statistics), lanes=2))
+    absent = 0
+    for seed in range(4):
+        state, _ = run(round_fn, DRAW, data=federation(seed=seed))
+        came = np.array(DRAW)[np.asarray(state.server["received"]["accepted"])]
+        gone = np.setdiff1d(DRAW, came)
+        np.testing.assert_array_equal(state.server["asked"], np.where(np.isin(np.arange(5), gone), 0, SIZES))
+        absent += len(gone)
+    assert 0 < absent < 16

@@ -1,0 +1,128 @@
+"""Lanes split over devices, and seeds that share lanes, against one device and runs of their own."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import train
+from fedjax_ssl.config import for_seed
+from fedjax_ssl.data import stack_seeds
+from fedjax_ssl.engine.dispatch import over_seeds
+from fedjax_ssl.engine.lanes import deal
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.run.experiment import build_experiments, initialise
+from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_config
+
+
+def test_a_round_on_eight_devices_equals_one_device():
+    command = [sys.executable, "-m", "tests.helpers.devices_process", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["apart"] < 1e-4 < report["moved"]
+    assert report["qualified_accuracy"][0] == pytest.approx(report["qualified_accuracy"][1])
+    # 16 jobs of 4 steps: each device steps twice 4 times, as one device does with eight lanes.
+    assert report["lane_steps"] == [64, 64] and report["local_steps"] == 64
+    # Bytes are counted, the last steps' losses and norms are sums in another order.
+    assert max(report["metrics_apart"].values()) < 1e-4
+    # The uploads stay where they were made, and their mean is reduced.
+    assert not [shape for shape in report["gathered"] if shape[-2:] in report["weights"]]
+    assert 1 <= report["all_reduces"] <= 4
+    # Each device describes its share of 40 anchors, labels its share of 528 images and tests its share of 360.
+    rows = [shape[0] * shape[1] for shape in report["gathered"] if len(shape) == 3]
+    assert {40, 528, 360} <= set(rows) and all(shape[0] in (8, 16) for shape in report["gathered"])
+    # 37 rows on eight devices: two batches of three on each. Seeds in one program change nothing.
+    assert report["rows"]["found"] == report["rows"]["expected"] and set(report["rows"]["seen"]) == {3}
+    # Rows that do not divide evenly are not sent about, only what comes of them is.
+    assert report["kinds"] == ["all-gather"]
+    assert report["traffic"][0] == report["traffic"][1] and min(report["traffic"][0][:3]) > 0
+
+
+def deal_by_hand(num_steps, devices):
+    """Each job, longest first, to the device with the least to do that has room left: plain Python."""
+    groups, jobs = num_steps.shape
+    room = -(-jobs // devices)
+    load, rows = [0] * devices, [[[] for _ in range(devices)] for _ in range(groups)]
+    for steps, group, job in sorted(
+        ((-num_steps[g, j], g, j) for g in range(groups) for j in range(jobs)), key=lambda entry: entry[0]
+    ):
+        device = min((d for d in range(devices) if len(rows[group][d]) < room), key=lambda d: load[d])
+        rows[group][device].append(job)
+        load[device] -= steps
+    return [[job for own in group for job in own + [jobs] * (room - len(own))] for group in rows]
+
+
+@pytest.mark.parametrize(("groups", "jobs", "devices"), [(1, 10, 3), (2, 7, 4), (1, 3, 8), (3, 16, 8)])
+def test_jobs_are_dealt_longest_first_to_the_idlest(groups, jobs, devices):
+    num_steps = np.random.default_rng(jobs).integers(0, 40, (groups, jobs))
+    dealt = np.asarray(deal(jnp.array(num_steps, jnp.int32), devices))
+    np.testing.assert_array_equal(dealt, deal_by_hand(num_steps, devices))
+    np.testing.assert_array_equal(deal(jnp.array(num_steps, jnp.int32), 1)[0], np.arange(jobs))
+    for row in dealt:
+        assert sorted(row[row < jobs]) == list(range(jobs))
+
+
+def test_seeds_in_one_program_equal_runs_of_their_own():
+    less = {**SMALL, "fedanchor.client_mixup": False, "server.epochs": 0}
+    config = make_fedanchor_config(**less, **{"fedanchor.threshold": 0.5, "seeds": (0, 3)})
+    experiments = build_experiments([for_seed(config, seed) for seed in config.seeds], [None, None])
+    first = experiments[0]
+    assert all(e.data.images is first.data.images for e in experiments)
+    states = [jax.jit(lambda data: initialise(first, data))(e.data) for e in experiments]
+    round_fn = make_round(first.problem, first.method, 3)
+    alone_fn = jax.jit(round_fn)
+    alone = [alone_fn(state, e.data, first.hidden_labels) for state, e in zip(states, experiments)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    together, result = jax.jit(over_seeds(round_fn))(
+        stacked, stack_seeds([e.data for e in experiments]), first.hidden_labels
+    )
+    for number, (state, own) in enumerate(alone):
+        for mine, reference in zip(jax.tree.leaves(together), jax.tree.leaves(state)):
+            np.testing.assert_allclose(mine[number], reference, atol=1e-4)
+        for name in ("local_steps", "uploads", "test_accuracy", "qualified_accuracy"):
+            np.testing.assert_allclose(result.metrics[name][number], own.metrics[name], atol=2e-3)
+    # One queue for both: fewer idle lane steps than two queues have.
+    assert int(result.lane_steps[0]) <= sum(int(own.lane_steps) for _, own in alone)
+    assert not np.allclose(alone[0][1].metrics["local_steps"], 0)
+
+
+def test_several_seeds_through_train(tmp_path, finished_run):
+    workdir, state = finished_run
+    states = train(make_tiny_config(seeds=(2, 0)), tmp_path / "seeds")
+    own = tmp_path / "seeds" / "seed_0"
+    assert (own / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
+    assert json.loads((own / "config.json").read_text()) == json.loads((workdir / "config.json").read_text())
+    for mine, reference in zip(jax.tree.leaves(states[1]), jax.tree.leaves(state)):
+        np.testing.assert_array_equal(mine, reference)
+    assert json.loads((tmp_path / "seeds" / "seed_2" / "summary.json").read_text())["seed"] == 2
+
+
+def test_several_seeds_end_in_a_table_and_a_page(tmp_path, capfd):
+    config = make_tiny_config(seeds=(2, 0), num_rounds=1)
+    config.log.report = True
+    train(config, tmp_path)
+    said = capfd.readouterr().err
+    accuracies = [
+        100 * json.loads((tmp_path / f"seed_{seed}" / "summary.json").read_text())["test_accuracy"] for seed in (0, 2)
+    ]
+    shown = f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f}"
+    assert f"seeds 0, 2: test accuracy {shown} %" in said and f"report {tmp_path / 'report.html'}" in said
+    (row,) = csv.DictReader((tmp_path / "table.csv").open())
+    assert float(row["test accuracy std"]) == pytest.approx(np.std(accuracies, ddof=1))
+    runs = list(csv.DictReader((tmp_path / "table_runs.csv").open()))
+    assert [(run["seed"], float(run["test accuracy"])) for run in runs] == [
+        ("0", pytest.approx(accuracies[0])),
+        ("2", pytest.approx(accuracies[1])),
+    ]
+    assert "1 configurations, 2 runs" not in (text := (tmp_path / "report.html").read_text())
+    assert "1 configuration, 2 runs" in text and shown in text
+    assert (tmp_path / "report_figures" / "test_accuracy.pdf").exists() and (tmp_path / "table.tex").exists()
+    before = (tmp_path / "report.html").stat().st_mtime_ns
+    train(config, tmp_path)  # which has nothing left to do
+    assert (tmp_path / "report.html").stat().st_mtime_ns == before

@@ -1,0 +1,200 @@
+"""Private sums against NumPy, cohorts, epsilon against formulas, and what is refused."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+from scipy.special import gammaln
+from scipy.stats import binom
+
+from fedjax_ssl.config import apply_arguments
+from fedjax_ssl.engine.interface import Broadcast, Received, Upload
+from fedjax_ssl.engine.privacy import one_private_upload, poisson
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.privacy import Accountant, make_accountant
+from tests.helpers.runs import make_tiny_config
+
+ROWS, M, S = 6, 5, 2.0
+
+
+def received(scale=1.0):
+    """(Received, what went down, the accepted clients' changes as rows of numbers)."""
+    rng = np.random.default_rng(0)
+    down = {"b": rng.normal(size=3).astype(np.float32), "w": rng.normal(size=(4, 3)).astype(np.float32)}
+    changes = {name: scale * rng.normal(size=(ROWS, *leaf.shape)).astype(np.float32) for name, leaf in down.items()}
+    changes["w"][1] *= 0.01  # a short one is not clipped
+    accepted = np.array([True, True, False, True, True, True])
+    sent = {name: down[name] + change for name, change in changes.items()}
+    sent["w"][2] = np.nan
+    rows = np.concatenate([changes[name].reshape(ROWS, -1) for name in sorted(changes)], axis=1)[accepted]
+    none = np.zeros(ROWS, np.int32)
+    uploads = Upload(Model(sent, ()))
+    return Received(uploads, accepted, none, None, none + 9, none + 4), Broadcast(Model(down, {}), 0.1), rows
+
+
+def options(noise):
+    return types.SimpleNamespace(
+        aggregation=types.SimpleNamespace(clip_norm=S), privacy=types.SimpleNamespace(noise=noise), clients_per_round=M
+    )
+
+
+def moved(found, broadcast):
+    down = broadcast.model.params
+    changes = {name: np.asarray(leaf)[0] - down[name] for name, leaf in found.uploads.model.params.items()}
+    return np.concatenate([np.ravel(changes[name]) for name in sorted(changes)])
+
+
+def test_the_sum_is_clipped_and_divided_by_what_is_expected():
+    before, broadcast, rows = received()
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    assert (lengths > S).any() and (lengths < S).any()
+    expected = np.sum(rows * np.minimum(1, S / lengths), axis=0) / M
+    found = jax.jit(lambda key: one_private_upload(options(1e-9), before, broadcast, key))(jax.random.key(0))
+    np.testing.assert_allclose(moved(found, broadcast), expected, rtol=1e-4, atol=1e-6)
+    assert found.accepted.tolist() == [True] and found.sizes.tolist() == [1] and found.uploads.metadata == {}
+
+
+def test_the_noise_has_its_deviation_and_comes_without_uploads_too():
+    before, broadcast, _ = received()
+    nobody = before._replace(accepted=np.zeros(ROWS, bool))
+    draw = jax.jit(jax.vmap(lambda key: one_private_upload(options(1.5), nobody, broadcast, key)))
+    found = draw(jax.random.split(jax.random.key(1), 3000))
+    noise = np.concatenate(
+        [np.reshape(np.asarray(leaf)[:, 0] - broadcast.model.params[name], (3000, -1))
+         for name, leaf in found.uploads.model.params.items()], axis=1
+    )  # fmt: skip
+    deviation = 1.5 * S / M
+    np.testing.assert_allclose(noise.std(axis=0), deviation, rtol=0.08)  # 3000 drawings: 1.3 % a standard error
+    assert np.max(np.abs(noise.mean(axis=0))) < 5 * deviation / np.sqrt(3000)
+    assert np.max(np.abs(np.corrcoef(noise.T) - np.eye(noise.shape[1]))) < 0.1  # each number by itself
+
+
+def test_poisson_cohorts_are_each_client_by_itself():
+    select = poisson(40, 10)
+    draw = jax.jit(jax.vmap(lambda key: select(None, None, key)._replace(turns=0)))(
+        jax.random.split(jax.random.key(0), 2000)
+    )
+    draw = jax.device_get(draw)
+    sizes = np.sum(draw.present, axis=1)
+    assert draw.clients.shape[1] < 40 and binom.sf(draw.clients.shape[1], 40, 0.25) < 1e-14
+    assert abs(sizes.mean() - 10) < 5 * np.sqrt(40 * 0.25 * 0.75 / 2000) and 2 < sizes.std() < 3.5
+    counts = np.zeros(40)
+    for clients, present in zip(draw.clients, draw.present):
+        assert len(set(clients)) == len(clients)
+        counts[clients[present]] += 1
+    np.testing.assert_allclose(counts / 2000, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / 2000))
+
+
+def accountant(**fields):
+    section = {"privacy.noise": 1.0, "num_clients": 100, "clients_per_round": 10, **fields}
+    return Accountant(make_tiny_config(**section))
+
+
+def gaussian_epsilon(rho, delta, orders):
+    """Of a mechanism of RDP rho alpha: the least over orders of the conversion of Canonne et al. (2020), Prop. 12."""
+    bounds = rho * orders + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    return max(0.0, bounds.min())
+
+
+def test_epsilon_of_the_whole_federation_is_the_gaussian_mechanism_s():
+    """q = 1: no amplification. RDP of T rounds is T alpha / (2 z^2); of fixed cohorts with sensitivity 2 S."""
+    orders = np.concatenate([np.arange(2, 64), [128, 256, 512, 1024]]).astype(float)
+    for cohorts, z in (("poisson", 4.0), ("fixed", 2.0)):
+        one = accountant(**{"privacy.noise": 4.0, "privacy.cohorts": cohorts, "clients_per_round": 100})
+        for rounds in (1, 20):
+            expected = gaussian_epsilon(rounds / (2 * z**2), 1e-5, orders)
+            assert one.epsilon(rounds) <= expected * 1.0001  # it has more orders
+            assert one.epsilon(rounds) > 0.9 * expected
+
+
+def test_epsilon_falls_with_noise_and_with_smaller_cohorts_and_grows_with_rounds():
+    base = accountant(**{"privacy.cohorts": "poisson"})
+    assert base.epsilon(10) < base.epsilon(100)
+    assert accountant(**{"privacy.cohorts": "poisson", "privacy.noise": 2.0}).epsilon(10) < base.epsilon(10)
+    assert accountant(**{"privacy.cohorts": "poisson", "clients_per_round": 2}).epsilon(10) < base.epsilon(10)
+    assert accountant(**{"privacy.cohorts": "poisson", "privacy.delta": 1e-3}).epsilon(10) < base.epsilon(10)
+    assert base.epsilon(10) < accountant(**{"privacy.cohorts": "fixed"}).epsilon(10)
+    assert make_accountant(make_tiny_config()) is None
+
+
+def poisson_epsilon(q, z, rounds, delta):
+    """Mironov et al. (2019), section 3.3, at whole orders: the k-th term of the binomial sum."""
+    orders, bounds = np.arange(2, 256), []
+    for order in orders:
+        terms = [
+            log_binomial(order, k) + (order - k) * np.log1p(-q) + k * np.log(q) + (k * k - k) / (2 * z * z)
+            for k in range(order + 1)
+        ]
+        bounds.append(np.logaddexp.reduce(terms) / (order - 1))
+    return least_epsilon(rounds * np.array(bounds), orders, delta)
+
+
+def fixed_epsilon(q, z, rounds, delta):
+    """Wang et al. (2019), Theorem 9, for the Gaussian mechanism, at whole orders."""
+    orders, bounds = np.arange(2, 128), []
+    for order in orders:
+        second = min(np.log(4 * np.expm1(1 / z**2)), 1 / z**2 + np.log(2))
+        terms = [0.0, 2 * np.log(q) + log_binomial(order, 2) + second]
+        terms += [
+            j * np.log(q) + log_binomial(order, j) + (j - 1) * j / (2 * z * z) + np.log(2) for j in range(3, order + 1)
+        ]
+        bounds.append(np.logaddexp.reduce(terms) / (order - 1))
+    return least_epsilon(rounds * np.array(bounds), orders, delta)
+
+
+def log_binomial(n, k):
+    return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+
+
+def least_epsilon(rdp, orders, delta):
+    return np.min(rdp + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
+
+
+def test_epsilon_of_cohorts_is_that_of_their_papers():
+    """The figures of docs/untrusted.md. The library has more orders."""
+    drawn = accountant(**{"privacy.cohorts": "poisson"}).epsilon(100)
+    np.testing.assert_allclose(drawn, poisson_epsilon(0.1, 1.0, 100, 1e-5), rtol=0.02)
+    assert f"{drawn:.1f}" == "7.9"
+    fixed = accountant(**{"privacy.cohorts": "fixed"}).epsilon(100)
+    assert f"{fixed:.0f}" == "84"
+    # The sum differs by 2 S: the noise counts for half.
+    np.testing.assert_allclose(fixed, fixed_epsilon(0.1, 0.5, 100, 1e-5), rtol=0.02)
+
+
+PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisation": "group"}
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"aggregation.clip_norm": 0.0}, "needs aggregation.clip_norm"),
+    ({"aggregation.mean": "median"}, "leave aggregation.mean 'mean'"),
+    ({"aggregation.norm_bound": 1.0}, "norm_bound 0"),
+    ({"availability.late": 0.5}, "availability.late_weight=0"),
+    ({"model.normalisation": "running"}, "running statistics travel without noise"),
+    ({"model.normalisation": "static", "model.statistics": "cohort"}, "model.statistics='cohort' asks clients"),
+    ({"model.normalisation": "static", "model.statistics": "moments"}, "model.statistics='moments' asks clients"),
+    ({"method": "orchestra"}, "orchestra: its clients tell"),
+    ({"method": "rscfed", "data.labels": "some_clients"}, "rscfed: its server has a message for each client, or"),
+    ({"method": "semianagg", "data.labels": "some_clients"}, "semianagg: its clients tell"),
+    ({"method": "fedmatch"}, "fedmatch: its server has a message for each client"),
+    ({"method": "fedtrinet"}, "fedtrinet: its stage server_before reads at the server what is the clients'"),
+    ({"method": "anchors_only"}, "here no client trains"),
+    ({"data.centralised": True}, "or the server has their images"),
+    ({"attack.kind": "little"}, "attack.kind='little' tells of the honest updates"),
+    ({"compression.kind": "top_k"}, "set compression.error_feedback=False"),
+])  # fmt: skip
+def test_what_would_break_the_promise_is_refused(fields, words):
+    config = make_tiny_config(**PRIVATE)
+    if "method" in fields:
+        config = apply_arguments(config, fields.pop("method"))
+        config.update_from_flattened_dict(PRIVATE)
+    config.update_from_flattened_dict(fields)
+    with pytest.raises(UserError) as error:
+        build_experiment(config)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_late_uploads_that_are_dropped_break_nothing():
+    build_experiment(make_tiny_config(**PRIVATE, **{"availability.late": 0.5, "availability.late_weight": 0.0}))

@@ -1,0 +1,213 @@
+"""A round of a toy method: what reaches whom, what is remembered, scored and counted, by hand on a few numbers."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.engine.interface import Draw, Finished, Jobs, Report, Upload, WireBytes, no_op
+from fedjax_ssl.engine.round import RoundKeys, _means, make_round, num_jobs, uniform
+from fedjax_ssl.run.observe.wire import bytes_per_client
+from tests.helpers.toy_federation import (
+    CLIENTS,
+    TRUTH,
+    federation,
+    problem,
+    run,
+    toy_method,
+    toy_phase,
+    toy_state,
+)
+
+SIZES = np.array([len(rows) for rows in CLIENTS])
+
+
+@pytest.fixture(scope="module")
+def round_fn():
+    """A round of the toy method; jobs with six rows and without groups share its program."""
+    return jax.jit(make_round(problem(), toy_method(), lanes=2))
+
+
+def test_received_says_whose_row_is_whose(round_fn):
+    """Rows follow the draw of the method's own `select`; what is told arrives; who sends no number is not accepted."""
+    draw = [3, 0, 2, 4, 0, 1]
+    state, result = run(round_fn, draw, [False, False, True, False, False, False], group=jnp.arange(6) % 2)
+    received = state.server["received"]
+    np.testing.assert_array_equal(received["clients"], draw)
+    np.testing.assert_array_equal(received["group"], np.arange(6) % 2)
+    np.testing.assert_array_equal(received["sizes"], SIZES[draw])
+    np.testing.assert_array_equal(received["num_qualified"], SIZES[draw])  # without a report
+    np.testing.assert_array_equal(received["accepted"], [False, True, False, True, True, True])  # 3 has no step
+    expected = np.where(SIZES[draw] > 0, 1 + SIZES[draw] * (1 + np.array(draw)), 0.0)
+    expected[2] = np.nan
+    np.testing.assert_array_equal(received["uploads"].model.params["classifier"], expected)
+    np.testing.assert_array_equal(received["uploads"].metadata["client"], [0, 0, 2, 4, 0, 1])
+    metrics = result.metrics
+    assert (metrics["uploads"], metrics["dropped_uploads"], metrics["local_steps"]) == (5, 1, 11)
+    np.testing.assert_allclose(metrics["steps"], (2 + 3 + 2 + 1) / 4)  # mean of the accepted that had a step
+    assert result.healthy and metrics["round"] == state.round == 1
+    # Without a report nothing is said of pseudo-labels.
+    assert not [name for name in metrics if "pseudo_label" in name or "qualified" in name]
+    assert metrics["test_accuracy"] == 0.75  # everything is taken for class 1
+
+
+def test_where_every_upload_is_dropped_the_round_is_not_healthy(round_fn):
+    for draw, fails, healthy in (([0] * 6, [True] * 6, False), ([3] * 6, [True] * 6, True)):
+        assert bool(run(round_fn, draw, fails, group=jnp.arange(6))[1].healthy) == healthy
+
+
+def test_what_a_client_remembers(round_fn):
+    """Labelling is remembered in any case, steps where the upload was accepted; who was not drawn keeps everything."""
+    state, _ = run(round_fn, [3, 0, 2, 4, 0, 1], [False, False, True, False, False, False], group=jnp.zeros(6, int))
+    # The client that comes twice, 0, is in rows 1 and 4; row r adds 1 + r by labelling, and 10 + r in each step.
+    np.testing.assert_array_equal(state.clients["labelled"], [0 + 5, 100 + 6, 200 + 3, 300 + 1, 400 + 4])
+    np.testing.assert_array_equal(state.clients["trained"], [0 + 2 * 14, 100 + 15, 200, 300, 400 + 3 * 13])
+
+
+def personal_method(**others):
+    """Each client is told ten times its number, alone."""
+    return toy_method(personal=lambda state, data, clients, key: 10.0 * clients, **others)
+
+
+def test_a_message_to_one_client_reaches_it_alone_and_is_counted():
+    wire = WireBytes(
+        down=lambda broadcast, personal: 100 + personal,
+        up=lambda upload: 8.0 + upload.metadata["client"],
+    )
+    round_fn = jax.jit(make_round(problem(), personal_method(wire_bytes=wire), lanes=2))
+    draw = [4, 3, 0, 4]
+    state, result = run(round_fn, draw)
+    told = np.asarray(state.server["received"]["uploads"].metadata["personal"])
+    np.testing.assert_array_equal(told, [40, 0, 0, 40])  # client 3 takes no part
+    assert result.metrics["bytes_down"] == sum(100 + 10 * client for client in draw)
+    assert result.metrics["bytes_up"] == sum(8 + client for client in (4, 0, 4))
+    # Without `wire_bytes` a message is as large as its leaves: model and rate, `extra` of 4 bools, what is personal;
+    # model, told client and told message.
+    state = toy_state(draw=jnp.array(draw), fails=jnp.zeros(4, bool))
+    toy_problem = problem()
+    toy_problem.config.model = types.SimpleNamespace(statistics="server")
+    traffic = bytes_per_client(toy_problem, personal_method(), state, federation())
+    assert (traffic.jobs, traffic.down, traffic.up) == (4, 4 + 4 + 4 + 4, 4 + 4 + 4)
+    traffic = bytes_per_client(toy_problem, toy_method(), state, federation())
+    assert (traffic.down, traffic.up) == (4 + 4 + 4, 4 + 4)
+
+
+def test_without_a_select_clients_are_drawn_uniformly_without_replacement():
+    data, draw = federation(), jax.jit(uniform(3))
+    draws = [draw(None, data, jax.random.key(seed)) for seed in range(20)]
+    assert all(one.group is None and len(set(one.clients.tolist())) == 3 for one in draws)
+    assert set(np.concatenate([one.clients for one in draws]).tolist()) == set(range(5))
+
+
+def test_every_stage_has_a_key_of_its_own():
+    """Eight of them, other ones in every round and for every seed."""
+    seen, quiet = {}, toy_method()
+
+    def stage(name, result):
+        def call(*arguments):
+            seen[name] = jax.random.key_data(arguments[-1])
+            return result(*arguments)
+
+        return call
+
+    def prepare(received, data, cohort, previous):
+        return Jobs(jnp.zeros(1, int), jax.random.key_data(cohort.key)[None], takes_part=jnp.ones(1, bool))
+
+    def finish(received, work, carry, num_steps):
+        return Finished(Upload(received.model, {"key": work}), {}, {})
+
+    def aggregate(state, data, received, key):
+        seen["clients"] = received.uploads.metadata["key"][0]
+        return state, {}
+
+    phase = quiet.phases[0]._replace(prepare=prepare, start=lambda *a: (), step=lambda *a: (), finish=finish)
+    stages = {
+        "select": lambda state, data, key: Draw(jnp.array([1])),
+        "server_before": no_op,
+        "broadcast": quiet.broadcast,
+        "personal": lambda state, data, clients, key: clients,
+        "aggregate": aggregate,
+        "server_after": no_op,
+        "statistics": quiet.statistics,
+    }
+    method = quiet._replace(phases=(phase,), **{name: stage(name, result) for name, result in stages.items()})
+    round_fn = make_round(problem(), method, lanes=1)
+
+    @jax.jit
+    def keys_of(number, seed):
+        state = toy_state(draw=jnp.array([1]), fails=jnp.zeros(1, bool))._replace(round=number)
+        round_fn(state, federation()._replace(seed=seed), jnp.array(TRUTH))
+        return dict(seen)
+
+    found = [keys_of(number, seed) for number, seed in ((0, 5), (1, 5), (0, 6))]
+    assert all(set(keys) == set(RoundKeys._fields) for keys in found)
+    assert len({tuple(key.tolist()) for keys in found for key in keys.values()}) == 3 * 8
+
+
+def test_metrics_of_all_phases_arrive():
+    """The mean of each over the accepted uploads with a step in that phase."""
+    first = toy_phase()
+
+    def prepare(*arguments):
+        jobs = first.prepare(*arguments)
+        clients = arguments[2].clients
+        return jobs._replace(num_steps=jnp.where(clients == 0, 0, 4), takes_part=clients >= 0)
+
+    def finish(*arguments):
+        finished = first.finish(*arguments)
+        return finished._replace(metrics={"later": finished.metrics["steps"] + 0.5})
+
+    method = toy_method(phases=(first, first._replace(prepare=prepare, finish=finish)))
+    metrics = run(jax.jit(make_round(problem(), method, lanes=2)), [3, 0, 2], [False, False, False])[1].metrics
+    assert metrics["steps"] == (2 + 3) / 2 and metrics["later"] == 4.5
+    assert metrics["uploads"] == 3 and metrics["local_steps"] == 5 + 8
+
+
+def test_clients_without_a_label_are_counted_in_each_round():
+    """Clients 2 and 4 have a label, 0 and 3 none."""
+    data = federation(visible={0: 0, 6: 0})
+    round_fn = jax.jit(make_round(problem(), toy_method(), lanes=2))
+    found = [
+        run(round_fn, clients, data=data)[1].metrics["clients_without_labels"] for clients in ([2, 4, 0], [3, 0, 2])
+    ]
+    assert [int(number) for number in found] == [1, 2]
+    with_anchors = data._replace(anchor_index=jnp.array([5]))
+    assert "clients_without_labels" not in run(round_fn, [2, 4, 0], data=with_anchors)[1].metrics
+
+
+def test_the_rule_in_use_is_scored_whatever_its_name():
+    """JAX sorts the keys of a dict on their way through the engine; labelled examples and padding are not scored."""
+    given = {0: 0, 6: 0}  # visible: one of client 2's, one of client 4's
+
+    def prepare(received, data, cohort, previous):
+        right = jnp.array(TRUTH)[data.client_index[cohort.clients]]
+        report = Report(right, jnp.ones(right.shape, bool), {"global": 1 - right, "local": right})
+        return toy_phase().prepare(received, data, cohort, previous)._replace(report=report)
+
+    method = toy_method(phases=(toy_phase()._replace(prepare=prepare),))
+    data = federation(visible=given)
+    state, result = run(jax.jit(make_round(problem(), method, lanes=2)), [2, 4, 3], data=data)
+    metrics = result.metrics
+    assert metrics["pseudo_label_accuracy"] == metrics["pseudo_label_accuracy_local"] == 1
+    assert metrics["pseudo_label_accuracy_global"] == 0
+    assert metrics["qualified_accuracy"] == 1 and metrics["qualified_share"] == 1
+    np.testing.assert_allclose(metrics["qualified_per_client"], 4 / 3)  # 3 + 3 images, a label each, three clients
+    np.testing.assert_array_equal(state.server["received"]["num_qualified"], [3, 3, 3])  # as the report says
+
+
+def test_two_phases_may_not_report_one_metric_under_the_same_name():
+    everybody = jnp.ones(2, bool)
+    first, second = ({"loss": jnp.ones(2)}, everybody), ({"other": jnp.zeros(2)}, everybody)
+    assert _means((first, second), everybody) == {"loss": 1.0, "other": 0.0}
+    with pytest.raises(ValueError, match="two phases report the metric 'loss'"):
+        _means((first, second, first), everybody)
+
+
+def test_the_number_of_jobs_is_that_of_the_draw():
+    state = toy_state(draw=jnp.array([4, 3, 0, 4]), fails=jnp.zeros(4, bool))
+    assert num_jobs(problem(), toy_method(), state, federation()) == 4
+    assert num_jobs(problem(), toy_method(turns=2), state, federation()) == 2  # side by side
+    uniformly = toy_method()._replace(select=None)
+    assert num_jobs(problem(), uniformly, state, federation()) == 3

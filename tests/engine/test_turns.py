@@ -1,0 +1,122 @@
+"""Cohorts of a draw in turns: who remembers what, what arrives, and which keys each turn has."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import stack_seeds
+from fedjax_ssl.engine.dispatch import over_seeds
+from fedjax_ssl.engine.interface import Finished, Jobs, Upload
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.learning.sgd import Model
+from tests.helpers.runs import ROOT
+from tests.helpers.toy_federation import (
+    CLIENTS,
+    DRAWS,
+    TRUTH,
+    TURNS,
+    arrivals,
+    failing_round,
+    federation,
+    memories,
+    problem,
+    run,
+    toy_method,
+    toy_phase,
+    toy_state,
+)
+
+SIZES = np.array([len(rows) for rows in CLIENTS])
+
+
+def memories_by_hand(turns):
+    """Of a client's rows in a turn the last one counts, and for what its steps changed the last accepted one.
+
+    Each turn starts with the memory that the one before left.
+    """
+    found = []
+    for draw, fails in DRAWS:
+        labelled, trained = (100 * np.arange(5) for _ in range(2))
+        for turn in np.split(np.arange(len(draw)), turns):
+            old_labelled, old_trained = labelled.copy(), trained.copy()
+            for row, number in enumerate(turn):
+                client = draw[number]
+                labelled[client] = old_labelled[client] + 1 + row
+                if SIZES[client] and not fails[number]:
+                    trained[client] = old_trained[client] + SIZES[client] * (10 + row)
+        found.append({"trained": trained.tolist(), "labelled": labelled.tolist()})
+    return found
+
+
+def test_the_last_accepted_row_of_a_client_counts():
+    """On one device, and on four between which the rows are dealt out, longest first; in one turn and in several."""
+    expected = [memories_by_hand(turns) for turns in (1, *TURNS)]
+    assert len({str(one["trained"]) for one in expected[0]}) == 3  # three rows, in turn the last accepted
+    for turns, by_hand in zip((1, *TURNS), expected):
+        assert memories(jax.jit(make_round(problem(), toy_method(turns), lanes=2))) == by_hand
+    expected.append(arrivals(failing_round()))  # of one device, which test_delivery.py tests
+    values = [number for of_draw in expected[-1] for _, number in of_draw]
+    assert max(values) < 0 < len(values) < sum(len(draw) for draw, _ in DRAWS)
+    command = [sys.executable, "-m", "tests.helpers.toy_federation", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+def test_all_turns_start_from_one_broadcast_and_arrive_together():
+    """Jitted, as a plain loop, and for two seeds in one program; rows are in the order of the draw."""
+    draw, fails = [4, 2, 0, 4, 1, 4], [False, False, True, False, False, True]
+    round_fn = make_round(problem(), toy_method(turns=2), lanes=2)
+    state, result = run(jax.jit(round_fn), draw, fails)
+    received = state.server["received"]
+    np.testing.assert_array_equal(received["clients"], draw)
+    np.testing.assert_array_equal(received["group"], [0, 0, 0, 1, 1, 1])
+    np.testing.assert_array_equal(received["accepted"], np.logical_not(fails))
+    sent = np.where(fails, np.nan, 1 + SIZES[draw] * (1 + np.array(draw)))
+    np.testing.assert_array_equal(received["uploads"].model.params["classifier"], sent)
+    assert (result.metrics["uploads"], result.metrics["dropped_uploads"]) == (6, 2)
+    assert result.metrics["local_steps"] == SIZES[draw].sum()
+    # Two lanes: 3, 3 and then 2 steps in the first turn, 3, 3 and then 1 in the second.
+    assert result.lane_steps == 2 * (3 + 2) + 2 * (3 + 1)
+
+    plain, of_plain = run(make_round(problem(), toy_method(turns=2), lanes=1, debug=True), draw, fails)
+    jax.tree.map(np.testing.assert_array_equal, plain, state)
+    jax.tree.map(np.testing.assert_array_equal, of_plain._replace(lane_steps=0), result._replace(lane_steps=0))
+
+    one = toy_state(draw=jnp.array(draw), fails=jnp.array(fails))
+    other = one._replace(model=Model({"classifier": jnp.float32(7)}, {}))
+    data = [federation(), federation(seed=6)]
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, other)
+    together, _ = jax.jit(over_seeds(round_fn))(both, stack_seeds(data), jnp.array(TRUTH))
+    alone = [jax.jit(round_fn)(state, of_seed, jnp.array(TRUTH))[0] for state, of_seed in zip((one, other), data)]
+    jax.tree.map(np.testing.assert_array_equal, together, jax.tree.map(lambda *leaves: np.stack(leaves), *alone))
+
+
+def test_a_client_draws_anew_in_each_turn():
+    """Its keys are of the turn, which is the group; groups of the method's own stay."""
+
+    def prepare(received, data, cohort, previous):
+        keys = jax.vmap(jax.random.key_data)(cohort.keys())
+        return Jobs(jnp.zeros(len(keys), int), keys, takes_part=jnp.ones(len(keys), bool))
+
+    def finish(received, work, carry, num_steps):
+        return Finished(Upload(received.model, {"key": work}), {}, {})
+
+    phase = toy_phase()._replace(prepare=prepare, start=lambda *a: (), step=lambda *a: (), finish=finish)
+    round_fn = jax.jit(make_round(problem(), toy_method(turns=2, phases=(phase,)), lanes=2))
+    of_turns = run(round_fn, [4, 2, 4, 2])[0].server["received"]
+    assert len({tuple(key.tolist()) for key in of_turns["uploads"].metadata["key"]}) == 4
+    of_groups = run(round_fn, [4, 2, 4, 2], group=jnp.array([3, 5, 3, 3]))[0].server["received"]
+    first, second, third, fourth = (tuple(key.tolist()) for key in of_groups["uploads"].metadata["key"])
+    assert first == third != second != fourth
+    np.testing.assert_array_equal(of_groups["group"], [3, 5, 3, 3])
+
+
+def test_turns_are_of_equal_size():
+    with pytest.raises(ValueError, match="2 turns must be of equal size, but the draw has 3 rows"):
+        run(make_round(problem(), toy_method(turns=2), lanes=1), [0, 1, 2])

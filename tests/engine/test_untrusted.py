@@ -1,0 +1,119 @@
+"""Three methods of different kinds with clients that attack, fail, compress, and with noise: two rounds of each."""
+
+import types
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.engine.compression import num_kept
+from fedjax_ssl.engine.delivery import LATE, LOST
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.report.conditions import conditions
+from fedjax_ssl.run.experiment import initialise
+from fedjax_ssl.run.loop import to_record
+from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.run.privacy import make_accountant
+from tests.helpers.tiny_methods import build, compiled, make_config
+
+# Labels at the server, at the clients, and none at all.
+METHODS = {"fedanchor": "server", "fixmatch": "clients", "fedu": "server"}
+UNTRUSTED = {
+    "aggregation.mean": "trimmed_mean",
+    "attack.kind": "sign_flip",
+    "attack.share": 0.25,
+    "availability.never": 0.3,
+    "availability.late": 0.3,
+    "compression.kind": "top_k",
+    "compression.share": 0.1,
+}
+PRIVATE = {
+    "privacy.noise": 4.0,
+    "privacy.cohorts": "poisson",
+    "aggregation.clip_norm": 0.5,
+    "availability.never": 0.2,
+    "model.normalisation": "group",
+}
+
+
+def two_rounds(name, fields):
+    config = make_config(name, METHODS[name], tiny=METHODS[name] == "server")
+    config.update_from_flattened_dict(fields)
+    experiment = build(config)
+    state = compiled(lambda data: initialise(experiment, data), experiment.data)(experiment.data)
+    arguments = state, experiment.data, experiment.hidden_labels
+    round_fn = compiled(make_round(experiment.problem, experiment.method, lanes=1), *arguments)
+    states, history = [state], []
+    for _ in range(2):
+        state, result = round_fn(states[-1], experiment.data, experiment.hidden_labels)
+        again, _ = round_fn(states[-1], experiment.data, experiment.hidden_labels)
+        chex.assert_trees_all_equal(again, state)
+        states.append(state)
+        history.append(jax.device_get(result))
+    for state, result in zip(states[1:], history):
+        chex.assert_tree_all_finite((state.model, state.clients))
+        assert result.healthy and result.metrics["dropped_uploads"] == 0
+    return experiment, states, history
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_that_attack_fail_and_compress(name):
+    experiment, states, history = two_rounds(name, UNTRUSTED)
+    config, data = experiment.problem.config, experiment.data
+    assert np.sum(data.malicious) == 2  # floor(0.25 * 8)
+    waited = np.asarray(states[1].server[LATE].waiting)
+    for result in history:
+        metrics = result.metrics
+        assert metrics["malicious_uploads"] <= metrics["uploads"] <= metrics["answers"] <= config.clients_per_round
+        assert 0 <= metrics["late_uploads"] <= metrics["uploads"]
+    assert waited.sum() == history[0].metrics["late_uploads"]
+    # Who sent something has lost the rest of it: all but k numbers of its update.
+    lost = states[1].clients[LOST]
+    of_client = np.concatenate([np.reshape(leaf, (8, -1)) for leaf in lost.values()], axis=1)
+    senders = np.any(of_client != 0, axis=1)
+    assert senders.sum() == history[0].metrics["uploads"]
+    kept = num_kept(of_client.shape[1], 0.1)
+    assert np.all(np.sum(of_client[senders] == 0, axis=1) >= kept)
+    traffic = bytes_per_client(experiment.problem, experiment.method, states[0], data)
+    line = to_record(history[0].metrics, traffic)
+    assert line["bytes_up"] == traffic.up * line["uploads"] + traffic.statistics_up
+    assert traffic.up < 0.25 * traffic.down
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_whose_sum_has_noise(name):
+    experiment, states, history = two_rounds(name, PRIVATE)
+    config = experiment.problem.config
+    traffic = bytes_per_client(experiment.problem, experiment.method, states[0], experiment.data)
+    accountant = make_accountant(config)
+    lines = [to_record(result.metrics, traffic, accountant) for result in history]
+    num_sent = traffic.up // 4
+    assert 0 < lines[0]["epsilon"] < lines[1]["epsilon"]
+    for line in lines:
+        assert line["uploads"] <= line["answers"] <= line["cohort_size"] <= config.num_clients
+        assert line["bytes_down"] == traffic.down * line["cohort_size"]
+        # Of d numbers the noise is sqrt(d) z S / M long, beside which the clients' mean is nothing.
+        assert line["update_norm"] == pytest.approx(np.sqrt(num_sent) * 4.0 * 0.5 / config.clients_per_round, rel=0.1)
+
+
+def test_reports_say_under_what_conditions_clients_worked():
+    """Of an ordinary run nothing, and of each section that is not at its default a sentence."""
+    config = make_config("fedanchor")
+    lines = [
+        {"uploads": 5, "malicious_uploads": 1, "epsilon": 2.345},
+        {"uploads": 4, "malicious_uploads": 2, "epsilon": 3},
+    ]
+    values = lambda name: np.array([line[name] for line in lines])  # noqa: E731
+    told = lambda: conditions(types.SimpleNamespace(config=config, metrics=lines, values=values))  # noqa: E731
+    assert told() == []
+    config.update_from_flattened_dict({**UNTRUSTED, **PRIVATE})
+    assert told() == [
+        "2 of 8 clients attack (attack.kind sign_flip), with 3 of 9 uploads.",
+        "The mean of uploads is trimmed_mean.",
+        "20 % of each cohort do not answer.",
+        "30 % of the uploads are a round late, and count 1 times.",
+        "Uploads are compressed: top_k of 10 %.",
+        "Noise of 4 times the clipping norm, in poisson cohorts: clients have (3, 1e-05)-differential privacy "
+        "towards all who do not know the seed.",
+    ]

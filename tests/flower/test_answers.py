@@ -1,0 +1,132 @@
+"""The bridge to Flower: answers of nodes that cannot be, as a broken or a malicious node would send them."""
+
+from types import SimpleNamespace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.errors import UserError
+from tests.helpers.flower_run import needs_flower
+
+TWO = {"clients": [0, 2], "sizes": [5, 7], "labelled": [5, 0], "digest": "0123", "classes": [2, 0, 3]}
+ODD_HELLOS = {
+    "another configuration": {"digest": "0124"},
+    "no digest": {"digest": None},
+    "no such client": {"clients": [0, 3]},
+    "a negative id": {"clients": [-1, 2]},
+    "twice": {"clients": [2, 2]},
+    "nobody": {"clients": [], "sizes": [], "labelled": []},
+    "no list": {"clients": 0},
+    "no whole number": {"sizes": [5.0, 7]},
+    "beyond int32": {"sizes": [5, 2**31]},
+    "too few": {"sizes": [5]},
+    "more labels than images": {"labelled": [6, 0]},
+    "a class too many": {"classes": [2, 0, 3, 0]},
+    "fewer than none": {"classes": [2, -1, 3]},
+}
+
+
+@needs_flower
+def test_hellos_that_cannot_be():
+    from fedjax_ssl.flower.answers import read_hello
+
+    assert read_hello({"node": TWO}, "0123", 3, 3) == ([0, 2], [5, 7], [5, 0], [2, 0, 3])
+    assert read_hello({"node": TWO}, "0123", 3, 0).classes is None
+    for odd in [{"node": {**TWO, **change}} for change in ODD_HELLOS.values()] + [{}, {"node": {"digest": "0123"}}]:
+        with pytest.raises(UserError):
+            read_hello(odd, "0123", 3, 3)
+
+
+def arrays(**named):
+    """An ArrayRecord as `to_record` names its arrays."""
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({f"['{name}']": Array(np.asarray(value)) for name, value in named.items()})
+
+
+@needs_flower
+def test_uploads_and_figures_that_cannot_be():
+    from flwr.app import Array, ArrayRecord
+
+    from fedjax_ssl.flower.answers import read_reply
+
+    upload = {"w": jax.ShapeDtypeStruct((1, 2), jnp.bfloat16), "n": jax.ShapeDtypeStruct((1,), jnp.int32)}
+    like = SimpleNamespace(upload=upload, metrics=(({"loss": None}, None),))
+    good = {"w": np.array([1, 2], jnp.bfloat16), "n": np.int32(3)}
+    told = {
+        "turn": 6,
+        "num-examples": 5,
+        "num-qualified": 4,
+        "num-steps": 3,
+        "stepped-0": 1,
+        "metric-0-loss": float("nan"),
+    }
+    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, 5, like, 6)
+    np.testing.assert_array_equal(reply.upload["w"].astype(float), [1, 2])
+    assert reply.upload["n"] == 3 and set(reply.figures) == set(told) - {"turn"}
+    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, 5, like, 6).upload is None
+
+    garbled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "numpy.ndarray", b"no array")})
+    pickled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "pickle", b"")})
+    odd_uploads = [
+        arrays(w=good["w"]),
+        arrays(**good, more=1),
+        arrays(**{**good, "w": np.zeros(3, "V3")}),  # is no bfloat16
+        arrays(**{**good, "w": np.array([[1, 2]], jnp.bfloat16)}),
+        arrays(**{**good, "n": np.zeros(1, np.int32)}),  # NumPy would stretch it
+        arrays(**{**good, "n": 3.0}),
+        garbled,
+        pickled,
+        dict.fromkeys(garbled, 1.0),  # a MetricRecord
+    ]
+    odd_figures = [
+        {name: value for name, value in told.items() if name != "num-steps"},
+        *({**told, "num-examples": odd} for odd in (float("nan"), 5.0, [5], -1, 2**31, None)),
+        *({**told, "num-examples": odd} for odd in (2**31 - 1, 6, 4)),  # the first answer told 5
+        {**told, "num-qualified": 6},
+        *({**told, "metric-0-loss": odd} for odd in ([0.5], None)),
+        *({**told, "turn": odd} for odd in (5, 6.5, None)),
+    ]
+    for odd in (
+        *({"upload-0": odd, "figures-0": told} for odd in odd_uploads),
+        *({"upload-0": arrays(**good), "figures-0": odd} for odd in odd_figures),
+        {"upload-0": arrays(**good)},
+    ):
+        with pytest.raises(UserError):
+            read_reply(odd, 0, 5, like, 6)
+
+
+@needs_flower
+def test_statistics_that_cannot_be():
+    from fedjax_ssl.flower.answers import read_statistics
+
+    like = {"mean": np.zeros(2, np.float32), "var": np.zeros(2, np.float32)}
+    good = {"mean": np.float32([-1, 2]), "var": np.float32([0, 3])}
+    total, count = read_statistics({"sums": arrays(**good), "count": {"count": 2.0}}, like, 2)
+    chex.assert_trees_all_equal(total, good)
+    assert count == 2
+    odd_counts = ({"count": odd} for odd in (-1.0, 0.0, 3.0, float("nan"), float("inf"), [1.0], None))
+    odd_sums = ({"mean": odd} for odd in (np.float32([np.inf, 0]), np.zeros(1, np.float32), np.zeros(2)))
+    for sums, counted in (
+        *((good, odd) for odd in odd_counts),
+        *(({**good, **odd}, {"count": 2.0}) for odd in odd_sums),
+        ({**good, "var": np.float32([-1, 1])}, {"count": 2.0}),
+        ({**good, "var": np.float32([1, 3e38])}, {"count": 2.0}),  # two of these are infinite
+        ({**good, "mean": np.float32([1, -3e38])}, {"count": 2.0}),
+        ({**good, "mean": np.float32([1, np.nan])}, {"count": 2.0}),
+        (good, {}),
+    ):
+        with pytest.raises(UserError):
+            read_statistics({"sums": arrays(**sums), "count": counted}, like, 2)
+    nothing = jax.tree.map(np.zeros_like, good)
+    assert read_statistics({"sums": arrays(**nothing), "count": {"count": 0.0}}, like, 0)[1] == 0
+    with pytest.raises(UserError):  # of no images
+        read_statistics({"sums": arrays(**good), "count": {"count": 0.0}}, like, 0)
+    most = {"mean": np.float32([2e12, -2e12]), "var": np.float32([0, 2e24])}
+    total, _ = read_statistics({"sums": arrays(**most), "count": {"count": 2.0}}, like, 2)
+    assert np.isfinite(np.float32(1e9) * total["var"]).all()
+    with pytest.raises(UserError):
+        read_statistics({}, like, 2)

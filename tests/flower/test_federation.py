@@ -1,0 +1,262 @@
+"""The bridge to Flower: what a federation of nodes trains is what the simulation trains.
+
+By a grid of this process, which hands messages over as bytes. Flower's own processes: test_flower_processes.py.
+"""
+
+import functools
+import json
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.errors import TrainingError
+from fedjax_ssl.flower.settings import digest, run_config
+from fedjax_ssl.flower.supported import asks_for_labels, check_supported
+from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.observe.summary import to_record
+from fedjax_ssl.run.observe.wire import bytes_per_client
+from tests.helpers.flower_run import needs_flower, settings
+from tests.helpers.tiny_methods import compiled
+
+
+class ByHand:
+    """A run whose nodes are in this process, and the simulation of the same run, for those who look at it."""
+
+    def __init__(self, run, nodes):
+        from flower_by_hand import GridByHand
+
+        from fedjax_ssl.data import dataset_facts
+        from fedjax_ssl.flower.roster import Roster
+        from fedjax_ssl.flower.server import Server
+        from fedjax_ssl.flower.views import facts_text
+
+        config = run_config(run)
+        self.experiment = experiment = build_experiment(config)
+        check_supported(experiment)
+        self.grid = GridByHand(run, nodes)
+        facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
+        num_classes = experiment.problem.num_classes if asks_for_labels(experiment) else 0
+        self.roster = Roster(self.grid, config.num_clients, digest(config), facts, 0.0, 60.0, num_classes)
+        self.roster.wait_for_all()
+        self.server = Server(experiment, self.roster)
+        self.state = self.server.first_state()
+        self.traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
+
+    @functools.cached_property
+    def simulated(self):
+        """The simulation's state, of as many rounds as `both_rounds` has made."""
+        experiment, data = self.experiment, self.experiment.data
+        return compiled(lambda data: initialise(experiment, data), data)(data)
+
+    @functools.cached_property
+    def _simulated_round(self):
+        arguments = self.simulated, self.experiment.data, self.experiment.hidden_labels
+        return compiled(make_round(self.experiment.problem, self.experiment.method, 1), *arguments)
+
+    def round(self):
+        """A round of the nodes: its line of metrics.jsonl."""
+        from fedjax_ssl.flower.records import COUNTED
+
+        self.state, metrics, self.healthy = self.server.round(self.state)
+        return to_record(metrics, COUNTED)
+
+    def both_rounds(self):
+        """A round of the nodes and of the simulation: both lines."""
+        line, experiment = self.round(), self.experiment
+        self.simulated, result = self._simulated_round(self.simulated, experiment.data, experiment.hidden_labels)
+        assert self.healthy == bool(result.healthy)
+        return line, to_record(jax.device_get(result.metrics), self.traffic)
+
+    def assert_equal(self):
+        assert self.state.clients == {}  # the server has none of it
+        mine = self.simulated._replace(clients={})
+        chex.assert_trees_all_close(self.state, mine, atol=1e-4)
+
+
+@needs_flower
+def test_turns_memory_and_the_exchange_of_statistics():
+    """RSCFed: a client may be in two of a round's turns, and the second begins with the memory that the first left."""
+    run = settings(
+        "rscfed", **{"rscfed.groups": 2, "rscfed.group_size": 2, "num_clients": 3, "data.labels": "some_clients",
+                     "data.labelled_clients": 1, "model.statistics": "cohort", "data.num_anchors": 0},
+    )  # fmt: skip
+    both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
+    both.assert_equal()  # the statistics of the first model are of all clients
+    for _ in range(2):
+        line, simulated = both.both_rounds()
+        both.assert_equal()
+        for name in ("uploads", "local_steps", "dropped_uploads", "test_accuracy", "clients_without_labels"):
+            assert line[name] == simulated[name], name
+    assert both.experiment.state_shape.clients  # there is memory
+
+
+@needs_flower
+def test_a_memory_waits_for_the_word_of_the_server():
+    """IsoFed: some clients hear nothing for a round; what they learned in the one before counts when they are asked."""
+    run = settings("isofed", **{"num_clients": 4, "clients_per_round": 4, "data.labels": "some_clients",
+                   "data.labelled_clients": 2, "trainer.threshold": 0.2, "data.num_anchors": 0,
+                   "model.statistics": "cohort"})  # fmt: skip
+    both = ByHand(run, [{"clients": "0,1"}, {"clients": "2,3"}])
+    for _ in range(3):
+        line, simulated = both.both_rounds()
+        both.assert_equal()
+        assert line["uploads"] == simulated["uploads"] < 4
+
+
+@needs_flower
+def test_clients_tell_how_many_labels_they_have(capsys):
+    """CBAFed's server begins with the number of labels in each class."""
+    run = settings("cbafed", **{"data.labels": "some_clients", "data.labelled_clients": 2, "num_clients": 3,
+                   "data.num_anchors": 0, "model.statistics": "all"})  # fmt: skip
+    both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
+    data = both.experiment.data
+    told = np.bincount(data.visible_labels[data.visible_labels >= 0], minlength=10)
+    np.testing.assert_array_equal(both.roster.labels(), told)
+    both.assert_equal()
+    both.both_rounds()
+    both.assert_equal()
+
+    def change(node, kind, content):
+        if node == 100 and kind == "query.statistics":
+            content["count"]["count"] = float("inf")
+
+    both.grid.change = change
+    both.round()  # of the other node's statistics, in good health
+    assert "the statistics of node 100 are not used" in capsys.readouterr().err
+
+
+@needs_flower
+def test_moments_are_exchanged_in_passes(capsys):
+    """As in the simulation, in results and in bytes; a node that is lost in one pass is not asked in the next."""
+    model = "tests/helpers/tiny_backbone.py:TwoLayers"
+    run = settings("semifl", **{"model.name": model, "model.statistics": "moments"})
+    both = ByHand(run, [{"partition-id": 0}, {"partition-id": 1}])
+    both.assert_equal()  # before the first round there are as many passes as layers
+    line, simulated = both.both_rounds()
+    both.assert_equal()
+    model, more = both.state.model, both.traffic
+    params, statistics = tree_bytes(model.params), tree_bytes(model.batch_stats)
+    assert statistics == 2 * 2 * 16 * 4
+    # Of two clients: parameters once, statistics in each of two passes.
+    assert (more.statistics_down, more.statistics_up) == (2 * (params + 2 * statistics), 2 * 2 * statistics)
+    assert (line["bytes_down"], line["bytes_up"]) == (simulated["bytes_down"], simulated["bytes_up"])
+
+    asked = []
+
+    def change(node, kind, content):
+        if kind == "query.statistics":
+            asked.append(node)
+            if node == 100:
+                content["count"]["count"] = float("nan")
+
+    both.grid.change = change
+    both.round()
+    assert asked == [100, 101, 101] and both.healthy
+    assert "the statistics of node 100 are not used" in capsys.readouterr().err
+
+
+@needs_flower
+def test_the_exchange_leaves_a_second_networks_statistics_alone():
+    run = settings("twin_sight", **{"data.labels": "clients", "data.num_anchors": 0, "model.statistics": "all"})
+    both = ByHand(run, [{"clients": "0,1"}])
+    assert set(both.state.model.batch_stats) & set(both.experiment.problem.network.companions)
+    both.assert_equal()
+
+
+@needs_flower
+def test_a_node_with_images_of_its_own(tmp_path):
+    """Each has a file; they are those of the partition, so that the simulation of all is known."""
+    run = settings(**{"data.partition": "iid"})
+    experiment = build_experiment(run_config(run))
+    nodes = []
+    for client, rows in enumerate(experiment.partition.client_rows):
+        np.savez(tmp_path / f"{client}.npz", images=experiment.dataset.x_train[rows])
+        nodes.append({"partition-id": client, "data": str(tmp_path / f"{client}.npz")})
+    both = ByHand(run, nodes)
+    line, simulated = both.both_rounds()
+    both.assert_equal()
+    assert line["bytes_down"] == simulated["bytes_down"] and line["bytes_up"] == simulated["bytes_up"]
+
+
+@needs_flower
+def test_an_answer_that_does_not_come(capsys):
+    """The round is of the other client, and what the lost one learned does not count. So is it where a node sends
+    again what it sent before."""
+    both = ByHand(settings(), [{"partition-id": 0}, {"partition-id": 1}])
+    both.grid.lost = {100}
+    line = both.round()
+    assert line["uploads"] == 1 and "node 100 gave no answer in round 1 (train)" in capsys.readouterr().err
+    kept = both.grid.contexts[100].state
+    before = {name: array.numpy() for name, array in kept["memory-0"].items()}
+    assert any(np.any(array.numpy() != before[name]) for name, array in kept["pending-0"].items())
+    both.grid.lost = set()
+    both.round()
+    for name, array in kept["memory-0"].items():
+        np.testing.assert_array_equal(array.numpy(), before[name])
+
+    def change(node, kind, content):
+        """Node 100 says that it took part, and sends no upload; node 101 sends numbers that are none."""
+        if node == 100:
+            content["figures-0"]["took-part"] = 1
+            content.pop("upload-0", None)
+        if node in bad:
+            content["figures-0"]["num-examples"] = float("nan")
+
+    both.grid.change, bad = change, set()
+    assert both.round()["uploads"] == 1
+    earlier = {}
+
+    def repeat(node, kind, content):
+        if node == 101 and kind == "train":
+            earlier.setdefault("answer", dict(content))
+            content.update(earlier["answer"])
+
+    both.grid.change = repeat
+    assert [both.round()["uploads"] for _ in range(2)] == [2, 1]
+    assert "what client 1 at node 101 sent is not used: it is of turn 4 of the run, not of turn 5" in (
+        capsys.readouterr().err
+    )
+    both.grid.change, bad = change, {100, 101}
+    with pytest.raises(TrainingError, match="no node sent anything of use"):
+        both.round()
+    assert "what client 1 at node 101 sent is not used: num-examples has nan" in capsys.readouterr().err
+
+
+@needs_flower
+def test_nodes_that_do_not_fit(capsys):
+    """Nobody else hears of a node that does not fit, and it is asked once; started anew, it is another node.
+
+    A node that says that it is a client of another one, which is connected, waits until that is not."""
+    from flower_by_hand import GridByHand
+
+    from fedjax_ssl.flower.roster import Roster
+
+    run = settings()
+    grid = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1, "data": "nowhere.npz"}])
+    grid.contexts[101].run_config["overrides"] += " --config.seed=9"
+    roster = Roster(grid, 2, digest(run_config(run)), json.dumps({}), 0.0, 1.0)
+    with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 1; start flower-supernode"):
+        roster.wait_for_all()
+    said = capsys.readouterr().err
+    assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is no file" in said
+
+    # Two come that fit; the answer of the first does not come before the next round.
+    fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts
+    grid.contexts |= {103: fitting[100], 104: fitting[101]}
+    grid.lost = {103}
+    roster.wait_for_all()
+    assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}
+    grid.lost = set()
+    capsys.readouterr()
+    for _ in range(2):
+        roster.welcome()
+        assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}
+    assert capsys.readouterr().err == "node 103 is not taken: client 0 is at node 100, which is connected\n"
+    del grid.contexts[100]
+    roster.welcome()
+    assert roster.nodes_of([0, 1]) == {103: [0], 104: [1]}
+    assert grid.asked == [100, 101, 102, 103, 104]

@@ -1,0 +1,143 @@
+"""The bridge to Flower with Flower's own processes on this machine, as a user starts them."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import chex
+import pytest
+
+from fedjax_ssl import train
+from fedjax_ssl.flower.settings import run_config
+from fedjax_ssl.records.checkpoints import Checkpoints
+from tests.helpers.flower_run import needs_flower, settings
+from tests.helpers.runs import ROOT
+
+SECONDS = 400  # for the whole run on a busy machine
+
+
+class Processes:
+    """Processes that are stopped in any case, with all that they started."""
+
+    def __init__(self, folder, environment):
+        self._folder, self._environment, self._started = folder, environment, []
+
+    def start(self, name, *words):
+        log = (self._folder / f"{name}.log").open("w")
+        command = [shutil.which(words[0], path=self._environment["PATH"]), *map(str, words[1:])]
+        process = subprocess.Popen(
+            command, env=self._environment, cwd=self._folder, stdout=log, stderr=subprocess.STDOUT
+        )
+        self._started.append((process, log))
+        return process
+
+    def stop(self):
+        import psutil
+
+        everybody = []
+        for process, _ in self._started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                everybody += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for process, _ in reversed(self._started):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(everybody, timeout=10)
+        for one in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        for process, log in self._started:
+            process.wait(timeout=10)
+            log.close()
+
+    def logs(self):
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self._folder.glob("*.log")))
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def until(what, seconds, processes):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, processes.logs()
+        time.sleep(0.2)
+
+
+def answers(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def processes(tmp_path):
+    scripts = pathlib.Path(sys.executable).parent
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        # Nothing reaches outside, nothing is installed.
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "JAX_PLATFORMS": "cpu",
+    }
+    started = Processes(tmp_path, environment)
+    yield started
+    started.stop()
+
+
+@needs_flower
+def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, monkeypatch):
+    # The project as a user copies it, with a config of its own, which Flower hands to the nodes.
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / "configs" / "flower", project)
+    shutil.copy(ROOT / "configs" / "quickstart.py", project / "mine.py")
+    monkeypatch.syspath_prepend(project)
+    port, *of_nodes = (free_port() for _ in range(3))
+    (tmp_path / "home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    processes.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", port)
+    until(lambda: answers(port), 60, processes)
+    for client, of_node in enumerate(of_nodes):
+        processes.start(
+            f"node{client}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host",
+            "127.0.0.1", "--port", of_node, "--node-config", f"partition-id={client} num-partitions=2",
+        )  # fmt: skip
+    workdir = tmp_path / "run"
+    run = {**settings(), "config": "mine.py:fedanchor", "workdir": str(workdir)}
+    (tmp_path / "run.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in run.items()))
+    started = processes.start("run", "flwr", "run", project, "here", "--stream", "--run-config", tmp_path / "run.toml")
+    until(lambda: started.poll() is not None or (workdir / "summary.json").exists(), SECONDS, processes)
+    assert (workdir / "summary.json").exists(), processes.logs()
+
+    config = run_config(run)
+    simulated = train(config, tmp_path / "simulated")
+    assert simulated.clients  # each client remembers its optimiser
+    state = simulated._replace(clients={})
+    found = Checkpoints(workdir / "checkpoints").restore(state).state
+    chex.assert_trees_all_close(found, state, atol=1e-4)
+    lines, wanted = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (workdir, tmp_path / "simulated")
+    )
+    assert len(lines) == len(wanted) == 2
+    for line, simulated_line in zip(lines, wanted):
+        for name in ("bytes_down", "bytes_up", "uploads", "local_steps"):
+            assert line[name] == simulated_line[name] > 0, name
+        for name in set(line) & set(simulated_line):
+            assert line[name] == pytest.approx(simulated_line[name], rel=1e-3, abs=1e-4), name

@@ -1,0 +1,200 @@
+"""The bridge to Flower before anything is sent: which runs it takes, the words of runs and nodes, nodes' own files."""
+
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.flower.settings import digest, node_settings, run_config
+from fedjax_ssl.flower.supported import check_supported
+from fedjax_ssl.flower.tables import used_whole
+from fedjax_ssl.flower.views import own_view
+from fedjax_ssl.run.dependence import trace
+from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.flower_run import settings
+from tests.helpers.runs import ROOT
+from tests.helpers.tiny_methods import make_config
+
+# Which methods can be run: test_methods.py.
+
+
+def test_what_the_documentation_says_to_change():
+    config = make_config("fedtrinet")
+    config.fedtrinet.reference = "test"
+    check_supported(build_experiment(config))
+
+
+def test_what_is_refused_whatever_the_method():
+    experiment = build_experiment(make_config("fedanchor"))
+    problem = experiment.problem
+    for fields, words in (
+        ({"eval_measures": ("shots",)}, "eval_measures has 'shots'"),
+        ({"model.statistics": "all_mixed"}, "model.statistics='all_mixed'"),
+        ({"availability.never": 0.1}, "availability.never=0.1 is of simulated clients"),
+        # A client would compute the noise and take it off: it has the seed, and so the round's keys.
+        ({"privacy.noise": 1.0}, "privacy.noise=1.0 draws its noise from the seed, which every node knows"),
+    ):
+        changed = problem.config.copy_and_resolve_references()
+        changed.update_from_flattened_dict(fields)
+        with pytest.raises(UserError, match=words):
+            check_supported(experiment._replace(problem=problem._replace(config=changed)))
+
+
+def test_a_client_that_reads_the_servers_images_is_refused():
+    experiment = build_experiment(make_config("fedanchor"))
+    method = experiment.method
+    phase = method.phases[0]
+
+    def prepare(broadcast, data, cohort, previous):
+        jobs = phase.prepare(broadcast, data, cohort, previous)
+        return jobs._replace(num_steps=jobs.num_steps + data.anchor_index[0])
+
+    spying = method._replace(phases=(phase._replace(prepare=prepare), *method.phases[1:]))
+    with pytest.raises(UserError, match="its clients' work depends on images of the server"):
+        check_supported(experiment._replace(method=spying))
+    looking = method._replace(server_after=lambda state, data, key: (state, {"sum": sum(map(np.sum, [0])) + sum(
+        jax.tree.leaves(jax.tree.map(lambda leaf: leaf.sum(), state.clients)))}))  # fmt: skip
+    with pytest.raises(UserError, match="its stage server_after reads clients' memory"):
+        check_supported(experiment._replace(method=looking))
+
+
+def test_a_stage_that_reads_a_whole_table_is_refused():
+    """The server's view has its own rows alone, so that it would go on with another mean, and nobody would know."""
+    experiment = build_experiment(make_config("fixmatch", "clients", tiny=False))
+    method, phase = experiment.method, experiment.method.phases[0]
+
+    def server_after(state, data, key):
+        return state, {"shown": jnp.sum(jnp.where(data.visible_labels >= 0, 1, 0))}
+
+    def prepare(broadcast, data, cohort, previous):
+        jobs = phase.prepare(broadcast, data, cohort, previous)
+        return jobs._replace(num_steps=jobs.num_steps + jnp.max(data.images).astype(jnp.int32))
+
+    for changed, words in (
+        (method._replace(server_after=server_after), "stage server_after reads data.visible_labels as a whole"),
+        (method._replace(phases=(phase._replace(prepare=prepare),)), "clients' work reads data.images as a whole"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_supported(experiment._replace(method=changed))
+
+
+class Tables(NamedTuple):
+    images: jax.Array
+    visible_labels: jax.Array
+    anchor_index: jax.Array
+
+
+BY_ROWS = {
+    "rows": lambda data: data.images[data.anchor_index],
+    "a shape": lambda data: jnp.zeros(jax.eval_shape(lambda images: images + 1, data.images[:1]).shape),
+    "in a jit": lambda data: jax.jit(lambda images, rows: images[rows])(data.images, data.anchor_index),
+    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels[row], data.anchor_index),
+    "as long as": lambda data: jax.lax.while_loop(
+        lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels[i], 0
+    ),
+    "if": lambda data: jax.lax.cond(
+        data.anchor_index[0] > 0, lambda: data.images[data.anchor_index], lambda: data.images[data.anchor_index + 1]
+    ),
+}
+WHOLE = {
+    "a mask": lambda data: jnp.where(data.visible_labels >= 0, 1, 0),
+    "rows and all": lambda data: data.visible_labels[data.anchor_index] + data.visible_labels.sum(),
+    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels.sum() + row, data.anchor_index),
+    "as long as": lambda data: jax.lax.while_loop(
+        lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels.sum(), 0
+    ),
+    "if": lambda data: jax.lax.cond(
+        data.anchor_index[0] > 0, lambda: data.visible_labels[::2], lambda: data.anchor_index
+    ),
+}
+
+
+def test_what_is_taken_of_a_table():
+    data = Tables(jnp.zeros((4, 2, 2, 1), jnp.uint8), jnp.zeros(4, jnp.int32), jnp.arange(2))
+    for stages, wanted in ((BY_ROWS, []), (WHOLE, ["visible_labels"])):
+        for what, stage in stages.items():
+            assert used_whole(trace(lambda _, data, stage=stage: stage(data), (), data)) == wanted, what
+
+
+def test_the_words_of_a_run(tmp_path, monkeypatch):
+    config = run_config(settings("semifl", seed=3))
+    assert (config.method, config.seed, config.num_clients) == ("semifl", 3, 2)
+    # A file in the project's folder, which Flower puts on Python's path.
+    (tmp_path / "mine.py").write_text((ROOT / "configs" / "quickstart.py").read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run_config({"config": "mine.py:semifl"}).method == "semifl"
+    # Two machines compare what changes a result; where files lie and how many devices there are does not.
+    same, other = run_config(settings("semifl", seed=3, devices=1)), run_config(settings("semifl", seed=4))
+    assert digest(config) == digest(same) != digest(other)
+    for given, words in (
+        ({"overrides": "seed=1"}, "overrides of the run's config are --config.FIELD=VALUE"),
+        ({"overrides": "--config.sed=1"}, "nearest is config.seed"),
+        ({"overrides": "--config.seeds='(0,1)'"}, "a Flower run has one"),
+        ({"overrides": "--config.init_from=runs/a"}, "init_from is not for a Flower run"),
+        ({"config": "nowhere.py"}, "there is no config file"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run_config(given)
+
+
+def test_the_words_of_a_node():
+    assert node_settings({"partition-id": 3, "num-partitions": 4}, 4).clients == (3,)
+    assert node_settings({"clients": "0,2"}, 4).clients == (0, 2)
+    for given, words in (
+        ({}, "names no client"),
+        ({"client": 1}, "nearest is clients"),
+        ({"clients": "0,x"}, "give client ids"),
+        ({"clients": "0,4"}, "4 is no client of num_clients = 4"),
+        ({"clients": "1,1"}, "1 is named twice"),
+        ({"clients": "0,1", "data": "a.npz"}, "is one client's, but the node is 2"),
+    ):
+        with pytest.raises(UserError, match=words):
+            node_settings(given, 4)
+
+
+def test_without_flower_one_line_says_what_to_install():
+    code = "import sys; sys.modules['flwr'] = None; import fedjax_ssl.flower.client"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode and last.endswith(
+        "UserError: Flower 1.41 or newer is not installed: pip install 'fedjax_ssl[flower]'"
+    ), last
+
+
+BAD = {
+    "no images": ({"labels": np.zeros(3, int)}, "has no images"),
+    "floats": ({"images": np.zeros((3, 8, 8))}, "they must be uint8"),
+    "another shape": (
+        {"images": np.zeros((3, 7, 8), np.uint8)},
+        r"an image is \[7, 8, 1\], the server's are \[8, 8, 1\]",
+    ),
+    "a label too many": (
+        {"images": np.zeros((3, 8, 8), np.uint8), "labels": np.array([0, 10, 1])},
+        r"labels must be integers \[3\] below 10",
+    ),
+}
+
+
+@pytest.mark.parametrize("arrays, words", BAD.values(), ids=BAD)
+def test_files_of_nodes_that_cannot_be_used(tmp_path, arrays, words):
+    np.savez(tmp_path / "a.npz", **arrays)
+    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "num_anchors": 20}
+    with pytest.raises(UserError, match=words):
+        own_view(run_config(settings()), 0, str(tmp_path / "a.npz"), facts)
+
+
+def test_labels_of_a_file_are_read_where_clients_have_labels(tmp_path):
+    labels = np.array([3, -1, 0])
+    np.savez(tmp_path / "a.npz", images=np.full((3, 8, 8), 7, np.uint8), labels=labels)
+    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "num_anchors": 0}
+    for at, shown in (("server", [-1, -1, -1]), ("clients", [3, -1, 0])):
+        fields = {"data.labels": at, "data.num_anchors": 20 if at == "server" else 0, "num_clients": 3}
+        data = own_view(run_config(settings("fixmatch", **fields)), 1, str(tmp_path / "a.npz"), facts)
+        assert data.client_size.tolist() == [0, 3, 0] and data.labelled_size[1] == np.sum(np.array(shown) >= 0)
+        rows = data.client_index[1]
+        assert data.visible_labels[rows].tolist() == shown and np.all(data.images[rows] == 7)

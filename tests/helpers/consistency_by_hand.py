@@ -1,0 +1,103 @@
+"""A client's local training on weak and strong views, in NumPy: a loop over unpadded batches."""
+
+import itertools
+
+import numpy as np
+
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    assert_model,
+    loss_and_gradient,
+    mirrored,
+    negative,
+    pixels_of,
+    probabilities,
+    running_mean,
+    statistics_of,
+)
+
+
+def hard_labels(threshold):
+    """FixMatch's rule: [n, C] probabilities to targets, and which of them count."""
+    return lambda p: (np.eye(CLASSES)[p.argmax(axis=1)], p.max(axis=1) >= threshold)
+
+
+def batches(order, size, batch_size):
+    """The positions of each batch of all epochs, a short one at the end of an epoch."""
+    return [epoch[first : min(first + batch_size, size)] for epoch in order for first in range(0, size, batch_size)]
+
+
+def train_by_hand(problem, data, received, work, rule, label_mode="train", only_confident=False, together=False,
+                  both=False):  # fmt: skip
+    """What `consistency_phase` is to do with the views `mirrored` and `negative`.
+
+    Args:
+        problem, data, received: those of the phase.
+        work: the client's; only its orders are read.
+        rule: p [n, C] -> targets [n, C], and which of the images count, bool [n].
+        label_mode, only_confident, together: as the phase's; together is what 'auto' comes to.
+        both: whether the rule takes p of the model in training and p of the received one.
+
+    Returns:
+        The parameters and the statistics; each metric's mean over the steps; and how many images counted in each step.
+    """
+    config, options = problem.config.client, problem.config.consistency
+    first = in_numpy(received.model.params)
+    model, statistics, velocity = dict(first), statistics_of(received.model), at_rest(first)
+    start = statistics
+    unlabelled = batches(np.asarray(work.deck.order), int(work.deck.size), options.unlabelled_ratio * config.batch_size)
+    labelled = []
+    if work.labelled is not None:
+        labelled = batches(np.asarray(work.labelled.order), int(work.labelled.size), config.batch_size)
+    steps = max(len(unlabelled), len(labelled))
+    if options.epoch_length == "unlabelled" and unlabelled:
+        steps = config.epochs * max(int(work.deck.size) // config.batch_size, 1)
+    pairs = itertools.islice(zip(itertools.cycle(unlabelled or [[]]), itertools.cycle(labelled or [[]])), steps)
+    rows, history, counts = np.asarray(work.deck.rows), [], []
+    for of_unlabelled, of_labelled in pairs:
+        of_unlabelled, of_labelled = rows[np.array(of_unlabelled, int)], rows[np.array(of_labelled, int)]
+        given = pixels_of(data, of_labelled, mirrored)
+        weak, strong = pixels_of(data, of_unlabelled, mirrored), pixels_of(data, of_unlabelled, negative)
+        frozen = options.labels_from == "received"
+        in_pass = [weak] if label_mode == "train" and (together or not frozen) else []
+        pool = np.concatenate([given, *in_pass, strong]).mean(axis=0) if together else None
+
+        def centre(x, pool=pool):
+            return pool if together else x.sum(axis=0) / max(len(x), 1)
+
+        if frozen:
+            p = probabilities(first, weak, start)
+        else:
+            p = probabilities(model, weak, centre(weak) if label_mode == "train" else statistics)
+        of_received = [probabilities(first, weak, start)] if both else []
+        targets, counted = rule(p, *of_received)
+        share = np.sum(counted) / max(len(weak), 1)
+        counts.append(int(np.sum(counted)))
+        if only_confident:
+            strong, targets, counted = strong[counted], targets[counted], counted[counted]
+        scale = counted[:, None] / max(len(strong), 1)
+        entropy = np.sum(scale * np.where(targets > 0, targets * np.log(np.where(targets > 0, targets, 1)), 0))
+        of_strong, gradient = loss_and_gradient(model, strong, centre(strong), scale * targets)
+        known = np.eye(CLASSES)[np.asarray(data.visible_labels)[of_labelled]] / max(len(given), 1)
+        of_given, given_gradient = loss_and_gradient(model, given, centre(given), known)
+        of_strong = of_strong + entropy  # 0 for hard labels
+        value = of_given + options.unlabelled_weight * of_strong
+        history.append([value, share, of_given, of_strong])
+        if only_confident and not len(strong) and not len(given):
+            continue
+        gradient = {name: given_gradient[name] + options.unlabelled_weight * gradient[name] for name in model}
+        gradient = {name: leaf + config.proximal * (model[name] - first[name]) for name, leaf in gradient.items()}
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        views = [np.concatenate([given, *in_pass, strong])] if together else [given, *in_pass, strong]
+        statistics = running_mean(statistics, *views)
+    names = ("client_loss", "confident_share", "labelled_loss", "unlabelled_loss")
+    return model, statistics, dict(zip(names, np.mean(history, axis=0))), counts
+
+
+def assert_as_by_hand(finished, by_hand):
+    """Model, statistics and metrics of a phase are those of NumPy."""
+    model, statistics, metrics, _ = by_hand
+    assert_model(finished.upload.model, model, statistics)
+    for name, value in finished.metrics.items():
+        np.testing.assert_allclose(value, metrics[name], atol=1e-5, err_msg=name)

@@ -1,0 +1,51 @@
+"""Tiny runs and where the repository is."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TINY_BACKBONE = f"{ROOT / 'tests' / 'helpers' / 'tiny_backbone.py'}:TinyBackbone"
+
+
+def make_fedanchor_config(**overrides):
+    """FedAnchor on 8x8 digits with a few clients: a round takes well under a second."""
+    from fedjax_ssl import base_config
+
+    config = base_config()
+    config.num_rounds = 4
+    config.num_clients = 8
+    config.clients_per_round = 4
+    config.checkpoint_every = 2
+    config.data.source = "digits"
+    config.data.num_anchors = 40
+    config.data.examples_per_client = 33
+    config.model.name = "cnn"
+    config.augment.padding = 1
+    config.augment.num_ops = 1
+    config.client.epochs = 2
+    config.server.pretrain_epochs = 2
+    config.model.normalisation = "static"  # running averages need more steps than a tiny run has
+    config.server.augmentation = "weak"
+    config.fedanchor.threshold = 0.5
+    config.log.report = False  # pictures take longer than such a run
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+# What makes a program small without changing what it is about: no RandAugment, one hidden layer. The crop stays, for
+# without it the random keys of single steps would change nothing.
+SMALL = {"augment.flavour": "none", "model.name": TINY_BACKBONE}
+
+
+def make_tiny_config(**overrides):
+    """The cheapest run in which clients and server train, for tests that care for no method: FedAvg, all labels."""
+    return make_fedanchor_config(**{**SMALL, "method": "supervised", "data.reveal_labels": True, **overrides})
+
+
+def forget_manifests(run):
+    """Makes of a run one of an earlier version, whose checkpoints do not say what they were trained with."""
+    from fedjax_ssl.records.manifest import MANIFEST
+
+    for sums in (run / "checkpoints").glob("*/SHA256SUMS"):
+        (sums.parent / MANIFEST).unlink()
+        lines = sums.read_text().splitlines(keepends=True)
+        sums.write_text("".join(line for line in lines if MANIFEST not in line))

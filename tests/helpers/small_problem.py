@@ -1,0 +1,220 @@
+"""A problem small enough for NumPy: images of 2x2 pixels, three classes, a linear network; nothing is loaded.
+
+The network's gradients have a closed form, so that whole local trainings are recomputed by hand, client by client.
+Phases run without `jit`: their operations compile once for all tests, where each variant of a jitted step would be a
+program of its own, which takes twice the time in all.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.client import own_optimizers, own_trainer
+from fedjax_ssl.config import apply_arguments, base_config
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Previous, Problem
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models import Outputs
+from tests.helpers.linear_network import in_numpy, softmax
+
+SIDE, PIXELS, CLASSES, HEAD_DIM = 2, 4, 3, 5
+NUM_CLIENTS, MAX_SIZE, NUM_IMAGES = 4, 10, 24  # the same shapes in every federation: all share the compiled operations
+KEPT = 0.75  # of the running mean in a training pass
+
+
+class SmallNetwork:
+    """Logits (x - c) @ kernel + bias of the pixels x in 0..1, in place of a `Network`; a head likewise.
+
+    As with batch normalisation, c is the mean of each view's present images in training, and the statistics in
+    evaluation: a running mean, view after view.
+    """
+
+    given = None  # every model is a fresh one
+
+    def __init__(self, head="", pixels=PIXELS, classes=CLASSES, normalisation="running", head_dim=HEAD_DIM):
+        self.head, self.pixels, self.classes, self.normalisation = head, pixels, classes, normalisation
+        self.head_dim = head_dim
+        self.passes = []  # sizes of the views of each training pass
+
+    def init(self, key):
+        shapes = {"backbone": {"bias": (self.classes,)}, "classifier": {"kernel": (self.pixels, self.classes)}}
+        if self.head:
+            shapes[self.head] = {"kernel": (self.pixels, self.head_dim)}
+        leaves, treedef = jax.tree.flatten(shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
+        drawn = [2 * jax.random.normal(k, shape) for k, shape in zip(jax.random.split(key, len(leaves)), leaves)]
+        return Model(jax.tree.unflatten(treedef, drawn), {"mean": jnp.full(self.pixels, 0.25)})
+
+    def _pixels(self, images):
+        return images.astype(jnp.float32).reshape(len(images), -1) / 255
+
+    def _outputs(self, params, x):
+        bias, heads = params["backbone"]["bias"], {}
+        if self.head:  # the backbone's bias is a part of it, so that its loss trains the backbone
+            heads[self.head] = _matmul(x, params[self.head]["kernel"]) + 0.1 * jnp.sum(bias)
+        return Outputs(_matmul(x, params["classifier"]["kernel"]) + bias, heads, x)
+
+    def predict(self, model, images):
+        return self._outputs(model.params, self._pixels(images) - model.batch_stats["mean"])
+
+    def predict_rows(self, model, images, rows, batch_size):
+        del batch_size
+        return self.predict(model, images[rows])
+
+    def probabilities(self, model, images):
+        return jax.nn.softmax(self.predict(model, images).logits)
+
+    def train(self, model, views, mask):
+        self.passes.append([len(view) for view in views])
+        outputs, running, count = [], model.batch_stats["mean"], jnp.sum(mask)
+        for view in views:
+            x = self._pixels(view)
+            mean = jnp.sum(jnp.where(mask[:, None], x, 0), axis=0) / jnp.maximum(count, 1)
+            outputs.append(self._outputs(model.params, x - mean))
+            running = jnp.where(count > 0, KEPT * running + (1 - KEPT) * mean, running)
+        return tuple(outputs), {"mean": running} if self.normalisation == "running" else model.batch_stats
+
+
+def _matmul(a, b):
+    return jnp.matmul(a, b, precision="highest")
+
+
+def itself(key, images):
+    """A view that draws nothing."""
+    del key
+    return images
+
+
+def negative(key, images):
+    """Another one."""
+    del key
+    return 255 - images
+
+
+def mirrored(key, images):
+    """And another."""
+    del key
+    return images[:, :, ::-1]
+
+
+def federation(clients, anchors=(), seed=0):
+    """Random images with these labels.
+
+    Args:
+        clients: for each client the labels of its images, -1 where a label is hidden.
+        anchors: labels of the server's images. They are the table's first rows, of which row 0 is also the padding of
+            the clients' rows; without anchors row 0 is nobody's, and has a label all the same. What is missing to
+            `NUM_CLIENTS` and `NUM_IMAGES` is clients without images, and images that are nobody's.
+    """
+    clients = [*clients, *[[]] * (NUM_CLIENTS - len(clients))]
+    labels = [*(anchors or [1]), *(label for client in clients for label in client)]
+    index = np.zeros((len(clients), MAX_SIZE), np.int32)
+    first = len(labels) - sum(map(len, clients))
+    labels += [1] * (NUM_IMAGES - len(labels))
+    for client, of_client in enumerate(clients):
+        index[client, : len(of_client)] = first + np.arange(len(of_client))
+        first += len(of_client)
+    images = np.random.default_rng(seed).integers(0, 256, (len(labels), SIDE, SIDE, 1)).astype(np.uint8)
+    return FederatedData(
+        images=jnp.asarray(images),
+        visible_labels=jnp.array(labels, jnp.int32),
+        client_index=jnp.asarray(index),
+        client_size=jnp.array([len(client) for client in clients], jnp.int32),
+        labelled_size=jnp.array([sum(label >= 0 for label in client) for client in clients], jnp.int32),
+        anchor_index=jnp.arange(len(anchors), dtype=jnp.int32),
+        validation_index=jnp.zeros((0,), jnp.int32),
+        test_images=jnp.asarray(images[:4]),
+        test_labels=jnp.array([0, 1, 2, 0], jnp.int32),
+        seed=jnp.int32(0),
+    )
+
+
+def small_problem(arguments, network=None, weak=mirrored, strong=negative, **fields):
+    """A problem of a method: two local epochs, batches of 3, plain SGD with all that it has."""
+    config = apply_arguments(base_config(), arguments)
+    config.update_from_flattened_dict({
+        "num_clients": NUM_CLIENTS, "clients_per_round": 2, "eval_batch_size": 8,
+        "client.epochs": 2, "client.batch_size": 3, "client.learning_rate": 0.4, "client.momentum": 0.5,
+        "client.weight_decay": 0.05, "client.clip_norm": 0.5, "client.nesterov": True, **fields,
+    })  # fmt: skip
+    return Problem(config, network or SmallNetwork(), weak, strong, CLASSES, (weak, strong))
+
+
+def sent_down(problem, extra=(), seed=4):
+    """A broadcast with a model drawn from a seed."""
+    rate = jnp.float32(problem.config.client.learning_rate)
+    return Broadcast(problem.network.init(jax.random.key(seed)), rate, extra)
+
+
+def prepare(phase, received, data, client, own=None, previous=None, personal=()):
+    """The job of one client, without the leading axis; `previous` has one."""
+    own, personal = jax.tree.map(lambda leaf: leaf[None], (own or {}, personal))
+    cohort = Cohort(jnp.array([client]), own, jax.random.key(4), personal=personal)
+    return jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, data, cohort, previous))
+
+
+def train(phase, received, data, client, own=None, previous=None, personal=(), jit=False):
+    """One client's phase, step by step: its job, and what it leaves behind.
+
+    With `jit` the beginning, a step and the end are programs of their own: for phases of many operations that no other
+    test has.
+    """
+    job = prepare(phase, received, data, client, own, previous, personal)
+    start, step, finish = map(jax.jit, (phase.start, phase.step, phase.finish)) if jit else phase[1:]
+    carry = start(received, data, job.work, {**(own or {}), **job.own})
+    for index in range(int(job.num_steps)):
+        carry = step(received, data, job.work, carry, jnp.int32(index), jax.random.key(index))
+    return job, finish(received, job.work, carry, job.num_steps)
+
+
+def handed_on(job, finished):
+    """What one client's phase leaves to the next."""
+    took_part = jnp.array([bool(job.num_steps > 0 if job.takes_part is None else job.takes_part)])
+    return Previous(jax.tree.map(lambda leaf: leaf[None] * took_part[0], finished.upload), took_part)
+
+
+# The same by NumPy, in float64. A model is {"bias": [C], "kernel": [pixels, C]}, its statistics are apart.
+
+
+def statistics_of(model):
+    """The running mean of the pixels, [4]."""
+    return np.asarray(model.batch_stats["mean"], np.float64)
+
+
+def pixels_of(data, rows, view=itself):
+    """Pixels [n, 4] in 0..1 of a view of some rows of the image table."""
+    images = np.asarray(view(None, data.images))[np.asarray(rows)]
+    return images.reshape(-1, PIXELS) / 255
+
+
+def probabilities(model, x, centre):
+    return softmax((x - centre) @ model["kernel"] + model["bias"])
+
+
+def loss_and_gradient(model, x, centre, targets):
+    """sum_i sum_c -t_ic log p_ic, whatever the rows of the targets sum to, and its gradient."""
+    p = probabilities(model, x, centre)
+    wrong = p * targets.sum(axis=1, keepdims=True) - targets
+    gradient = {"bias": wrong.sum(axis=0), "kernel": (x - centre).T @ wrong}
+    return -np.sum(targets * np.log(p)), gradient
+
+
+def running_mean(running, *views):
+    """The network's statistics after training passes over some views, one after the other."""
+    for x in views:
+        running = KEPT * running + (1 - KEPT) * x.mean(axis=0) if len(x) else running
+    return running
+
+
+def assert_model(found, params, statistics=None):
+    """A `Model` is that of NumPy."""
+    for name, leaf in in_numpy(found.params).items():
+        np.testing.assert_allclose(leaf, params[name], atol=1e-5, err_msg=name)
+    if statistics is not None:
+        np.testing.assert_allclose(statistics_of(found), statistics, atol=1e-6)
+
+
+def memory_of(problem, data, client):
+    """What a client remembers before its first round."""
+    model = problem.network.init(jax.random.key(0))
+    memory = {**own_trainer(problem, data), **own_optimizers(problem, model, CLASSIFIER)}
+    return jax.tree.map(lambda leaf: leaf[client], memory)

@@ -1,0 +1,201 @@
+"""A federation of numbers, for the engine's own tests: the model is one number, an image one pixel.
+
+As a process of its own, for the number of devices is fixed when JAX starts, it prints what several devices do to the
+same round: `python -m tests.helpers.toy_federation DEVICES`.
+"""
+
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.engine.interface import (
+    Broadcast,
+    Draw,
+    Finished,
+    Jobs,
+    Method,
+    Phase,
+    Problem,
+    Received,
+    Report,
+    State,
+    Upload,
+)
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.fields import shared_fields
+from fedjax_ssl.learning.devices import AXIS
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models import Outputs
+
+CLIENTS = [[4, 1], [7], [0, 9, 3], [], [8, 2, 6]]  # rows of the image table
+TRUTH = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 1])
+
+
+def federation(clients=CLIENTS, visible=None, num_images=10, seed=5):
+    """Images of one pixel, 10 times their row; labels are hidden but for those of the dict `visible`."""
+    index = np.zeros((len(clients), max(map(len, clients))), np.int32)
+    for client, rows in enumerate(clients):
+        index[client, : len(rows)] = rows
+    labels = np.full(num_images, -1, np.int32)
+    for row, label in (visible or {}).items():
+        labels[row] = label
+    images = jnp.arange(0, 10 * num_images, 10, dtype=jnp.uint8).reshape(num_images, 1, 1, 1)
+    return FederatedData(
+        images=images,
+        visible_labels=jnp.array(labels),
+        client_index=jnp.array(index),
+        client_size=jnp.array([len(rows) for rows in clients], jnp.int32),
+        labelled_size=jnp.array([np.count_nonzero(labels[rows] >= 0) for rows in clients], jnp.int32),
+        anchor_index=jnp.zeros((0,), jnp.int32),
+        validation_index=jnp.zeros((0,), jnp.int32),
+        test_images=images[:4],
+        test_labels=jnp.array([0, 1, 1, 1], jnp.int32),
+        seed=jnp.int32(seed),
+    )
+
+
+class OneNumber:
+    """Every image is of class 1 where the model's number is above 0."""
+
+    normalisation = "group"
+
+    def predict(self, model, images):
+        score = jnp.broadcast_to(model.params["classifier"], (len(images),))
+        return Outputs(jnp.stack([-score, score], axis=1), {}, score[:, None])
+
+
+def problem(clients_per_round=3, **fields):
+    """Its problem; `fields` of the sections of messages on their way, by dotted names."""
+    sections = shared_fields().config()
+    sections.update_from_flattened_dict(fields)
+    config = types.SimpleNamespace(
+        clients_per_round=clients_per_round,
+        eval_batch_size=4,
+        eval_measures=(),
+        eval_shots=(20, 100),
+        aggregation=types.SimpleNamespace(longest_update=1000.0),
+        num_clients=len(CLIENTS),
+        **{name: sections[name] for name in ("attack", "compression", "availability", "privacy")},
+    )
+    return Problem(config, OneNumber(), None, None, num_classes=2)
+
+
+def toy_state(**server):
+    """Everybody remembers 100 times its number (for what steps change, and for what labelling changes)."""
+    memory = 100 * jnp.arange(len(CLIENTS))
+    clients = {"trained": memory.astype(jnp.float32), "labelled": memory}
+    return State(jnp.int32(0), Model({"classifier": jnp.float32(1)}, {}), server, clients)
+
+
+def toy_phase(report=False, in_turns=False):
+    """Adds 1 + client in each step; a client whose entry of `extra` is true sends no number, who has none no upload.
+
+    Besides, it remembers the number of its row in the draw, or in its turn.
+    """
+
+    def prepare(received, data, cohort, previous):
+        rows = jnp.arange(len(cohort.clients))
+        fails = received.extra[rows + (len(rows) * cohort.group if in_turns else 0)]
+        work = {"client": cohort.clients, "row": rows, "fails": fails, "personal": cohort.personal}
+        steps = data.client_size[cohort.clients]
+        own = {"labelled": cohort.own["labelled"] + 1 + rows}
+        shape = (len(rows), data.client_index.shape[1])
+        made = Report(jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), {}) if report else None
+        return Jobs(steps, work, made, own)
+
+    def start(received, work, own):
+        return {"x": received.model.params["classifier"], "trained": own["trained"]}
+
+    def step(received, data, work, carry, index, key):
+        return {"x": carry["x"] + 1 + work["client"], "trained": carry["trained"] + 10 + work["row"]}
+
+    def finish(received, work, carry, num_steps):
+        sent = jnp.where(work["fails"], jnp.nan, carry["x"])
+        told = {"client": work["client"], "personal": work["personal"]}
+        model = Model({"classifier": sent}, ())
+        return Finished(Upload(model, told), {"trained": carry["trained"]}, {"steps": num_steps.astype(jnp.float32)})
+
+    return Phase(prepare, start, step, finish)
+
+
+def toy_method(turns=1, **others):
+    """The draw and who fails are data, in `State.server`: all tests of a method share its program.
+
+    What the server received it remembers, in `State.server`, too.
+    """
+
+    def aggregate(state, data, received: Received, key):
+        seen = {name: value for name, value in received._asdict().items() if value is not None}
+        return state._replace(server={**state.server, "received": seen}), {}
+
+    fields = {
+        "init": lambda data, key: toy_state(),
+        "broadcast": lambda state, data, key: Broadcast(state.model, jnp.float32(1), state.server["fails"]),
+        "phases": (toy_phase(in_turns=turns > 1),),
+        "aggregate": aggregate,
+        "statistics": lambda state, data, clients, key: state,
+        "select": lambda state, data, key: Draw(state.server["draw"], state.server.get("group"), turns),
+    }
+    return Method(**{**fields, **others})
+
+
+def run(round_fn, clients, fails=None, data=None, **server):
+    """A round of the toy method with this draw; gives (state, RoundResult)."""
+    fails = jnp.array(fails or [False] * len(clients))
+    state = toy_state(draw=jnp.array(clients, jnp.int32), fails=fails, **server)
+    return round_fn(state, federation() if data is None else data, jnp.array(TRUTH))
+
+
+# A client three times, whose last upload or whose last two are dropped. Four devices have their rows in another order
+# than the draw: its fifth job is the first device's second one, before its second job on the second device.
+DRAWS = [
+    ([4, 2, 4, 4, 2, 2], [False] * 6),
+    ([4, 2, 4, 4, 2, 2], [False, False, False, False, False, True]),
+    ([4, 2, 4, 4, 2, 2], [False, False, False, False, True, True]),
+]
+
+
+# Of the jobs of a draw, those that are not done differ from the ones that send no number.
+FAILING = {"availability.never": 0.6, "attack.kind": "sign_flip"}
+
+# The same rows as three turns of two and as two turns of three.
+TURNS = (3, 2)
+
+
+def memories(round_fn):
+    """What the clients remember after a round of each of the draws."""
+    states = [run(round_fn, *draw)[0] for draw in DRAWS]
+    return [{name: np.asarray(leaf).tolist() for name, leaf in state.clients.items()} for state in states]
+
+
+def arrivals(round_fn):
+    """What arrives in each of the draws where client 4 attacks: (client, number) of the accepted rows, sorted."""
+    data, found = federation()._replace(malicious=jnp.arange(5) == 4), []
+    for draw in DRAWS:
+        received = run(round_fn, *draw, data=data)[0].server["received"]
+        rows = zip(received["clients"], received["uploads"].model.params["classifier"], received["accepted"])
+        found.append(sorted([int(client), float(number)] for client, number, accepted in rows if accepted))
+    return found
+
+
+def failing_round():
+    """The round of `arrivals`, jitted."""
+    return jax.jit(make_round(problem(**FAILING), toy_method(), lanes=1))
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))
+    with jax.set_mesh(mesh):
+        rounds = [make_round(problem(), toy_method(turns), lanes=1) for turns in (1, *TURNS)]
+        found = [memories(jax.jit(round_fn)) for round_fn in rounds]
+        print(json.dumps([*found, arrivals(failing_round())]))
+
+
+if __name__ == "__main__":
+    main()

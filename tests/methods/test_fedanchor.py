@@ -1,0 +1,440 @@
+"""FedAnchor's steps against NumPy: labels by anchors, the server's two trainings, what travels; and its variants.
+
+A client's local training is in test_fix_mix.py.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import State, UserError
+from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.engine.interface import Received, Upload
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fedanchor import HEAD, VARIANTS
+from fedjax_ssl.methods.fedanchor.client import (
+    AnchorEmbeddings,
+    all_pairs_scores,
+    along_common_direction,
+    class_anchors,
+    class_mean_scores,
+    leave_one_out_scores,
+)
+from fedjax_ssl.models.network import build_network
+from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.server import training
+from tests.helpers.linear_network import in_numpy
+from tests.helpers.small_problem import (
+    CLASSES,
+    HEAD_DIM,
+    SmallNetwork,
+    federation,
+    itself,
+    loss_and_gradient,
+    mirrored,
+    negative,
+    pixels_of,
+    prepare,
+    sent_down,
+    small_problem,
+    statistics_of,
+)
+
+THRESHOLD = 0.7  # of which some images fall short
+SIZE, ANCHORS = 10, (0, 1, 2, 0, 0, 2, 1, 0)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[-1] * 3, [-1] * SIZE], anchors=ANCHORS)
+
+
+def build(arguments="fedanchor", **fields):
+    """(problem, method, a first state)."""
+    views = {name: fields.pop(name) for name in ("weak", "strong", "network") if name in fields}
+    problem = small_problem(arguments, **{"network": SmallNetwork(HEAD), **views, **fields})
+    method = METHODS["fedanchor"].factory(problem)
+    return problem, method, State(jnp.int32(0), sent_down(problem).model)
+
+
+def embeddings_of(model, x, centre=None):
+    """The anchor head's outputs by NumPy, by default in evaluation mode."""
+    centre = statistics_of(model) if centre is None else centre
+    kernel = np.asarray(model.params[HEAD]["kernel"], np.float64)
+    return (x - centre) @ kernel + 0.1 * np.sum(in_numpy(model.params)["bias"])
+
+
+# --- Labels, equations 3 to 5. ---------------------------------------------------------------------------------------
+
+
+def scores_by_hand(anchors, labels, z, num_classes, centre=0.0):
+    """Eq. 3, similarity by similarity; -inf for a class without anchors, 0 for an embedding that is zero."""
+    anchors, z = anchors - centre, z - centre
+    scores = np.full((len(z), num_classes), -np.inf)
+    for i, one in enumerate(z):
+        for c in set(np.asarray(labels).tolist()):
+            length = np.linalg.norm(one)
+            cosines = [one @ a / (length * np.linalg.norm(a)) if length else 0.0 for a in anchors[labels == c]]
+            scores[i, c] = np.mean(cosines)
+    return scores
+
+
+def test_class_means_give_the_scores_of_all_pairs():
+    rng = np.random.default_rng(0)
+    classes, absent = 5, 3
+    labels = rng.choice([c for c in range(classes) if c != absent], 23)
+    anchors = rng.normal(size=(23, 16)).astype(np.float32) * rng.uniform(0.1, 10, (23, 1)).astype(np.float32)
+    z = rng.normal(size=(40, 16)).astype(np.float32)
+    z[7] = 0
+    expected, travelling = scores_by_hand(anchors, labels, z, classes), AnchorEmbeddings(anchors, labels)
+    pairwise = np.asarray(all_pairs_scores(z, travelling, classes))
+    by_means = np.asarray(class_mean_scores(z, class_anchors(travelling, classes)))
+    np.testing.assert_allclose(pairwise, expected, atol=1e-6)
+    np.testing.assert_allclose(by_means, expected, atol=1e-6)
+    assert np.all(by_means[:, absent] == -np.inf)
+
+
+@pytest.mark.parametrize(
+    "fields, view",
+    [({}, itself), ({"fedanchor.travels": "all_pairs"}, itself), ({"fedanchor.ensemble_views": 1}, mirrored)],
+)
+def test_labels_are_the_equations(data, fields, view):
+    """Eq. 3 to 5 for a client, from raw images or from weak views; what qualifies is above the threshold."""
+    _, method, state = build(weak=mirrored, **{"fedanchor.threshold": THRESHOLD, **fields})
+    received = method.broadcast(state, data, None)
+    job = prepare(method.phases[0], received, data, 1)
+    x = pixels_of(data, data.client_index[1], view)
+    anchors = embeddings_of(state.model, pixels_of(data, data.anchor_index))
+    scores = scores_by_hand(anchors, np.array(ANCHORS), embeddings_of(state.model, x), CLASSES)
+    logits = (x - statistics_of(state.model)) @ in_numpy(state.model.params)["kernel"]
+    by_classifier = (logits + in_numpy(state.model.params)["bias"]).argmax(axis=1)
+    np.testing.assert_array_equal(job.report.labels, scores.argmax(axis=1))
+    np.testing.assert_array_equal(job.report.qualified, scores.max(axis=1) > THRESHOLD)
+    assert 0 < np.sum(job.report.qualified) < SIZE
+    assert set(job.report.others) == {HEAD, "classification_head"}
+    np.testing.assert_array_equal(job.report.others[HEAD], job.report.labels)
+    np.testing.assert_array_equal(job.report.others["classification_head"], by_classifier)
+    assert np.any(by_classifier != np.asarray(job.report.labels))
+
+
+# --- Departures from the paper: centred scores, a threshold that follows them, a penalty. ---------------------------
+
+
+def leave_one_out_by_hand(anchors, labels, centre=0.0):
+    """Each anchor scored as an image against the others, by eq. 3; NaN where its class has no other."""
+    scores = np.full(len(anchors), np.nan)
+    for i, label in enumerate(labels):
+        rest = np.arange(len(anchors)) != i
+        if label in labels[rest]:
+            scores[i] = scores_by_hand(anchors[rest], labels[rest], anchors[i : i + 1], CLASSES, centre)[0, label]
+    return scores
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_centred_scores_in_both_forms(centred):
+    rng = np.random.default_rng(1)
+    anchors, labels = (rng.normal(size=(9, 16)) + 3).astype(np.float32), np.array([0, 1, 2, 0, 1, 2, 0, 0, 1])
+    z, sent = (rng.normal(size=(20, 16)) + 3).astype(np.float32), AnchorEmbeddings(anchors, labels)
+    centre = anchors.mean(axis=0) if centred else 0.0
+    expected = scores_by_hand(anchors, labels, z, CLASSES, centre)
+    np.testing.assert_allclose(all_pairs_scores(z, sent, CLASSES, centred), expected, atol=1e-5)
+    by_class = class_anchors(sent, CLASSES, centred)
+    np.testing.assert_allclose(class_mean_scores(z, by_class), expected, atol=1e-5)
+    assert (by_class.centre is not None) == centred and (expected.max() < 0.6) == centred
+    found = leave_one_out_scores(AnchorEmbeddings(anchors[:8], np.array([0, 1, 2, 0, 1, 0, 0, 0])), CLASSES)
+    by_hand = leave_one_out_by_hand(anchors[:8], np.array([0, 1, 2, 0, 1, 0, 0, 0]))
+    np.testing.assert_allclose(found, by_hand, atol=1e-5)
+    assert np.isnan(found[2]) and np.isfinite(np.delete(found, 2)).all()
+    of_units = (anchors / np.linalg.norm(anchors, axis=1, keepdims=True)).mean(axis=0)
+    for found, mean in ((by_class, anchors.mean(axis=0) if centred else of_units), (sent, of_units)):
+        cosines = z @ mean / np.linalg.norm(z, axis=1) / np.linalg.norm(mean)
+        np.testing.assert_allclose(along_common_direction(z, found), cosines, rtol=1e-5)
+
+
+@pytest.mark.parametrize("travels", ["class_means", "all_pairs"])
+@pytest.mark.parametrize(("centred", "quantile"), [(False, 0.9), (True, 0.0), (True, 0.85)])
+def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centred, quantile):
+    """What came down is enough for it, and is counted: the centre with the class means, and the threshold."""
+    fields = {"travels": travels, "centred": centred, "threshold_quantile": quantile, "threshold": 0.3}
+    problem, method, state = build(**{f"fedanchor.{name}": value for name, value in fields.items()})
+    received = method.broadcast(state, data, None)
+    job = prepare(method.phases[0], received, data, 1)
+    anchors, labels = embeddings_of(state.model, pixels_of(data, data.anchor_index)), np.array(ANCHORS)
+    centre = anchors.mean(axis=0) if centred else 0.0
+    z = embeddings_of(state.model, pixels_of(data, data.client_index[1]))
+    scores, threshold = scores_by_hand(anchors, labels, z, CLASSES, centre), 0.3
+    if quantile:
+        of_anchors = leave_one_out_by_hand(anchors, labels, centre)
+        threshold = np.quantile(of_anchors[np.isfinite(of_anchors)], quantile)
+        np.testing.assert_allclose(received.extra.threshold, threshold, rtol=1e-4)
+    np.testing.assert_array_equal(job.report.labels, scores.argmax(axis=1))
+    np.testing.assert_array_equal(job.report.qualified, scores.max(axis=1) > threshold)
+    assert 0 < np.sum(job.report.qualified) < SIZE
+    _, plain, _ = build(**{"fedanchor.travels": travels})
+    more = (HEAD_DIM if centred and travels == "class_means" else 0) + (1 if quantile else 0)
+    counted = bytes_per_client(problem, method, state, data).down
+    assert counted == bytes_per_client(problem, plain, state, data).down + 4 * more
+
+
+def test_the_penalty_joins_the_contrastive_loss(data):
+    """The gradient gets its part; the loss that is reported stays eq. 2."""
+    fields = {"contrastive_batch_size": len(ANCHORS), "contrastive_learning_rate": 0.3}
+    fields = {f"fedanchor.{name}": value for name, value in fields.items()} | {"server.epochs": 0}
+    changes, reported = [], []
+    for weight in (0.0, 0.5, 1.0):
+        _, method, state = build(**fields, **{"fedanchor.common_direction_weight": weight})
+        after, metrics = method.server_after(state, data, jax.random.key(0))
+        changes.append(leaves(after.model) - leaves(state.model))
+        reported.append(metrics["contrastive_loss"])
+    np.testing.assert_allclose(reported, reported[0], rtol=1e-6)
+    assert np.abs(changes[2] - changes[0]).max() > 1e-3
+    np.testing.assert_allclose(changes[2] - changes[1], changes[1] - changes[0], atol=1e-5)  # one step, linear in it
+
+
+def test_an_embedding_equal_to_every_anchor_of_a_class_scores_one():
+    anchors = AnchorEmbeddings(np.float32([[2, 0], [5, 0], [0, 1]]), np.array([0, 0, 1]))
+    np.testing.assert_allclose(class_mean_scores(np.float32([[3, 0]]), class_anchors(anchors, 2)), [[1, 0]], atol=1e-7)
+
+
+@pytest.mark.parametrize("threshold, qualifies", [(0.0, False), (-1e-6, True)])
+def test_a_score_at_the_threshold_falls_short(data, threshold, qualifies):
+    """Eq. 5 has 'above': embeddings that are zero score exactly 0."""
+    _, method, state = build(**{"fedanchor.threshold": threshold})
+    nothing = jax.tree.map(jnp.zeros_like, state.model)
+    job = prepare(method.phases[0], method.broadcast(state._replace(model=nothing), data, None), data, 1)
+    assert np.all(np.asarray(job.report.qualified) == qualifies)
+
+
+# --- What travels, Algorithm 1. --------------------------------------------------------------------------------------
+
+
+def size_of(tree):
+    return sum(leaf.size * 4 for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    "travels, anchor_bytes",
+    [("class_means", CLASSES * HEAD_DIM * 4 + CLASSES * 4), ("all_pairs", len(ANCHORS) * (HEAD_DIM * 4 + 4))],
+)
+def test_bytes_are_the_sizes_of_what_travels(data, travels, anchor_bytes):
+    problem, method, state = build(**{"fedanchor.travels": travels})
+    traffic = bytes_per_client(problem, method, state, data)
+    assert traffic.down == size_of(state.model) + anchor_bytes + 4  # and the learning rate
+    assert traffic.up == size_of(state.model) - size_of(state.model.params[HEAD])
+    assert traffic.statistics_down == traffic.statistics_up == 0
+
+
+@pytest.mark.parametrize("source, exchanging", [("server", 0), ("cohort", 2), ("all", 4), ("all_mixed", 4)])
+def test_statistics_from_clients_are_a_second_exchange(data, source, exchanging):
+    fields = {"model.normalisation": "static", "model.statistics": source}
+    problem, method, state = build(network=SmallNetwork(HEAD, normalisation="static"), **fields)
+    traffic = bytes_per_client(problem, method, state, data)
+    assert traffic.statistics_down == exchanging * size_of(state.model.params)
+    assert traffic.statistics_up == exchanging * size_of(state.model.batch_stats)
+    assert traffic.up == size_of(state.model.params) - size_of(state.model.params[HEAD])  # no statistics
+
+
+@pytest.mark.parametrize("num_classes, rows", [
+    (10, [(250, 0.29), (500, 0.57), (1000, 1.15), (5000, 5.73)]),
+    (100, [(2500, 2.85), (10000, 11.41)]),
+])  # fmt: skip
+def test_table_4_comes_out_of_the_leaves(num_classes, rows):
+    """Table 4: anchor embeddings over the model's parameters without the anchor head, downstream, in percent."""
+    config = apply_arguments(base_config(), "fedanchor,resnet18")
+    facts = {"num_classes": num_classes, "image_shape": (8, 8, 3), "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    resnet = build_network(config, facts, METHODS["fedanchor"].heads, HEAD)
+    params = dict(jax.eval_shape(resnet.init, jax.random.key(0)).params)
+    width = params.pop(HEAD)["kernel"].shape[1]
+
+    class Wide(SmallNetwork):  # a head as wide as that one's
+        def _outputs(self, params, x):
+            return super()._outputs(params, x)._replace(heads={HEAD: jnp.tile(x[:, :1], (1, width))})
+
+    for num_anchors, percent in rows:
+        _, method, state = build(network=Wide(HEAD), **{"fedanchor.travels": "all_pairs"})
+        federated = federation([[-1]], anchors=[0] * num_anchors)
+        sent = jax.eval_shape(method.broadcast, state, federated, jax.random.key(0))
+        overhead = 100 * sent.extra.anchors.embeddings.size / sum(leaf.size for leaf in jax.tree.leaves(params))
+        assert round(overhead, 2) == percent
+
+
+def test_aggregation_weighs_by_size_and_leaves_the_anchor_head(data):
+    """Algorithm 1: w_{t+1} = sum_m n_m / sum n_m w_m, over the clients that sent something."""
+    _, method, state = build()
+    rng = np.random.default_rng(0)
+    sent = {name: state.model.params[name] for name in ("backbone", "classifier")}
+    sent = state.model._replace(params=sent)
+    uploads = jax.tree.map(lambda leaf: rng.normal(size=(3, *leaf.shape)).astype(np.float32), sent)
+    sizes, ones = jnp.array([30, 99, 10]), jnp.ones(3, jnp.int32)
+    received = Received(Upload(uploads), jnp.array([True, False, True]), jnp.arange(3), None, sizes, ones)
+    after, metrics = method.aggregate(state, data, received, jax.random.key(0))
+    expected = jax.tree.map(lambda leaf: 0.75 * leaf[0] + 0.25 * leaf[2], uploads)
+    found = after.model._replace(params={name: after.model.params[name] for name in sent.params})
+    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-5)
+    np.testing.assert_array_equal(after.model.params[HEAD]["kernel"], state.model.params[HEAD]["kernel"])
+    changes = jax.tree.map(lambda new, old: np.sum((new - old) ** 2), found.params, sent.params)
+    np.testing.assert_allclose(metrics["update_norm"], np.sqrt(sum(jax.tree.leaves(changes))), rtol=1e-5)
+    # Nobody qualified with anything: what was sent down is what the server goes on from.
+    after, metrics = method.aggregate(state, data, received._replace(accepted=jnp.zeros(3, bool)), jax.random.key(0))
+    for leaf, other in zip(jax.tree.leaves(after.model), jax.tree.leaves(state.model), strict=True):
+        np.testing.assert_array_equal(leaf, other)
+    assert metrics["update_norm"] == 0
+
+
+# --- The server: equations 1 and 2, one epoch on each head (section 4.4). --------------------------------------------
+
+
+def moved(after, before):
+    """The parts of a model that are not bit for bit the same."""
+    return {name for name in before.params if np.any(leaves(after.params[name]) != leaves(before.params[name]))}
+
+
+def leaves(tree):
+    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def contrastive_by_hand(z, labels, temperature, negatives, self_pairs):
+    """Eq. 1 and 2, pair by pair."""
+    z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    pairs, total = [(i, j) for i in range(len(z)) for j in range(len(z))], 0.0
+    weight = lambda i, j: np.exp(z[i] @ z[j] / temperature)  # noqa: E731
+    for c in range(CLASSES):
+        same = [weight(i, j) for i, j in pairs if labels[i] == labels[j] == c and (self_pairs or i != j)]
+        other = [weight(i, j) for i, j in pairs if labels[i] != labels[j] and (negatives == "batch" or labels[i] == c)]
+        total -= np.log(sum(same) / sum(other))
+    return total / CLASSES
+
+
+SERVER = {"server.batch_size": 4, "server.learning_rate": 0.3, "server.augmentation": "weak", "server.epochs": 2}
+
+
+@pytest.mark.parametrize(
+    "temperature, negatives, self_pairs, view, trains",
+    [(0.1, "batch", False, "none", "model"), (0.5, "class", True, "strong", "anchor_head")],
+)
+def test_the_contrastive_epoch_has_its_equation_and_its_parts(data, temperature, negatives, self_pairs, view, trains):
+    fields = {
+        "temperature": temperature, "negatives": negatives, "self_pairs": self_pairs, "contrastive_trains": trains,
+        "contrastive_batch_size": len(ANCHORS), "contrastive_augmentation": view, "contrastive_learning_rate": 0.3,
+    }  # fmt: skip
+    fields = {f"fedanchor.{name}": value for name, value in fields.items()}
+    _, method, state = build(**fields, **{"server.epochs": 0})
+    after, metrics = method.server_after(state, data, jax.random.key(0))
+    x = pixels_of(data, data.anchor_index, {"none": itself, "strong": negative}[view])
+    z = embeddings_of(state.model, x, x.mean(axis=0))
+    expected = contrastive_by_hand(z, np.array(ANCHORS), temperature, negatives, self_pairs)
+    np.testing.assert_allclose(metrics["contrastive_loss"], expected, rtol=1e-4)
+    assert metrics.keys() == {"contrastive_loss"}
+    assert moved(after.model, state.model) == {HEAD, *(["backbone"] if trains == "model" else [])}
+
+
+def test_cross_entropy_comes_first_and_then_the_contrastive_loss(data):
+    """Each training by itself, one after the other, is both."""
+    fields = {**SERVER, "fedanchor.contrastive_batch_size": 5, "fedanchor.contrastive_learning_rate": 0.2}
+    key = jax.random.key(0)
+
+    def stage(**more):
+        _, method, state = build(**{**fields, **more})
+        return state, lambda state: method.server_after(state, data, key)
+
+    state, both = stage()
+    _, classification = stage(**{"fedanchor.contrastive": False})
+    _, contrastive = stage(**{"server.epochs": 0})
+    (after, metrics), (halfway, first) = both(state), classification(state)
+    expected, second = contrastive(halfway)
+    assert moved(halfway.model, state.model) == {"backbone", "classifier"}
+    np.testing.assert_allclose(leaves(after.model), leaves(expected.model), atol=1e-6)
+    for name, value in {**first, **second}.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-5)
+    assert metrics.keys() == {"server_loss", "contrastive_loss"}
+    other_order = classification(contrastive(state)[0])[0]
+    assert np.max(np.abs(leaves(other_order.model) - leaves(after.model))) > 1e-3
+
+
+@pytest.mark.parametrize("contrastive", [True, False])
+def test_pre_training_has_both_losses_or_one(data, contrastive):
+    problem, method, _ = build(**{**SERVER, "fedanchor.pretrain_contrastive": contrastive, "server.pretrain_epochs": 1})
+    key = jax.random.key(3)
+    state, fresh = method.init(data, key), problem.network.init(jax.random.split(key)[0])
+    assert moved(state.model, fresh) == {"backbone", "classifier", *([HEAD] if contrastive else [])}
+    assert state.round == 0 and state.server == {} and state.clients == {}
+
+
+def test_the_server_s_fix_and_mix_losses_are_those_of_the_equations(data, monkeypatch):
+    """FedAnchor (mix): L_fix on the batch plus b L_mix with partners from all anchors."""
+    drawn = np.array([5, 0, 5, 7])
+    monkeypatch.setattr(training, "draw_with_replacement", lambda key, size, count: jnp.asarray(drawn))
+    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
+    problem, _, state = build(weak=itself, strong=negative)
+    loss_fn = training.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0, "mix_then_augment")
+    rows, mask = data.anchor_index[:4], jnp.array([True, True, True, False])
+    loss, (_, metrics) = loss_fn(state.model, rows, data.visible_labels[rows], mask, jax.random.key(0))
+
+    model, one_hot = in_numpy(state.model.params), np.eye(CLASSES)[list(ANCHORS)]
+    x, partner = pixels_of(data, rows[:3]), pixels_of(data, drawn[:3])
+    mixture = 0.3 * x + 0.7 * partner
+    fix = loss_and_gradient(model, 1 - x, (1 - x).mean(axis=0), one_hot[:3] / 3)[0]
+    targets = (0.3 * one_hot[:3] + 0.7 * one_hot[drawn[:3]]) / 3
+    mix = loss_and_gradient(model, mixture, mixture.mean(axis=0), targets)[0]
+    found = [metrics["server_loss"], metrics["server_mix_loss"], loss]
+    np.testing.assert_allclose(found, [fix, mix, fix + 2 * mix], rtol=1e-5)
+
+
+# --- Variants and choices. -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variant, at_clients, at_server",
+    [
+        ("", {"fix_loss", "mix_loss"}, {"server_loss", "contrastive_loss"}),
+        ("mix", {"fix_loss", "mix_loss"}, {"server_loss", "server_mix_loss", "contrastive_loss"}),
+        ("no_mixup", {"fix_loss"}, {"server_loss", "contrastive_loss"}),
+        ("server_mixup", {"fix_loss"}, {"server_loss", "server_mix_loss", "contrastive_loss"}),
+        ("no_contrastive", {"fix_loss", "mix_loss"}, {"server_loss"}),
+    ],
+)
+def test_variants_of_the_losses(data, variant, at_clients, at_server):
+    _, method, state = build(f"fedanchor,{variant}" if variant else "fedanchor")
+    assert jax.eval_shape(method.server_after, state, data, jax.random.key(0))[1].keys() == at_server
+    received = method.broadcast(state, data, None)
+    assert method.phases[0].start(received, None, {}).totals.keys() == {"client_loss", *at_clients}
+
+
+def test_the_other_variants(data):
+    assert {*VARIANTS} - {"mix", "no_mixup", "server_mixup", "no_contrastive"} == {
+        "ensemble",
+        "all_pairs",
+        "no_clients",
+        "natural_images",
+        "paper",
+        "surest",
+    }
+    problem, _, _ = build("fedanchor,ensemble")
+    assert problem.config.fedanchor.ensemble_views == 4
+    _, method, state = build("fedanchor,all_pairs")
+    assert method.broadcast(state, data, None).extra.anchors.embeddings.shape == (len(ANCHORS), HEAD_DIM)
+    _, method, state = build("fedanchor,strong,no_clients", **{"model.normalisation": "running"})
+    job = prepare(method.phases[0], method.broadcast(state, data, None), data, 1)
+    assert job.num_steps == 0 and len(set(np.asarray(job.report.labels))) > 1  # nobody trains, and all label
+
+
+@pytest.mark.parametrize(
+    "field, value, words",
+    [
+        ("fedanchor.travels", "pigeons", "fedanchor.travels is 'pigeons'; known: class_means, all_pairs"),
+        ("fedanchor.mix_order", "never", "known: mix_then_augment, augment_then_mix"),
+        ("fedanchor.contrastive_trains", "all", "known: model, anchor_head"),
+        ("fedanchor.contrastive_augmentation", "odd", "known: none, weak, strong"),
+        ("fedanchor.negatives", "all", "known: batch, class"),
+        ("fedanchor.temperature", 0.0, "fedanchor.temperature must be above 0, not 0.0"),
+        ("data.labels", "clients", "data.labels is 'clients'; known to the method fedanchor: 'server'"),
+        ("fedanchor.threshold_quantile", 1.5, "fedanchor.threshold_quantile must be at least 0 and at most 1, not 1.5"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(field, value, words):
+    with pytest.raises(UserError) as refused:
+        validate(small_problem("fedanchor", **{field: value}).config)
+        build(**{field: value})
+    assert words in str(refused.value) and "\n" not in str(refused.value)

@@ -1,0 +1,399 @@
+"""FedLabel's two phases and both its aggregations, against NumPy."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.config import validate
+from fedjax_ssl.engine.interface import Previous, Received, State, Upload
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods import METHODS, fedlabel
+from tests.helpers.experts_by_hand import choose_by_hand
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    assert_model,
+    federation,
+    handed_on,
+    loss_and_gradient,
+    mirrored,
+    negative,
+    pixels_of,
+    probabilities,
+    running_mean,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
+
+SOME, NO_LABELS, ALL = range(3)
+LABELLED_STEPS, UNLABELLED_STEPS, BETA = 4, 5, 0.6
+ROUND = jnp.int32(7)
+BOTH = {"fedlabel.upload": "two_models"}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, -1, -1, 2, 1, -1, 0, -1, -1], [-1] * 5, [1, 2, 0]])
+
+
+def build(**fields):
+    steps = {"fedlabel.labelled_steps": LABELLED_STEPS, "fedlabel.unlabelled_steps": UNLABELLED_STEPS}
+    problem = small_problem("fedlabel", **{**steps, "fedlabel.threshold": BETA, **fields})
+    validate(problem.config)
+    return problem, METHODS["fedlabel"].factory(problem)
+
+
+class Round(NamedTuple):
+    """One client's round: of each phase its job and what it leaves."""
+
+    problem: Any
+    received: Any
+    first: Any
+    supervised: Any
+    second: Any
+    finished: Any
+
+
+def run(data, client, extra=ROUND, **fields):
+    problem, method = build(**fields)
+    received = sent_down(problem, extra)
+    first, supervised = train(method.phases[0], received, data, client)
+    second, finished = train(method.phases[1], received, data, client, previous=handed_on(first, supervised))
+    return Round(problem, received, first, supervised, second, finished)
+
+
+# --- The two phases. -------------------------------------------------------------------------------------------------
+
+
+def drawn_rows(work):
+    """The rows of the image table of each step, and their positions."""
+    size, order = int(work.deck.size), np.asarray(work.deck.order)
+    return [(np.asarray(work.deck.rows)[batch[:size]], batch[:size]) for batch in order] if size else []
+
+
+def supervised_by_hand(result, data):
+    """tau steps of eq. 1."""
+    config, model = result.problem.config.client, in_numpy(result.received.model.params)
+    velocity, statistics, losses = at_rest(model), statistics_of(result.received.model), []
+    for rows, _ in drawn_rows(result.first.work):
+        x = pixels_of(data, rows, mirrored)
+        targets = np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]] / len(rows)
+        loss, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, x)
+        losses.append(loss)
+    return model, statistics, losses
+
+
+def divergence_and_gradient(model, x, centre, other, weights, trained_first):
+    """sum_i weights_i KL of row i, and its gradient: dKL/dz = p (log p - log s - KL), or p - s."""
+    p, logs = probabilities(model, x, centre), np.log(other)
+    if trained_first:
+        of_row = np.sum(p * (np.log(p) - logs), axis=1)
+        wrong = p * (np.log(p) - logs - of_row[:, None])
+    else:
+        of_row, wrong = np.sum(other * (logs - np.log(p)), axis=1), p - other
+    wrong = weights[:, None] * wrong
+    return weights @ of_row, {"bias": wrong.sum(axis=0), "kernel": (x - centre).T @ wrong}
+
+
+def unlabelled_by_hand(result, data, supervised, experts="both"):
+    """tau' steps of eq. 8: the model, its statistics, each metric's mean, and how many images count in each step."""
+    options, config = result.problem.config.fedlabel, result.problem.config.client
+    first = in_numpy(result.received.model.params)
+    model, velocity, statistics = dict(first), at_rest(first), statistics_of(result.received.model)
+    local, local_statistics = supervised
+    centre, history, total, agreed, contradicted = statistics, [], at_rest(first), [], []
+    for rows, _ in drawn_rows(result.second.work):
+        x, strong = pixels_of(data, rows), pixels_of(data, rows, negative)
+        p_local = probabilities(local, x, local_statistics)
+        labels, probability, other, ratio = choose_by_hand(
+            probabilities(first, x, centre), p_local, options.confidence, options.experts
+        )
+        kept = probability > options.threshold
+        # s^- of eq. 6, whatever the divergence is taken to.
+        agrees = kept & (other.argmax(axis=1) == labels) & (experts == "both")
+        agreed.append(agrees.sum())
+        contradicted.append(np.sum(kept & (p_local.argmax(axis=1) == labels) & ~agrees))
+        other = p_local if options.kl_partner == "supervised" else other
+        if options.loss_over == "kept":
+            x, strong, labels, other, ratio, agrees = (a[kept] for a in (x, strong, labels, other, ratio, agrees))
+        counted = np.ones(len(x), bool) if options.loss_over == "kept" else kept
+        if not kept.any():
+            history.append([0, 0, 0])
+            continue
+        targets = counted[:, None] * np.eye(CLASSES)[labels] / len(x)
+        entropy, gradient = loss_and_gradient(model, strong, strong.mean(axis=0), targets)
+        over = max(agrees.sum(), 1) if options.loss_over == "kept" else len(x)
+        weights = agrees * options.consistency_weight * ratio / over
+        first_is_trained = options.kl_order == "trained_first"
+        divergence, more = divergence_and_gradient(model, x, x.mean(axis=0), other, weights, first_is_trained)
+        distance = sum(np.mean((model[name] - first[name]) ** 2) for name in model)
+        value = entropy + divergence + options.mean_proximal * distance
+        gradient = {
+            name: leaf + more[name] + options.mean_proximal * 2 * (model[name] - first[name]) / leaf.size
+            for name, leaf in gradient.items()
+        }
+        if options.accumulate_gradients:  # never cleared
+            total = gradient = {name: total[name] + leaf for name, leaf in gradient.items()}
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, strong, x)
+        history.append([value, divergence, kept.sum()])
+    return model, statistics, np.array(history), agreed, contradicted
+
+
+CODE = {
+    "fedlabel.loss_over": "kept",
+    "fedlabel.kl_partner": "supervised",
+    "fedlabel.kl_order": "trained_last",
+    "fedlabel.mean_proximal": 2.0,
+}
+
+
+@pytest.mark.parametrize(
+    "client, fields",
+    [
+        (SOME, {}),
+        (NO_LABELS, {}),
+        (SOME, {"fedlabel.confidence": "entropy", "fedlabel.kl_order": "trained_last"}),
+        (SOME, {"fedlabel.accumulate_gradients": True}),
+        (SOME, CODE),
+        (SOME, {"fedlabel.experts": "local", "fedlabel.threshold": 0.5}),
+        (SOME, {"fedlabel.threshold": 0.65}),  # with steps in which nothing counts, and a velocity from earlier ones
+    ],
+)
+def test_both_phases_are_those_of_the_equations(data, client, fields):
+    """Models, statistics, metrics; and the upload is w and both changes, with r_k."""
+    result = run(data, client, **{"fedlabel.consistency_weight": 0.5, **fields})
+    local, local_statistics, losses = supervised_by_hand(result, data)
+    experts = fields.get("fedlabel.experts", "both")
+    model, statistics, history, agreed, _ = unlabelled_by_hand(result, data, (local, local_statistics), experts)
+    kept = history[:, 2]
+    assert any(0 < count < 3 for count in kept)
+    assert any(agreed) if "fedlabel.threshold" not in fields else 0 in kept[1:]
+    if losses:
+        assert result.first.num_steps == LABELLED_STEPS and result.second.num_steps == UNLABELLED_STEPS
+        assert_model(result.supervised.upload.model, local, local_statistics)
+        np.testing.assert_allclose(result.supervised.metrics["client_loss"], np.mean(losses), rtol=1e-5)
+    first = in_numpy(result.received.model.params)
+    both = {name: first[name] + (local[name] - first[name]) + (model[name] - first[name]) for name in first}
+    mean = (local_statistics + statistics) / 2 if losses else statistics
+    assert_model(result.finished.upload.model, both, mean)
+    labelled = LABELLED_STEPS * 3 if losses else 0
+    assert result.finished.upload.metadata == {"used": labelled + kept.sum()}
+    names = ("unlabelled_loss", "consistency_loss", "kept")
+    if not (kept == 0).any():  # the loss of a step that is not taken is still reported
+        for name, value in zip(names, history.mean(axis=0)):
+            np.testing.assert_allclose(result.finished.metrics[name], value, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("loss_over", ["batch", "kept"])
+@pytest.mark.parametrize("partner", ["discarded", "supervised"])
+def test_the_divergence_is_of_images_with_the_same_label_from_both_experts(data, partner, loss_over):
+    """Whichever expert it is taken to: where the local one labels and the received one differs there is none."""
+    fields = {"kl_partner": partner, "loss_over": loss_over, "threshold": 0.4, "consistency_weight": 0.5}
+    problem, method = build(**{f"fedlabel.{name}": value for name, value in fields.items()})
+    received, local = sent_down(problem, ROUND), sent_down(problem, seed=23).model  # as if it had been trained
+    previous = Previous(jax.tree.map(lambda leaf: leaf[None], Upload(local)), jnp.array([True]))
+    second, finished = train(method.phases[1], received, data, SOME, previous=previous)
+    result = Round(problem, received, None, None, second, finished)
+    _, _, history, agreed, contradicted = unlabelled_by_hand(
+        result, data, (in_numpy(local.params), statistics_of(local))
+    )
+    assert any(contradicted) and any(agreed)
+    for name, value in zip(("unlabelled_loss", "consistency_loss", "kept"), history.mean(axis=0)):
+        np.testing.assert_allclose(finished.metrics[name], value, atol=1e-5, err_msg=name)
+
+
+def test_the_report_has_both_experts_labels(data):
+    result = run(data, SOME)
+    report, size = result.second.report, 9
+    x = pixels_of(data, np.asarray(data.client_index[SOME])[:size])
+    local, local_statistics, _ = supervised_by_hand(result, data)
+    p_local = probabilities(local, x, local_statistics)
+    p_global = probabilities(in_numpy(result.received.model.params), x, statistics_of(result.received.model))
+    labels, probability, *_ = choose_by_hand(p_global, p_local, "variance", "both")
+    np.testing.assert_array_equal(report.labels[:size], labels)
+    np.testing.assert_array_equal(report.others["global"][:size], p_global.argmax(axis=1))
+    np.testing.assert_array_equal(report.others["local"][:size], p_local.argmax(axis=1))
+    known = np.asarray(data.visible_labels)[np.asarray(data.client_index[SOME])[:size]] >= 0
+    np.testing.assert_array_equal(report.qualified, [*((probability > BETA) | known), False])
+
+
+@pytest.mark.parametrize("fields", [{}, {"threshold.debias": "app_u"}])
+def test_images_without_a_step_are_not_looked_at(data, fields):
+    """Two steps of three of five images: what is said of the others is nothing, and the report says so."""
+    steps = {"fedlabel.unlabelled_steps": 2, **fields}
+    result, size = run(data, SOME, **steps), 9
+    drawn = {position for _, positions in drawn_rows(result.second.work) for position in positions}
+    assert 3 <= len(drawn) < 6
+    report = result.second.report
+    np.testing.assert_array_equal(np.flatnonzero(report.made), sorted(drawn))
+    positions = np.array(sorted(drawn))
+    x = pixels_of(data, np.asarray(data.client_index[SOME])[positions])
+    local, local_statistics, _ = supervised_by_hand(result, data)
+    experts = (
+        probabilities(in_numpy(result.received.model.params), x, statistics_of(result.received.model)),
+        probabilities(local, x, local_statistics),
+    )
+    if fields:  # each expert's, divided by its own mean over these images
+        experts = [p / p.mean(axis=0) for p in experts]
+        experts = [p / p.sum(axis=1, keepdims=True) for p in experts]
+    labels, probability, *_ = choose_by_hand(*experts, "variance", "both")
+    np.testing.assert_array_equal(report.labels[positions], labels)
+    np.testing.assert_allclose(result.second.work.choice.probability[positions], probability, rtol=1e-4)
+    known = np.flatnonzero(np.asarray(data.visible_labels)[np.asarray(data.client_index[SOME])[:size]] >= 0)
+    np.testing.assert_array_equal(np.flatnonzero(report.qualified), sorted({*positions[probability > BETA], *known}))
+
+
+@pytest.mark.parametrize("normalisation", ["running", "static"])
+def test_without_a_label_that_counts_a_client_sends_its_supervised_model(data, normalisation):
+    """beta = 1 is FedAvg on labels, to the statistics, with weight decay and all; and so is no unlabelled image."""
+    for client, fields in ((SOME, {"fedlabel.threshold": 1.0}), (ALL, {})):
+        result = run(data, client, **fields)
+        assert result.second.takes_part and np.any(result.finished.metrics["kept"] == 0)
+        for sent, supervised in zip(
+            *map(jax.tree.leaves, (result.finished.upload.model, result.supervised.upload.model))
+        ):
+            np.testing.assert_allclose(sent, supervised, atol=1e-7)
+        assert result.finished.upload.metadata["used"] == LABELLED_STEPS * 3
+
+
+def test_unlabelled_images_wait_for_their_round(data):
+    """Before it a client makes its labelled steps alone, and still uploads; so the round travels."""
+    field = {"fedlabel.unlabelled_from": 3}
+    steps = [int(run(data, SOME, jnp.int32(number), **field).second.num_steps) for number in (2, 3)]
+    assert steps == [0, UNLABELLED_STEPS]
+    early = run(data, SOME, jnp.int32(2), **field)
+    assert early.second.takes_part
+    assert_model(early.finished.upload.model, in_numpy(early.supervised.upload.model.params))
+    problem, method = build(**field)
+    assert method.broadcast(State(ROUND, problem.network.init(jax.random.key(0))), data, None).extra == 7
+
+
+def test_weights_may_be_those_of_every_method(data):
+    """`aggregation.weights`, here by size, whatever the clients tell."""
+    uploads = random_like(sent_down(build()[0]).model, 3)
+    found, _ = aggregated(uploads, [3, 1, 8], np.ones(3, bool), **{"fedlabel.weights": "shared"})
+    np.testing.assert_allclose(found, np.array([30, 99, 10]) / 139 @ rows_of(uploads, 3), atol=1e-5)
+
+
+def test_two_models_travel_apart(data):
+    """w_U is the upload, w_L is told, and r_k counts pseudo-labels, at least one."""
+    result = run(data, SOME, **BOTH, **{"fedlabel.weights": "pseudo_labels"})
+    local, local_statistics, _ = supervised_by_hand(result, data)
+    model, statistics, history, *_ = unlabelled_by_hand(result, data, (local, local_statistics))
+    assert_model(result.finished.upload.model, model, statistics)
+    assert_model(result.finished.upload.metadata["supervised"], local, local_statistics)
+    assert result.finished.upload.metadata["used"] == history[:, 2].sum() > 1
+    none = run(data, SOME, **BOTH, **{"fedlabel.weights": "pseudo_labels", "fedlabel.threshold": 1.0})
+    assert none.finished.upload.metadata["used"] == 1
+
+
+# --- The server. -----------------------------------------------------------------------------------------------------
+
+
+def random_like(tree, *axes, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: np.float32(rng.normal(size=(*axes, *leaf.shape))), tree)
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def rows_of(tree, count):
+    return np.stack([flat(jax.tree.map(lambda leaf, m=m: np.asarray(leaf)[m], tree)) for m in range(count)])
+
+
+def aggregated(uploads, weights, accepted, local=None, **fields):
+    """The new model of three uploads, and the old one."""
+    problem, method = build(**fields)
+    model = sent_down(problem).model
+    told = {"used": np.float32(weights), **({} if local is None else {"supervised": local})}
+    sizes = np.array([30, 99, 10])
+    received = Received(Upload(uploads, told), accepted, np.arange(3), None, sizes, sizes)
+    aggregate = jax.jit(lambda state, received, key: method.aggregate(state, None, received, key))
+    after, _ = aggregate(State(jnp.int32(0), model), received, jax.random.key(0))
+    return flat(after.model), flat(model)
+
+
+@pytest.mark.parametrize("weights, accepted", [([3, 1, 8], [1, 1, 1]), ([3, 1, 8], [1, 0, 1]), ([5, 5, 5], [1, 1, 1])])
+def test_the_server_adds_the_changes_weighted_by_what_was_used(weights, accepted):
+    """w + sum_k r_k dw_k / sum r; with equal r the plain mean."""
+    model = sent_down(build()[0]).model
+    uploads = random_like(model, 3)
+    found, before = aggregated(uploads, weights, np.array(accepted, bool))
+    shares = np.array(weights) * accepted / np.dot(weights, accepted)
+    changes = rows_of(uploads, 3) - before
+    np.testing.assert_allclose(found, before + shares @ changes, atol=1e-5)
+    if len(set(weights)) == 1:
+        np.testing.assert_allclose(found, before + changes.mean(axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("accepted", [[1, 1, 1], [0, 1, 1], [0, 0, 0]])
+def test_the_code_s_server_takes_half_of_each_model(accepted):
+    """1/2 mean w_L + 1/2 sum r w_U / sum r, over the accepted uploads."""
+    model, weights = sent_down(build()[0]).model, np.array([3, 1, 8])
+    uploads, local = random_like(model, 3), random_like(model, 3, seed=1)
+    found, before = aggregated(uploads, weights, np.array(accepted, bool), local, **BOTH)
+    if not any(accepted):
+        np.testing.assert_array_equal(found, before)
+        return
+    uniform, weighted = np.array(accepted) / sum(accepted), weights * accepted / np.dot(weights, accepted)
+    expected = 0.5 * uniform @ rows_of(local, 3) + 0.5 * weighted @ rows_of(uploads, 3)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+# --- Options. --------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_may_have_one_view_for_the_whole_run(data):
+    """By its row, whatever the step's key; otherwise each step draws."""
+
+    def noise(key, images):
+        return images + jax.random.uniform(key, images.shape)
+
+    rows = np.array([4, 2, 4, 9])
+    views = {}
+    for once in (False, True):
+        problem, _ = build(**{"fedlabel.augment_once": once})
+        view = jax.jit(lambda key, problem=problem: fedlabel.view(problem, noise, data, rows, key))
+        views[once] = [np.asarray(view(jax.random.key(k))) for k in (0, 1)]
+    assert np.all(views[False][0] != views[False][1]) and np.all(views[False][0][0] != views[False][0][2])
+    np.testing.assert_array_equal(views[True][0], views[True][1])
+    np.testing.assert_array_equal(views[True][0][0], views[True][0][2])
+    drawn = views[True][0] - np.asarray(data.images)[rows]
+    assert np.all(drawn[0] != drawn[1]) and np.all((drawn >= 0) & (drawn < 1))
+
+
+def test_the_variant_of_the_code_is_complete():
+    """Every departure from the paper's algorithm but the bug."""
+    problem = small_problem("fedlabel,code")
+    defaults, changed = fedlabel.defaults().config(), problem.config.fedlabel
+    departures = ("unlabelled_from", "upload", "weights", "kl_partner", "kl_order", "loss_over", "mean_proximal",
+                  "augment_once")  # fmt: skip
+    assert {name for name in defaults if defaults[name] != changed[name]} == set(departures)
+    assert not changed.accumulate_gradients
+    assert isinstance(sent_down(problem).model, Model)
+
+
+@pytest.mark.parametrize("variant", ["fedlabel", "fedlabel,code"])
+def test_a_round_with_optimisers_that_survive(data, variant):
+    """Each phase's optimiser has its entry, that of gradients which are never cleared with one tensor more."""
+    fields = {"client.persistent": True, "fedlabel.accumulate_gradients": True}
+    problem = small_problem(variant, **fields, **{"fedlabel.labelled_steps": 2})
+    method = METHODS["fedlabel"].factory(problem)
+    state = jax.eval_shape(method.init, data, jax.random.key(0))
+    count = lambda tree: len(jax.tree.leaves(tree))  # noqa: E731
+    assert count(state.clients["unlabelled_opt_state"]) == 2 * count(state.clients["opt_state"])
+    after, result = jax.eval_shape(make_round(problem, method, lanes=2), state, data, data.visible_labels)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    assert {"client_loss", "unlabelled_loss", "pseudo_label_accuracy_local"} <= result.metrics.keys()

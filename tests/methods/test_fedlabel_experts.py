@@ -1,0 +1,47 @@
+"""Which of two experts labels, and what the other one says, against NumPy."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.methods.fedlabel.client import choose, inverse_entropy, variance
+from tests.helpers.experts_by_hand import choose_by_hand
+from tests.helpers.linear_network import softmax
+from tests.helpers.small_problem import CLASSES
+
+
+@pytest.mark.parametrize("confidence", ["variance", "entropy"])
+@pytest.mark.parametrize("experts", ["both", "local", "global"])
+def test_the_surer_expert_labels(confidence, experts):
+    rng = np.random.default_rng(0)
+    of_global, of_local = 2 * rng.normal(size=(2, 3, 8, CLASSES)).astype(np.float32)
+    found = jax.device_get(jax.jit(choose, static_argnums=(2, 3))(of_global, of_local, confidence, experts))
+    flat = [softmax(logits.astype(np.float64)).reshape(-1, CLASSES) for logits in (of_global, of_local)]
+    labels, probability, other, ratio = choose_by_hand(*flat, confidence, experts)
+    np.testing.assert_array_equal(found.labels.reshape(-1), labels)
+    np.testing.assert_allclose(found.probability.reshape(-1), probability, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(found.other).reshape(-1, CLASSES), other, rtol=1e-4)
+    np.testing.assert_allclose(found.ratio.reshape(-1), ratio, rtol=1e-4)
+    agrees = flat[0].argmax(axis=1) == flat[1].argmax(axis=1)
+    np.testing.assert_array_equal(found.agrees.reshape(-1), agrees if experts == "both" else False)
+    of_one = labels != flat[0].argmax(axis=1)
+    assert experts != "both" or (0 < of_one.sum() < 24 and np.all(np.asarray(found.ratio) <= 1))
+
+
+def test_confidence_is_largest_for_one_class_and_none_for_all_alike():
+    drawn = softmax(3 * np.random.default_rng(0).normal(size=(100, 3)))
+    p = np.float32([[1, 1e-30, 1e-30], [1 / 3] * 3, *drawn])
+    by_variance, by_entropy = jax.device_get(jax.jit(lambda logs: (variance(logs), inverse_entropy(logs)))(np.log(p)))
+    assert by_variance[0] == pytest.approx(1 / 3) and by_variance[1] == pytest.approx(0, abs=1e-12)
+    assert by_entropy[0] == pytest.approx(1e5, rel=1e-3)
+    assert by_entropy[1] == pytest.approx(1 / (np.log(3) + 1e-5))
+    assert np.all((by_variance[2:] > 0) & (by_variance[2:] < 1 / 3))
+
+
+@pytest.mark.parametrize("logits", [[2.0, -1.0, 0.5], [0.0, 0.0, 0.0]])
+def test_two_equal_experts_are_one(logits):
+    """s* = s^-, and lambda is lambda_0, even where both are sure of nothing."""
+    logits = np.float32([logits])
+    choice = jax.device_get(jax.jit(choose, static_argnums=2)(logits, logits, "variance"))
+    np.testing.assert_allclose(np.exp(choice.other), softmax(logits), rtol=1e-5)
+    assert choice.ratio == 1 and choice.labels == np.argmax(logits)

@@ -1,0 +1,196 @@
+"""FedMatch against NumPy, written from its equations: local training, server training, messages, helpers, the mean."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.engine.interface import Received, Upload
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.fedmatch import PARTS, UPLOADS
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU
+from fedjax_ssl.methods.fedmatch.plateau import Plateau
+from fedjax_ssl.methods.fedmatch.server import Uploads, noise_image
+from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
+from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, numbers, random_params
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    NUM_CLIENTS,
+    PIXELS,
+    federation,
+    itself,
+    loss_and_gradient,
+    mirrored,
+    pixels_of,
+    probabilities,
+)
+
+
+def coin(key, images):
+    """A view that is mirrored or not, image by image."""
+    chosen = jax.random.bernoulli(key, shape=(len(images),))[:, None, None, None]
+    return jnp.where(chosen, images[:, :, ::-1], images)
+
+
+# --- The server. -----------------------------------------------------------------------------------------------------
+
+
+def test_at_first_psi_is_a_fifth_of_sigma():
+    _, method = build("clients", smallest=0.3)
+    state = method.init(federation([[0]]), KEY)
+    sigma, psi = (in_numpy(state.server[PARTS][name]) for name in (SIGMA, PSI))
+    for name in sigma:
+        np.testing.assert_allclose(psi[name], 0.2 * sigma[name], rtol=1e-6)
+    tested = {name: sigma[name] + cut(psi, 0.3)[name] for name in sigma}
+    assert 0 < sum(np.sum(np.abs(leaf) <= 0.3) for leaf in psi.values()) < ENTRIES // 2
+    for name, leaf in in_numpy(state.model.params).items():
+        np.testing.assert_allclose(leaf, tested[name], rtol=1e-6)
+
+
+def test_a_server_with_labels_trains_sigma_alone():
+    """One step on all anchors; then a lower rate, for no loss is below the lowest."""
+    problem, method = build("server", weak=itself, patience=1)
+    config = problem.config.server
+    config.update({"epochs": 1, "batch_size": 4, "augmentation": "weak", "learning_rate": 0.2, "clip_norm": 0.0})
+    anchors = [0, 1, 2, 2]
+    data = federation([[-1] * 3], anchors)
+    state = method.init(data, KEY)
+    lowest = Plateau(jnp.float32(0.5), jnp.float32(0.0), jnp.int32(0))
+    state = state._replace(server={**state.server, PLATEAU: lowest})
+    after, metrics = method.server_before(state, data, KEY)
+    sigma, psi = (in_numpy(state.server[PARTS][name]) for name in (SIGMA, PSI))
+    theta, x = {name: sigma[name] + psi[name] for name in psi}, pixels_of(data, range(4))
+    loss, gradient = loss_and_gradient(theta, x, x.mean(axis=0), np.eye(CLASSES)[anchors] / 4)
+    gradient = {name: 1.3 * leaf for name, leaf in gradient.items()}
+    expected, _ = sgd_step(sigma, gradient, at_rest(sigma), config, 0.1)
+    np.testing.assert_allclose(metrics["server_loss"], loss, rtol=1e-5)
+    found = in_numpy(after.server[PARTS][SIGMA])
+    for name in sigma:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
+        np.testing.assert_array_equal(in_numpy(after.server[PARTS][PSI])[name], psi[name])
+        np.testing.assert_allclose(in_numpy(after.model.params)[name], expected[name] + psi[name], atol=1e-4)
+    np.testing.assert_allclose(after.server[PLATEAU], [0.5 / 3, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("shuffle", "weak"), [(True, mirrored), (False, mirrored), (False, coin)])
+def test_the_server_s_batches_may_be_the_same_in_every_round(shuffle, weak):
+    """But not what their views draw."""
+    problem, method = build("server", weak=weak, shuffle=shuffle)
+    problem.config.server.update({"epochs": 1, "batch_size": 2})
+    data = federation([[-1] * 3], anchors=[0, 1, 2, 2])
+    state = method.init(data, KEY)
+    of_round = lambda key: numbers(method.server_before(state, data, key)[0].server[PARTS][SIGMA])  # noqa: E731
+    first, second = map(of_round, jax.random.split(KEY, 2))
+    assert np.array_equal(first, second) == (weak is mirrored and not shuffle)
+
+
+def test_a_server_without_labels_does_not_train():
+    _, method = build("clients")
+    data = federation([[0, -1]])
+    state = method.init(data, KEY)
+    after, metrics = method.server_before(state, data, KEY)
+    assert not metrics
+    np.testing.assert_array_equal(numbers(after), numbers(state))
+
+
+@pytest.mark.parametrize("labels", ["clients", "server"])
+def test_uploads_are_averaged_uniformly_and_remembered(labels):
+    problem, method = build(labels, smallest=0.2)
+    data = federation([[-1] * 3, [-1] * 2, [-1], [-1]], anchors=[0] if labels == "server" else ())
+    state = method.init(data, KEY)
+    before = state.server[PARTS]
+    names = (SIGMA, PSI) if labels == "clients" else (PSI,)
+    rows = [{name: random_params(problem, 10 * seed + len(name)) for name in names} for seed in range(3)]
+    statistics = {"mean": jnp.array([[0.1] * PIXELS, [0.9] * PIXELS, [0.3] * PIXELS])}
+    uploads = Upload(
+        Model(jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows), statistics), {"entries": jnp.ones(3)}
+    )
+    accepted = jnp.array([True, False, True])
+    received = Received(uploads, accepted, jnp.array([2, 1, 0]), None, jnp.array([1, 2, 3]), jnp.array([1, 2, 3]))
+    after, _ = jax.jit(method.aggregate)(state, data, received, KEY)
+    parts, memory = after.server[PARTS], after.server[UPLOADS]
+    for name in (SIGMA, PSI):
+        expected = (numbers(rows[0][name]) + numbers(rows[2][name])) / 2 if name in names else numbers(before[name])
+        np.testing.assert_allclose(numbers(parts[name]), expected, rtol=1e-5)
+    psi = numbers(parts[PSI])
+    tested = numbers(parts[SIGMA]) + np.where(np.abs(psi) <= 0.2, 0, psi)
+    np.testing.assert_allclose(numbers(after.model.params), tested, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(memory.seen, [True, False, True, False])
+    pixels = np.asarray(noise_image((2, 2, 1)), np.float64).reshape(1, PIXELS) / 255
+    for client, row in ((2, 0), (0, 2)):
+        sigma, psi = (in_numpy(rows[row].get(name, before[name])) for name in (SIGMA, PSI))
+        theta = {name: sigma[name] + psi[name] for name in psi}
+        expected = probabilities(theta, pixels, np.asarray(statistics["mean"][row], np.float64))[0]
+        np.testing.assert_allclose(memory.vectors[client], expected, atol=1e-5)
+        for name in (SIGMA, PSI):
+            held = jax.tree.map(lambda leaf, client=client: leaf[client], memory.params[name])
+            np.testing.assert_array_equal(numbers(held), numbers(rows[row].get(name, before[name])))
+    assert not numbers(jax.tree.map(lambda leaf: leaf[1], memory.params)).any()  # it was not accepted
+
+
+# --- Helpers and messages. -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sparse_down", [True, False])
+@pytest.mark.parametrize("round_number", [8, 9])
+def test_what_travels_down_is_counted_entry_by_entry(round_number, sparse_down):
+    """In round 9 client 1 gets the psi of clients 3 and 2; client 0 has never uploaded and gets both parts whole."""
+    problem, method = build("clients", smallest=0.2, least_change=0.3, sparse_down=sparse_down, index_bytes=2)
+    state = method.init(federation([[0, -1]]), KEY)
+    state = state._replace(round=jnp.int32(round_number))
+    names = (SIGMA, PSI) if sparse_down else (PSI,)
+    held = [
+        {name: random_params(problem, 100 + 10 * client + len(name)) for name in names} for client in range(NUM_CLIENTS)
+    ]
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *held)
+    vectors = jnp.array([[0.0, 0, 1], [0.2, 0.3, 0.5], [0.9, 0, 0.1], [0.2, 0.4, 0.4]])
+    uploads = Uploads(params, vectors, jnp.array([False, True, True, True]))
+    state = state._replace(server={**state.server, UPLOADS: uploads})
+    clients = jnp.array([1, 0])
+    sent = method.broadcast(state, None, None)
+    message = jax.jit(method.personal)(state, None, clients, KEY)
+    assert bool(sent.extra) == (round_number == 9)
+    np.testing.assert_array_equal(message["present"], [[round_number == 9] * 2, [False] * 2])
+    for place, helper in enumerate((3, 2)):
+        psi = jax.tree.map(lambda leaf, place=place: leaf[0, place], message["helpers"])
+        expected = numbers(held[helper][PSI]) if round_number == 9 else 0  # they are not even looked up
+        np.testing.assert_array_equal(numbers(psi), expected)
+
+    cut_off = lambda x: np.where(np.abs(x) <= 0.2, 0, x)  # noqa: E731
+    parts = {name: numbers(state.server[PARTS][name]) for name in (SIGMA, PSI)}
+    entries = ENTRIES
+    if sparse_down:
+        entries = np.sum(np.abs(parts[SIGMA] - numbers(held[1][SIGMA])) > 0.3)
+        entries += np.sum(np.abs(cut_off(parts[PSI]) - cut_off(numbers(held[1][PSI]))) > 0.3)
+        assert 0 < entries < ENTRIES
+    if round_number == 9:
+        own = cut_off(numbers(held[1][PSI]))
+        for helper in (3, 2):
+            psi = cut_off(numbers(held[helper][PSI]))
+            entries += np.sum((psi != 0) & (np.abs(psi - own) > 0.3))
+    np.testing.assert_array_equal(message["entries"], [entries, ENTRIES])
+    one = jax.tree.map(lambda leaf: leaf[0], message)
+    others = 4 + 4 * PIXELS  # the learning rate, and the running mean
+    assert method.wire_bytes.down(sent, one) == 6 * entries + others
+    upload = Upload(Model({}, sent.model.batch_stats), {"entries": jnp.float32(7)})
+    assert method.wire_bytes.up(upload) == 6 * 7 + 4 * PIXELS
+
+
+def test_without_helpers_nothing_but_a_count_is_personal():
+    _, method = build("clients", helpers=0)
+    state = method.init(federation([[0, -1]]), KEY)
+    assert set(jax.jit(method.personal)(state, None, jnp.array([1, 0]), KEY)) == {"entries"}
+
+
+# --- The paper's settings. -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("setting", "labels"), [("labels_at_client", "clients"), ("labels_at_server", "server")])
+def test_a_setting_of_the_paper_is_a_word(setting, labels):
+    config = apply_arguments(base_config(), f"fedmatch,{setting},non_iid")
+    validate(config)
+    assert (config.data.labels, config.model.name, config.data.partition) == (labels, "resnet9", "profiles")
+    assert apply_arguments(base_config(), f"fedmatch,{setting}").data.partition == "stratified"
+    assert config.client.momentum == config.server.weight_decay == config.client.clip_norm == 0

@@ -1,0 +1,86 @@
+"""Batches of unlabelled images beside those of labelled ones: their number, their size, their order."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.engine.interface import Broadcast, Cohort
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.fedmatch.paired_batches import largest_batch
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU
+from fedjax_ssl.methods.fedmatch.plateau import fresh_plateau
+from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
+from tests.helpers.fedmatch_by_hand import KEY, build, numbers, random_params
+from tests.helpers.small_problem import federation, small_problem, train
+
+
+@pytest.mark.parametrize(
+    ("bound", "labelled", "unlabelled", "steps", "size"),
+    [
+        (0, 3, 7, 2, 4),  # 1.5 labelled batches of 2 are two; so are the unlabelled images
+        (0, 5, 5, 2, 3),  # 2.5 are two as well
+        (0, 1, 9, 1, 9),
+        (4, 1, 9, 3, 3),  # one, but of unlabelled images at most 4 are in a batch
+        (0, 0, 10, 1, 10),
+        (4, 0, 10, 3, 4),
+        (0, 4, 0, 2, 0),
+        (0, 0, 0, 0, 0),  # takes no part
+    ],
+)
+def test_an_epoch_has_as_many_batches_of_both_kinds(bound, labelled, unlabelled, steps, size):
+    problem, method = build("clients", unlabelled_batch=bound)
+    problem.config.data.partition_file = "saved.npz"  # who has how many labels is not said
+    data = federation([[1] * labelled + [-1] * unlabelled])
+    job = prepared(problem, method, data, KEY)
+    assert job.num_steps == 2 * steps  # epochs
+    assert steps == 0 or job.work[0].size == size
+
+
+def prepared(problem, method, data, key):
+    """The job of client 0."""
+    params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
+    model = Model(params, problem.network.init(KEY).batch_stats)
+    cohort = Cohort(jnp.array([0]), {PLATEAU: fresh_plateau((1,))}, key, personal={"entries": jnp.zeros(1)})
+    received = Broadcast(model, jnp.float32(0.1), jnp.bool_(False))
+    return jax.tree.map(lambda leaf: leaf[0], method.phases[0].prepare(received, data, cohort, None))
+
+
+@pytest.mark.parametrize(
+    ("expected", "fields"),
+    [
+        (1125, {"data.num_labelled": 5000, "data.partition": "dirichlet_pairs", "client.batch_size": 128}),  # SAGE's
+        (225, {"data.labels_per_class": 25, "data.partition": "stratified", "client.batch_size": 25}),
+        (2250, {"data.labels_per_class": 25, "data.partition": "profiles", "client.batch_size": 250}),
+        # A client of 477 images, 95 of them labelled, has 1.48 batches of 64: its 382 others are one batch.
+        (382, {"data.labelled_share": 0.2, "client.batch_size": 64}),
+        (2500, {"data.labels_per_class": 5, "client.batch_size": 10}),  # a client may have no labelled image
+        (2500, {"data.num_labelled": 5000, "data.partition": "dirichlet_classes"}),
+        (2500, {"data.labelled_share": 0.2, "data.partition_file": "saved.npz"}),
+        (1, {"data.reveal_labels": True}),
+    ],
+)
+def test_the_largest_batch_is_that_of_the_client_with_the_fewest_labels_beside_it(expected, fields):
+    problem = small_problem("fedmatch", **{"data.labels": "clients", "num_clients": 20, **fields})
+    problem = problem._replace(num_classes=10)
+    assert largest_batch(problem, 2500) == expected
+
+
+def test_the_room_of_a_batch_changes_nothing():
+    data, found = federation([[0, -1, -1, 2, -1, -1, 1, -1, -1, -1]]), []
+    for bound in (0, 4):
+        problem, method = build("clients", unlabelled_batch=bound, threshold=0.6)
+        params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
+        received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(0.1), jnp.bool_(False))
+        personal = {"entries": jnp.float32(0)}
+        found.append(train(method.phases[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)[1])
+    np.testing.assert_allclose(numbers(found[0].upload), numbers(found[1].upload), atol=1e-6)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_order_of_batches_may_be_the_same_in_every_round(shuffle):
+    problem, method = build("clients", shuffle=shuffle)
+    data = federation([[0, 1, 2] + [-1] * 7])
+    works = [prepared(problem, method, data, key).work[0] for key in jax.random.split(KEY, 2)]
+    for of_round in zip(*((work.deck.order, work.labelled.order) for work in works)):
+        assert np.array_equal(*of_round) == (not shuffle)

@@ -1,0 +1,294 @@
+"""FedRGD against NumPy: groups with a server replica each, averaged every T steps, user by user in a plain loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.engine.round import make_round, round_keys
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fedrgd import Place
+from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    MAX_SIZE,
+    NUM_CLIENTS,
+    SmallNetwork,
+    assert_model,
+    federation,
+    loss_and_gradient,
+    mirrored,
+    negative,
+    pixels_of,
+    prepare,
+    probabilities,
+    sent_down,
+    small_problem,
+    statistics_of,
+)
+
+ANCHORS, SIZES, STEPS = [0, 1, 2, 0, 1], (3, 6, 4, 5), 3
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[-1] * size for size in SIZES], anchors=ANCHORS)
+
+
+def build(**fields):
+    """Every batch is a whole data set, so that no order matters, and no view draws."""
+    fields = {
+        "clients_per_round": NUM_CLIENTS, "client.batch_size": MAX_SIZE, "server.batch_size": len(ANCHORS),
+        "server.learning_rate": 0.3, "server.momentum": 0.5, "fedrgd.steps": STEPS, "fedrgd.threshold": 0.6, **fields,
+    }  # fmt: skip
+    problem = small_problem("fedrgd", SmallNetwork(normalisation="group"), **fields)
+    validate(problem.config)
+    return problem, METHODS["fedrgd"].factory(problem)
+
+
+# --- Means. ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_group_s_mean_has_its_replica_in_it():
+    """Of four groups one has uploads of unlike weights, one lost an upload, one has none, one is of one upload."""
+    rng = np.random.default_rng(0)
+    uploads, replicas = rng.normal(size=(6, 2, 3)).astype(np.float32), rng.normal(size=(4, 2, 3)).astype(np.float32)
+    weights, group = np.float32([1, 3, 0, 2, 5, 0]), np.array([0, 0, 1, 1, 3, 2])
+    uploads[weights == 0] = np.nan
+    in_group = (group == np.arange(4)[:, None]) & (weights > 0)
+    model = lambda leaf: Model({"a": leaf}, ())  # noqa: E731
+    found = jax.jit(replica_means)(model(uploads), weights, in_group, model(replicas)).params["a"]
+    for number in range(4):
+        rows = np.flatnonzero(in_group[number])
+        own = np.mean(weights[rows]) if len(rows) else 1.0
+        total = own * replicas[number] + sum(weights[i] * uploads[i] for i in rows)
+        np.testing.assert_allclose(found[number], total / (own + weights[rows].sum()), rtol=1e-5)
+
+
+# --- The server. -----------------------------------------------------------------------------------------------------
+
+
+def test_replicas_train_apart_for_so_many_steps(data):
+    """Four steps of batches of two of five images, each replica in an order and with a velocity of its own."""
+    problem, method = build(**{"server.batch_size": 2})
+    config, key = problem.config.server, jax.random.key(7)
+    state = jax.jit(method.init)(data, jax.random.key(0))
+    moving = jax.tree.map(lambda leaf: leaf + 0.1 * jnp.arange(2).reshape(-1, *[1] * (leaf.ndim - 1)),
+                          state.server["classification"])  # fmt: skip
+    state = state._replace(server={**state.server, "classification": moving})
+    train = jax.jit(lambda state: train_replicas(problem, state, data, key, jnp.float32(0.3), 2, 4))
+    models, after, metrics = train(state)
+    losses = []
+    for number, own_key in enumerate(jax.random.split(key, 2)):
+        orders = jax.random.split(jax.random.split(own_key)[0], 2)
+        orders = [np.asarray(jax.random.permutation(k, data.anchor_index)) for k in orders]
+        model = in_numpy(state.model.params)
+        velocity = {name: np.full_like(leaf, 0.1 * number) for name, leaf in model.items()}
+        for rows in (orders[0][:2], orders[0][2:4], orders[0][4:], orders[1][:2]):
+            one_hot, x = np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]], pixels_of(data, rows, mirrored)
+            loss, gradient = loss_and_gradient(model, x, x.mean(axis=0), one_hot / len(rows))
+            model, velocity = sgd_step(model, gradient, velocity, config, 0.3)
+            losses.append(loss)
+        assert_model(jax.tree.map(lambda leaf, n=number: leaf[n], models), model)
+        found = jax.tree.leaves(jax.tree.map(lambda leaf, n=number: leaf[n], after.server["classification"]))
+        for leaf, expected in zip(found, velocity.values()):
+            np.testing.assert_allclose(leaf, expected, atol=1e-5)
+    assert float(metrics["server_loss"]) == pytest.approx(np.mean([losses[1:4], losses[5:]]), rel=1e-5)
+
+
+# --- Rounds. ---------------------------------------------------------------------------------------------------------
+
+
+def user_step(problem, data, model, velocity, rows, statistics):
+    """FixMatch by the current model, or self-training; whole-batch statistics in training."""
+    config, options = problem.config.client, problem.config.fedrgd
+    weak, strong = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
+    if options.users == "self_training":
+        x, p = weak, probabilities(model, weak, statistics)
+    else:
+        x, p = strong, probabilities(model, weak, weak.mean(axis=0))
+    counted = p.max(axis=1) >= options.threshold
+    targets = counted[:, None] * np.eye(CLASSES)[p.argmax(axis=1)] / len(rows)
+    _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
+    return *sgd_step(model, gradient, velocity, config, config.learning_rate), int(counted.sum())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"fedrgd.grouping": "fixed"},
+        {"fedrgd.groups": 1},
+        {"fedrgd.users_go_on_from": "global_mean", "fedrgd.users": "self_training", "fedrgd.groups": 3},
+    ],
+    ids=["two groups, dealt anew", "two fixed groups", "no groups", "mean of means, self-training"],
+)
+def test_rounds_are_those_of_a_plain_loop(data, fields):
+    problem, method = build(**fields)
+    config, groups, rounds = problem.config, problem.config.fedrgd.groups, 3
+    dealt = config.fedrgd.grouping == "random"
+    round_fn = jax.jit(make_round(problem, method, lanes=2))
+    state = jax.jit(method.init)(data, jax.random.key(0))
+    statistics = statistics_of(state.model)
+
+    mean = in_numpy(state.model.params)
+    of_groups = [dict(mean) for _ in range(groups)]
+    velocity = [at_rest(mean) for _ in SIZES]  # of users, or of the places that they are dealt to
+    replica_velocity = [at_rest(mean) for _ in range(groups)]
+    x_labelled = pixels_of(data, data.anchor_index, mirrored)
+    one_hot = np.eye(CLASSES)[ANCHORS] / len(ANCHORS)
+    counted, orders = [], []
+    for _ in range(rounds):
+        uploads = [[] for _ in range(groups)]
+        users = np.asarray(method.select(state, data, round_keys(data.seed, state.round).select).clients)
+        orders.append(tuple(users))
+        for place, user in enumerate(users):
+            place = place if dealt else user
+            group, size = place * groups // len(SIZES), SIZES[user]
+            model, rows = dict(of_groups[group]), np.asarray(data.client_index[user])[:size]
+            for _ in range(STEPS):
+                model, velocity[place], count = user_step(problem, data, model, velocity[place], rows, statistics)
+                counted.append(count / size)
+            uploads[group].append(model)
+        for group in range(groups):
+            replica = dict(mean)
+            for _ in range(STEPS):
+                _, gradient = loss_and_gradient(replica, x_labelled, x_labelled.mean(axis=0), one_hot)
+                replica, replica_velocity[group] = sgd_step(
+                    replica, gradient, replica_velocity[group], config.server, config.server.learning_rate
+                )
+            members = [*uploads[group], replica]
+            of_groups[group] = {name: np.mean([one[name] for one in members], axis=0) for name in replica}
+        mean = {name: np.mean([one[name] for one in of_groups], axis=0) for name in mean}
+        if config.fedrgd.users_go_on_from == "global_mean":
+            of_groups = [dict(mean) for _ in range(groups)]
+        state, result = round_fn(state, data, jnp.zeros(24, jnp.int32))
+    assert_model(state.model, mean)
+    for group, expected in enumerate(of_groups):
+        assert_model(jax.tree.map(lambda leaf, g=group: leaf[g], state.server["groups"]), expected)
+    apart = max(np.abs(of_groups[0][name] - mean[name]).max() for name in mean)
+    assert (apart > 1e-3) == (groups == 2)  # users of two groups do not have one model
+    assert 0 < np.mean(counted) < 1 and len(set(orders)) == rounds
+    assert result.metrics["uploads"] == len(SIZES) and result.metrics["local_steps"] == STEPS * len(SIZES)
+    # One model travels to each user and from it, the learning rate down, and where users change places the momentum.
+    numbers = sum(leaf.size for leaf in mean.values())
+    assert float(result.metrics["bytes_down"]) == len(SIZES) * 4 * ((1 + dealt) * numbers + 1)
+    assert float(result.metrics["bytes_up"]) == len(SIZES) * 4 * (1 + dealt) * numbers
+    assert ("opt_state" in state.clients) != ("places" in state.server)
+
+
+def test_a_place_whose_upload_is_lost_keeps_its_momentum(data):
+    """Of three places one got no upload; a group's mean is then of the others and the replica."""
+    _, method = build(clients_per_round=3)
+    state = jax.jit(method.init)(data, jax.random.key(0))
+
+    def of_place(scale):
+        numbers = scale * (1.0 + jnp.arange(3))
+        return jax.tree.map(lambda leaf: numbers.reshape(-1, *[1] * (leaf.ndim - 1)) + 0 * leaf, state.server["places"])
+
+    state = state._replace(server={**state.server, "places": of_place(1)})
+    models = jax.tree.map(lambda leaf: leaf[jnp.array([0, 0, 1])], state.server["groups"])
+    ones = jnp.ones(3, jnp.int32)
+    received = Received(
+        Upload(models, {"opt_state": of_place(10)}), jnp.array([True, False, True]), jnp.array([3, 0, 1]),
+        jnp.arange(3), ones, ones,
+    )  # fmt: skip
+    after, _ = method.aggregate(state, data, received, jax.random.key(1))
+    for leaf in jax.tree.leaves(after.server["places"]):
+        np.testing.assert_array_equal(leaf.reshape(3, -1)[:, 0], [10, 2, 30])
+
+
+@pytest.mark.parametrize("grouping", ["fixed", "random"])
+def test_users_of_a_group_get_its_model(data, grouping):
+    """Neighbours by number, or by the place of the draw; who takes part is drawn without replacement."""
+    _, method = build(**{"clients_per_round": 3, "fedrgd.grouping": grouping})
+    draws = [method.select(None, data, jax.random.key(seed)) for seed in range(6)]
+    for draw in draws:
+        assert len(set(np.asarray(draw.clients))) == 3
+        np.testing.assert_array_equal(draw.group, np.asarray(draw.clients) // 2 if grouping == "fixed" else [0, 1, 2])
+    assert set(np.concatenate([draw.clients for draw in draws])) == set(range(NUM_CLIENTS))
+    groups = Model({"a": jnp.float32([[1, 2], [3, 4]])}, ())
+    state = State(jnp.int32(0), groups, {"groups": groups, "places": {"v": jnp.arange(3)}})
+    if grouping == "fixed":
+        state = state._replace(server={"groups": groups})
+    found = method.personal(state, data, jnp.array([3, 0, 1]), None)
+    if grouping == "fixed":
+        np.testing.assert_array_equal(found.model.params["a"], [[3, 4], [1, 2], [1, 2]])
+        assert found.memory == {}
+    else:
+        np.testing.assert_array_equal(found.model.params["a"], [[1, 2], [1, 2], [3, 4]])
+        np.testing.assert_array_equal(found.memory["opt_state"]["v"], [0, 1, 2])
+
+
+def test_batches_of_a_round_are_disjoint_while_images_last(data):
+    """Two of a user's five images in each of three steps: two whole batches of one order, then one of the next."""
+    problem, method = build(**{"client.batch_size": 2})
+    received = sent_down(problem)
+    job = prepare(method.phases[0], received, data, 3, personal=Place(received.model, {}))
+    deck = job.work[0].deck
+    batches = [np.asarray(deck.batch(jnp.int32(index), 2).positions) for index in range(3)]
+    assert job.num_steps == STEPS and deck.size == 4
+    assert len({*batches[0], *batches[1]}) == 4
+    np.testing.assert_array_equal(batches[2], deck.order[1, :2])
+
+
+def test_the_rates_of_users_and_server_follow_fixmatch_s_cosine(data):
+    problem, method = build(**{
+        "fedrgd.schedule": "warm_up", "fedrgd.warm_up_rounds": 4, "fedrgd.decay_rounds": 12,
+    })  # fmt: skip
+    model = problem.network.init(jax.random.key(0))
+    for number, factor in ((0, 0.25), (3, 1.0), (8, np.cos(7 * np.pi / 32)), (100, 1e-5)):
+        rate = method.broadcast(State(jnp.int32(number), model), data, None).learning_rate
+        assert float(rate) == pytest.approx(0.4 * factor, rel=1e-5), number
+
+
+def test_the_report_is_of_the_images_that_users_train_on(data):
+    """By the global model: those from the threshold on, in self-training, too."""
+    p, counted = None, {}
+    for users in ("fixmatch", "self_training"):
+        problem, method = build(**{"fedrgd.users": users})
+        received = sent_down(problem)
+        report = prepare(method.phases[0], received, data, 1, personal=Place(received.model, {})).report
+        p = probabilities(in_numpy(received.model.params), pixels_of(data, data.client_index[1]), 0.25)
+        np.testing.assert_array_equal(report.labels, p.argmax(axis=1))
+        counted[users] = np.asarray(report.qualified)
+    present = np.arange(MAX_SIZE) < SIZES[1]
+    for users in counted:
+        np.testing.assert_array_equal(counted[users], present & (p.max(axis=1) >= 0.6))
+    assert 0 < counted["fixmatch"].sum() < SIZES[1]
+
+
+def test_the_paper_s_strong_view_is_that_of_its_code():
+    """FixMatch's, whose integer range excludes the end, so that level 10 is never drawn."""
+    config = apply_arguments(base_config(), "fedrgd,paper")
+    assert (config.augment.flavour, config.augment.num_ops, config.augment.magnitude) == ("fixmatch", 2, 9)
+    assert config.client.learning_rate == config.server.learning_rate == pytest.approx(0.165)
+
+
+def test_the_paper_s_rates_are_those_of_its_launcher(data):
+    """`--fast 1`: of the peak's rate .784, .195 and nothing after the epochs 100, 200 and 229 of 1,024 steps."""
+    config = apply_arguments(base_config(), "fedrgd,paper")
+    fields = {f"fedrgd.{name}": config.fedrgd[name] for name in ("schedule", "warm_up_rounds", "decay_rounds")}
+    problem, method = build(**fields)
+    model = problem.network.init(jax.random.key(0))
+    for epoch, factor in ((100, 0.784), (200, 0.195), (229, 1e-5), (299, 1e-5)):
+        rate = method.broadcast(State(jnp.int32(64 * epoch), model), data, None).learning_rate
+        assert float(rate) / 0.4 == pytest.approx(factor, abs=5e-4), epoch
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"fedrgd.groups": 5, "fedrgd.grouping": "fixed"}, r"fedrgd\.groups is 5, but num_clients = 4"),
+        ({"fedrgd.groups": 4, "clients_per_round": 3}, r"fedrgd\.groups is 4, but clients_per_round = 3"),
+        ({"aggregation.optimizer": "fedavgm"}, r"aggregation\.optimizer='fedavgm' moves one model"),
+    ],
+)
+def test_what_groups_cannot_have_is_refused(fields, line):
+    with pytest.raises(UserError, match=line):
+        build(**fields)

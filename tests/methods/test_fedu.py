@@ -1,0 +1,354 @@
+"""FedU and FedEMA: BYOL at the clients, and how their models follow the global one, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.client import byol
+from fedjax_ssl.client.deck import Deck
+from fedjax_ssl.config import apply_arguments, base_config, differences, flatten
+from fedjax_ssl.learning.losses import negative_cosine
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import moving_average
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models import Heads, Linear, Projector
+from fedjax_ssl.models.resnet import ResNet
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, descend, kernels, projected, unit
+from tests.helpers.small_problem import (
+    KEPT,
+    federation,
+    mirrored,
+    negative,
+    pixels_of,
+    prepare,
+    sent_down,
+    small_problem,
+    train,
+)
+
+CLIENT = 1
+ONLINE = ("backbone", "projector", "predictor")
+ENCODER = ONLINE[:2]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, 2], [-1] * 7], anchors=[0, 1, 2, 1])
+
+
+def problem_of(arguments, **fields):
+    network = LinearHeads({"projector": ("", DIM), "predictor": ("projector", DIM)})
+    return small_problem(arguments, network, **{"client.clip_norm": 0.0, "client.learning_rate": 0.1, **fields})
+
+
+def memory_of(problem, received, data, **entries):
+    """A client that never trained, or what is said of it; nobody reads the rest."""
+    method = METHODS[problem.config.method].factory(problem)
+    shapes = jax.eval_shape(method.init, data, jax.random.key(0)).clients
+    fresh = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), shapes)
+    return {**fresh, "last_round": np.int32(-1), **entries}
+
+
+# --- By hand. --------------------------------------------------------------------------------------------------------
+
+
+def distance(p, z):
+    return 2 - 2 * np.sum(unit(p) * unit(z), axis=1).mean()
+
+
+def visit(problem, data, deck, online, target, alias=False, client=CLIENT):
+    """A client's training: the online kernels, the target's, the running mean's steps, and the mean loss.
+
+    Args:
+        deck: its order is read.
+        online, target: kernels by part.
+        alias: whether the target is the online encoder.
+    """
+    options, config = problem.config[problem.config.method], problem.config.client
+    state, losses, seen = {"target": target}, [], []
+    for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
+        rows = np.asarray(data.client_index[client])[batch]
+        views = [pixels_of(data, rows, view) for view in (mirrored, negative)]
+        seen += views
+
+        def loss(model, views=views):
+            first, second = (projected(model, x) @ model["predictor"] for x in views)
+            of_first, of_second = (projected(state["target"], x) for x in views)
+            return distance(first, of_second) + distance(second, of_first)
+
+        losses.append(loss)
+
+    def follow(model):
+        decay = 0.0 if alias else options.decay
+        state["target"] = {name: decay * state["target"][name] + (1 - decay) * model[name] for name in ENCODER}
+
+    online, values = descend(online, losses, config, follow)
+    return online, state["target"], seen, np.mean(values)
+
+
+def test_a_loss_of_two_views_and_its_gradient():
+    rng = np.random.default_rng(0)
+    p, z = rng.normal(size=(2, 5, 3)).astype(np.float32)
+    mask = np.array([True] * 4 + [False])
+    both = jax.jit(jax.value_and_grad(lambda *of: 2 + 2 * negative_cosine(*of), argnums=(0, 1)))
+    value, (towards_p, towards_z) = both(p, z, mask)
+    assert value == pytest.approx(distance(p[:4], z[:4]), rel=1e-5)
+    assert both(p, 3 * p, mask)[0] == pytest.approx(0, abs=1e-6)
+    assert both(p, -p, mask)[0] == pytest.approx(4, rel=1e-6)
+    towards_p, towards_z = np.asarray(towards_p), np.asarray(towards_z)
+    assert np.all(towards_z == 0) and np.any(towards_p != 0) and np.all(towards_p[4] == 0)
+
+
+def test_a_deck_of_whole_batches():
+    sizes = np.array([0, 2, 3, 5, 6, 10], np.int32)
+    whole = jax.jit(lambda size: Deck(jnp.zeros(10), jnp.zeros((1, 10)), size).of_whole_batches(3).size)
+    np.testing.assert_array_equal(whole(sizes), [0, 2, 3, 3, 6, 9])
+
+
+def test_the_target_is_an_average_of_the_past():
+    """(1 - d) sum_t d^(T - t) w_t + d^T w_0, by its closed form."""
+    past, decay = np.random.default_rng(0).normal(size=(8, 3)), 0.9
+    average = past[0]
+    for new in past[1:]:
+        average = moving_average(average, new, decay)
+    weights = np.array([decay**7, *((1 - decay) * decay ** (7 - t) for t in range(1, 8))])
+    np.testing.assert_allclose(average, weights @ past, rtol=1e-6)
+
+
+# --- FedU. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threshold", "is_near"), [(100.0, True), (0.0, False)])
+def test_fedu_s_visits_are_those_by_hand(data, threshold, is_near):
+    """The first, of target and predictor from the server; the second, whose predictor depends on the divergence."""
+    problem = problem_of("fedu", **{"fedu.threshold": threshold, "fedu.decay": 0.8})
+    (phase,) = METHODS["fedu"].factory(problem).phases
+    own = memory_of(problem, None, data)
+    first, second = (sent_down(problem, np.int32(number), seed=number) for number in (4, 9))
+    online, target = kernels(first.model.params, *ONLINE), kernels(first.model.params, *ENCODER)
+    job, finished = train(phase, first, data, CLIENT, own, jit=True)
+    assert int(job.num_steps) == 4  # of 7 images two batches of 3, in two epochs
+    trained, target, seen, mean = visit(problem, data, job.work.deck, online, target)
+    assert finished.metrics["byol_loss"] == pytest.approx(mean, rel=1e-4)
+    assert set(finished.upload.model.params) == set(ONLINE) and not finished.upload.metadata
+    assert_kernels(finished.upload.model.params, trained)
+    assert_kernels(finished.own["target"], target)
+    assert_kernels(finished.own, {"predictor": trained["predictor"]})
+    expected = np.full(4, 0.25)
+    for x in seen:
+        expected = KEPT * expected + (1 - KEPT) * x.mean(axis=0)
+    np.testing.assert_allclose(finished.upload.model.batch_stats["mean"], expected, atol=1e-6)
+    moved = np.linalg.norm(trained["backbone"] - online["backbone"])
+    assert finished.own["divergence"] == pytest.approx(moved, rel=1e-4)
+    assert finished.metrics["divergence"] == pytest.approx(moved, rel=1e-4)
+    assert finished.own["last_round"] == 4
+
+    job, finished = train(phase, second, data, CLIENT, {**own, **finished.own}, jit=True)
+    online = kernels(second.model.params, *ONLINE)
+    if not is_near:
+        online["predictor"] = trained["predictor"]
+    trained, target, _, _ = visit(problem, data, job.work.deck, online, target)
+    assert_kernels(finished.upload.model.params, trained)
+    assert_kernels(finished.own["target"], target)
+    assert finished.own["last_round"] == 9
+
+
+def test_a_client_with_fewer_images_than_a_batch_trains_on_all_of_them(data):
+    problem = problem_of("fedu", **{"fedu.threshold": 100.0, "fedu.decay": 0.8})
+    (phase,) = METHODS["fedu"].factory(problem).phases
+    received = sent_down(problem, np.int32(4))
+    online, target = kernels(received.model.params, *ONLINE), kernels(received.model.params, *ENCODER)
+    job, finished = train(phase, received, data, 0, memory_of(problem, None, data), jit=True)
+    assert int(job.num_steps) == 2  # both images, in two epochs
+    trained, target, _, _ = visit(problem, data, job.work.deck, online, target, client=0)
+    assert_kernels(finished.upload.model.params, trained)
+    assert_kernels(finished.own["target"], target)
+
+
+def test_the_first_target_may_be_the_online_encoder_itself(data):
+    problem = problem_of("fedu,code", **{"fedu.decay": 0.8})
+    (phase,) = METHODS["fedu"].factory(problem).phases
+    received, own = sent_down(problem, np.int32(0)), memory_of(problem, None, data)
+    online, target = kernels(received.model.params, *ONLINE), kernels(received.model.params, *ENCODER)
+    job, finished = train(phase, received, data, CLIENT, own, jit=True)
+    trained, target, _, _ = visit(problem, data, job.work.deck, online, target, alias=True)
+    assert_kernels(finished.upload.model.params, trained)
+    assert_kernels(finished.own["target"], {name: trained[name] for name in ENCODER})
+    job, finished = train(phase, received, data, CLIENT, {**own, **finished.own, "divergence": np.float32(0)}, jit=True)
+    trained, target, _, _ = visit(problem, data, job.work.deck, online, target)
+    assert_kernels(finished.own["target"], target)
+
+
+def begun(phase, received, data, own):
+    """The carry with which client 0 begins."""
+    return jax.jit(phase.start)(received, data, prepare(phase, received, data, 0, own).work, own)
+
+
+def test_both_encoders_may_begin_with_the_global_one(data):
+    problem = problem_of("fedu,both")
+    (phase,) = METHODS["fedu"].factory(problem).phases
+    received = sent_down(problem, np.int32(3))
+    own = memory_of(problem, received, data, last_round=np.int32(2), divergence=np.float32(0))
+    encoder = {name: received.model.params[name] for name in ENCODER}
+    carry = begun(phase, received, data, own)
+    jax.tree.map(np.testing.assert_array_equal, carry.own["target"], encoder)
+    kept = begun(METHODS["fedu"].factory(problem_of("fedu")).phases[0], received, data, own)
+    jax.tree.map(np.testing.assert_array_equal, kept.own["target"], own["target"])
+
+
+# --- FedEMA. ---------------------------------------------------------------------------------------------------------
+
+
+def start_of(problem, data, received, **entries):
+    """The online kernels with which a client begins."""
+    (phase,) = METHODS["fedema"].factory(problem).phases
+    carry = begun(phase, received, data, memory_of(problem, received, data, **entries))
+    return carry.learner.model
+
+
+def mixture(own, received, mu):
+    return {name: mu * own[name] + (1 - mu) * received[name] for name in ONLINE}
+
+
+def test_fedema_s_second_visit_takes_tau_of_its_own(data):
+    """lambda_k is tau over the first divergence, which is that of the second visit; then it stays."""
+    problem = problem_of("fedema", **{"fedema.tau": 0.7})
+    (phase,) = METHODS["fedema"].factory(problem).phases
+    own = memory_of(problem, None, data)
+    received = [sent_down(problem, np.int32(number), seed=number) for number in range(3)]
+    first = train(phase, received[0], data, CLIENT, own, jit=True)[1]
+    begun, trained = (kernels(model.params, *ONLINE) for model in (received[0].model, first.upload.model))
+    moved = np.linalg.norm(trained["backbone"] - begun["backbone"])
+    assert first.own["divergence"] == pytest.approx(moved, rel=1e-4)
+    assert first.own["scale"] == pytest.approx(0.7 / moved, rel=1e-4)
+
+    expected = mixture(trained, kernels(received[1].model.params, *ONLINE), 0.7)
+    model = start_of(problem, data, received[1], **first.own)
+    assert_kernels(model.params, expected)
+    np.testing.assert_array_equal(model.batch_stats["mean"], received[1].model.batch_stats["mean"])
+    own = {**own, **first.own}
+    job, second = train(phase, received[1], data, CLIENT, own, jit=True)
+    trained, target, _, _ = visit(problem, data, job.work.deck, expected, kernels(first.own["target"], *ENCODER))
+    assert_kernels(second.upload.model.params, trained)
+    assert_kernels(second.own["target"], target)
+    assert second.own["scale"] == first.own["scale"]
+
+    moved_again = np.linalg.norm(trained["backbone"] - expected["backbone"])
+    assert second.own["divergence"] == pytest.approx(moved_again, rel=1e-3)
+    mu = min(1, 0.7 * moved_again / moved)
+    model = start_of(problem, data, received[2], **second.own)
+    assert_kernels(model.params, mixture(trained, kernels(received[2].model.params, *ONLINE), mu), atol=1e-3)
+
+
+@pytest.mark.parametrize(("fields", "mu"), [({"fedema.scale": 0.5}, 0.1), ({"fedema.scale": 9.0}, 1.0), ({}, 0.4)])
+def test_mu_is_at_most_one(data, fields, mu):
+    problem = problem_of("fedema", **fields)
+    received, own = sent_down(problem, np.int32(7)), sent_down(problem, seed=8).model.params
+    scale = np.float32(fields.get("fedema.scale", 2.0))
+    entries = {"online": {name: own[name] for name in ONLINE}, "scale": scale, "divergence": np.float32(0.2)}
+    model = start_of(problem, data, received, last_round=np.int32(3), **entries)
+    assert_kernels(model.params, mixture(kernels(own, *ONLINE), kernels(received.model.params, *ONLINE), mu))
+
+
+def test_the_divergence_may_be_that_from_the_received_encoder(data):
+    """So that the scale is set at the second visit, of which mu is tau as well."""
+    problem = problem_of("fedema", **{"fedema.divergence": "received", "fedema.tau": 0.6})
+    (phase,) = METHODS["fedema"].factory(problem).phases
+    received = [sent_down(problem, np.int32(number), seed=number) for number in range(3)]
+    own = memory_of(problem, None, data)
+    first = train(phase, received[0], data, CLIENT, own, jit=True)[1]
+    assert first.own["scale"] == 0
+    mine = kernels(first.own["online"], *ONLINE)
+    theirs = kernels(received[1].model.params, *ONLINE)
+    assert_kernels(start_of(problem, data, received[1], **first.own).params, mixture(mine, theirs, 0.6))
+    second = train(phase, received[1], data, CLIENT, {**own, **first.own}, jit=True)[1]
+    scale = 0.6 / np.linalg.norm(mine["backbone"] - theirs["backbone"])
+    assert second.own["scale"] == pytest.approx(scale, rel=1e-4)
+    mine, theirs = kernels(second.own["online"], *ONLINE), kernels(received[2].model.params, *ONLINE)
+    mu = min(1, scale * np.linalg.norm(mine["backbone"] - theirs["backbone"]))
+    assert_kernels(start_of(problem, data, received[2], **second.own).params, mixture(mine, theirs, mu))
+
+
+@pytest.mark.parametrize(("last_round", "is_new"), [(-1, True), (5, True), (6, False)])
+def test_a_selective_client_that_missed_a_round_begins_anew(data, last_round, is_new):
+    problem = problem_of("fedema", **{"fedema.selective": True, "fedema.scale": 1e6})
+    received, own = sent_down(problem, np.int32(7)), sent_down(problem, seed=8).model.params
+    entries = {"online": {name: own[name] for name in ONLINE}, "divergence": np.float32(1)}
+    entries |= {"scale": np.float32(1e6), "last_round": np.int32(last_round)}
+    source = received.model.params if is_new else own
+    assert_kernels(start_of(problem, data, received, **entries).params, kernels(source, *ONLINE))
+    (phase,) = METHODS["fedema"].factory(problem).phases
+    memory = memory_of(problem, received, data, **entries)
+    target = received.model.params if is_new else memory["target"]
+    assert_kernels(begun(phase, received, data, memory).own["target"], kernels(target, *ENCODER))
+
+
+@pytest.mark.parametrize("name", ["fedu", "fedema"])
+def test_named_in_orchestra_s_config_they_have_views_and_heads_of_their_own(name):
+    ours, theirs = (apply_arguments(base_config(), arguments) for arguments in (name, f"orchestra,{name}"))
+    assert differences(flatten(theirs), flatten(ours)) == {}
+
+
+# --- Parts. ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_divergence_is_the_mean_over_convolutions_but_for_shortcuts():
+    backbone, rng = ResNet(blocks=(1, 1), width=4), np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: backbone.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3))))["params"]
+    drawn = lambda leaf: rng.normal(size=leaf.shape).astype(np.float32)  # noqa: E731
+    one, other = jax.tree.map(drawn, shapes), jax.tree.map(drawn, shapes)
+    names = [("stem_conv",), *((f"stage{stage}_block0", f"conv{number}") for stage in (0, 1) for number in (0, 1))]
+    lengths = []
+    for path in names:
+        leaf, second = one, other
+        for name in (*path, "kernel"):
+            leaf, second = leaf[name], second[name]
+        lengths.append(np.linalg.norm((leaf - second).ravel()))
+    divergence = jax.jit(byol.divergence)
+    assert divergence(one, other) == pytest.approx(np.mean(lengths), rel=1e-5)
+    dense = [{"hidden": {"kernel": np.full((2, 3), value), "bias": np.full(3, value)}} for value in (0.0, 2.0)]
+    assert divergence(*dense) == pytest.approx((np.sqrt(24) + np.sqrt(12)) / 2)
+
+
+def test_heads_on_heads():
+    """A head that reads another takes its outputs, in whatever order they are named."""
+
+    class Same(Linear):
+        def __call__(self, images, train=False, mask=None, num_views=1):
+            return super().__call__(images)
+
+    heads = {"after": lambda name: Projector(4, 2, "running", reads="before", name=name),
+             "before": lambda name: Projector(5, 3, "running", normalised=True, name=name),
+             "turn": lambda name: Linear(4, reads="before", name=name)}  # fmt: skip
+    module = Heads(Same(6), 3, heads)
+    x = np.random.default_rng(0).normal(size=(8, 7)).astype(np.float32)
+    variables = jax.jit(module.init)(jax.random.key(0), x)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables["params"])
+    assert {name: set(params["before"][name]) for name in ("first", "norm", "second")} == {
+        "first": {"kernel"}, "norm": {"scale", "bias"}, "second": {"kernel"}}  # fmt: skip
+    assert "last_norm" not in params["before"] and set(params["after"]["second"]) == {"kernel", "bias"}
+    outputs, _ = jax.jit(lambda v, x: module.apply(v, x, train=True, mutable=["batch_stats"]))(variables, x)
+
+    def normalised(rows):
+        return (rows - rows.mean(axis=0)) / np.sqrt(rows.var(axis=0) + 1e-5)
+
+    def hidden(rows, name):
+        return np.maximum(normalised(rows @ params[name]["first"]["kernel"]), 0) @ params[name]["second"]["kernel"]
+
+    features = x @ params["backbone"]["kernel"]
+    before = normalised(hidden(features, "before"))
+    np.testing.assert_allclose(outputs.features, features, atol=1e-4)
+    np.testing.assert_allclose(outputs.heads["before"], before, atol=1e-3)
+    np.testing.assert_allclose(outputs.heads["after"], hidden(before, "after"), atol=1e-3)
+    np.testing.assert_allclose(outputs.heads["turn"], before @ params["turn"]["kernel"], atol=1e-3)
+
+
+def test_a_model_needs_no_predictor_to_be_averaged_with():
+    """The classifier neither trains nor travels up: the upload has the online network alone."""
+    problem = problem_of("fedu")
+    state = jax.eval_shape(METHODS["fedu"].factory(problem).init, federation([[0]], anchors=[0, 1]), jax.random.key(0))
+    assert set(state.model.params) == {"backbone", "classifier", "projector", "predictor"}
+    assert set(state.clients) == {"target", "last_round", "predictor", "divergence"}
+    assert isinstance(state.model, Model) and set(state.clients["target"]) == set(ENCODER)

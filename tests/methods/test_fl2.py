@@ -1,0 +1,222 @@
+"""(FL)^2 against NumPy: a client's thresholds, ASAM's perturbation, a step's losses, weights by learning status."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.client.thresholds import class_thresholds
+from fedjax_ssl.config import validate
+from fedjax_ssl.engine.interface import Received, Upload
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fl2 import perturbation
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    assert_model,
+    federation,
+    loss_and_gradient,
+    mirrored,
+    negative,
+    pixels_of,
+    prepare,
+    probabilities,
+    running_mean,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
+
+CLIENT, SIZE = 1, 10
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[-1] * 2, [-1] * SIZE, [-1] * 4], anchors=[0, 1, 2])
+
+
+def build(**fields):
+    problem = small_problem("fl2", **{"fl2.threshold": 0.75, **fields})
+    validate(problem.config)
+    return problem, METHODS["fl2"].factory(problem)
+
+
+# --- The perturbation. -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tree():
+    """Parameters with a kernel, a normalisation's scale and two biases, and gradients of them."""
+    rng = np.random.default_rng(3)
+    shapes = {"conv": {"kernel": (3, 3, 2), "bias0": (2,)}, "norm": {"scale": (2,), "bias": (2,)}}
+    draw = lambda: {name: {leaf: rng.normal(size=s) for leaf, s in of.items()} for name, of in shapes.items()}  # noqa: E731
+    return draw(), draw()
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_perturbation_is_that_of_numpy(tree, adaptive):
+    """T_v = |v| + 0.01 for weights and scales, 1 for biases; one length for all tensors."""
+    params, gradients = tree
+    found = jax.jit(lambda *t: perturbation(*t, 0.3, adaptive))(*jax.tree.map(np.float32, tree))
+    scales = {
+        layer: {leaf: np.abs(v) + 0.01 if adaptive and leaf in ("kernel", "scale") else 1.0 for leaf, v in of.items()}
+        for layer, of in params.items()
+    }
+    length = np.sqrt(
+        sum(np.sum((scales[layer][leaf] * g) ** 2) for layer, of in gradients.items() for leaf, g in of.items())
+    )
+    for layer, of in gradients.items():
+        for leaf, g in of.items():
+            np.testing.assert_allclose(found[layer][leaf], 0.3 * scales[layer][leaf] ** 2 * g / length, rtol=1e-5)
+    moved = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(found)))
+    assert (moved == pytest.approx(0.3)) == (not adaptive)  # with all T = 1 its length is rho
+
+
+def test_nothing_is_perturbed_by_gradients_of_zero(tree):
+    params, gradients = jax.tree.map(np.float32, tree)
+    of = jax.jit(perturbation)
+    for radius in (0.3, 1e30):
+        moved = of(params, jax.tree.map(np.zeros_like, gradients), radius)
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(moved))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(of(params, gradients, 0.0)))
+
+
+# --- A client. -------------------------------------------------------------------------------------------------------
+
+
+def labels_by_hand(problem, data, received, client=CLIENT):
+    """CAT in float64: labels, which images count, which are the surest, tau_k, tau_k(c)."""
+    size, tau_f = int(data.client_size[client]), problem.config.fl2.threshold
+    x = pixels_of(data, np.asarray(data.client_index[client])[:size], mirrored)
+    p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
+    tau, predicted = p.max(axis=1).mean(), p.mean(axis=0)
+    by_class = tau * predicted / predicted.max()
+    if problem.config.threshold.kind == "fixed":
+        by_class = np.full(CLASSES, tau_f)
+    labels = p.argmax(axis=1)
+    return labels, p.max(axis=1) > by_class[labels], p.max(axis=1) > tau_f, tau, by_class
+
+
+def train_by_hand(problem, data, received, work):
+    """L_a at w, L_cs at w* = w + eps, eps by ASAM from L_p: an unpadded loop. Statistics are of the pass at w alone."""
+    config, options, rows = problem.config.client, problem.config.fl2, np.asarray(work.deck.rows)
+    labels, counts, surest, *_ = labels_by_hand(problem, data, received)
+    model, statistics = in_numpy(received.model.params), statistics_of(received.model)
+    velocity, losses = at_rest(model), []
+    for batch in batches(np.asarray(work.deck.order), int(counts.sum()), config.batch_size):
+        x, size, sure = pixels_of(data, rows[batch], negative), len(batch), surest[batch][:, None]
+        one_hot, centre = np.eye(CLASSES)[labels[batch]], x.mean(axis=0)
+        adaptive_loss, gradient = loss_and_gradient(model, x, centre, one_hot / size)
+        consistency_loss = 0.0
+        if options.consistency_weight and sure.any():
+            _, slope = loss_and_gradient(model, x, centre, sure * one_hot / sure.sum())
+            scales = {"bias": 1.0, "kernel": np.abs(model["kernel"]) + 0.01 if options.perturbation == "asam" else 1.0}
+            length = np.sqrt(sum(np.sum((scales[name] * slope[name]) ** 2) for name in model))
+            there = {n: v + options.radius * scales[n] ** 2 * slope[n] / length for n, v in model.items()}
+            seen = x if options.target_view == "strong" else pixels_of(data, rows[batch], mirrored)
+            target = probabilities(model, seen, seen.mean(axis=0))
+            cross, at_w_star = loss_and_gradient(there, x, centre, sure * target / size)
+            consistency_loss = cross + np.sum(sure * target * np.log(target)) / size
+            gradient = {name: g + options.consistency_weight * at_w_star[name] for name, g in gradient.items()}
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, x)
+        losses.append((adaptive_loss, consistency_loss))
+    return model, statistics, np.mean(losses, axis=0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"fl2.radius": 0.8},
+        {"fl2.radius": 0.8, "fl2.perturbation": "sam", "fl2.target_view": "weak", "fl2.consistency_weight": 0.7},
+        {"fl2.consistency_weight": 0.0, "threshold.kind": "fixed", "fl2.threshold": 0.62},
+    ],
+    ids=["asam", "sam, weak view", "no SACR, no CAT"],
+)
+def test_a_client_trains_as_by_hand(data, fields):
+    problem, method = build(**fields)
+    received = sent_down(problem)
+    job, finished = train(method.phases[0], received, data, CLIENT, jit=True)
+    labels, counts, surest, tau, _ = labels_by_hand(problem, data, received)
+    np.testing.assert_array_equal(job.report.labels, labels)
+    np.testing.assert_array_equal(job.report.qualified, counts)
+    assert 0 < sum(surest & counts) <= sum(counts) < SIZE  # each set has something to say
+    assert (problem.config.threshold.kind == "sat") == (sum(surest) < sum(counts))
+    assert float(finished.upload.metadata["status"]) == pytest.approx(tau, rel=1e-5)
+    model, statistics, losses = train_by_hand(problem, data, received, job.work)
+    assert_model(finished.upload.model, model, statistics)
+    names = ("adaptive_loss", "consistency_loss")[: len(finished.metrics) - 1]
+    np.testing.assert_allclose([finished.metrics[name] for name in names], losses[: len(names)], atol=1e-5)
+    assert ("consistency_loss" in finished.metrics) == (problem.config.fl2.consistency_weight > 0)
+
+
+@pytest.mark.parametrize("fields", [{"fl2.radius": 0.0}, {"fl2.threshold": 1.0}], ids=["no radius", "nobody is sure"])
+def test_without_a_perturbation_it_is_fixmatch_with_adaptive_thresholds(data, fields):
+    """w* is w, L_cs is 0 and has no gradient: the client trains as by hand without it."""
+    problem, method = build(**fields)
+    received = sent_down(problem)
+    job, finished = train(method.phases[0], received, data, CLIENT, jit=True)
+    assert float(finished.metrics["consistency_loss"]) == pytest.approx(0, abs=1e-6)
+    model, statistics, _ = train_by_hand(build(**{"fl2.consistency_weight": 0.0})[0], data, received, job.work)
+    assert_model(finished.upload.model, model, statistics)
+
+
+def test_the_most_predicted_class_has_the_client_s_own_threshold(data):
+    problem, _ = build()
+    received = sent_down(problem)
+    x = pixels_of(data, np.asarray(data.client_index[CLIENT]), mirrored)
+    p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
+    found, _ = class_thresholds(problem.config.threshold, 0.9, jnp.float32(p), jnp.ones(SIZE, bool), {})
+    np.testing.assert_allclose(found, labels_by_hand(problem, data, received)[-1], rtol=1e-5)
+    most, tau = p.mean(axis=0).argmax(), p.max(axis=1).mean()
+    assert found[most] == pytest.approx(tau, rel=1e-6) and np.all(np.delete(found, most) < tau)
+
+
+@pytest.mark.parametrize("kind", ["sat", "client_mean", "fixed"])
+def test_another_rule_may_make_its_thresholds(data, kind):
+    problem, method = build(**({"threshold.kind": kind} if kind != "sat" else {}))
+    assert problem.config.threshold.kind == kind
+    received = sent_down(problem)
+    job = prepare(method.phases[0], received, data, CLIENT)
+    x = pixels_of(data, np.asarray(data.client_index[CLIENT]), mirrored)
+    p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
+    thresholds, _ = class_thresholds(problem.config.threshold, 0.75, jnp.float32(p), jnp.ones(SIZE, bool), {})
+    expected = p.max(axis=1) > np.asarray(thresholds)[p.argmax(axis=1)]
+    assert 0 < sum(expected) < SIZE
+    np.testing.assert_array_equal(job.report.qualified, expected)
+
+
+@pytest.mark.parametrize("strictly", [True, False])
+def test_a_confidence_at_the_threshold_counts_in_the_code(data, strictly):
+    """All predictions are 1/2: the mean is that of each."""
+    problem, method = build(**{"fl2.strictly": strictly, "fl2.threshold": 0.5})
+    params = {"backbone": {"bias": jnp.float32([0, 0, -1e9])}, "classifier": {"kernel": jnp.zeros((4, 3))}}
+    received = sent_down(problem)._replace(model=Model(params, sent_down(problem).model.batch_stats))
+    job, _ = train(method.phases[0]._replace(step=lambda *a: a[3]), received, data, CLIENT)
+    assert np.sum(job.report.qualified) == job.work.deck.size == (0 if strictly else SIZE)
+    assert np.sum(job.work.surest) == (0 if strictly else SIZE)
+
+
+# --- Aggregation. ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ([0.5, 0.9, 0.8, 0.2], np.array([0.5, 0.1, 0.2, 0]) / 0.8),  # the last one's upload was dropped
+        ([1.0, 1.0, 1.0, 0.2], np.array([1, 1, 1, 0]) / 3),
+    ],
+)
+def test_the_less_confident_a_client_the_more_it_weighs(data, status, expected):
+    _, method = build(**{"aggregation.weights": "size"})  # which is not read
+    state = jax.jit(method.init)(data, jax.random.key(0))
+    rng, accepted = np.random.default_rng(0), np.array([True, True, True, False])
+    uploads = jax.tree.map(lambda leaf: rng.normal(size=(4, *leaf.shape)).astype(np.float32), state.model)
+    told, sizes = {"status": jnp.float32(status)}, jnp.int32([2, 10, 4, 0])
+    received = Received(Upload(uploads, told), jnp.array(accepted), jnp.arange(4), None, sizes, sizes)
+    after, _ = jax.jit(method.aggregate)(state, data, received, jax.random.key(0))
+    for found, leaf in zip(jax.tree.leaves(after.model), jax.tree.leaves(uploads)):
+        np.testing.assert_allclose(found, np.tensordot(expected, np.asarray(leaf), 1), atol=1e-6)

@@ -1,0 +1,259 @@
+"""IsoFed's alternation and its adaptation against NumPy; rounds of eligible clients alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.client import STANDARD, own_teachers
+from fedjax_ssl.engine.interface import Cohort, Jobs, Phase, Report, State
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.isofed import continued, is_labelled_turn
+from fedjax_ssl.server.eligible import _of_eligible
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    NUM_CLIENTS,
+    SmallNetwork,
+    assert_model,
+    federation,
+    handed_on,
+    loss_and_gradient,
+    mirrored,
+    pixels_of,
+    prepare,
+    probabilities,
+    running_mean,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
+
+LABELLED, UNLABELLED, NOBODY = 0, 1, 3
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, 2, 1, 0, 1], [-1] * 4, [-1] * 3])
+
+
+def method_of(arguments="", **fields):
+    problem = small_problem(f"isofed{arguments}", **{"client.epochs": 1, "trainer.threshold": 0.4, **fields})
+    return problem, METHODS["isofed"].factory(problem)
+
+
+# --- Who has a turn. -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "turns"),
+    [
+        ({}, "LULULU"),
+        ({"isofed.order": "unlabelled_first"}, "ULULUL"),
+        ({"isofed.labelled_rounds": 2, "isofed.unlabelled_rounds": 3}, "LLUUULLUUULL"),
+        ({"isofed.order": "unlabelled_first", "isofed.unlabelled_rounds": 2}, "UULUUL"),
+    ],
+)
+def test_turns(fields, turns):
+    options = method_of(**fields)[0].config.isofed
+    assert "".join("L" if is_labelled_turn(options, number) else "U" for number in range(len(turns))) == turns
+
+
+def test_a_round_draws_those_who_have_a_turn_first_and_sends_nothing_to_others(data):
+    problem, method = method_of(clients_per_round=3)
+    drawn = {True: set(), False: set()}
+    for number in range(20):
+        state, is_labelled = State(jnp.int32(number), None), number % 2 == 0
+        clients = np.asarray(method.select(state, data, jax.random.key(number)).clients)
+        assert len(set(clients)) == 3
+        flags = np.asarray(method.personal(state, data, clients, None))
+        np.testing.assert_array_equal(flags, (clients == LABELLED) == is_labelled)
+        assert sorted(flags, reverse=True) == list(flags) and flags.sum() == (1 if is_labelled else 3)
+        drawn[is_labelled] |= {tuple(clients)}
+    assert len(drawn[True]) > 1 and len(drawn[False]) > 1  # at random
+    sent = sent_down(problem)
+    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(sent))
+    assert [float(method.wire_bytes.down(sent, flag)) for flag in (True, False)] == [size, 0]
+
+
+def test_who_has_no_turn_takes_no_part():
+    """Nor does its memory of labelling change, and no image of it counts as trained on."""
+
+    marks = jnp.ones((3, 2), bool)
+    everybody = Jobs(jnp.full(3, 5), (), Report(marks, marks), {"old": jnp.arange(3) + 7.0}, marks[:, 0])
+    phase = _of_eligible(Phase(lambda *_: everybody, None, None, None))
+    flags = jnp.array([True, False, True])
+    cohort = Cohort(jnp.arange(3), {"old": jnp.zeros(3)}, None, personal=flags)
+    jobs = phase.prepare(None, None, cohort, None)
+    np.testing.assert_array_equal(jobs.num_steps, [5, 0, 5])
+    np.testing.assert_array_equal(jobs.takes_part, flags)
+    np.testing.assert_array_equal(jobs.report.qualified, [[True] * 2, [False] * 2, [True] * 2])
+    np.testing.assert_array_equal(jobs.own["old"], [7, 0, 9])
+
+
+# --- What they train. ------------------------------------------------------------------------------------------------
+
+
+def information_gradient(model, x, kind):
+    """Of mean H(p_i) less H(mean p_i), or of the first alone, by the derivative of an entropy."""
+    centre = x.mean(axis=0)
+    p = probabilities(model, x, centre)
+    each, mean = -np.sum(p * np.log(p), axis=1, keepdims=True), p.mean(axis=0)
+    value, of_logits = each.mean(), -p * (np.log(p) + each) / len(x)
+    if kind == "information":
+        of_p = np.log(mean) + 1  # of -H(mean) by p, times the number of images
+        value += np.sum(mean * np.log(mean))
+        of_logits = of_logits + p * (of_p - np.sum(p * of_p, axis=1, keepdims=True)) / len(x)
+    return value, {"bias": of_logits.sum(axis=0), "kernel": (x - centre).T @ of_logits}
+
+
+def adapted_by_hand(problem, data, client, received, deck):
+    """Passes over all images with the rate and the clipping of the client's role."""
+    config, model = problem.config.client.copy_and_resolve_references(), in_numpy(received.model.params)
+    if client != LABELLED:
+        config.learning_rate = config.unlabelled_learning_rate or config.learning_rate
+        config.clip_norm = config.unlabelled_clip_norm or config.clip_norm
+    statistics, velocity, losses = statistics_of(received.model), at_rest(model), []
+    for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
+        x = pixels_of(data, np.asarray(data.client_index[client])[batch], mirrored)
+        loss, gradient = information_gradient(model, x, problem.config.isofed.adaptation)
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, x)
+        losses.append(loss)
+    return model, statistics, losses
+
+
+@pytest.mark.parametrize("kind", ["information", "entropy"])
+@pytest.mark.parametrize("client", [LABELLED, UNLABELLED])
+def test_the_adaptation_looks_at_no_label(kind, client, data):
+    fields = {"client.unlabelled_learning_rate": 0.2, "client.unlabelled_clip_norm": 0.1}
+    problem, method = method_of(**{"isofed.adaptation": kind, "isofed.adaptation_epochs": 2, **fields})
+    received = sent_down(problem)
+    phases = [method.phases[0]] if client == LABELLED else method.phases[:3]
+    job, finished = through(phases, received, data, client)[-1]
+    work, role = (job.work, "labelled") if client == LABELLED else (job.work[0], "unlabelled")
+    assert int(job.num_steps) == 4 and int(work.deck.size) == (5 if client == LABELLED else 4)
+    model, statistics, losses = adapted_by_hand(problem, data, client, received, work.deck)
+    assert_model(finished.upload.model, model, statistics)
+    np.testing.assert_allclose(finished.metrics[f"{role}_adaptation_loss"], np.mean(losses), rtol=1e-4)
+    hidden = data._replace(visible_labels=jnp.full_like(data.visible_labels, -1))
+    blind = through(phases, received, hidden, client)[-1][1]
+    for found, expected in zip(jax.tree.leaves(blind.upload), jax.tree.leaves(finished.upload)):
+        np.testing.assert_array_equal(found, expected)
+
+
+def through(phases, received, data, client, own=None):
+    """What a client with a turn does in phases that follow each other: of each its job, and what it leaves behind."""
+    done, before = [], None
+    for phase in phases:
+        done.append(train(phase, received, data, client, own or {}, before, personal=jnp.bool_(True)))
+        before = handed_on(*done[-1])
+    return done
+
+
+def test_the_adaptation_has_an_optimiser_of_its_own_and_a_second_classifier_rests(data):
+    """No momentum of it reaches training, and no loss of it the head, which weight decay would shrink."""
+    fields = {"client.persistent": True, "client.weight_decay": 0.5, "trainer.name": "acr"}
+    network = SmallNetwork(STANDARD, head_dim=CLASSES)
+    problem = small_problem("isofed", network, **{"client.epochs": 1, **fields})
+    method, received = METHODS["isofed"].factory(problem), sent_down(problem)
+    phase = method.phases[0]
+    _, finished = train(phase, received, data, LABELLED, personal=jnp.bool_(True))
+    assert "opt_state" not in finished.own
+    old, new = received.model.params, finished.upload.model.params
+    np.testing.assert_array_equal(new[STANDARD]["kernel"], old[STANDARD]["kernel"])
+    assert np.any(new["classifier"]["kernel"] != old["classifier"]["kernel"])
+
+
+def test_a_labelled_client_goes_on_from_the_adapted_model(data):
+    problem, method = method_of()
+    received = sent_down(problem)
+    first, (job, _), (between, _), (last_job, last) = through(method.phases, received, data, LABELLED, {"trainer": ()})
+    assert int(between.num_steps) == 0  # the other role's adaptation
+    config = problem.config.client
+    model, statistics, _ = adapted_by_hand(problem, data, LABELLED, received, first[0].work.deck)
+    velocity = at_rest(model)
+    for batch in batches(np.asarray(job.work[0].deck.order), 5, 3):
+        rows = np.asarray(data.client_index[LABELLED])[batch]
+        x, targets = pixels_of(data, rows, mirrored), np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]]
+        _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets / len(rows))
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, x)
+    assert int(last_job.num_steps) == 0 and bool(last_job.takes_part)
+    assert_model(last.upload.model, model, statistics)
+
+
+def test_an_unlabelled_client_goes_on_from_the_adapted_model(data):
+    """Through a labelled phase in which it has no step."""
+    problem, method = method_of()
+    received, own = sent_down(problem), {"trainer": ()}
+    first, between, adapted = through(method.phases[:3], received, data, UNLABELLED, own)
+    assert int(first[0].num_steps) == 0 and int(between[0].num_steps) == 0
+    job = prepare(method.phases[3], received, data, UNLABELLED, own, handed_on(*adapted), jnp.bool_(True))
+    model, statistics, _ = adapted_by_hand(problem, data, UNLABELLED, received, adapted[0].work[0].deck)
+    assert_model(job.work.begin, model, statistics)
+    assert int(job.num_steps) == 2
+
+
+def test_a_mean_teacher_in_the_place_of_pseudo_labels(data):
+    """The student begins with the adapted model; the first target is the received model's, as in RSCFed."""
+    problem, method = method_of(",mean_teacher", **{"isofed.consistency_weight": 3.0})
+    received = sent_down(problem)
+    own = jax.tree.map(lambda leaf: leaf[0], own_teachers(problem, received.model))
+    _, _, adapted, (job, last) = through(method.phases, received, data, UNLABELLED, own)
+    model, _, _ = adapted_by_hand(problem, data, UNLABELLED, received, adapted[0].work[0].deck)
+    teacher, centre, losses = in_numpy(received.model.params), statistics_of(received.model), []
+    config, velocity, statistics = problem.config.client, at_rest(model), statistics_of(adapted[1].upload.model)
+    for step, batch in enumerate(batches(np.asarray(job.work.rest.deck.order), 4, 3)):
+        x = pixels_of(data, np.asarray(data.client_index[UNLABELLED])[batch], mirrored)
+        q = probabilities(teacher, x, centre) ** 2
+        q, p = q / q.sum(axis=1, keepdims=True), probabilities(model, x, x.mean(axis=0))
+        losses.append(3 * np.sum((p - q) ** 2) / len(x))
+        of_p = 6 * (p - q) / len(x)
+        of_logits = p * (of_p - np.sum(p * of_p, axis=1, keepdims=True))
+        gradient = {"bias": of_logits.sum(axis=0), "kernel": (x - x.mean(axis=0)).T @ of_logits}
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, x)
+        share = min(1 - 1 / (step + 1), 0.999)
+        teacher = {name: share * teacher[name] + (1 - share) * model[name] for name in model}
+        centre = share * centre + (1 - share) * statistics
+    assert_model(last.upload.model, model, statistics)
+    np.testing.assert_allclose(last.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
+    assert set(last.own) >= {"teacher", "teacher_steps"} and int(last.own["teacher_steps"]) == 2
+
+
+def test_a_phase_that_goes_on_begins_with_a_fresh_optimiser(data):
+    problem, method = method_of(",no_adaptation")
+    assert len(method.phases) == 2
+    phase = continued(method.phases[0])
+    received, turn = sent_down(problem), jnp.bool_(True)
+    other = sent_down(problem, seed=9)
+    nothing = handed_on(*train(method.phases[0], received, data, UNLABELLED, personal=turn))
+    alone = train(phase, received, data, LABELLED, previous=nothing, personal=turn)[1]
+    plain = train(method.phases[0], received, data, LABELLED, personal=turn)[1]
+    for found, expected in zip(jax.tree.leaves(alone.upload), jax.tree.leaves(plain.upload)):
+        np.testing.assert_array_equal(found, expected)  # nobody came before
+    before = nothing._replace(
+        took_part=jnp.array([True]), upload=nothing.upload._replace(model=jax.tree.map(lambda x: x[None], other.model))
+    )
+    _, after = train(phase, received, data, LABELLED, previous=before, personal=turn)
+    from_other = train(method.phases[0], other, data, LABELLED, personal=turn)[1]
+    for found, expected in zip(jax.tree.leaves(after.upload), jax.tree.leaves(from_other.upload)):
+        np.testing.assert_array_equal(found, expected)
+
+
+# --- The bounds of the setting. --------------------------------------------------------------------------------------
+
+
+def test_cohorts_of_labelled_clients(data):
+    draws = {}
+    for arguments in ("supervised", "supervised,labelled_cohorts"):
+        method = METHODS["supervised"].factory(small_problem(arguments, clients_per_round=1))
+        select = method.select
+        draws[arguments] = select and {
+            int(select(State(jnp.int32(0), None), data, jax.random.key(seed)).clients[0]) for seed in range(10)
+        }
+    assert draws == {"supervised": None, "supervised,labelled_cohorts": {LABELLED}}
+    assert NUM_CLIENTS > 1

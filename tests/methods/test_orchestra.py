@@ -1,0 +1,369 @@
+"""Orchestra: balanced assignments, clusters at clients and server, and a client's training, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl.client.deck import Examples
+from fedjax_ssl.engine.interface import Cohort, Received, State, Upload
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.losses import assignment_loss
+from fedjax_ssl.learning.optimizers import followed_by
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.orchestra import Clusters, by_batches
+from fedjax_ssl.methods.orchestra.client import Ring, filled, local_centroids, pushed
+from fedjax_ssl.methods.orchestra.server import global_centroids
+from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
+from fedjax_ssl.server.aggregation import Flow
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, descend, kernels, projected, unit
+from tests.helpers.linear_network import softmax
+from tests.helpers.small_problem import (
+    KEPT,
+    federation,
+    handed_on,
+    mirrored,
+    negative,
+    pixels_of,
+    sent_down,
+    small_problem,
+    train,
+)
+
+CLIENT = 1
+ENCODER = ("backbone", "projector")
+TRAINED = (*ENCODER, "rotation")
+
+
+# --- Balanced assignments. -------------------------------------------------------------------------------------------
+
+
+def sinkhorn_by_hand(scores, max_iterations):
+    """Entry by entry, over rows that all count."""
+    number, num_clusters = scores.shape
+    columns = range(num_clusters)
+    kernel = softmax(25 * np.asarray(scores, np.float64))
+    samples, change = np.full(number, 1 / number), np.inf
+    for iteration in range(max_iterations):
+        clusters = [1 / num_clusters / sum(kernel[i, j] * samples[i] for i in range(number)) for j in columns]
+        new = np.array([1 / number / sum(kernel[i, j] * clusters[j] for j in columns) for i in range(number)])
+        if iteration % 10 == 0:
+            change = np.sum(np.abs(samples / new - 1))
+        samples = new
+        if change < 1e-2:
+            break
+    return number * kernel * np.array(clusters) * samples[:, None], iteration + 1
+
+
+def vectors_of(number, dim=3, seed=0):
+    return unit(np.random.default_rng(seed).normal(size=(number, dim)) + [1.0, 0.0, 0.0][:dim]).astype(np.float32)
+
+
+balanced = jax.jit(sinkhorn, static_argnums=2)
+
+
+@pytest.mark.parametrize(
+    ("sharper", "most", "stops_after"),
+    [(1.0, 10, 10), (1.0, 100, 100), (0.5, 100, 41), (0.3, 100, 21), (0.001, 100, 1)],
+)
+def test_sinkhorn_is_that_of_a_plain_loop(sharper, most, stops_after):
+    """It looks at the change in the first iteration and every tenth one after it."""
+    scores = sharper * vectors_of(12) @ vectors_of(4, seed=1).T
+    expected, iterations = sinkhorn_by_hand(scores, most)
+    assert iterations == stops_after
+    everyone = np.ones(12, bool)
+    ours = np.asarray(balanced(scores, everyone, most))
+    np.testing.assert_allclose(ours, expected, atol=2e-4)
+    np.testing.assert_allclose(ours.sum(axis=1), 1, atol=1e-4)
+    if most == 100:
+        np.testing.assert_allclose(ours.sum(axis=0), 3, atol=0.05)
+    padded = np.concatenate([scores, np.full((3, 4), 9.0, np.float32)])
+    of_padded = np.asarray(balanced(padded, np.arange(15) < 12, most))
+    np.testing.assert_allclose(of_padded[:12], ours, atol=1e-4)
+    assert np.all(of_padded[12:] == 0)
+
+
+def test_the_loss_of_assignments():
+    rng = np.random.default_rng(0)
+    logits, targets = rng.normal(size=(2, 5, 4)).astype(np.float32)
+    mask = np.array([True] * 4 + [False])
+    value, gradients = jax.jit(jax.value_and_grad(assignment_loss, argnums=(0, 1)))(logits, targets, mask)
+    expected = -np.mean(np.sum(softmax(targets) * np.log(softmax(logits)), axis=1)[:4])
+    assert value == pytest.approx(expected, rel=1e-5)
+    assert np.all(np.asarray(gradients[1]) == 0) and np.any(np.asarray(gradients[0]) != 0)
+
+
+# --- A client's memory and clusters. ---------------------------------------------------------------------------------
+
+
+def test_a_memory_has_the_last_rows():
+    """First in, first out: against a plain list, with batches that are short, empty and longer than the memory."""
+    push, rng = jax.jit(pushed), np.random.default_rng(0)
+    ring = Ring(np.zeros((5, 2), np.float32), np.int32(0))
+    expected = list(ring.rows)
+    for number in (2, 0, 3, 7, 1, 4, 7):
+        rows, present = rng.normal(size=(7, 2)).astype(np.float32), np.zeros(7, bool)
+        present[rng.permutation(7)[:number]] = True
+        ring = push(ring, rows, present)
+        expected = [*expected, *rows[present]][-5:]
+        in_order = np.roll(np.asarray(ring.rows), -int(ring.oldest), axis=0)
+        np.testing.assert_array_equal(in_order, expected)
+
+
+def clusters_by_hand(memory, centroids, spare):
+    """Five rounds, row by row, with the rows `spare` for empty clusters; and which were empty: (round, cluster)."""
+    memory, empty = memory.astype(np.float64), []
+    for number in range(5):
+        chosen = np.argmax(sinkhorn_by_hand(memory @ centroids.T, 10)[0], axis=1)
+        centroids = centroids.copy()
+        for index in range(len(centroids)):
+            members = memory[chosen == index]
+            if len(members) == 0:
+                empty.append((number, index))
+                members = memory[[spare[number][index]]]
+            centroids[index] = unit(members.mean(axis=0))
+    return centroids, empty
+
+
+@pytest.mark.parametrize(("number", "seed", "empties"), [(4, 0, 0), (4, 2, 0), (20, 5, 2)])
+def test_local_centroids_are_those_of_a_plain_loop(number, seed, empties):
+    """It begins with rows drawn without replacement, and an empty cluster gets a random one: by the same keys."""
+    memory, key = vectors_of(30), jax.random.key(seed)
+    first_key, empty_key = jax.random.split(key)
+    chosen = np.asarray(jax.random.choice(first_key, 30, (number,), replace=False))
+    assert len(set(chosen)) == number
+    spare = [jax.random.randint(jax.random.fold_in(empty_key, index), (number,), 0, 30) for index in range(5)]
+    expected, empty = clusters_by_hand(memory, memory[chosen].astype(np.float64), np.asarray(spare))
+    assert len(empty) == empties
+    ours = np.asarray(jax.jit(local_centroids, static_argnums=2)(key, memory, number))
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+def test_the_first_round_fills_the_memory_with_the_first_images():
+    """In batches of their own, each client as many as its memory has rows, of whatever number it has."""
+    rows = np.arange(20).reshape(2, 10)
+    present = np.arange(10) < np.array([[10], [3]])
+    rings = Ring(np.full((2, 4, 1), -1.0, np.float32), np.zeros(2, np.int32))
+    images = np.arange(20, dtype=np.uint8).reshape(20, 1, 1, 1)
+
+    def project(key, batch, mask):
+        del key
+        return batch.reshape(-1, 1) + jnp.sum(mask) / 10  # so that its batch is seen
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    fill = jax.jit(
+        lambda images, rows, present, rings: filled(project, images, Examples(rows, present, rows, keys, {}), rings, 3)
+    )
+    rings = fill(images, rows, present, rings)
+    # The second batch of the first client goes on where the memory begins again.
+    np.testing.assert_allclose(rings.rows[0, :, 0], [4.3, 5.3, 2.3, 3.3], atol=1e-6)
+    np.testing.assert_allclose(rings.rows[1, :, 0], [10.3, 11.3, 12.3, -1.0], atol=1e-6)
+    np.testing.assert_array_equal(rings.oldest, [2, 3])
+
+
+# --- The server. -----------------------------------------------------------------------------------------------------
+
+
+def clustering_loss(centroids, vectors, assignments, temperature):
+    predicted = softmax(unit(vectors) @ centroids.T / temperature)
+    return -np.mean(np.sum(unit(assignments) * unit(predicted), axis=1))
+
+
+def test_global_centroids_are_those_by_hand():
+    """SGD of PyTorch, whose gradients are differences of the loss with assignments held fixed."""
+    vectors, centroids = vectors_of(12), vectors_of(4, seed=1)
+    present = np.arange(14) < 12
+    padded = np.concatenate([vectors, np.full((2, 3), 9.0, np.float32)])
+    cluster = jax.jit(global_centroids, static_argnums=(3, 4))
+    ours, loss = cluster(centroids, padded, present, 5, 0.1)
+
+    expected, velocity, values = centroids.astype(np.float64), np.zeros((4, 3)), []
+    for _ in range(5):
+        assignments = sinkhorn_by_hand(vectors @ expected.T, 100)[0]
+        values.append(clustering_loss(expected, vectors, assignments, 0.1))
+        gradient = np.zeros((4, 3))
+        for place in np.ndindex(4, 3):
+            step = np.zeros((4, 3))
+            step[place] = 1e-6
+            gradient[place] = (
+                clustering_loss(expected + step, vectors, assignments, 0.1)
+                - clustering_loss(expected - step, vectors, assignments, 0.1)
+            ) / 2e-6
+        velocity = 0.9 * velocity + gradient + 1e-4 * expected
+        expected = unit(expected - 0.01 * velocity)
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
+    assert loss == pytest.approx(values[-1], rel=1e-3)
+    np.testing.assert_array_equal(cluster(centroids, padded, present & False, 5, 0.1)[0], centroids)
+
+
+def test_uploads_are_weighted_by_batches():
+    received = Received((), np.array([True, True, False, True]), None, None, np.array([7, 3, 9, 2]), None)
+    flow = Flow((), jnp.array([1.0, 1.0, 0.0, 1.0]), (), (), ())
+    flow = by_batches(3).apply(flow, *[None] * 3, received, None)
+    np.testing.assert_array_equal(flow.weights, [2, 1, 0, 1])
+
+
+# --- A client's training. --------------------------------------------------------------------------------------------
+
+
+def test_a_part_follows_others_and_takes_no_gradient():
+    optimizer = followed_by(optax.sgd(0.1, momentum=0.5), "target", ("a", "b"), 0.9)
+    params = {"a": np.float32(1.0), "b": np.float32(2.0), "target": {"a": np.float32(5.0), "b": np.float32(-1.0)}}
+    gradients = {"a": np.float32(1.0), "b": np.float32(0.5), "target": {"a": np.float32(7.0), "b": np.float32(7.0)}}
+    state = optimizer.init(params)
+    assert len(jax.tree.leaves(state)) == 2
+    updates, _ = optimizer.update(gradients, state, params)
+    after = jax.tree.map(float, optax.apply_updates(params, updates))
+    assert after["target"] == pytest.approx({"a": 4.6, "b": -0.7})
+    assert (after["a"], after["b"]) == (pytest.approx(0.9), pytest.approx(1.95))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, 2], [-1] * 7], anchors=[0, 1, 2, 1])
+
+
+def problem_of(**fields):
+    """Four clusters of two-dimensional projections, and memories of six."""
+    network = LinearHeads(
+        {"projector": ("", DIM), "rotation": ("projector", 4)},
+        companions={"target": LinearHeads({"projector": ("", DIM)}, classes=0)},
+    )
+    sizes = {"orchestra.clusters": 4, "orchestra.local_clusters": 2, "orchestra.memory": 6, "model.projector_dim": DIM}
+    return small_problem(
+        "orchestra", network, **{"client.clip_norm": 0.0, "client.learning_rate": 0.05, **sizes, **fields}
+    )
+
+
+def broadcast(problem, number):
+    centroids = vectors_of(4, DIM, seed=3)
+    return sent_down(problem, Clusters(centroids, np.int32(number)), seed=6)
+
+
+def test_a_client_s_training_is_that_by_hand(data):
+    """Clusters, turns, target and memory; turns are those of the same keys."""
+    problem = problem_of(**{"orchestra.decay": 0.8, "orchestra.temperature": 0.5})
+    phase, clustering = METHODS["orchestra"].factory(problem).phases
+    received = broadcast(problem, 3)
+    own = {"projections": Ring(vectors_of(6, DIM, seed=5), np.int32(0))}
+    job, finished = train(phase, received, data, CLIENT, own, jit=True)
+    assert int(job.num_steps) == 4 and bool(job.takes_part)  # of 7 images two batches of 3, in two epochs
+
+    model = kernels(received.model.params, *TRAINED)
+    target = kernels(received.model.params["target"], *ENCODER)
+    centroids, state = np.asarray(received.extra.centroids, np.float64), {"target": target, "step": 0}
+    losses, memory, running, of_target = [], list(own["projections"].rows), np.full(4, 0.25), np.full(4, 0.25)
+    orders = batches(np.asarray(job.work.deck.order), int(job.work.deck.size), problem.config.client.batch_size)
+    for step, batch in enumerate(orders):
+        rows = np.asarray(data.client_index[CLIENT])[batch]
+        turns_key = jax.random.split(jax.random.key(step), 4)[3]
+        turns = np.asarray(jax.random.randint(turns_key, (3,), 0, 4))[: len(rows)]
+        first, second = (pixels_of(data, rows, view) for view in (mirrored, negative))
+        third = np.stack([np.rot90(x.reshape(2, 2), k).ravel() for x, k in zip(first, turns)])
+
+        def loss(model, first=first, second=second, third=third, turns=turns):
+            q = softmax(unit(projected(state["ahead"], first)) @ centroids.T / 0.5)
+            p = softmax(unit(projected(model, second)) @ centroids.T / 0.5)
+            told = softmax(projected(model, third) @ model["rotation"])
+            of_turns = -np.mean(np.log(told[np.arange(len(turns)), turns]))
+            return of_turns - np.mean(np.sum(q * np.log(p), axis=1))
+
+        losses.append((loss, first, [second, third]))
+
+    seen = []
+
+    def begin_step(current):
+        """The target moves before the step, towards the online encoder as it then is."""
+        _, first, others = losses[state["step"]]
+        state["ahead"] = {name: 0.8 * state["target"][name] + 0.2 * current[name] for name in ENCODER}
+        memory.extend(unit(projected(state["ahead"], first)))
+        seen.append((first, others))
+
+    def end_step(current):
+        state["target"] = state["ahead"]
+        state["step"] += 1
+        if state["step"] < len(losses):
+            begin_step(current)
+
+    begin_step(model)
+    trained, values = descend(model, [loss for loss, _, _ in losses], problem.config.client, end_step)
+    assert sum(float(finished.metrics[name]) for name in ("cluster_loss", "rotation_loss")) == pytest.approx(
+        np.mean(values), rel=1e-4
+    )
+    upload = finished.upload.model
+    assert set(upload.params) == {*TRAINED, "target"}
+    assert_kernels(upload.params, trained)
+    assert_kernels(upload.params["target"], state["target"])
+    for first, others in seen:
+        of_target = KEPT * of_target + (1 - KEPT) * first.mean(axis=0)
+        for x in others:
+            running = KEPT * running + (1 - KEPT) * x.mean(axis=0)
+    np.testing.assert_allclose(upload.batch_stats["mean"], running, atol=1e-6)
+    np.testing.assert_allclose(upload.batch_stats["target"]["mean"], of_target, atol=1e-6)
+    in_order = np.roll(np.asarray(finished.own["projections"].rows), -int(finished.own["projections"].oldest), axis=0)
+    np.testing.assert_allclose(in_order, memory[-6:], atol=1e-4)
+
+    _, told = train(clustering, received, data, CLIENT, finished.own, handed_on(job, finished), jit=True)
+    jax.tree.map(np.testing.assert_array_equal, told.upload.model, upload)
+    key = Cohort(np.array([CLIENT]), {}, jax.random.key(4)).keys()[0]
+    expected = jax.jit(local_centroids, static_argnums=2)(key, finished.own["projections"].rows, 2)
+    np.testing.assert_allclose(told.upload.metadata["centroids"], expected, atol=1e-5)
+
+
+def test_the_first_round_clusters_and_does_not_train(data):
+    problem = problem_of()
+    phase, _ = METHODS["orchestra"].factory(problem).phases
+    received = broadcast(problem, 0)
+    own = {"projections": Ring(vectors_of(6, DIM, seed=5), np.int32(0))}
+    job, finished = train(phase, received, data, CLIENT, own, jit=True)
+    assert int(job.num_steps) == 0 and bool(job.takes_part)
+    target = kernels(received.model.params["target"], *ENCODER)
+    batches_of_3 = [np.asarray(data.client_index[CLIENT])[places] for places in (np.arange(3), np.arange(3, 6))]
+    expected = np.concatenate([unit(projected(target, pixels_of(data, rows, mirrored))) for rows in batches_of_3])
+    np.testing.assert_allclose(finished.own["projections"].rows, expected, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, finished.upload.model.params["target"], received.model.params["target"])
+    np.testing.assert_array_equal(finished.upload.model.batch_stats["mean"], received.model.batch_stats["mean"])
+
+
+def test_the_server_averages_and_clusters_what_was_accepted(data):
+    problem = problem_of(**{"orchestra.clustering_steps": 5})
+    method = METHODS["orchestra"].factory(problem)
+    state = jax.jit(method.init)(data, jax.random.key(0))
+    params = state.model.params
+    jax.tree.map(np.testing.assert_array_equal, params["target"], {name: params[name] for name in ENCODER})
+    np.testing.assert_allclose(np.linalg.norm(state.clients["projections"].rows, axis=-1), 1, rtol=1e-5)
+    assert state.clients["projections"].rows.shape == (4, 6, DIM) and state.server["centroids"].shape == (4, DIM)
+    names = (*TRAINED, "target")
+    sent = jax.tree.map(lambda leaf: np.stack([np.asarray(leaf) + k for k in (1.0, 2.0, np.nan)]),
+                        state.model._replace(params={name: params[name] for name in names}))  # fmt: skip
+    told = np.stack([vectors_of(2, DIM, seed=seed) for seed in range(3)])
+    received = Received(
+        Upload(sent, {"centroids": told}), np.array([True, True, False]), np.arange(3), None, np.array([3, 9, 5]), None
+    )
+    after, metrics = jax.jit(method.aggregate)(state, data, received, jax.random.key(1))
+    for name in names:  # 1 and 3 batches
+        jax.tree.map(
+            lambda new, old: np.testing.assert_allclose(new, old + 1.75, rtol=1e-5),
+            after.model.params[name],
+            params[name],
+        )
+    expected, loss = global_centroids(state.server["centroids"], told.reshape(-1, DIM), np.arange(6) < 4, 5, 0.1)
+    np.testing.assert_allclose(after.server["centroids"], expected, atol=1e-5)
+    assert metrics["clustering_loss"] == pytest.approx(float(loss), rel=1e-4)
+    sent_next = method.broadcast(after._replace(round=np.int32(1)), data, None).extra
+    np.testing.assert_array_equal(sent_next.centroids, after.server["centroids"])
+    assert isinstance(state, State) and sent_next.round == 1
+
+
+def test_what_cannot_be():
+    for fields, words in (
+        ({"orchestra.local_clusters": 7}, "orchestra.local_clusters=7 is more than orchestra.memory=6"),
+        ({}, "turns images by quarters, but the data set's are 3 x 2"),
+    ):
+        problem = problem_of(**fields)
+        if not fields:
+            problem.network.image_shape = (2, 3, 1)
+        with pytest.raises(UserError, match=words):
+            METHODS["orchestra"].factory(problem)

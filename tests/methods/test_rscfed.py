@@ -1,0 +1,313 @@
+"""RSCFed's groups, mean teacher and distance-reweighted means, against NumPy."""
+
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import train as train_run
+from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import row
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.rscfed.server import consensus_weights, distances_to_mean
+from tests.helpers.linear_network import in_numpy, sgd_step
+from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config
+from tests.helpers.small_problem import (
+    NUM_CLIENTS,
+    assert_model,
+    federation,
+    handed_on,
+    itself,
+    pixels_of,
+    probabilities,
+    running_mean,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
+
+LABELLED, UNLABELLED = 0, 1
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, 2, 1, 1, 0], [-1] * 7, [-1] * 3, [-1] * 8])
+
+
+def coin(key, images):
+    """A view that is mirrored or not."""
+    return jnp.where(jax.random.bernoulli(key), images[:, :, ::-1], images)
+
+
+def build(weak=itself, **fields):
+    fields = {"client.unlabelled_learning_rate": 0.3, "rscfed.group_size": 3, **fields}
+    problem = small_problem("rscfed", weak=weak, **fields)
+    validate(problem.config)
+    return problem, METHODS["rscfed"].factory(problem)
+
+
+# --- The teacher. ----------------------------------------------------------------------------------------------------
+
+
+def memory(problem, teacher, steps):
+    """A client's memory: a teacher that has taken so many steps, an optimiser in motion."""
+    model = problem.network.init(jax.random.key(9))
+    moving = jax.tree.map(lambda leaf: 0.1 * jnp.ones_like(leaf), model.params)
+    optimizer = METHODS["rscfed"].factory(problem).init(federation([[0]]), jax.random.key(0)).clients["opt_state"]
+    opt_state = jax.tree.unflatten(jax.tree.structure(row(optimizer, 0)), jax.tree.leaves(moving))
+    return {"teacher": teacher, "teacher_steps": jnp.int32(steps), "opt_state": opt_state}
+
+
+def views(data, rows, step):
+    """The teacher's and the student's view of some rows: pixels [n, 4]."""
+    rows, keys = np.asarray(rows), jax.random.split(jax.random.key(step))
+    return [pixels_of(data, rows, lambda _, images, key=key: coin(key, images)) for key in keys]
+
+
+def train_by_hand(problem, data, received, own, work):
+    """Two epochs in batches of 3: student, its statistics, velocity, teacher, its statistics, steps, the mean loss."""
+    options, config = problem.config.rscfed, problem.config.client
+    student, statistics = in_numpy(received.model.params), statistics_of(received.model)
+    velocity = {name: 0.1 * np.ones_like(leaf) for name, leaf in student.items()}
+    teacher, centre = in_numpy(own["teacher"].params), statistics_of(own["teacher"])
+    steps, losses = int(own["teacher_steps"]), []
+    for epoch in np.asarray(work.deck.order):
+        epoch = epoch[: int(work.deck.size)]
+        for first in range(0, len(epoch), 3):
+            rows = np.asarray(work.deck.rows)[epoch[first : first + 3]]
+            of_teacher, x = views(data, rows, len(losses))
+            if steps == 0:
+                teacher, centre = dict(in_numpy(received.model.params)), statistics_of(received.model)
+            if options.teacher_statistics == "received":
+                centre = statistics_of(received.model)
+            target = probabilities(teacher, of_teacher, centre) ** (1 / options.temperature)
+            target /= target.sum(axis=1, keepdims=True)
+            p, size = probabilities(student, x, x.mean(axis=0)), len(x) if options.loss_over == "present" else 3
+            losses.append(options.consistency_weight * np.sum((p - target) ** 2) / size)
+            wrong = p * ((p - target) - np.sum((p - target) * p, axis=1, keepdims=True))
+            wrong *= 2 * options.consistency_weight / size
+            gradient = {"bias": wrong.sum(axis=0), "kernel": (x - x.mean(axis=0)).T @ wrong}
+            student, velocity = sgd_step(student, gradient, velocity, config, 0.3)
+            statistics = running_mean(statistics, x)
+            share = min(1 - 1 / (steps + 1), options.ema_decay)
+            teacher = {name: share * leaf + (1 - share) * student[name] for name, leaf in teacher.items()}
+            if options.teacher_statistics == "averaged":
+                centre = share * centre + (1 - share) * statistics
+            steps += 1
+    return student, statistics, velocity, teacher, centre, steps, np.mean(losses)
+
+
+@pytest.mark.parametrize(
+    "steps, fields",
+    [
+        (0, {}),
+        (5, {}),
+        (0, {"rscfed.teacher_statistics": "averaged", "rscfed.ema_decay": 0.7}),
+        (5, {"rscfed.teacher_statistics": "received", "rscfed.loss_over": "batch_size", "rscfed.temperature": 2.0}),
+    ],
+)
+def test_the_student_is_held_near_its_teacher(data, steps, fields):
+    """Seven images in batches of 3, so that the last one is short; two views; the client's own momentum."""
+    problem, method = build(coin, **{"rscfed.consistency_weight": 0.8, **fields})
+    received, own = sent_down(problem), memory(problem, problem.network.init(jax.random.key(2)), steps)
+    nothing = handed_on(*train(method.phases[0], received, data, UNLABELLED, own))
+    job, finished = train(method.phases[1], received, data, UNLABELLED, own, nothing, jit=True)
+    student, statistics, velocity, teacher, centre, now, loss = train_by_hand(problem, data, received, own, job.work)
+    assert job.num_steps == 6 == now - steps == finished.own["teacher_steps"] - steps
+    assert_model(finished.upload.model, student, statistics)
+    assert_model(finished.own["teacher"], teacher, centre)
+    for found, expected in zip(jax.tree.leaves(finished.own["opt_state"]), (velocity["bias"], velocity["kernel"])):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(finished.metrics["unlabelled_loss"], loss, rtol=1e-4)
+    assert finished.upload.metadata["labelled"] == 0
+    rows = job.work.deck.rows[:7]  # both views were drawn, and differ in some step
+    assert any(not np.array_equal(*views(data, rows, index)) for index in range(6))
+
+
+def test_the_weight_rises_over_the_ramp(data):
+    """In round 1 of 4 the loss of a first step has a quarter of its weight, behind the ramp all of it."""
+    losses = []
+    for number in (0, 1, 4, 9):
+        problem, method = build(**{"rscfed.ramp_rounds": 4, "client.epochs": 1})
+        own = memory(problem, problem.network.init(jax.random.key(2)), 3)
+        state = State(jnp.int32(number), problem.network.init(jax.random.key(4)))
+        received = method.broadcast(state, data, None)
+        nothing = handed_on(*train(method.phases[0], received, data, 2, own))
+        job, finished = train(method.phases[1], received, data, 2, own, nothing, jit=True)
+        assert job.num_steps == 1
+        losses.append(finished.metrics["unlabelled_loss"])
+    np.testing.assert_allclose(losses, losses[-1] * np.array([0, 0.25, 1, 1]))
+    assert losses[-1] > 0
+
+
+# --- Groups. ---------------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_drawn_apart_and_without_replacement(data):
+    _, method = build(**{"rscfed.groups": 5})
+    draws = [method.select(None, data, jax.random.key(seed)) for seed in range(8)]
+    groups = np.array([np.split(np.asarray(draw.clients), 5) for draw in draws])
+    assert all(draw.turns == 5 and len(set(group)) == 3 for draw, of_draw in zip(draws, groups) for group in of_draw)
+    assert set(groups.ravel()) == set(range(NUM_CLIENTS))
+    assert len({tuple(sorted(group)) for group in groups.reshape(-1, 3)}) == 4
+    assert len({tuple(of_draw.ravel()) for of_draw in groups}) == 8
+
+
+def test_a_group_larger_than_the_federation_is_refused():
+    with pytest.raises(UserError, match=r"rscfed\.group_size is 5, but the federation has num_clients = 4"):
+        build(**{"rscfed.group_size": 5})
+
+
+# --- Aggregation. ----------------------------------------------------------------------------------------------------
+
+
+def aggregate_by_hand(models, group, accepted, labelled, sizes, options):
+    """Group by group, in float64: the weights of all rows, None if there is none; models are lists of tensors."""
+    weights, used = np.zeros(len(models)), 0
+    for number in range(options.groups):
+        rows = [i for i in range(len(models)) if group[i] == number and accepted[i] and sizes[i] > 0]
+        if not rows:
+            continue
+        used += 1
+        factor = {i: options.labelled_factor if labelled[i] else 1.0 for i in rows}
+        f = {i: sizes[i] * (factor[i] if options.factor_in_mean else 1) for i in rows}
+        total = sum(f.values())
+        means = [sum(f[i] / total * models[i][tensor] for i in rows) for tensor in range(len(models[0]))]
+        beta = options.beta_labelled if any(labelled[i] for i in rows) else options.beta
+        u = {}
+        for i in rows:
+            squares = [np.sum((tensor - mean) ** 2) for tensor, mean in zip(models[i], means)]
+            distance = np.sqrt(np.sum(squares)) if options.distance == "whole" else np.sum(np.sqrt(squares))
+            u[i] = factor[i] * f[i] / total * np.exp(-beta * distance / sizes[i])
+        for i in rows:
+            weights[i] += u[i] / sum(u.values())
+    return weights / used if used else None
+
+
+SIZES, LABELS = np.array([5, 7, 3, 8]), np.array([True, False, False, False])
+
+
+def upload(clients, group, accepted, seed=0):
+    """Received rows of these clients, drawn; who is not accepted has no number."""
+    rng, rows = np.random.default_rng(seed), len(clients)
+    tensors = [rng.normal(size=(rows, *shape)).astype(np.float32) for shape in ((3,), (4, 3), (4,))]
+    for tensor in tensors:
+        tensor[~accepted] = np.nan
+    model = Model({"backbone": {"bias": tensors[0]}, "classifier": {"kernel": tensors[1]}}, {"mean": tensors[2]})
+    told = {"labelled": np.where(LABELS[clients], SIZES[clients], 0).astype(np.float32)}
+    sizes = np.int32(SIZES[clients])
+    received = Received(Upload(model, told), accepted, np.array(clients), group, sizes, sizes)
+    return jax.tree.map(jnp.asarray, received), [[t[i].astype(np.float64) for t in tensors] for i in range(rows)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rscfed.factor_in_mean": True},
+        {"rscfed.distance": "whole", "rscfed.labelled_factor": 1.0},
+    ],
+)
+def test_the_global_model_is_the_mean_of_the_groups_models(data, fields):
+    """Of four groups one has a labelled client, one lost an upload, one a single upload, and one lost them all."""
+    betas = {"rscfed.beta": 2.0, "rscfed.beta_labelled": 0.7}
+    problem, method = build(**{"rscfed.groups": 4, **betas, **fields})
+    clients, group = np.array([0, 1, 2, 3, 1, 2, 0, 3, 1, 2, 1, 3]), np.repeat(np.arange(4), 3)
+    accepted = np.array([1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0], bool)
+    received, models = upload(clients, group, accepted)
+    state = method.init(data, jax.random.key(0))
+    found, _ = jax.jit(method.aggregate)(state, data, received, jax.random.key(0))
+    weights = aggregate_by_hand(models, group, accepted, LABELS[clients], SIZES[clients], problem.config.rscfed)
+    assert weights[6] == pytest.approx(1 / 3) and weights.sum() == pytest.approx(1)
+    bias, kernel, mean = (sum(w * m[tensor] for w, m in zip(weights, models) if w > 0) for tensor in range(3))
+    assert_model(found.model, {"bias": bias, "kernel": kernel}, mean)
+
+
+def test_without_distances_and_factor_one_group_is_fedavg(data):
+    """And if nobody uploads the model stays."""
+    _, method = build(**METHODS["rscfed"].variants["fedavg"])
+    state, aggregate = method.init(data, jax.random.key(0)), jax.jit(method.aggregate)
+    for accepted in (np.ones(3, bool), np.zeros(3, bool)):
+        received, models = upload(np.array([0, 3, 1]), None, accepted)
+        found, _ = aggregate(state, data, received, jax.random.key(0))
+        shares = SIZES[[0, 3, 1]] / 20
+        bias, kernel, mean = (sum(w * m[tensor] for w, m in zip(shares, models)) for tensor in range(3))
+        if accepted.any():
+            assert_model(found.model, {"bias": bias, "kernel": kernel}, mean)
+        else:
+            chex.assert_trees_all_equal(found.model, state.model)
+
+
+def test_weights_survive_where_their_exponentials_underflow():
+    """exp(-1e4) is 0 in every precision; the nearest upload then has all the weight, and equal ones share it."""
+    shares = jnp.array([[0.2, 0.3, 0.5], [0.25, 0.75, 0.0], [0.0, 0.0, 0.0]])
+    distances = jnp.array([[3.0, 1.0, 2.0], [4.0, 4.0, 0.0], [0.0, 0.0, 0.0]])
+    found = jax.jit(consensus_weights)(shares, distances, jnp.array([1, 1, 1]), jnp.ones(3), jnp.full(3, 1e4))
+    np.testing.assert_allclose(found, [[0, 1, 0], [0.25, 0.75, 0], [0, 0, 0]], rtol=1e-6)
+
+
+def test_distances_are_added_up_over_tensors_or_are_of_one_vector():
+    """Two models on both sides of their mean: 3 and 4 away in two tensors, hence 7 or 5."""
+    models = {"a": jnp.array([[0.0, 0.0], [6.0, 0.0]]), "b": jnp.array([[8.0], [0.0]])}
+    shares, both = jnp.full((1, 2), 0.5), jnp.ones((1, 2), bool)
+    for kind, distance in (("tensors", 7), ("whole", 5)):
+        found = jax.jit(distances_to_mean, static_argnums=3)(models, shares, both, kind)
+        np.testing.assert_allclose(found, [[distance, distance]])
+
+
+# --- A round. --------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_in_two_groups_trains_twice(data):
+    """Both times from the global model; its optimiser and its teacher go on where the first time left them."""
+    fields = {"rscfed.groups": 2, "rscfed.group_size": NUM_CLIENTS, "rscfed.consistency_weight": 0.7}
+    betas = {"rscfed.beta": 2.0, "rscfed.beta_labelled": 0.7}
+    # One batch an epoch and views that draw nothing: nothing depends on a key.
+    problem, method = build(**fields, **betas, **{"client.batch_size": 10})
+    state = method.init(data, jax.random.key(0))
+    round_fn = jax.jit(make_round(problem, method, lanes=2))
+    after, result = round_fn(state, data, jnp.zeros(24, jnp.int32))
+
+    memories, models, clients = [row(state.clients, client) for client in range(NUM_CLIENTS)], [], []
+    received = method.broadcast(state, data, None)
+    for _ in range(2):
+        for client in range(NUM_CLIENTS):
+            first, finished = train(method.phases[0], received, data, client, memories[client])
+            if first.num_steps > 0:
+                memories[client] = {**memories[client], **finished.own}
+            previous = handed_on(first, finished)
+            _, finished = train(method.phases[1], received, data, client, memories[client], previous, jit=True)
+            memories[client] = {**memories[client], **finished.own}
+            models.append([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(finished.upload.model)])
+            clients.append(client)
+    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), dict(after.clients), expected)
+    np.testing.assert_array_equal(after.clients["teacher_steps"], [0, 4, 4, 4])  # two epochs of a step, twice
+    weights = aggregate_by_hand(
+        models, np.repeat([0, 1], NUM_CLIENTS), np.ones(8, bool), LABELS[clients], SIZES[clients], problem.config.rscfed
+    )
+    for leaf, *of_rows in zip(jax.tree.leaves(after.model), *models):
+        np.testing.assert_allclose(leaf, sum(w * m for w, m in zip(weights, of_rows)), atol=1e-5)
+    assert result.metrics["uploads"] == 8 and result.metrics["local_steps"] == 16
+
+
+def test_a_run_in_which_clients_train_twice_is_resumed_to_the_bit(tmp_path):
+    config = apply_arguments(make_fedanchor_config(), "rscfed")
+    config.update_from_flattened_dict({
+        **METHODS["rscfed"].tiny, "model.name": TINY_BACKBONE, "augment.flavour": "none", "model.statistics": "cohort",
+        "client.epochs": 1, "num_rounds": 3, "checkpoint_every_persistent": 1, "rscfed.group_size": 5,
+    })  # fmt: skip
+    state = train_run(config, tmp_path)
+    assert int(np.max(state.clients["teacher_steps"])) > 3 * 4  # more than four batches of 10 in each round
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    shutil.rmtree(tmp_path / "checkpoints" / "3")  # as if it had been killed in round 3
+    chex.assert_trees_all_equal(train_run(config, tmp_path), state)
+    assert (tmp_path / "metrics.jsonl").read_text() == metrics

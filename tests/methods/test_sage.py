@@ -1,0 +1,185 @@
+"""SAGE: the mixture of two models' labels, which images count, and the local epochs of its protocol; against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError
+from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.engine.interface import Cohort
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.sage import mixed_labels
+from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.consistency_by_hand import assert_as_by_hand, train_by_hand
+from tests.helpers.linear_network import softmax
+from tests.helpers.runs import TINY_BACKBONE
+from tests.helpers.small_problem import CLASSES, federation, prepare, sent_down, small_problem, train
+
+THRESHOLD, HALF_GAP = 0.6, 0.2
+A_FEW, NO_LABELS, ONLY_LABELS, ONE = range(4)
+PROTOCOL = {
+    "consistency.unlabelled_ratio": 2,
+    "consistency.include_labelled": True,
+    "consistency.epoch_length": "unlabelled",
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, -1, -1, 2, 1, -1, 0, -1, -1], [-1] * 7, [0, 1, 2, 0], [-1]])
+
+
+def build(labels="clients", method="sage", **fields):
+    fields = {"data.labels": labels, "sage.threshold": THRESHOLD, "sage.half_gap": HALF_GAP, **fields}
+    problem = small_problem(method, **fields)
+    validate(problem.config)
+    return problem, METHODS[method].factory(problem).phases[0]
+
+
+mixed = jax.jit(mixed_labels, static_argnames="half_gap")
+
+
+def by_hand(local, received):
+    """The rule, image by image."""
+    targets, counted = np.zeros(local.shape), np.zeros(len(local), bool)
+    for i, (p, q) in enumerate(zip(local, received)):
+        sure, globally_sure = p.max() >= THRESHOLD, q.max() >= THRESHOLD
+        trust = np.exp(-np.log(2) / HALF_GAP * np.clip(abs(p.max() - q.max()), 1e-6, 1)) if sure else 0
+        targets[i, p.argmax()] += trust
+        targets[i, q.argmax()] += 1 - trust
+        counted[i] = sure or globally_sure
+    return targets, counted
+
+
+def test_labels_are_mixed_by_the_gap_of_the_two_confidences():
+    local, received = np.random.default_rng(0).normal(scale=2, size=(2, 99, CLASSES)).astype(np.float32)
+    p, q = softmax(np.float64(local)), softmax(np.float64(received))
+    cases = {*zip(p.max(axis=1) >= THRESHOLD, q.max(axis=1) >= THRESHOLD, p.argmax(axis=1) == q.argmax(axis=1))}
+    assert len(cases) == 8  # who is confident, and whether they agree
+    targets, counted = mixed(local, received, np.full(CLASSES, THRESHOLD, np.float32), half_gap=HALF_GAP)
+    expected, expected_counted = by_hand(p, q)
+    np.testing.assert_allclose(targets, expected, atol=1e-5)
+    np.testing.assert_array_equal(counted, expected_counted)
+    np.testing.assert_allclose(np.sum(targets, axis=1), 1, rtol=1e-6)
+
+
+def confident(probability, label):
+    """Logits whose softmax has this largest probability at this label, and the rest in equal parts: [1, C]."""
+    p = np.full(CLASSES, (1 - probability) / (CLASSES - 1))
+    p[label] = probability
+    return np.log(p, dtype=np.float32)[None]
+
+
+@pytest.mark.parametrize(
+    "local, received, share",
+    [(0.99, 0.94, 0.5), (0.95, 1 - 1e-6, 0.5), (0.97, 0.97, 1), (0.96, 0.46, 2.0**-10), (0.94, 0.94, 0)],
+)
+def test_the_local_label_has_half_the_weight_at_the_half_gap_and_all_of_it_without_a_gap(local, received, share):
+    thresholds = np.full(CLASSES, 0.9499, np.float32)  # 0.95 after rounding
+    targets, counted = mixed(confident(local, 0), confident(received, 1), thresholds, half_gap=0.05)
+    np.testing.assert_allclose(targets[0], [share, 1 - share, 0], atol=1e-3)
+    assert counted[0] == (max(local, received) >= 0.95)
+
+
+@pytest.mark.parametrize(
+    "labels, client, fields, together",
+    [
+        ("clients", A_FEW, PROTOCOL, True),
+        ("clients", A_FEW, {"consistency.batch_norm": "apart"}, False),
+        ("some_clients", ONLY_LABELS, PROTOCOL, True),
+        ("some_clients", ONLY_LABELS, {"consistency.epoch_length": "unlabelled"}, True),
+        ("server", NO_LABELS, {"consistency.epoch_length": "unlabelled"}, False),
+    ],
+)
+def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
+    problem, phase = build(labels, **fields)
+    received = sent_down(problem)
+    job, finished = train(phase, received, data, client, jit=fields is PROTOCOL)
+    expected = train_by_hand(problem, data, received, job.work, by_hand, together=together, both=True)
+    assert_as_by_hand(finished, expected)
+
+
+def test_with_a_gap_of_nothing_the_received_model_s_labels_are_all_that_counts(data):
+    """half_gap to 0 leaves FixMatch with global labels, where that is confident whenever the local one is."""
+    fields = {"sage.half_gap": 1e-9, "sage.threshold": 0.0, "fixmatch.threshold": 0.0}
+    weak_alone = {"consistency.batch_norm": "apart", "client.epochs": 1}  # the weak view shares no statistics
+    finished = []
+    for method, more in ("sage", {}), ("fixmatch", {"consistency.labels_from": "received"}):
+        problem, phase = build("clients", method, **fields, **weak_alone, **more)
+        finished.append(train(phase, sent_down(problem), data, A_FEW)[1])
+    for name in ("client_loss", "unlabelled_loss", "labelled_loss"):
+        np.testing.assert_allclose(finished[0].metrics[name], finished[1].metrics[name], rtol=1e-5)
+    for part, leaf in (("backbone", "bias"), ("classifier", "kernel")):
+        found, expected = (np.asarray(one.upload.model.params[part][leaf]) for one in finished)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_the_unlabelled_deck_holds_the_labelled_images_too_and_an_epoch_goes_twice_through_it(data):
+    _, phase = build(**PROTOCOL)
+    problem, received = build()[0], sent_down(build()[0])
+    jobs = [prepare(phase, received, data, client) for client in range(4)]
+    assert [int(job.work.deck.size) for job in jobs] == [9, 7, 4, 1]
+    assert [int(job.work.labelled.size) for job in jobs] == [4, 0, 4, 0]
+    # floor(n / 3) steps of 6 unlabelled images, two epochs; a client of one image takes a step an epoch.
+    assert [int(job.num_steps) for job in jobs] == [6, 4, 2, 2]
+    assert jobs[0].work.deck.order.shape[0] == 2 * problem.config.client.epochs  # no order comes twice
+    qualified = np.asarray(jobs[A_FEW].report.qualified)
+    assert np.all(qualified[[0, 3, 4, 6]]) and not qualified[9]
+
+
+def test_its_protocol_is_that_of_the_paper():
+    config = apply_arguments(base_config(), "sage,paper")
+    assert config.client.epochs * (2500 // config.client.batch_size) == 95  # of CIFAR-10's 50,000 / 20
+    assert config.client.batch_size * config.consistency.unlabelled_ratio == 256
+    assert (config.client.momentum, config.client.nesterov, config.client.persistent) == (0.9, False, False)
+    assert (config.schedule, config.aggregation.weights, config.aggregation.optimizer) == ("constant", "size", "fedavg")
+    assert -np.log(0.5) / config.sage.half_gap == pytest.approx(13.863, abs=1e-3)  # kappa
+    assert (config.data.partition, config.data.num_labelled) == ("dirichlet_pairs", 5000)
+    assert (config.model.name, config.model.width, config.model.normalisation) == ("resnet8", 64, "running")
+    # Another method's name keeps the setting, so that all run under the same.
+    assert apply_arguments(config, "fixmatch").num_clients == 20 and config.method == "fixmatch"
+
+
+@pytest.mark.parametrize("method", ["sage", "supervised"])
+def test_the_code_s_normalisation_is_that_of_training_alone(tmp_path, method):
+    """For every method: a client's step is that of other means and deviations, the round's test is not."""
+    rng, path = np.random.default_rng(0), tmp_path / "images.npz"
+    images, labels = rng.integers(0, 256, (30, 2, 2, 3)).astype(np.uint8), np.arange(30) % CLASSES
+    np.savez(path, x_train=images, y_train=labels, x_test=images[:6], y_test=labels[:6])
+    config = apply_arguments(base_config(), method)
+    config.update_from_flattened_dict({
+        "data.source": "npz", "data.path": str(path), "data.labels": "clients", "model.name": TINY_BACKBONE,
+        "num_clients": 2, "clients_per_round": 1, "augment.flavour": "none", "augment.padding": 0,
+    })  # fmt: skip
+    own = build_experiment(config)
+    config.data.normalisation = "cifar10_in_training"
+    code = build_experiment(config)
+    networks = code.problem.network, own.problem.network  # with which tests are done
+    assert len({(network.mean, network.std) for network in networks}) == 1
+    state = jax.jit(own.method.init)(own.data, jax.random.key(0))
+    cohort = Cohort(jnp.array([0]), {}, jax.random.key(1))
+    others = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)}
+    expected = METHODS[method].factory(own.problem._replace(network=own.problem.network._replace(**others)))
+
+    def stepped(method):
+        phase, received = method.phases[0], method.broadcast(state, own.data, None)
+        job = jax.tree.map(lambda leaf: leaf[0], phase.prepare(received, own.data, cohort, None))
+        carry = phase.start(received, own.data, job.work, {})
+        carry = jax.jit(phase.step)(received, own.data, job.work, carry, jnp.int32(0), jax.random.key(2))
+        return np.asarray(carry.learner.model.params["classifier"]["kernel"])
+
+    np.testing.assert_array_equal(stepped(code.method), stepped(expected))
+    assert np.any(stepped(code.method) != stepped(own.method))
+    config.data.normalisation = "cifar10"  # of the tests, too
+    assert build_experiment(config).problem.network.std == (0.2023, 0.1994, 0.2010)
+    config.data.standardise = False
+    with pytest.raises(UserError, match=r"data.normalisation='cifar10' is for standardised images of 3 channels"):
+        build_experiment(config)
+
+
+def test_labels_of_one_model_are_refused():
+    with pytest.raises(UserError, match=r"labels_from='received' is for a method that labels by one model"):
+        build(**{"consistency.labels_from": "received"})
+    with pytest.raises(UserError, match=r"consistency.epoch_length is 'shorter'; known: longer, unlabelled"):
+        build(**{"consistency.epoch_length": "shorter"})

@@ -1,0 +1,94 @@
+"""SemiFL's pseudo-labels, equation 4, against NumPy: by the received model, over weakly augmented views."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.client import labels
+from fedjax_ssl.engine.interface import Cohort
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods import METHODS
+from tests.helpers.linear_network import in_numpy
+from tests.helpers.small_problem import (
+    federation,
+    itself,
+    mirrored,
+    negative,
+    pixels_of,
+    probabilities,
+    sent_down,
+    small_problem,
+    statistics_of,
+)
+
+VIEWS = (itself, mirrored, negative)
+SIZES = (7, 4, 8)
+
+
+def one_of_three(key, images):
+    """A weak view that draws: the image itself, mirrored or negative."""
+    stacked = jnp.stack([view(None, images) for view in VIEWS])
+    return stacked[jax.random.randint(key, (len(images),), 0, 3), jnp.arange(len(images))]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[-1] * size for size in SIZES], anchors=[0, 1])
+
+
+@pytest.fixture(scope="module")
+def label(data):
+    """label(broadcast, clients): the report of SemiFL with two views, and the scores behind it."""
+    scores, score_cohort = [], labels.score_cohort
+
+    def recorded(*arguments):
+        scores.append(score_cohort(*arguments))
+        return scores[-1]
+
+    @jax.jit
+    def run(received, clients):
+        problem = small_problem("semifl", weak=one_of_three, **{"semifl.label_views": 2, "semifl.threshold": 0.5})
+        cohort = Cohort(clients, {}, jax.random.key(5))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(labels, "score_cohort", recorded)
+            report = METHODS["semifl"].factory(problem).phases[0].prepare(received, data, cohort, None).report
+        return report.labels, report.qualified, scores.pop()
+
+    return lambda received, clients: map(np.asarray, run(received, jnp.array(clients)))
+
+
+def test_a_cohort_s_labels_are_those_of_the_mean_over_views(data, label):
+    """Every score is the mean of one pair's probabilities, of three possible views each."""
+    received, clients = sent_down(small_problem("semifl")), (2, 0)
+    found, qualified, scores = label(received, clients)
+    pairs, drawn = list(itertools.combinations_with_replacement(range(3), 2)), []
+    model, centre = in_numpy(received.model.params), statistics_of(received.model)
+    for job, client in enumerate(clients):
+        rows = np.asarray(data.client_index[client])[: SIZES[client]]
+        p = [probabilities(model, pixels_of(data, rows, view), centre) for view in VIEWS]
+        means = np.stack([(p[a] + p[b]) / 2 for a, b in pairs])  # [pairs, n, C]
+        for place in range(len(rows)):
+            distances = np.abs(means[:, place] - scores[job, place]).max(axis=-1)
+            assert distances.min() < 1e-6
+            drawn.append(pairs[distances.argmin()])
+            expected = means[distances.argmin(), place]
+            assert found[job, place] == expected.argmax()
+            assert qualified[job, place] == (expected.max() >= 0.5)
+        assert not np.any(qualified[job, len(rows) :])
+    assert len(set(drawn)) > 3 and sum(a != b for a, b in drawn) > 4  # of 6, and 10 of 15 are to be expected
+    assert 0 < qualified.sum() < SIZES[2] + SIZES[0]
+    # What a client draws does not depend on who else is in the cohort.
+    np.testing.assert_allclose(list(label(received, (0, 2)))[2], scores[::-1], atol=1e-6)
+
+
+def test_a_probability_at_the_threshold_counts(label):
+    received = sent_down(small_problem("semifl"))
+    two_classes = jnp.float32([0, 0, -1e9])  # probabilities of exactly 1/2, whatever the image
+    params = {"backbone": {"bias": two_classes}, "classifier": {"kernel": jnp.zeros((4, 3))}}
+    received = received._replace(model=Model(params, received.model.batch_stats))
+    _, qualified, scores = label(received, (2, 0))
+    assert np.all(scores[..., :2] == 0.5)
+    np.testing.assert_array_equal(qualified.sum(axis=1), [SIZES[2], SIZES[0]])

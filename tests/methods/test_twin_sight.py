@@ -1,0 +1,384 @@
+"""Twin-sight: two models at each client against NumPy, whose gradients are differences of the written losses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.client import own_trainer
+from fedjax_ssl.config import apply_arguments
+from fedjax_ssl.engine.interface import Cohort, Previous, Upload, trained_parts
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.twin_sight import PARTS, TWIN, views
+from fedjax_ssl.models import Outputs
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.observe.wire import bytes_per_client
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_network import at_rest, divided, sgd_step, softmax
+from tests.helpers.runs import SMALL, make_fedanchor_config
+from tests.helpers.small_problem import (
+    CLASSES,
+    KEPT,
+    PIXELS,
+    federation,
+    handed_on,
+    mirrored,
+    negative,
+    pixels_of,
+    prepare,
+    sent_down,
+    small_problem,
+    train,
+)
+from tests.helpers.trainers_by_hand import FreeMatch, fairness_by_hand
+
+LABELLED, UNLABELLED, BOTH = range(3)
+FEATURES, DIM = 3, 2
+KERNEL = {"classifier": (FEATURES, CLASSES), "projector": (FEATURES, DIM)}
+
+
+class LinearFeatures:
+    """Features (x - c) @ kernel, and a linear head: a network with two of them, or the twin of such a one.
+
+    c is a batch's mean in training and a running mean in evaluation, as in `SmallNetwork`.
+    """
+
+    given, normalisation = None, "running"
+
+    def __init__(self, head="classifier"):
+        self.head = head
+        self.companions = {TWIN: LinearFeatures("projector")} if head == "classifier" else {}
+
+    def init(self, key):
+        one, two, three = jax.random.split(key, 3)
+        params = {"backbone": {"kernel": 2 * jax.random.normal(one, (PIXELS, FEATURES))},
+                  self.head: {"kernel": 2 * jax.random.normal(two, KERNEL[self.head])}}  # fmt: skip
+        batch_stats = {"mean": jnp.full(PIXELS, 0.25)}
+        for name, companion in self.companions.items():
+            model = companion.init(three)
+            params, batch_stats = {**params, name: model.params}, {**batch_stats, name: model.batch_stats}
+        return Model(params, batch_stats)
+
+    def _outputs(self, params, x):
+        features = jnp.matmul(x, params["backbone"]["kernel"], precision="highest")
+        of_head = jnp.matmul(features, params[self.head]["kernel"], precision="highest")
+        return Outputs(of_head, {self.head: of_head}, features)
+
+    def probabilities(self, model, images):
+        x = images.astype(jnp.float32).reshape(len(images), -1) / 255 - model.batch_stats["mean"]
+        return jax.nn.softmax(self._outputs(model.params, x).logits)
+
+    def train(self, model, views, mask):
+        outputs, running = [], model.batch_stats["mean"]
+        for view in views:
+            x = view.astype(jnp.float32).reshape(len(view), -1) / 255
+            mean = jnp.sum(jnp.where(mask[:, None], x, 0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
+            outputs.append(self._outputs(model.params, x - mean))
+            running = KEPT * running + (1 - KEPT) * mean
+        return tuple(outputs), {**model.batch_stats, "mean": running}
+
+
+# --- By hand. --------------------------------------------------------------------------------------------------------
+
+
+def in_numpy(params):
+    """The four kernels of a model and its twin."""
+    twin = params[TWIN]
+    leaves = {"k": params["backbone"], "w": params["classifier"], "k2": twin["backbone"], "p2": twin["projector"]}
+    return {name: np.asarray(leaf["kernel"], np.float64) for name, leaf in leaves.items()}
+
+
+def unit(rows):
+    """A row of zeros, as a batch of one image has, stays."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)
+
+
+def contrastive(model, first, second, temperature):
+    """InfoNCE of centred views, view by view and candidate by candidate."""
+    z = unit(np.concatenate([first, second]) @ model["k2"] @ model["p2"])
+    losses = []
+    for i in range(len(z)):
+        others = [np.exp(z[i] @ z[j] / temperature) for j in range(len(z)) if j != i]
+        losses.append(-np.log(np.exp(z[i] @ z[(i + len(first)) % len(z)] / temperature) / np.sum(others)))
+    return np.mean(losses)
+
+
+def neighbourhood(model, first, xor):
+    grams = [unit(first @ model[name]) @ unit(first @ model[name]).T for name in ("k", "k2")]
+    by = max(len(first) ^ 2, 1) if xor else len(first) ** 2
+    return np.sum((grams[0] - grams[1]) ** 2) / by
+
+
+def log_p(model, x):
+    return np.log(softmax(x @ model["k"] @ model["w"]))
+
+
+def gradient_of(loss, model):
+    """Central differences."""
+    gradient = {}
+    for name, leaf in model.items():
+        gradient[name] = np.zeros_like(leaf)
+        for place in np.ndindex(leaf.shape):
+            moved = []
+            for step in (1e-6, -1e-6):
+                other = {**model, name: leaf.copy()}
+                other[name][place] += step
+                moved.append(loss(other))
+            gradient[name][place] = (moved[0] - moved[1]) / 2e-6
+    return gradient
+
+
+def by_hand(problem, data, client, model, means, deck, supervised):
+    """SGD on 0.5 L_i + L_n and a loss of the supervised model's views.
+
+    Args:
+        problem, data, client: whose training it is.
+        model, means: parameters, and the running means of both models.
+        deck: its order is read.
+        supervised: (model, start, rows, first, second) -> the supervised model's loss on centred views; labels are
+            taken from `start`, the model before the step.
+
+    Returns:
+        Parameters, running means, and the loss of each step.
+    """
+    options, config = problem.config.twin_sight, problem.config.client
+    velocity, losses = at_rest(model), []
+    for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
+        rows = np.asarray(data.client_index[client])[batch]
+        first, second, centre = centred_views(data, rows)
+        start = model
+
+        def loss(model, rows=rows, first=first, second=second, start=start):
+            value = options.contrastive_weight * contrastive(model, first, second, options.temperature)
+            value += options.neighbourhood_weight * neighbourhood(model, first, options.divisor == "xor")
+            return value + supervised(model, start, rows, first, second)
+
+        losses.append(loss(model))
+        model, velocity = sgd_step(model, gradient_of(loss, model), velocity, config, config.learning_rate)
+        means = {name: KEPT * mean + (1 - KEPT) * centre for name, mean in means.items()}
+    return model, means, losses
+
+
+def centred_views(data, rows):
+    """Both views of some rows less the mean of both, and that mean."""
+    views = [pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)]
+    centre = np.concatenate(views).mean(axis=0)
+    return *(view - centre for view in views), centre
+
+
+def assert_same(upload, model, means):
+    for name, leaf in in_numpy(upload.params).items():
+        np.testing.assert_allclose(leaf, model[name], atol=3e-5, err_msg=name)
+    np.testing.assert_allclose(upload.batch_stats["mean"], means["own"], atol=1e-6)
+    np.testing.assert_allclose(upload.batch_stats[TWIN]["mean"], means["twin"], atol=1e-6)
+
+
+def problem_of(arguments="", **fields):
+    # The temperature of the paper makes losses too steep for differences.
+    fields = {"client.clip_norm": 0.3, "trainer.threshold": 0.5, "twin_sight.temperature": 0.5, **fields}
+    return small_problem(f"twin_sight{arguments}", LinearFeatures(), **fields)
+
+
+def both_phases(problem, data, client, jit=True):
+    """A client's two phases: the jobs, and what each leaves."""
+    first, second = METHODS["twin_sight"].factory(problem).phases
+    received, own = sent_down(problem), {"trainer": ()} if problem.config.twin_sight.pseudo_labels else {}
+    labelled = train(first, received, data, client, own, jit=jit)
+    unlabelled = train(second, received, data, client, own, handed_on(*labelled), jit=jit)
+    return received, labelled, unlabelled
+
+
+def start_of(received):
+    means = {"own": np.full(PIXELS, 0.25), "twin": np.full(PIXELS, 0.25)}
+    return in_numpy(received.model.params), means
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federation([[0, 2, 1, 0], [-1] * 5, [1, -1, 0, -1, -1]])
+
+
+def cross_entropy_of(data, both=False):
+    def supervised(model, start, rows, first, second):
+        labels, views = np.asarray(data.visible_labels)[rows], [first, second] if both else [first]
+        return -np.mean([log_p(model, x)[np.arange(len(rows)), labels] for x in views])
+
+    return supervised
+
+
+def pseudo_labels_of(problem, prior=None):
+    options = problem.config.twin_sight
+
+    def supervised(model, start, rows, first, second):
+        if not options.pseudo_labels:
+            return 0.0
+        labelling, trained = (first, second) if options.labels_from == "weak" else (second, first)
+        p = np.exp(log_p(start, labelling))
+        p = p if prior is None else divided(p, prior)
+        counts = p.max(axis=1) >= problem.config.trainer.threshold
+        found.append(counts.sum())
+        chosen = -log_p(model, trained)[np.arange(len(rows)), p.argmax(axis=1)]
+        return options.pseudo_weight * np.sum(chosen * counts) / len(rows)
+
+    found = supervised.found = []
+    return supervised
+
+
+@pytest.mark.parametrize("views", ["weak", "both"])
+def test_a_client_with_labels(views, data):
+    problem = problem_of(**{"client.labelled_views": views})
+    received, (job, _), (idle, finished) = both_phases(problem, data, LABELLED)
+    assert (int(job.num_steps), int(idle.num_steps), bool(idle.takes_part)) == (4, 0, True)
+    expected = by_hand(
+        problem, data, LABELLED, *start_of(received), job.work.deck, cross_entropy_of(data, views == "both")
+    )
+    assert_same(finished.upload.model, *expected[:2])
+
+
+@pytest.mark.parametrize("arguments", ["", ",code", ",no_neighbourhood"])
+def test_a_client_without_labels(arguments, data):
+    more = {"twin_sight.pseudo_labels": True} if arguments == ",code" else {}  # and so its swapped views
+    problem = problem_of(arguments, **more)
+    received, (none, _), (job, finished) = both_phases(problem, data, UNLABELLED)
+    assert (int(none.num_steps), int(job.num_steps)) == (0, 4)
+    pseudo = pseudo_labels_of(problem)
+    *expected, losses = by_hand(problem, data, UNLABELLED, *start_of(received), job.work.rest.deck, pseudo)
+    assert sum(pseudo.found) > 0
+    assert_same(finished.upload.model, *expected)
+    np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
+
+
+def test_labels_without_the_client_s_prior(data):
+    """The model in training labels; the mean is of the received one, in evaluation mode."""
+    problem = problem_of(**{"threshold.debias": "app_u"})
+    received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
+    model, means = start_of(received)
+    rows = np.asarray(data.client_index[UNLABELLED])[:5]
+    prior = softmax((pixels_of(data, rows, mirrored) - means["own"]) @ model["k"] @ model["w"]).mean(axis=0)
+    pseudo = pseudo_labels_of(problem, prior)
+    *expected, _ = by_hand(problem, data, UNLABELLED, model, means, job.work.rest.deck, pseudo)
+    assert sum(pseudo.found) > 0
+    assert_same(finished.upload.model, *expected)
+
+
+def freematch_of(problem):
+    """FreeMatch's loss of the second view with its fairness term; its averages move once in each step."""
+    options, rule, step = problem.config.trainer, FreeMatch(CLASSES, problem.config.trainer.momentum), {}
+
+    def supervised(model, start, rows, first, second):
+        p = np.exp(log_p(start, first))
+        if step.get("start") is not start:
+            step.update(start=start, weights=rule.weigh(p, rows))
+        weights, logits = step["weights"], log_p(model, second)
+        found.append(weights.mean())
+        value = -np.sum(weights * logits[np.arange(len(rows)), p.argmax(axis=1)]) / len(rows)
+        if np.any(weights):
+            value += options.fairness_weight * fairness_by_hand(rule.by_class, rule.histogram, logits[weights > 0])
+        return problem.config.twin_sight.pseudo_weight * value
+
+    found = supervised.found = []
+    supervised.rule = rule
+    return supervised
+
+
+@pytest.mark.parametrize("counters", ["per_round", "persistent"])
+def test_freematch_s_averages_and_its_term(counters, data):
+    fields = {"trainer.momentum": 0.3, "trainer.fairness_weight": 0.4, "trainer.counters": counters}
+    problem = problem_of(",freematch", **fields)
+    phases, received = METHODS["twin_sight"].factory(problem).phases, sent_down(problem)
+    own = jax.tree.map(lambda leaf: leaf[UNLABELLED], own_trainer(problem, data))
+    idle = handed_on(*train(phases[0], received, data, UNLABELLED, own))
+    job, finished = train(phases[1], received, data, UNLABELLED, own, idle, jit=True)
+    freematch = freematch_of(problem)
+    *expected, losses = by_hand(problem, data, UNLABELLED, *start_of(received), job.work.rest.deck, freematch)
+    assert 0 < np.mean(freematch.found) < 1
+    assert_same(finished.upload.model, *expected)
+    np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
+    averages, rule = finished.own["trainer"], freematch.rule
+    np.testing.assert_allclose(averages.level, rule.level, rtol=1e-4)
+    np.testing.assert_allclose(averages.by_class, rule.by_class, rtol=1e-4)
+    again = prepare(phases[1], received, data, UNLABELLED, finished.own, idle)
+    begins = again.own.get("trainer", averages)
+    np.testing.assert_allclose(begins.level, rule.level if counters == "persistent" else 1 / CLASSES, rtol=1e-4)
+
+
+def test_a_cohort_of_more_rows_than_clients_has_a_state_for_each(data):
+    """RSCFed's groups, say, name a client twice."""
+    problem = problem_of(",freematch")
+    phase, received = METHODS["twin_sight"].factory(problem).phases[1], sent_down(problem)
+    clients = jnp.array([UNLABELLED] * (len(data.client_size) + 1))
+    own = jax.tree.map(lambda leaf: leaf[clients], own_trainer(problem, data))
+    upload = jax.tree.map(lambda leaf: jnp.zeros((len(clients), *leaf.shape)), Upload(received.model))
+    previous = Previous(upload, jnp.zeros(len(clients), bool))
+    jobs = jax.eval_shape(
+        lambda own: phase.prepare(received, data, Cohort(clients, own, jax.random.key(0)), previous).own, own
+    )
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(jobs)} == {len(clients)}
+
+
+def test_without_pseudo_labels_the_classifier_stays(data):
+    """Its weights do not decay either."""
+    problem = problem_of(",code")
+    received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
+    assert job.report is None
+    pseudo = pseudo_labels_of(problem)
+    model, means = start_of(received)
+    still = {**model}
+    velocity, options, config = at_rest(model), problem.config.twin_sight, problem.config.client
+    assert config.weight_decay > 0
+    for batch in batches(np.asarray(job.work.rest.deck.order), 5, 3):
+        rows = np.asarray(data.client_index[UNLABELLED])[batch]
+        first, second, centre = centred_views(data, rows)
+
+        def loss(model, first=first, second=second):
+            return 0.5 * contrastive(model, first, second, options.temperature) + neighbourhood(model, first, True)
+
+        model, velocity = sgd_step(model, gradient_of(loss, model), velocity, config, config.learning_rate)
+        model["w"] = still["w"]
+        means = {name: KEPT * mean + (1 - KEPT) * centre for name, mean in means.items()}
+    assert pseudo(model, model, rows, first, second) == 0.0
+    assert_same(finished.upload.model, model, means)
+
+
+def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
+    problem = problem_of(",partial", **{"client.proximal": 0.0})
+    received, (job, handed), (after, finished) = both_phases(problem, data, BOTH)
+    assert (int(job.num_steps), int(after.num_steps)) == (2, 2)
+    model, means, _ = by_hand(problem, data, BOTH, *start_of(received), job.work.deck, cross_entropy_of(data))
+    assert_same(handed.upload.model, model, means)
+    pseudo = pseudo_labels_of(problem)
+    model, means, _ = by_hand(problem, data, BOTH, model, means, after.work.rest.deck, pseudo)
+    assert problem.config.twin_sight.pseudo_weight == 5.0
+    assert_same(finished.upload.model, model, means)
+
+
+def test_the_views_and_freematch_are_those_of_the_code():
+    images = np.zeros((2, 2, 2, 1), np.uint8)
+    for word, expected in (("strong", [mirrored, negative]), ("weak", [mirrored, mirrored]), ("views", [negative] * 2)):
+        problem = problem_of(",freematch", **{"twin_sight.second_view": word})._replace(views=(negative, negative))
+        for view, of in zip(views(problem)(jax.random.key(0), images), expected):
+            np.testing.assert_array_equal(view, of(None, images))
+    assert problem.config.trainer.fairness_weight == 0
+
+
+def test_both_models_travel_and_twice_as_much(data):
+    config = make_fedanchor_config(**{**SMALL, "data.labels": "some_clients", "model.statistics": "cohort"})
+    config = apply_arguments(config, "twin_sight")
+    config.twin_sight.projector_hidden, config.twin_sight.projector_dim = 8, 4
+    experiment = build_experiment(config)
+    model = experiment.state_shape.model
+    traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
+    sent = trained_parts(experiment.problem.network, model, PARTS)
+    assert set(sent.params) == {"backbone", "classifier", TWIN}
+    assert traffic.up == tree_bytes(sent) + 4  # and the number of its labelled images
+    backbone, twin = (tree_bytes(part["backbone"]) for part in (model.params, model.params[TWIN]))
+    assert backbone == twin and traffic.up >= 2 * backbone
+
+
+def test_a_trainer_with_a_second_classifier_is_refused():
+    with pytest.raises(UserError, match=r"trainer\.name='acr' trains heads"):
+        METHODS["twin_sight"].factory(problem_of(**{"trainer.name": "acr"}))

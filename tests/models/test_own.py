@@ -1,0 +1,278 @@
+"""A user's own backbone by import path: the same as the library's where it is the same, and the errors one by one."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import apply_arguments, base_config
+from fedjax_ssl.data import Dataset, dataset_facts
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.models import BACKBONES, POLICIES, build_model
+from fedjax_ssl.models.network import build_network
+from fedjax_ssl.run.machine import find_machine
+from tests.helpers.runs import make_fedanchor_config as make_tiny_config
+
+HEADER = """import functools
+import flax.linen as nn
+import jax.numpy as jnp
+from fedjax_ssl.models import Normalisation
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """An empty current folder; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        if name.startswith(("own", "fedjax_ssl_own")):
+            del sys.modules[name]
+
+
+def network(name, image_shape=(8, 8, 1), **overrides):
+    config = base_config()
+    config.model.update({"name": name, **overrides})
+    images, labels = np.zeros((2, *image_shape), np.uint8), np.zeros(2, np.int32)
+    channels = image_shape[-1]
+    dataset = Dataset("none", images, labels, images, labels, 10, (0.5,) * channels, (0.5,) * channels, False)
+    return build_network(config, dataset_facts(dataset))
+
+
+def write(path, *lines, call=None, fields=""):
+    """Writes a file of Python; with `call` one of a class Mine with this `__call__`, a list of its lines."""
+    if call is not None:
+        lines = ["class Mine(nn.Module):", f"    {fields}", "    @nn.compact", *(f"    {line}" for line in call)]
+        lines[4:] = [f"    {line}" for line in lines[4:]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("from __future__ import annotations\n" + HEADER + "\n".join(lines) + "\n")
+
+
+FLAT = "x = images.reshape(len(images), -1)"
+POLICY = "normalisation: str = 'static'"
+
+
+@pytest.mark.parametrize("normalisation", ["running", "static", "group"])
+def test_the_librarys_own_backbone_by_its_path_is_the_same(normalisation):
+    config = {"normalisation": normalisation, "dtype": "float32", "width": 0, "classifier_init": "lecun"}
+    named = build_model(ConfigDict({"name": "cnn", **config}), 10)
+    assert build_model(ConfigDict({"name": "fedjax_ssl.models.cnn:SmallCNN", **config}), 10) == named
+    assert network("fedjax_ssl.models.cnn:SmallCNN", normalisation=normalisation).normalisation == normalisation
+
+
+def test_a_module_of_the_current_folder_and_a_file(own_folder, monkeypatch):
+    write(
+        own_folder / "own_package" / "own_models.py",
+        call=["def __call__(self, images):", FLAT, "return nn.Dense(7)(x)"],
+    )
+    built = network("own_package.own_models:Mine")
+    params, batch_stats = jax.eval_shape(built.init, jax.random.key(0))
+    assert params["classifier"]["kernel"].shape == (7, 10) and batch_stats == {}
+    # A file may lie anywhere, may have any module's name, and imports what lies beside it.
+    write(own_folder / "far" / "own_helper.py", "WIDTH = 5")
+    write(
+        own_folder / "far" / "random.py",
+        "from own_helper import WIDTH",
+        "class Mine(nn.Module):",
+        "    width: int = WIDTH",
+        "    @nn.compact",
+        "    def __call__(self, images):",
+        "        return nn.Dense(self.width)(images.mean((1, 2)))",
+    )
+    for name in ("far/random.py:Mine", f"{own_folder}/far/random.py:Mine"):
+        params, _ = jax.eval_shape(network(name).init, jax.random.key(0))
+        assert params["classifier"]["kernel"].shape == (5, 10)
+    import random
+
+    assert hasattr(random, "randint")
+
+
+def test_a_plain_module_is_adapted(own_folder):
+    """Each view and each image is treated as the module itself treats it; the statistics of others are not touched."""
+    layers = ["x = nn.relu(nn.Conv(4, (3, 3))(images))", "x = nn.GroupNorm(2)(x)", "return x.mean((1, 2))"]
+    write(own_folder / "own_plain.py", call=["def __call__(self, images):", *layers])
+    write(
+        own_folder / "own_train.py", call=["def __call__(self, x, train):", "images = x if train else x + 1", *layers]
+    )
+    images = jax.random.uniform(jax.random.key(0), (5, 8, 8, 1), maxval=255.0)
+    mask = jnp.arange(5) < 3
+    # There are no statistics to be taken or sent.
+    kinds = {policy: network("own_plain:Mine", normalisation=policy).normalisation for policy in POLICIES}
+    assert kinds == {"static": "group", "running": "group", "group": "group", "none": "none"}
+    built = network("own_plain:Mine")
+    model = jax.jit(built.init)(jax.random.key(1))
+    (first, second), after = jax.jit(built.train)(model, (images, images + 1), mask)
+    assert after == model.batch_stats == {}
+    predict = jax.jit(built.predict)
+    for view, outputs in ((images, first), (images + 1, second)):
+        expected = predict(model, view)
+        np.testing.assert_allclose(outputs.logits, expected.logits, rtol=1e-5, atol=1e-6)
+    # The same parameters, but another function in training than in evaluation.
+    built = network("own_train:Mine")
+    (outputs,), _ = jax.jit(built.train)(model, (images,), mask)
+    np.testing.assert_allclose(outputs.logits, first.logits, rtol=1e-5, atol=1e-6)
+    assert np.abs(outputs.logits - jax.jit(built.predict)(model, images).logits).max() > 1e-3
+
+
+def test_own_normalisation_has_views_and_padding_of_its_own(own_folder):
+    lines = ["def __call__(self, images, train=False, mask=None, num_views=1):", FLAT,
+             "return Normalisation(self.normalisation)(nn.Dense(6)(x), train, mask, num_views)"]  # fmt: skip
+    write(own_folder / "own_norm.py", call=lines, fields=POLICY)
+    images = jax.random.uniform(jax.random.key(0), (5, 8, 8, 1), maxval=255.0)
+    mask = jnp.arange(5) < 3
+    assert all(network("own_norm:Mine", normalisation=policy).normalisation == policy for policy in POLICIES)
+    built = network("own_norm:Mine")
+    model = jax.jit(built.init)(jax.random.key(1))
+    train = jax.jit(built.train)
+    (first, second), after = train(model, (images, images + 9), mask)
+    for view, outputs in ((images, first), (images + 9, second)):
+        (alone,), _ = train(model, (view[:3],), mask[:3])
+        np.testing.assert_allclose(outputs.logits[:3], alone.logits, rtol=1e-4, atol=1e-5)
+    assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(model.batch_stats)))
+
+
+def test_factories(own_folder):
+    dense = [
+        "        x = images.reshape(len(images), -1).astype(self.dtype)",
+        "        return nn.Dense(self.width, dtype=self.dtype)(x)",
+    ]
+    write(
+        own_folder / "own_factories.py",
+        "class Mine(nn.Module):",
+        "    width: int",
+        "    dtype: jnp.dtype = jnp.float32",
+        "    @nn.compact",
+        "    def __call__(self, images):",
+        *dense,
+        "wide = functools.partial(Mine, width=9)",
+        "def function(**keywords):",
+        "    assert set(keywords) == {'normalisation', 'dtype'}",
+        "    return Mine(4, keywords['dtype'])",
+        "ready = Mine(4)",
+        "nothing = lambda: 3",
+    )
+    assert network("own_factories:wide").module.backbone.module.width == 9
+    assert network("own_factories:function", dtype="bfloat16").module.backbone.module.dtype == jnp.bfloat16
+    expect_line("own_factories:Mine", ["cannot be built (TypeError", "width"])
+    expect_line("own_factories:ready", ["is no factory"])
+    expect_line("own_factories:nothing", ["gives a int", "flax.linen.Module"])
+
+
+def expect_line(name, words, **overrides):
+    with pytest.raises(UserError) as error:
+        network(name, **overrides)
+    message = str(error.value)
+    assert "\n" not in message and f"model.name={name}" in message, message
+    for word in words:
+        assert word in message, message
+
+
+def test_names_that_lead_nowhere(own_folder):
+    write(own_folder / "own_module.py", "class Other(nn.Module): pass")
+    write(own_folder / "own_broken.py", "x = 1 / 0")
+    write(own_folder / "own_import.py", "import own_missing")
+    (own_folder / "own_syntax.py").write_text("def f(:\n")
+    expect_line(":Mine", ["MODULE:FACTORY"])
+    expect_line("own_module:", ["MODULE:FACTORY"])
+    expect_line("own_nowhere:Mine", ["no module own_nowhere", str(own_folder), "path/to/file.py"])
+    expect_line("own_module.inner:Mine", ["no module own_module.inner"])
+    expect_line("own_nowhere.py:Mine", ["there is no file own_nowhere.py"])
+    expect_line("own_module:Mine", [str(own_folder / "own_module.py"), "has no Mine; it has ", "Other"])
+    (own_folder / "own_namespace").mkdir()
+    expect_line("own_namespace:Mine", ["own_namespace has no Mine; it has none"])
+    for name in ("own_broken", "own_broken.py"):
+        expect_line(
+            f"{name}:Mine", [f"importing {name} fails (ZeroDivisionError in line 6 of {own_folder / 'own_broken.py'}"]
+        )
+    expect_line("own_import:Mine", ["importing own_import fails", "No module named 'own_missing'"])
+    expect_line("own_syntax.py:Mine", ["SyntaxError", "line 1"])
+
+
+# The lines of a backbone -> what is said of it.
+NO_BACKBONES = {
+    "feature maps": (
+        ["images", "return nn.Conv(4, (3, 3))(images)"],
+        ["gives float32 (6, 8, 8, 4) for 6 images", "features [B, F]"],
+    ),
+    "one vector": (["images", "return nn.Dense(3)(images.mean((0, 1, 2)))"], ["float32 (3,)"]),
+    "several outputs": (["images", FLAT, "return nn.Dense(3)(x), x"], ["2 arrays (tuple)"]),
+    "integers": (["images", FLAT, "return nn.Dense(3)(x).argmax(-1, keepdims=True)"], ["int32"]),
+    "batch normalisation": (
+        ["images, train", FLAT, "return nn.BatchNorm(not train)(nn.Dense(3)(x))"],
+        ["batch statistics of its own in BatchNorm_0", "fedjax_ssl.models.Normalisation"],
+    ),
+    "dropout": (
+        ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dropout(0.5, deterministic=not train)(x)"],
+        ["fails in training on images of shape (8, 8, 1) (InvalidRngError in line 12 of", "own_module.py", "dropout"],
+    ),
+    "other state": (
+        ["images", FLAT, "self.variable('cache', 'x', jnp.zeros, (3,))", "return nn.Dense(3)(x)"],
+        ["keeps cache"],
+    ),
+    "no parameters": (["images", "return images.reshape(len(images), -1)"], ["has no parameters"]),
+    "an argument of another name": (
+        ["images, deterministic=True", FLAT, "return nn.Dense(3)(x)"],
+        ["takes 'deterministic'", "(images, train)"],
+    ),
+    "no images": (["", "return nn.Dense(3)(jnp.zeros((6, 2)))"], ["takes no images"]),
+    "too small an image": (
+        ["images", "return nn.Dense(3)(images.reshape(len(images), 28 * 28))"],
+        ["fails on an image of shape (8, 8, 1) (TypeError in line 10 of"],
+    ),
+    "layers of training alone": (
+        ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dense(3)(x) if train else x"],
+        ["fails in training", "Scope"],
+    ),
+    "another size in evaluation": (
+        ["images, train", FLAT, "x = nn.Dense(3)(x)", "return x if train else x[:1]"],
+        ["float32 (1, 3) for 6 images"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_BACKBONES)
+def test_what_cannot_be_a_backbone(own_folder, case):
+    (arguments, *lines), words = NO_BACKBONES[case]
+    write(own_folder / "own_module.py", call=[f"def __call__(self, {arguments}):", *lines])
+    expect_line("own_module:Mine", words)
+
+
+@pytest.mark.parametrize(
+    "arguments, passed_on, word",
+    [
+        ("images, train", "train", "must be called with (x, train, mask, num_views)"),
+        ("images, train, mask", "train, mask", "must be called with"),
+        ("images, train, mask, num_views", "train, mask", "must be called with"),
+        ("images, train, mask, num_views", "train, None, num_views", "must be called with"),
+        ("images, train, mask, num_views", "False, mask, num_views", "must be called with"),
+        ("images, train, mask, num_views", "True, mask, num_views", "must be called with"),
+    ],
+)
+def test_normalisation_that_would_mix_views_or_padding(own_folder, arguments, passed_on, word):
+    lines = [f"def __call__(self, {arguments}):", FLAT,
+             f"return Normalisation(self.normalisation, name='norm')(nn.Dense(3)(x), {passed_on})"]  # fmt: skip
+    write(own_folder / "own_module.py", call=lines, fields=POLICY)
+    expect_line("own_module:Mine", ["Normalisation norm", word])
+    assert network("own_module:Mine", normalisation="group").normalisation == "group"
+
+
+def test_normalisation_of_another_policy(own_folder):
+    lines = ["def __call__(self, images, train=False, mask=None, num_views=1):", FLAT,
+             "return Normalisation('static')(nn.Dense(3)(x), train, mask, num_views)"]  # fmt: skip
+    write(own_folder / "own_module.py", call=lines)
+    expect_line("own_module:Mine", ["policy 'static'", "'running'"])
+    expect_line("own_module:Mine", ["takes no keyword dtype"], dtype="bfloat16")
+
+
+def test_whatever_reads_a_models_name_copes():
+    name = "own_package.own_models:Mine"
+    config = apply_arguments(base_config(), f"semifl,{name},anchors=250")
+    assert (config.method, config.model.name, config.data.num_anchors) == ("semifl", name, 250)
+    assert find_machine(make_tiny_config(**{"model.name": name})).compiler_options == {}
+    with pytest.raises(UserError, match=f"known: {', '.join(sorted(BACKBONES))}, or your own"):
+        network("nobody")

@@ -1,0 +1,459 @@
+"""A run's folder after damage: training, loading and reports take the last good state, or say in a line what is wrong.
+
+Each fault is one that went unnoticed once, or ended in a traceback.
+"""
+
+import json
+import os
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import fedjax_ssl
+import launch
+from fedjax_ssl import UserError, train
+from fedjax_ssl.errors import printable
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_records, read_rounds
+from fedjax_ssl.report import write_comparison, write_report
+from fedjax_ssl.report.model_card import model_card
+from tests.helpers.runs import make_tiny_config
+
+
+@pytest.fixture
+def run(finished_run, tmp_path):
+    """A copy of the finished run, which has checkpoints of rounds 2 and 4."""
+    shutil.copytree(finished_run[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def no_t_sne(monkeypatch):
+    """It takes seconds, and none of these tests is about it."""
+    monkeypatch.setattr("fedjax_ssl.report.run_report.to_plane", lambda embeddings: embeddings[:, :2])
+
+
+def flip(path, place=-1):
+    """Changes one bit of a file."""
+    whole = bytearray(path.read_bytes())
+    whole[place] ^= 4
+    path.write_bytes(whole)
+
+
+def a_large_file_of(checkpoint):
+    return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def everything_in(folder):
+    """All but the lock, which stays behind."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def assert_as_if_nothing_had_happened(run, finished_run, state):
+    reference, expected = finished_run
+    chex.assert_trees_all_equal(jax.device_get(state), jax.device_get(expected))
+    assert (run / METRICS).read_bytes() == (reference / METRICS).read_bytes()
+    assert Checkpoints(run / "checkpoints").rounds() == [2, 4]
+    timed = [line["round"] for line in read_records(run / TIMINGS).lines if "seconds" in line]
+    assert timed == [1, 2, 3, 4]
+    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (run, reference))
+    figures = ("rounds", "test_accuracy", "best_test_accuracy", "bytes_up", "bytes_down")
+    assert [ours[name] for name in figures] == [theirs[name] for name in figures]
+
+
+def truncate(run):
+    os.truncate(a_large_file_of(run / "checkpoints" / "4"), 9)
+
+
+def empty(run):
+    shutil.rmtree(run / "checkpoints" / "4")
+    (run / "checkpoints" / "9999").mkdir()
+    (run / "checkpoints" / "4").mkdir()
+
+
+def flip_a_bit(run):
+    flip(a_large_file_of(run / "checkpoints" / "4"))
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, truncate, empty])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(run, finished_run, damage, capfd):
+    """And the run ends as if nothing had happened, to the bit; the damaged one is renamed and not deleted."""
+    damage(run)
+    damaged = everything_in(run / "checkpoints" / "4")
+    state = train(make_tiny_config(), run)
+    said = capfd.readouterr().err
+    assert f"warning: the checkpoint {run / 'checkpoints' / '4'} is damaged" in said
+    assert "goes on from round 2" in said
+    assert_as_if_nothing_had_happened(run, finished_run, state)
+    aside = run / "checkpoints" / "4.set_aside"
+    assert {path.relative_to(aside): text for path, text in everything_in(aside).items()} == {
+        path.relative_to(run / "checkpoints" / "4"): text for path, text in damaged.items()
+    }
+
+
+def test_an_extended_run_does_not_go_on_from_a_damaged_checkpoint(run, tmp_path, capfd):
+    """A finished run of more rounds ended with another model, and no word was said."""
+    flip(a_large_file_of(run / "checkpoints" / "4"))
+    longer = make_tiny_config(num_rounds=5)
+    chex.assert_trees_all_equal(train(longer, run), train(longer, tmp_path / "whole"))
+    assert (run / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
+    assert "is damaged" in capfd.readouterr().err
+
+
+def test_where_no_checkpoint_is_whole_the_run_stops_in_one_line_and_changes_nothing(run):
+    for number in ("2", "4"):
+        flip(a_large_file_of(run / "checkpoints" / number))
+    before = everything_in(run)
+    with pytest.raises(UserError, match=r"no checkpoint can be used .*put files of a copy back") as caught:
+        train(make_tiny_config(), run)
+    assert "\n" not in str(caught.value) and everything_in(run) == before
+
+
+def cut_last_line(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def spoil_third_line(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b'{"round": 3, "test_\xff\n', *lines[3:]]))
+
+
+def drop_third_line(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
+
+
+def a_word_for_a_number(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b'{"round": 3, "test_accuracy": "x"}\n', *lines[3:]]))
+
+
+@pytest.mark.parametrize("damage", [cut_last_line, spoil_third_line, drop_third_line, a_word_for_a_number])
+def test_a_hole_in_the_records_sends_the_run_back_to_where_they_reach(run, finished_run, damage, capfd):
+    damage(run / METRICS)
+    damaged = (run / METRICS).read_bytes()
+    state = train(make_tiny_config(), run)
+    said = capfd.readouterr().err
+    assert "4 is later than the records, which reach round" in said and "goes on from round 2" in said
+    assert_as_if_nothing_had_happened(run, finished_run, state)
+    assert (run / "checkpoints" / "4.set_aside").is_dir()
+    if damage is not cut_last_line:  # which is what a kill leaves
+        assert f"{run / METRICS}" in said and (run / f"{METRICS}.set_aside").read_bytes() == damaged
+
+
+def change_a_figure(path, number):
+    lines = path.read_bytes().splitlines(keepends=True)
+    record = json.loads(lines[number - 1])
+    lines[number - 1] = json.dumps({**record, "test_accuracy": record["test_accuracy"] / 2}).encode() + b"\n"
+    path.write_bytes(b"".join(lines))
+
+
+def test_a_figure_that_has_changed_sends_the_run_back_too(run, finished_run, capfd):
+    """It is a line like any other: a checkpoint has the checksum of the lines that it stands on."""
+    change_a_figure(run / METRICS, 3)
+    state = train(make_tiny_config(), run)
+    assert f"{run / METRICS} is not what was written; the run goes on from round 2" in capfd.readouterr().err
+    assert_as_if_nothing_had_happened(run, finished_run, state)
+
+
+def test_a_figure_that_no_checkpoint_is_before_is_said(run, finished_run, capfd):
+    """The state is what it was, so the run goes on; what is lost is lost."""
+    change_a_figure(run / METRICS, 1)
+    chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
+    assert f"{run / METRICS} is not what was written; the run goes on from round 4" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["which reach round 0", "which reach round 1", "but no checkpoint"])
+def test_records_that_no_checkpoint_fits_are_said_and_nothing_is_changed(run, words):
+    if "0" in words:
+        (run / METRICS).unlink()
+    elif "1" in words:
+        (run / METRICS).write_text((run / METRICS).read_text().splitlines(keepends=True)[0])
+    else:
+        shutil.rmtree(run / "checkpoints")
+    before = everything_in(run)
+    with pytest.raises(UserError, match=words) as caught:
+        train(make_tiny_config(), run)
+    assert "\n" not in str(caught.value) and everything_in(run) == before
+
+
+def test_seconds_that_are_lost_are_said(run, finished_run, capfd):
+    """They are no part of the state, so the run does not go back for them."""
+    (run / TIMINGS).write_text('no line\n{"round": 1, "seconds": 1.0}\n')
+    (run / "summary.json").unlink()
+    chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
+    assert "no seconds of 3 of 4 rounds" in capfd.readouterr().err
+    assert json.loads((run / "summary.json").read_text())["seconds"] == 1.0
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"rounds": "4"}', '{"rounds": 4, "versions": 3}'])
+def test_a_damaged_summary_is_written_anew(run, finished_run, text):
+    (run / "summary.json").write_text(text)
+    train(make_tiny_config(), run)
+    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (run, finished_run[0]))
+    assert ours["test_accuracy"] == theirs["test_accuracy"] and ours["rounds"] == 4
+
+
+def test_lines_are_on_the_disk_before_the_checkpoint_that_stands_on_them(tmp_path, monkeypatch):
+    """Of both files, after their last write: by the order of the calls to the operating system."""
+    done, rename, fsync, append = [], os.rename, os.fsync, Workdir.append
+    monkeypatch.setattr(Workdir, "append", lambda self, name, lines: (done.append(name), append(self, name, lines)))
+
+    def synced(number):
+        done.append(f"synced {os.path.basename(os.readlink(f'/proc/self/fd/{number}'))}")
+        fsync(number)
+
+    def renamed(old, new):
+        done.append(f"checkpoint {os.path.basename(new)}")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    train(make_tiny_config(num_rounds=2), tmp_path / "run")
+    for number in (0, 2):
+        until = done[: done.index(f"checkpoint {number}")]
+        for name in (METRICS, TIMINGS):
+            assert f"synced {name}" in until
+            after = until[len(until) - 1 - until[::-1].index(f"synced {name}") :]
+            assert name not in after, (number, name)
+
+
+def test_lines_are_read_up_to_the_first_hole(tmp_path):
+    path = tmp_path / METRICS
+    assert read_rounds(path).lines == []
+    rounds = [{"round": number, "a": None} for number in (1, 2, 3, 4)]
+    for text, good, damage in [
+        ("\n".join(map(json.dumps, rounds)) + "\n", 4, ""),
+        ("\n".join(map(json.dumps, rounds)), 3, ""),
+        ("\n".join(map(json.dumps, rounds[1:])) + "\n", 0, "round 1 is missing"),
+        ('{"round": 1}\n[]\n{"round": 2}\n3\n{"round": true}\n', 2, "line 2, 4, 5 of"),
+        ('{"round": 1}\n{"round": 1}\n', 1, "round 2 is missing"),
+        ('{"round": 1}\n{"round": 2, "a": "\u2028"}\n', 1, "line 2 of"),
+    ]:
+        path.write_text(text, newline="\n")
+        found = read_rounds(path)
+        assert [line["round"] for line in found.lines] == list(range(1, good + 1)), text
+        assert damage in found.damage and bool(damage) == bool(found.damage)
+
+
+# --- Loading. --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def images(finished_run):
+    return np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
+
+
+def load(folder):
+    return fedjax_ssl.load(folder, allow_code=True)
+
+
+def test_a_damaged_checkpoint_is_not_loaded(run, images, capfd):
+    """The one before is, with a warning; nothing is written into a folder that is only read."""
+    flip(a_large_file_of(run / "checkpoints" / "4"))
+    before = everything_in(run)
+    predictor = load(run)
+    said = capfd.readouterr().err
+    assert predictor.round == 2 and "4 is damaged" in said and "the model is that of round 2" in said
+    shutil.rmtree(run / "checkpoints" / "4")
+    np.testing.assert_array_equal(predictor(images).probabilities, load(run)(images).probabilities)
+    assert {path for path in before if "/4/" not in str(path)} == set(everything_in(run))
+    flip(a_large_file_of(run / "checkpoints" / "2"))
+    with pytest.raises(UserError, match="no checkpoint can be used"):
+        load(run)
+
+
+@pytest.mark.parametrize("field, value", [("anchor_dim", -1), ("width", 0.0), ("normalisation", "b"), ("dtype", "x")])
+def test_a_stored_network_that_cannot_be_is_one_line(run, field, value):
+    saved = json.loads((run / "config.json").read_text())
+    saved["model"][field] = value
+    (run / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=f"config.json: model.{field}") as caught:
+        load(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stored_anchor_head_without_width_is_one_line(finished_fedanchor_run, tmp_path):
+    """It was a division by zero."""
+    shutil.copytree(finished_fedanchor_run[0], tmp_path / "run")
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    saved["model"]["anchor_dim"] = 0
+    (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"model\.anchor_dim must be at least 1"):
+        load(tmp_path / "run")
+
+
+def edited(**changes):
+    def edit(path):
+        facts = json.loads(path.read_text())
+        facts.pop("sha256")  # as in a file of an earlier version
+        path.write_text(json.dumps({**facts, **changes}))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "edit, words",
+    [
+        (lambda path: path.write_text(path.read_text().replace("8,", "9,", 1)), "is not what was written"),
+        (lambda path: path.write_text(path.read_text()[:50]), "cannot be read"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read"),
+        (lambda path: path.write_text("[]"), "holds no object"),
+        (edited(std=[0.0]), r"std is \[0.0\]; it must be 1 finite numbers above 0"),
+        (edited(mean=[float("nan")]), "mean is"),
+        (edited(mean=3), "mean is 3"),
+        (edited(image_shape=[8, 8]), "image_shape is"),
+        (edited(num_classes="ten"), "num_classes is"),
+        (edited(class_names=["one"]), "class_names must be 10 names"),
+    ],
+)
+def test_what_describes_the_images_is_checked(run, edit, words):
+    edit(run / "dataset.json")
+    with pytest.raises(UserError, match=words) as caught:
+        load(run)
+    assert str(run / "dataset.json") in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("[]", "no configuration, but list"),
+        ("null", "no configuration"),
+        ("[" * 100_000, "too many brackets"),
+        ("{", "Expecting property name"),
+        ('{"model": 3}', "model is 3, and no section of fields"),
+        ('{"method": 3}', "method is 3"),
+        ('{"num_rounds": "many"}', "num_rounds is 'many'"),
+        ('{"model": {"name": ["cnn"]}}', r"model.name is \['cnn'\]"),
+        ('{"data": {"source": {"a": 1}}}', "data.source is"),
+    ],
+)
+def test_a_foreign_configuration_is_one_line_for_everybody(run, text, words):
+    (run / "config.json").write_text(text)
+    for use in (load, write_report, lambda folder: train(make_tiny_config(), folder)):
+        before = everything_in(run)
+        with pytest.raises(UserError, match=words) as caught:
+            use(run)
+        assert str(run) in str(caught.value) and "\n" not in str(caught.value)
+        assert everything_in(run) == before
+
+
+@pytest.mark.parametrize("field", ["method", "model.name"])
+@pytest.mark.parametrize("form", ["{0}/evil.py:Evil", "evil_{1}:Evil"])
+def test_no_code_that_a_folder_names_is_run(run, field, form, tmp_path, monkeypatch, capfd):
+    """By a file or a module of the current folder, for the method or the backbone: not by load, predict or report."""
+    trace, file = tmp_path / "it_ran", "evil.py" if "/" in form else f"evil_{field[-4:]}.py"
+    (tmp_path / file).write_text(f"open({str(trace)!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["name"] = "cnn"
+    *section, name = field.split(".")
+    (config[section[0]] if section else config)[name] = form.format(tmp_path, field[-4:])
+    (run / "config.json").write_text(json.dumps(config))
+    np.savez("images.npz", np.zeros((2, 8, 8), np.uint8))
+
+    with pytest.raises(UserError, match=rf"names code, {field}=.*evil.*allow_code=True, or --allow_code"):
+        fedjax_ssl.load(run)
+    assert launch.main(["predict", f"--workdir={run}", "--npz=images.npz", "--out=out.npz"]) == 2
+    assert "names code" in capfd.readouterr().err
+    assert "trained with" in model_card(read_run(run))
+    write_comparison([run], tmp_path / "page.html")
+    assert not trace.exists()
+    with pytest.raises(UserError):  # it runs, and gives nothing that can be used
+        load(run)
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "dataset.json", METRICS, "summary.json", "class_counts.npz"])
+def test_nobody_waits_for_a_pipe(run, name):
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    for use in (load, read_run, lambda folder: train(make_tiny_config(), folder)):
+        try:
+            used = use(run)
+        except (UserError, OSError) as error:
+            assert "is no file" in str(error) or "is a pipe" in str(error)
+            assert "\n" not in str(error)
+        else:
+            assert used is not None
+
+
+# --- Reports. --------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_shows_a_damaged_run_as_far_as_it_can_be_read(run):
+    (run / "summary.json").write_text("{")
+    os.truncate(run / "class_counts.npz", 100)
+    (run / "dataset.json").write_text("[]")
+    (snapshot,) = (run / "snapshots").glob("*.npz")
+    flip(snapshot, place=snapshot.stat().st_size // 2)
+    (run / "profile").mkdir()
+    (run / "profile" / "profile.json").write_text('{"config": 3, "seconds_by_stage": {}}')
+    page = write_report(run).read_text()
+    for words in ("summary.json is damaged", "class_counts.npz", "dataset.json holds no object", snapshot.name):
+        assert words in page, words
+    assert (run / "MODEL_CARD.md").exists() and (run / "figures" / "losses.png").exists()
+    spoil_third_line(run / METRICS)
+    page = write_report(run).read_text()
+    assert "2 of 4" in page and "not finished" in page and "line 3 of" in page
+    out = write_comparison([run], run.parent / "page.html").read_text()
+    assert "line 3 of" in out and "summary.json is damaged" in out
+
+
+def test_where_nothing_can_be_read_the_report_says_why(run):
+    (run / METRICS).write_bytes(b"\xff\xff\n")
+    with pytest.raises(UserError, match=r"line 1 of .* is damaged"):
+        read_run(run)
+
+
+def test_a_report_of_fewer_rounds_goes_when_the_run_goes_on(run):
+    """After an interrupted extension the page said that all rounds were done."""
+    for name in ("report.html", "MODEL_CARD.md"):
+        (run / name).write_text("40 of 40")
+    longer = Workdir(run, make_tiny_config(num_rounds=9).to_dict())
+    longer.begin(4)  # and is killed
+    longer.close()
+    assert not (run / "report.html").exists() and not (run / "MODEL_CARD.md").exists()
+    assert "4 of 9" in write_report(run).read_text()
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_any_class_name_can_be_shown(run):
+    """Dollar signs, which matplotlib takes for mathematics; bytes that are no UTF-8; control characters; markup."""
+    names = ["$x_1$", "$", "\udcff\udcfe", "a\x00b\x1b[31m", "<script>alert(1)</script>", "a\nb", "\u202eabc", "&amp;",
+             "100 %_^~{}\\", "猫"]  # fmt: skip
+    facts = json.loads((run / "dataset.json").read_text())
+    del facts["sha256"]
+    name = "$a\udcff\x07<script>|[b](c)`"
+    (run / "dataset.json").write_text(json.dumps({**facts, "name": name, "class_names": names}))
+    page = write_report(run).read_bytes().decode()
+    for picture in (run / "figures").glob("*.svg"):
+        assert_is_xml(picture.read_bytes().decode())
+    assert "<script>" not in page and not set(map(chr, range(32))) - {"\n"} & set(page)
+    card = (run / "MODEL_CARD.md").read_bytes().decode()
+    assert r"$a\udcff\x07" in page and "<script>" not in card
+    assert r"| data set | $a\\udcff\\x07&lt;script&gt;\|\[b\](c)\` |" in card
+    assert (run / "figures" / "who_holds_what.svg").exists()
+
+
+def assert_is_xml(text):
+    import xml.dom.minidom
+
+    xml.dom.minidom.parseString(text)
+
+
+def test_what_is_shown_has_no_letter_that_acts():
+    assert printable("a\x00\n\udcff\u202e") == r"a\x00\n\udcff\u202e"
+    assert printable("naïve 猫 👩\u200d🔬 $x$") == "naïve 猫 👩\u200d🔬 $x$"
+
+
+def test_a_run_in_a_folder_of_any_name(run, tmp_path):
+    folder = tmp_path / os.fsdecode(b'a "\xff" <b> $x$ \x07')
+    os.rename(run, folder)
+    write_report(folder)
+    text = write_comparison([folder], tmp_path / "page.html").read_bytes().decode()
+    assert "<b>" not in text and "\x07" not in text

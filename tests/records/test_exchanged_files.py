@@ -1,0 +1,277 @@
+"""Files of one run in the folder of another, or edited: nobody goes on from them, or shows them, without a word."""
+
+import json
+import re
+import shutil
+
+import chex
+import numpy as np
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import UserError, train
+from fedjax_ssl.data.partition_file import load_partition
+from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.records.dataset import write_dataset
+from fedjax_ssl.records.manifest import MANIFEST
+from fedjax_ssl.records.runs import read_run
+from tests.helpers.runs import forget_manifests, make_tiny_config
+
+FIELDS = {
+    "data.labels": "clients",
+    "data.labelled_share": 0.5,
+    "data.reveal_labels": False,
+    "model.normalisation": "running",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs that differ in their seed, in one program: RUNS/seed_0 and RUNS/seed_1."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(make_tiny_config(seeds=(0, 1), **FIELDS), folder)
+    return folder
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    shutil.copytree(runs / "seed_0", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def own(**overrides):
+    return make_tiny_config(**{**FIELDS, **overrides})
+
+
+def everything_in(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def uses(run, config=None):
+    """What is made of a run: it is resumed with more rounds, loaded, begun with."""
+    config = own(num_rounds=5) if config is None else config
+    return {
+        "resumed": lambda: train(config, run),
+        "loaded": lambda: fedjax_ssl.load(run, allow_code=True),
+        "begun with": lambda: train(own(init_from=str(run)), run.parent / "other"),
+    }
+
+
+def assert_refused(run, words, config=None):
+    """In one line, with nothing changed; a report says so."""
+    before = everything_in(run)
+    for use in uses(run, config).values():
+        with pytest.raises(UserError, match=words) as caught:
+            use()
+        assert "\n" not in str(caught.value) and str(run) in str(caught.value)
+        assert everything_in(run) == before and not (run.parent / "other").exists()
+    assert any(re.search(words, line) for line in read_run(run).damages)
+
+
+def partition_edited(run, edit):
+    """Replaces partition.npz by one that is valid and has something changed."""
+    file = run / "partition.npz"
+    with np.load(file) as archive:
+        arrays = dict(archive)
+    edit(arrays)
+    replace_arrays(file, **arrays)
+    load_partition(file, 1437, 8)
+
+
+def swap_rows(arrays):
+    first, last = arrays["client_index"][[0, -1]]
+    arrays["client_index"][[0, -1]] = last, first
+
+
+def move_a_row(arrays):
+    arrays["client_size"][:2] += [1, -1]
+
+
+def hide_a_label(arrays):
+    arrays["labelled_index"] = arrays["labelled_index"][1:]
+
+
+def show_a_label(arrays):
+    hidden = np.setdiff1d(arrays["client_index"], arrays["labelled_index"])
+    arrays["labelled_index"] = np.append(arrays["labelled_index"], hidden[:1])
+
+
+# A run that begins with this one's model looks for labels that it must not know, before it reads a checkpoint.
+ANOTHER_PARTITION = "partition.npz is not what the checkpoint .*/4 was trained with|labels that are hidden in this one"
+
+
+@pytest.mark.parametrize("edit", [swap_rows, move_a_row, hide_a_label, show_a_label])
+def test_another_partition(run, edit):
+    partition_edited(run, edit)
+    assert_refused(run, ANOTHER_PARTITION)
+
+
+def test_a_partition_of_another_run(run, runs):
+    shutil.copy(runs / "seed_1" / "partition.npz", run)
+    assert_refused(run, ANOTHER_PARTITION)
+
+
+def test_a_partition_that_is_gone_is_drawn_again(run, tmp_path):
+    """It is the same; so the run goes on."""
+    before = dict(np.load(run / "partition.npz"))
+    (run / "partition.npz").unlink()
+    train(own(num_rounds=5), run)
+    np.testing.assert_equal(dict(np.load(run / "partition.npz")), before)
+
+
+def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
+    """As by another version of the library."""
+    from fedjax_ssl.run import experiment
+
+    drawn = experiment.make_partition
+    monkeypatch.setattr(experiment, "make_partition", lambda *given: drawn(*given[:-1], 7))
+    (run / "partition.npz").unlink()
+    with pytest.raises(UserError, match=r"the partition is not what the checkpoint .*/4 was trained with"):
+        train(own(num_rounds=5), run)
+
+
+@pytest.mark.parametrize(
+    "field, value", [("seed", 1), ("client.learning_rate", 0.5), ("data.labelled_share", 0.25), ("num_clients", 7)]
+)
+def test_an_edited_configuration(run, field, value):
+    """Also for who resumes with that very configuration, as `--workdir=RUN` alone does."""
+    saved = json.loads((run / "config.json").read_text())
+    *section, name = field.split(".")
+    (saved[section[0]] if section else saved)[name] = value
+    (run / "config.json").write_text(json.dumps(saved))
+    words = rf"config.json is not what the checkpoint .*/4 was trained with \({field}: .* there, {value} here\)"
+    config = own(num_rounds=5, **{field: value})
+    if field == "num_clients":  # the partition says so, before a checkpoint is looked at
+        words = f"{words}|8 clients, but num_clients=7"
+    assert_refused(run, words, config)
+
+
+def test_a_configuration_of_another_run(run, runs):
+    shutil.copy(runs / "seed_1" / "config.json", run)
+    assert_refused(run, r"config.json is not what .* \(seed: 0 there, 1 here\)", make_tiny_config(seed=1, **FIELDS))
+
+
+@pytest.mark.parametrize("fields", [{"num_rounds": 5}, {"checkpoint_every": 1}, {"snapshot_rounds": (1,)}])
+def test_what_may_change_may_change(run, fields, tmp_path):
+    """By hand, too; and a run that was resumed so is one that can be resumed and loaded."""
+    saved = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**saved, **fields}))
+    fedjax_ssl.load(run, allow_code=True)
+    assert not read_run(run).damages
+    longer = own(**{"num_rounds": 5, **fields})
+    train(longer, run)
+    assert fedjax_ssl.load(run, allow_code=True).round == 5 and not read_run(run).damages
+
+
+@pytest.mark.parametrize("changes", [{"mean": [0.25]}, {"name": "others"}, {"num_train": 1000}, {"std": [0.5]}])
+def test_images_of_another_run(run, changes):
+    facts = json.loads((run / "dataset.json").read_text())
+    del facts["sha256"]
+    write_dataset(run, {**facts, **changes})
+    assert_refused(run, rf"dataset.json is not what the checkpoint .*/4 was trained with \({next(iter(changes))}: ")
+
+
+def test_statistics_of_images_may_be_rounded_otherwise(run):
+    """As on another machine."""
+    facts = json.loads((run / "dataset.json").read_text())
+    del facts["sha256"]
+    write_dataset(run, {**facts, "mean": [facts["mean"][0] * (1 + 1e-9)]})
+    fedjax_ssl.load(run, allow_code=True)
+
+
+def test_a_checkpoint_under_another_number(run, capfd):
+    """The one before is taken; without one, nothing is."""
+    checkpoints, held_back = run / "checkpoints", run / "2"
+    shutil.move(checkpoints / "2", held_back)
+    shutil.copytree(held_back, checkpoints / "2")
+    shutil.rmtree(checkpoints / "4")
+    shutil.copytree(held_back, checkpoints / "4")
+    words = "4 is damaged: its state is that of round 2"
+    assert fedjax_ssl.load(run, allow_code=True).round == 2 and words in capfd.readouterr().err
+    shutil.rmtree(checkpoints / "2")
+    before = everything_in(run)
+    for use in uses(run).values():
+        with pytest.raises(UserError, match=words):
+            use()
+    assert everything_in(run) == before
+
+
+def test_a_checkpoint_of_another_run(run, runs, capfd):
+    """It is not loaded; training goes back to the one before, for the records are not those that it stands on."""
+    shutil.rmtree(run / "checkpoints" / "4")
+    shutil.copytree(runs / "seed_1" / "checkpoints" / "4", run / "checkpoints" / "4")
+    words = r"config.json is not what .*/4 was trained with \(seed: 1 there, 0 here\)"
+    with pytest.raises(UserError, match=words):
+        fedjax_ssl.load(run, allow_code=True)
+    assert any(re.search(words, line) for line in read_run(run).damages)
+    train(own(), run)
+    assert "is not what was written; the run goes on from round 2" in capfd.readouterr().err
+    assert (run / "metrics.jsonl").read_bytes() == (runs / "seed_0" / "metrics.jsonl").read_bytes()
+    shutil.copy(runs / "seed_1" / "metrics.jsonl", run)
+    shutil.rmtree(run / "checkpoints" / "4")
+    shutil.copytree(runs / "seed_1" / "checkpoints" / "4", run / "checkpoints" / "4")
+    assert_refused(run, words)
+
+
+def test_records_of_another_run(run, runs, capfd):
+    """Training says so already, and goes back where it can; a report said nothing."""
+    shutil.copy(runs / "seed_1" / "metrics.jsonl", run)
+    assert f"{run / 'metrics.jsonl'} is not what was written" in read_run(run).damages
+    train(own(), run)
+    assert "metrics.jsonl is not what was written" in capfd.readouterr().err
+
+
+def test_a_summary_of_another_run_is_written_anew(run, runs):
+    right = json.loads((run / "summary.json").read_text())
+    shutil.copy(runs / "seed_1" / "summary.json", run)
+    found = read_run(run)
+    assert not found.is_finished and any("summary.json is not of the records" in line for line in found.damages)
+    train(own(), run)
+    mended = json.loads((run / "summary.json").read_text())
+    assert {name: mended[name] for name in ("seed", "test_accuracy")} == {
+        name: right[name] for name in ("seed", "test_accuracy")
+    }
+
+
+def test_a_run_of_an_earlier_version_is_used_as_before(run, tmp_path):
+    """Its checkpoints have no manifest; those that come have one."""
+    forget_manifests(run)
+    whole = train(own(num_rounds=5), tmp_path / "whole")
+    assert fedjax_ssl.load(run, allow_code=True).round == 4 and not read_run(run).damages
+    chex.assert_trees_all_equal(train(own(num_rounds=5), run), whole)
+    partition_edited(run, swap_rows)
+    with pytest.raises(UserError, match=r"partition\.npz is not what the checkpoint .*/5"):
+        fedjax_ssl.load(run, allow_code=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"round": "4"}', '{"round": 4, "config": 3}', '{"round": 4, "config": []}']
+)
+def test_a_manifest_that_is_none(run, text):
+    """Its checksum holds, as of whoever can write it; it is damage all the same."""
+    for number in (2, 4):
+        checkpoint = run / "checkpoints" / str(number)
+        (checkpoint / MANIFEST).write_text(text)
+        _write_sums(checkpoint)
+    for use in uses(run).values():
+        with pytest.raises(UserError, match="no checkpoint can be used") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+    assert read_run(run).damages
+
+
+def _write_sums(checkpoint):
+    from fedjax_ssl.records.checkpoints import _write_sums
+
+    (checkpoint / "SHA256SUMS").unlink()
+    _write_sums(checkpoint)
+
+
+def test_a_partition_in_a_new_folder_is_not_taken(runs, tmp_path):
+    """A run draws its own, and writes that."""
+    (tmp_path / "new").mkdir()
+    shutil.copy(runs / "seed_1" / "partition.npz", tmp_path / "new")
+    train(own(num_rounds=1), tmp_path / "new")
+    np.testing.assert_equal(
+        dict(np.load(tmp_path / "new" / "partition.npz")), dict(np.load(runs / "seed_0" / "partition.npz"))
+    )

@@ -1,0 +1,71 @@
+"""A workdir alone resumes what it holds: one run, or several seeds'; code that it names is imported on demand only."""
+
+import json
+import shutil
+
+import pytest
+
+import launch
+from fedjax_ssl import UserError, base_config, train
+from fedjax_ssl.config import add_section, flatten
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.records.resuming import save_seeds, saved_config
+from tests.helpers.runs import TINY_BACKBONE, make_tiny_config
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_saved_configuration_is_the_one_that_was_saved(method, tmp_path):
+    """In every field, with its type, so that the run counts as the same and fields can still be overridden."""
+    config = base_config()
+    config.method, config.snapshot_rounds, config.lanes = method, (1, 50), 3
+    add_section(config)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    saved = saved_config(str(tmp_path), allow_code=False)
+    assert flatten(saved) == flatten(config)
+    assert {name: type(value) for name, value in flatten(saved).items()} == {
+        name: type(value) for name, value in flatten(config).items()
+    }
+    assert saved_config(str(tmp_path / "nothing"), allow_code=False) is None
+
+
+def test_a_run_is_resumed_by_its_folder_alone(finished_run, tmp_path, capfd):
+    run = tmp_path / "run"
+    train(make_tiny_config(num_rounds=2), run)
+    words = [f"--workdir={run}", "--config.num_rounds=4"]
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    capfd.readouterr()
+    assert launch.main(words) == 2  # the model is a file's, and a folder may be anybody's
+    line = capfd.readouterr().err
+    assert f"names code, model.name={TINY_BACKBONE}, which would be run" in line and "--allow_code" in line
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert launch.main([*words, "--allow_code"]) == 0
+    assert (run / "metrics.jsonl").read_bytes() == (finished_run[0] / "metrics.jsonl").read_bytes()
+
+
+def test_several_seeds_are_resumed_by_their_folder_alone(finished_run, tmp_path):
+    """Also those that had not begun."""
+    train(make_tiny_config(num_rounds=1, seeds=(0, 3)), tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "seed_3")
+    words = ["--allow_code", "--config.num_rounds=4"]
+    assert launch.main([f"--workdir={tmp_path / 'runs'}", *words]) == 0
+    runs = [tmp_path / "runs" / f"seed_{seed}" for seed in (0, 3)]
+    assert (runs[0] / "metrics.jsonl").read_bytes() == (finished_run[0] / "metrics.jsonl").read_bytes()
+    assert json.loads((runs[1] / "summary.json").read_text())["rounds"] == 4
+
+
+@pytest.mark.parametrize("text", ["{", "3", '["x"]', "null"])
+def test_a_list_of_seeds_that_is_none(text, tmp_path):
+    save_seeds(tmp_path, (1, 2))
+    assert json.loads((tmp_path / "seeds.json").read_text()) == [1, 2]
+    assert saved_config(str(tmp_path), allow_code=False) is None  # no run of them has begun
+    (tmp_path / "seeds.json").write_text(text)
+    with pytest.raises(UserError, match="cannot read the workdir"):
+        saved_config(str(tmp_path), allow_code=False)
+
+
+def test_a_field_that_does_not_exist_is_named(tmp_path):
+    saved = json.loads(json.dumps(base_config().to_dict()))
+    saved["client"]["tempo"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"client\.tempo"):
+        saved_config(str(tmp_path), allow_code=False)

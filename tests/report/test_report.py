@@ -1,0 +1,502 @@
+"""Reports: figures against other libraries, what is missing or unfinished, and the page in a real browser."""
+
+import csv
+import io
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
+
+import launch
+from fedjax_ssl import UserError
+from fedjax_ssl.data import load_dataset
+from fedjax_ssl.records.runs import Group, read_groups, read_run, what_differs
+from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
+from fedjax_ssl.report import style, write_comparison, write_report
+from fedjax_ssl.report.comparison import bundles
+from fedjax_ssl.report.figures import confusion_matrix, who_holds_what
+from fedjax_ssl.report.latent import to_plane
+from fedjax_ssl.report.model_card import model_card
+from fedjax_ssl.report.run_report import lead_of, profile_of
+from fedjax_ssl.report.table import Row, as_text, make_runs_table, make_table, to_csv, to_latex, to_markdown
+from tests.helpers.runs import make_tiny_config
+
+PICTURES = {
+    "test_accuracy", "losses", "pseudo_labels", "qualified", "scores", "who_holds_what", "latent_space", "confusion",
+    "class_accuracy", "client_accuracy", "bytes", "accuracy_over_bytes", "time",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reported_run(finished_fedanchor_run, tmp_path_factory):
+    """A copy of the finished run, with its report."""
+    workdir = tmp_path_factory.mktemp("reported") / "run"
+    shutil.copytree(finished_fedanchor_run[0], workdir)
+    assert launch.main(["report", str(workdir)]) == 0
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def three_runs(finished_fedanchor_run, tmp_path_factory):
+    """Two seeds of one configuration and one of another, made up from a finished run's records."""
+    folder = tmp_path_factory.mktemp("three")
+    for name, changed, better in (("a/seed_0", {"seed": 0}, 0.0), ("a/seed_1", {"seed": 1}, 0.1),
+                                  ("b/seed_0", {"seed": 0, "method": "semifl"}, -0.1)):  # fmt: skip
+        shutil.copytree(finished_fedanchor_run[0], folder / name, ignore=shutil.ignore_patterns("checkpoints"))
+        config = json.loads((folder / name / "config.json").read_text())
+        (folder / name / "config.json").write_text(json.dumps({**config, **changed}))
+        lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["test_accuracy"] = 0.5 + 0.1 * line["round"] + better
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summary = json.loads((folder / name / "summary.json").read_text())
+        summary[METRICS_SUM] = checksum_of_records(folder / name, summary["rounds"])
+        (folder / name / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_a_run_keeps_what_its_report_needs(finished_fedanchor_run):
+    workdir, _ = finished_fedanchor_run
+    run = read_run(workdir)
+    assert run.is_finished
+    (kept,) = run.snapshots().values()  # of the last round
+    assert np.mean(kept["predictions"] == kept["labels"]) == pytest.approx(run.metrics[-1]["test_accuracy"])
+    assert kept["embeddings"].shape == (360, 128) and len(kept["embedding_labels"]) == 360
+    counts, labels = run.class_counts(), load_dataset(make_tiny_config().data).y_train
+    with np.load(workdir / "partition.npz") as partition:
+        held = np.split(partition["client_index"], np.cumsum(partition["client_size"])[:-1])
+        anchors = partition["anchor_index"]
+    assert counts["clients"].tolist() == [[int(np.sum(labels[rows] == c)) for c in range(10)] for rows in held]
+    assert counts["anchors"].tolist() == [4] * 10 == [int(np.sum(labels[anchors] == c)) for c in range(10)]
+    assert counts["train"].sum() == len(labels)
+
+
+def test_every_picture_is_a_file_of_its_own(reported_run):
+    for kind in ("png", "svg"):
+        assert {path.stem for path in (reported_run / "figures").glob(f"*.{kind}")} == PICTURES
+    for path in (reported_run / "figures").glob("*.png"):
+        shades = np.asarray(Image.open(path).convert("L"))
+        assert len(np.unique(shades)) > 20, path.name
+    page, on_white = (reported_run / "report.html").read_text(), '<rect width="100%" height="100%" fill="#ffffff"/>'
+    for path in (reported_run / "figures").glob("*.svg"):
+        assert path.read_text().count(on_white) == 1 and on_white not in page
+    assert page.count("<svg ") == len(PICTURES) and "http" not in page.replace("http://www.w3.org/", "")
+    assert "fedanchor on digits, seed 0" in page
+    card = (reported_run / "MODEL_CARD.md").read_text()
+    accuracy = json.loads((reported_run / "summary.json").read_text())["test_accuracy"]
+    assert f"{100 * accuracy:.2f} %" in card and str(reported_run) in card and "2402.10191" in card
+
+
+def test_a_report_is_the_same_when_it_is_made_again(reported_run):
+    before = {path.name: path.read_bytes() for path in (reported_run / "figures").iterdir()}
+    page = (reported_run / "report.html").read_text()
+    write_report(reported_run)
+    assert page == (reported_run / "report.html").read_text()
+    assert before == {path.name: path.read_bytes() for path in (reported_run / "figures").iterdir()}
+
+
+COUNTS = {  # 3 clients, 2 classes
+    "train": np.array([9, 8]), "anchors": np.array([0, 0]), "clients": np.array([[5, 2], [0, 4], [4, 1]]),
+    "labelled": np.array([[1, 1], [0, 2], [0, 0]]), "validation": np.array([0, 0]),
+}  # fmt: skip
+AT_SERVER = COUNTS | {"anchors": np.array([2, 1]), "labelled": np.zeros((3, 2), int)}
+SETTINGS = {  # fields of data -> who holds labels
+    "40 labels at the server": {},
+    "1 label at the server": {"num_anchors": 1},
+    "every client has labels for 10 % of its images: 4 in all": {"labels": "clients"},
+    "every client has labels for 0.5 % of its images: 4 in all": {"labels": "clients", "labelled_share": 0.005},
+    "every client has labels for 2 images of each of its classes: 4 in all": {
+        "labels": "clients", "labels_per_class": 2
+    },
+    "clients have labels for 1,000 images, divided apart from the others: 4 in all": {
+        "labels": "clients", "num_labelled": 1000
+    },
+    "clients have labels for the images that mine.npz names: 4 in all": {
+        "labels": "clients", "partition_file": "mine.npz"
+    },
+    "1 of 8 clients has labels for all its images: 4 in all": {"labels": "some_clients"},
+    "2 of 8 clients have labels for all their images: 4 in all": {"labels": "some_clients", "labelled_clients": 2},
+    "every client has labels for all its images": {"labels": "some_clients", "reveal_labels": True},
+    "40 labels at the server, and every client has labels for all its images": {"reveal_labels": True},
+    "the server has all images, with their labels": {"centralised": True},
+}  # fmt: skip
+
+
+def relabelled(folder, fields, counts):
+    """Makes a run's folder one of other fields of its data, and of who holds what."""
+    config = json.loads((folder / "config.json").read_text())
+    config["data"].update(fields)
+    (folder / "config.json").write_text(json.dumps(config))
+    np.savez(folder / "class_counts.npz", **counts)
+    return read_run(folder)
+
+
+def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
+    for number, (words, fields) in enumerate(SETTINGS.items()):
+        folder = tmp_path / str(number)
+        shutil.copytree(three_runs / "a" / "seed_0", folder)
+        run = relabelled(folder, fields, COUNTS)
+        assert f"Labels: {words}.\n" in model_card(run) and f"| labels | {words}" in model_card(run)
+        assert ("(balanced)" in model_card(run)) == ("labels" not in fields)
+        assert f"clients a round, {words}; {folder}" in lead_of(run)
+        (folder / "class_counts.npz").unlink()  # how many they are is not written down
+        assert f"clients a round, {words.removesuffix(': 4 in all')}; {folder}" in lead_of(read_run(folder))
+
+
+def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs, tmp_path):
+    shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run", ignore=shutil.ignore_patterns("snapshots"))
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    for field in ("labels", "labelled_share", "labels_per_class", "num_labelled", "labelled_clients"):
+        config["data"].pop(field)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "anchors", "clients")})
+    assert run.class_counts()["labelled"].tolist() == [[0, 0]] * 3
+    assert "40 labels at the server" in lead_of(run)
+    text = write_report(tmp_path / "run").read_text()
+    assert "before and after the server took its anchors" in text and "who holds what" in text
+
+
+def test_the_picture_of_clients_shows_which_images_have_labels():
+    def drawn(counts):
+        with style.styled():
+            figure = who_holds_what(counts, ["cat", "dog"])
+        heats = {axes.get_title(): axes.images[0].get_array() for axes in figure.axes if axes.images}
+        (bars,) = (axes for axes in figure.axes if axes.containers)
+        return heats, {bar.get_label(): [(p.get_x(), p.get_width()) for p in bar] for bar in bars.containers}
+
+    heats, bars = drawn(COUNTS)
+    assert list(heats) == ["Images at each client", "Those of them that have labels"]
+    for title, name in zip(heats, ("clients", "labelled")):
+        np.testing.assert_array_equal(heats[title].filled(0), COUNTS[name].T)
+        np.testing.assert_array_equal(heats[title].mask, COUNTS[name].T == 0)  # grey: one image can be told from none
+    assert bars == {
+        "the training set": [(0, 9), (0, 8)],
+        "at clients, with labels": [(0, 1), (0, 3)],
+        "at clients, without labels": [(1, 8), (3, 4)],
+    }
+    heats, bars = drawn(AT_SERVER)
+    assert list(heats) == ["Images at each client"]
+    assert bars == {
+        "before: the training set": [(0, 9), (0, 8)],
+        "after: all clients": [(0, 9), (0, 7)],
+        "anchors at the server": [(9, 2), (7, 1)],
+    }
+    _, bars = drawn(AT_SERVER | {"validation": np.array([1, 3])})
+    assert bars["held out for validation"] == [(11, 1), (8, 3)]
+
+
+@pytest.mark.parametrize("labels", ["clients", "some_clients"])
+def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
+    shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run", ignore=shutil.ignore_patterns("snapshots"))
+    rng = np.random.default_rng(0)
+    held = rng.integers(0, 9, (8, 10))
+    labelled = held // 3 if labels == "clients" else held * (np.arange(8) == 5)[:, None]
+    counts = {"train": held.sum(axis=0), "anchors": np.zeros(10, int), "clients": held, "labelled": labelled}
+    run = relabelled(tmp_path / "run", {"labels": labels}, counts)
+    text = write_report(run.folder).read_text()
+    assert "those of them that have labels, and both by class" in text and "took its anchors" not in text
+    assert f"images: {labelled.sum()} in all" in text
+    picture = np.asarray(Image.open(run.folder / "figures" / "who_holds_what.png").convert("RGB")).astype(int)
+    is_orange = np.abs(picture - [0xE6, 0x9F, 0x00]).max(axis=-1) < 12
+    right = is_orange[:, picture.shape[1] * 6 // 10 :]  # the bars' half
+    assert right.any(axis=0).sum() > 20 and right.any(axis=1).sum() > 100  # wide and high enough to be seen
+
+
+def test_a_comparison_says_who_holds_labels(three_runs, tmp_path):
+    text = write_comparison([three_runs], tmp_path / "one.html").read_text()
+    assert "In all runs: 40 labels at the server." in text
+    shutil.copytree(three_runs, tmp_path / "runs")
+    relabelled(tmp_path / "runs" / "b" / "seed_0", {"labels": "some_clients"}, COUNTS)
+    text = write_comparison([tmp_path / "runs"], tmp_path / "two.html").read_text()
+    assert "In all runs" not in text
+    assert "<td>a</td>" in text and '<td class="long">40 labels at the server</td>' in text
+    assert '<td class="long">1 of 8 clients has labels for all its images</td>' in text
+
+
+def test_an_unfinished_fedanchor_run_is_reported_as_far_as_it_goes(finished_fedanchor_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_fedanchor_run[0], run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:30])  # killed while it wrote
+    for name in ("summary.json", "dataset.json", "class_counts.npz"):
+        (run / name).unlink()
+    shutil.rmtree(run / "snapshots")
+    text = write_report(run).read_text()
+    assert "not finished: it stands at round 2 of 4" in text
+    assert "Unfinished" in (run / "MODEL_CARD.md").read_text()
+    assert {path.stem for path in (run / "figures").glob("*.png")} == PICTURES - {
+        "latent_space", "confusion", "class_accuracy", "client_accuracy", "who_holds_what"
+    }  # fmt: skip
+
+
+def test_a_comparison_tells_seeds_from_configurations(three_runs, tmp_path):
+    groups, skipped = read_groups([three_runs])
+    assert [(group.name, len(group.runs)) for group in groups] == [("a", 2), ("b", 1)] and skipped == []
+    out = tmp_path / "all" / "compare.html"
+    assert launch.main(["report", str(three_runs / "a"), str(three_runs / "b"), f"--out={out}", "--target=0.79"]) == 0
+    rows = list(csv.DictReader(out.with_suffix(".csv").open()))
+    assert [row["method"] for row in rows] == ["a", "b"]
+    for column, values in {"test accuracy": [90, 100], "last 5 rounds": [75, 85], "rounds to 79 %": [3, 2]}.items():
+        found = [float(rows[0][f"{column}{end}"]) for end in ("", " std", " n")]
+        assert found == pytest.approx([np.mean(values), np.std(values, ddof=1), 2])
+    assert rows[1]["rounds to 79 %"] == "4" and rows[1]["test accuracy std"] == ""  # one seed has no deviation
+    each = list(csv.DictReader(out.with_name("compare_runs.csv").open()))
+    assert [(line["method"], line["seed"]) for line in each] == [("a", "0"), ("a", "1"), ("b", "0")]
+    assert [line["rounds to 79 %"] for line in each] == ["3", "2", "4"]
+    assert [float(line["last 5 rounds"]) for line in each] == pytest.approx([75, 85, 65])
+    lines = read_run(three_runs / "a" / "seed_0").metrics
+    travelled = np.cumsum([(line["bytes_down"] + line["bytes_up"]) / 1e6 for line in lines])
+    assert float(rows[0]["MB to 79 %"]) == pytest.approx((travelled[2] + travelled[1]) / 2, rel=1e-3)
+    assert float(rows[1]["MB to 79 %"]) == pytest.approx(travelled[3], rel=1e-3)
+    text = out.read_text()
+    assert text.count("<svg ") == 5 and "2 configurations, 3 runs" in text
+    assert out.with_suffix(".md").read_text().count("|\n") == 4
+    assert r"90.00 & 75.00" not in text and r"\toprule" in out.with_suffix(".tex").read_text()
+
+
+def test_pictures_of_a_comparison_are_files(three_runs, tmp_path):
+    text = write_comparison([three_runs], tmp_path / "compare.html").read_text()
+    names = {
+        "test_accuracy", "test_accuracy_over_bytes", "client_accuracy", "pseudo_label_accuracy", "qualified_per_client",
+    }  # fmt: skip
+    files = sorted((tmp_path / "compare_figures").iterdir())
+    assert [file.name for file in files] == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf"))
+    assert text.count("<svg ") == len(names)
+    for file in files:
+        if file.suffix == ".png":
+            assert len(np.unique(np.asarray(Image.open(file).convert("L")))) > 20
+        else:
+            assert file.read_bytes().startswith(b"%PDF" if file.suffix == ".pdf" else b"<?xml")
+    before = {file.name: file.read_bytes() for file in files}
+    write_comparison([three_runs], tmp_path / "compare.html")
+    assert before == {file.name: file.read_bytes() for file in files}
+
+
+def test_a_comparison_names_the_data_and_what_differs(three_runs, tmp_path):
+    text = write_comparison([three_runs], tmp_path / "one.html").read_text()
+    assert "Data: digits. " in text and "data set" not in text
+    (differs,) = re.findall(r"<h2>What differs</h2>.*?</section>", text)
+    assert re.findall(r"<th>(.*?)</th>", differs) == ["method", "method"]
+    assert re.findall(r"<td>(.*?)</td>", differs) == ["a", "fedanchor", "b", "semifl"]
+    alone = write_comparison([three_runs / "a"], tmp_path / "alone.html").read_text()
+    assert "What differs" not in alone  # but the seed
+    shutil.copytree(three_runs, tmp_path / "runs")
+    shutil.copytree(three_runs / "a", tmp_path / "runs" / "c")
+    for path in (tmp_path / "runs" / "c").rglob("config.json"):
+        config = json.loads(path.read_text())
+        config["fedanchor"]["threshold"] = 0.9
+        path.write_text(json.dumps(config))
+    groups, _ = read_groups([tmp_path / "runs"])
+    assert what_differs(groups) == {
+        "method": ["fedanchor", "semifl", "fedanchor"],
+        "fedanchor.threshold": ["0.5", "-", "0.9"],
+    }
+
+
+def test_data_sets_are_drawn_apart(three_runs, tmp_path):
+    runs = tmp_path / "runs"
+    shutil.copytree(three_runs, runs)
+    shutil.copytree(runs / "b", runs / "c")
+    for name, path in (("b", "/one/cells.npz"), ("c", "/two/cells.npz")):  # of one name, and not the same
+        config = json.loads((runs / name / "seed_0" / "config.json").read_text())
+        config["data"].update(source="npz", path=path)
+        (runs / name / "seed_0" / "config.json").write_text(json.dumps(config))
+        facts = json.loads((runs / name / "seed_0" / "dataset.json").read_text())
+        del facts["sha256"]
+        (runs / name / "seed_0" / "dataset.json").write_text(json.dumps({**facts, "name": "cells"}))
+    out = tmp_path / "compare.html"
+    text = write_comparison([runs], out).read_text()
+    names = ["digits", "cells (npz, /one/cells.npz, crop)", "cells (npz, /two/cells.npz, crop)"]
+    assert "The runs are on 3 data sets, whose accuracies cannot be compared" in text
+    assert f"Data: {', '.join(names)}. " in text
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert [caption for caption in captions if "Test accuracy." in caption] == [f"{n}. Test accuracy." for n in names]
+    assert len(captions) == 15 == text.count("<svg ") == len(list((tmp_path / "compare_figures").glob("*.pdf")))
+    assert [row["data set"] for row in csv.DictReader(out.with_suffix(".csv").open())] == names
+    assert [row["data set"] for row in csv.DictReader((tmp_path / "compare_runs.csv").open())] == names[:1] + names
+    with pytest.raises(UserError, match="no other run on the same data set"):
+        write_comparison([runs], out, against=runs / "a")
+
+
+def test_differences_are_paired_by_seed(three_runs, tmp_path):
+    runs, out = tmp_path / "runs", tmp_path / "compare.html"
+    shutil.copytree(three_runs, runs)
+    shutil.copytree(runs / "b" / "seed_0", runs / "b" / "seed_1")
+    config = json.loads((runs / "b" / "seed_1" / "config.json").read_text())
+    (runs / "b" / "seed_1" / "config.json").write_text(json.dumps({**config, "seed": 1}))
+    assert launch.main(["report", str(runs), f"--out={out}", f"--against={runs / 'a'}"]) == 0
+    (row,) = csv.DictReader((tmp_path / "compare_differences.csv").open())
+    text = out.read_text()
+    of = {name: [read_run(runs / name / f"seed_{seed}") for seed in (0, 1)] for name in "ab"}
+    for column, figure in {
+        "test accuracy": lambda run: run.metrics[-1]["test_accuracy"],
+        "last 5 rounds (test)": lambda run: np.mean([line["test_accuracy"] for line in run.metrics[-5:]]),
+    }.items():
+        apart = np.array([100 * (figure(b) - figure(a)) for a, b in zip(of["a"], of["b"])])
+        assert apart[0] != apart[1]
+        error = apart.std(ddof=1) / np.sqrt(2)
+        assert [float(row[column]), float(row[f"{column} standard error"])] == pytest.approx([apart.mean(), error])
+        above = int((apart > 0).sum())
+        assert f"<td>{apart.mean():+.2f} ± {error:.2f} ({above} of 2 above 0)</td>" in text
+        assert row[f"{column} above 0"] == str(above)
+    assert (row["method"], row["minus"], row["seeds"]) == ("b", "a", "2")
+    assert "Differences, paired by seed" in text
+
+
+def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
+    """Before and after a change, say: two curves, and no spread."""
+    for name in ("before", "after"):
+        shutil.copytree(three_runs / "a" / "seed_0", tmp_path / name)
+    groups, _ = read_groups([tmp_path / "before", tmp_path / "after", tmp_path / "before", three_runs / "a"])
+    assert [(group.name, len(group.runs)) for group in groups] == [("before, a", 2), ("after", 1), ("a", 1)]
+
+
+def test_a_model_card_of_a_run_that_diverged(three_runs):
+    run = read_run(three_runs / "b" / "seed_0")
+    run.metrics[-1]["test_loss"] = None
+    data = run.config["data"]
+    assert "| test loss | - |" in model_card(run) and "| division | lda (alpha 0.1), seed 0 |" in model_card(run)
+    for changed, words in [
+        ({"partition": "dirichlet_clients"}, "dirichlet_clients (alpha 0.1)"),
+        ({"partition": "shards"}, "shards (classes_per_client 2)"),
+        ({"partition": "iid"}, "iid"),
+        ({"partition_file": "mine.npz"}, "as saved in mine.npz"),
+    ]:
+        card = model_card(run._replace(config={**run.config, "data": {**data, **changed}}))
+        assert f"| division | {words}, seed 0 |" in card
+
+
+def test_a_profile_of_another_configuration_is_not_shown(three_runs, tmp_path):
+    shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    (tmp_path / "run" / "profile").mkdir()
+    for changed, shown in (({"num_rounds": 9, "seed": 5}, True), ({"method": "semifl"}, False)):
+        profile = {"config": {**run.config, **changed}, "seconds_by_stage": {"train": 1.0}}
+        (tmp_path / "run" / "profile" / "profile.json").write_text(json.dumps(profile))
+        assert profile_of(run) == (profile if shown else None)
+
+
+def test_tables_in_three_languages(three_runs):
+    run = read_run(three_runs / "a" / "seed_0")
+    rows = [Row("50 % & more_", {"data.alpha": 0.1}, [run], 3, True)]
+    table = make_table(rows, 0.99)
+    (shown,) = as_text(table)
+    assert shown["method"] == "50 % & more_ (labels revealed)" and shown["seeds"] == "1 of 3"
+    assert shown["rounds to 99 %"] == shown["MB to 99 %"] == "-"
+    (row,) = csv.DictReader(io.StringIO(to_csv(table)))
+    assert (row["seeds"], row["seeds planned"], row["rounds to 99 %"], row["MB to 99 %"]) == ("1", "3", "", "")
+    (line,) = csv.DictReader(io.StringIO(to_csv(make_runs_table(rows, 0.99))))
+    for cells in (row, line):  # a number in every cell but the name's, or nothing
+        assert all(name == "method" or text == "" or np.isfinite(float(text)) for name, text in cells.items())
+    assert to_markdown(table).splitlines()[1] == "| --- " * len(table[0]) + "|"
+    latex = to_latex(table)
+    assert r"50 \% \& more\_ (labels revealed) & 0.1 & 1 of 3" in latex and latex.count(r"\\") == 2
+
+
+def test_many_groups_are_drawn_apart():
+    groups = [Group(f"method {number}/alpha={alpha}", []) for number in range(14) for alpha in (0.1, 1.0)]
+    found = bundles(groups)
+    assert list(found) == ["alpha=0.1 (part 1)", "alpha=0.1 (part 2)", "alpha=1.0 (part 1)", "alpha=1.0 (part 2)"]
+    assert [group.name for group in found["alpha=0.1 (part 2)"]] == ["method 12", "method 13"]
+    assert bundles(groups[:3]) == {"": groups[:3]}
+
+
+def test_confusion_matrix():
+    rng = np.random.default_rng(0)
+    labels, predictions = rng.integers(0, 5, 200), rng.integers(0, 4, 200)
+    np.testing.assert_array_equal(
+        confusion_matrix(labels, predictions, 5), sklearn_confusion_matrix(labels, predictions, labels=range(5))
+    )
+
+
+def test_the_plane_keeps_neighbours_together():
+    rng = np.random.default_rng(0)
+    directions = np.eye(3, 8)[rng.integers(0, 3, 60)]
+    embeddings = rng.uniform(1, 9, (60, 1)) * (directions + 0.05 * rng.normal(size=(60, 8)))  # lengths say nothing
+    plane, group = to_plane(embeddings), directions.argmax(axis=1)
+    distances = np.linalg.norm(plane[:, None] - plane[None], axis=-1) + 1e9 * np.eye(60)
+    assert np.all(group[distances.argmin(axis=1)] == group)
+    for collapsed in (np.zeros((40, 8)), np.ones((40, 8)), rng.uniform(1, 9, (40, 1))):  # t-SNE would crash
+        assert to_plane(collapsed).shape == (40, 2) and np.ptp(to_plane(collapsed)) <= 1
+    assert to_plane(np.ones((2, 5))).shape == (2, 2) and np.isfinite(to_plane(np.zeros((1, 1)))).all()
+
+
+def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_path, capfd, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "begun").mkdir()
+    shutil.copy(reported_run / "config.json", tmp_path / "begun")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for words, line in [
+        ([], "which report? python launch.py report RUN..."),
+        ([str(tmp_path / "nowhere")], "there is no folder"),
+        ([str(tmp_path / "empty")], "holds no run"),
+        ([str(tmp_path / "begun")], "has not finished a round yet"),
+        ([str(tmp_path / "broken")], "cannot read the run"),
+        ([str(reported_run), str(tmp_path / "empty"), f"--out={tmp_path / 'c.html'}"], "holds no run"),
+        ([str(reported_run), str(reported_run)], "--out=NAME.html"),
+        ([str(reported_run), f"--out={tmp_path / 'c.txt'}"], "NAME.html"),
+        ([str(reported_run), f"--out={tmp_path / 'c.html'}", "--target=90"], "above 0 and at most 1"),
+        ([str(reported_run), f"--out={reported_run / 'config.json' / 'c.html'}"], "cannot write"),
+        ([str(reported_run), f"--against={reported_run}"], "--out=NAME.html"),
+        ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={three_runs}"], "from one configuration"),
+        (
+            [str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={reported_run}"],
+            "no other run on the same data set has a seed",
+        ),
+    ]:
+        assert launch.main(["report", *words]) == 2, words
+        error = capfd.readouterr().err.strip()
+        assert error.startswith("error: ") and line in error and "\n" not in error, error
+    assert not (tmp_path / "c.html").exists() and sorted(path.name for path in tmp_path.iterdir()) == [
+        "begun", "broken", "empty"
+    ]  # fmt: skip
+
+    # A folder that cannot be written to: root may write anywhere, so the refusal is made here.
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    page = (reported_run / "report.html").read_text()
+    monkeypatch.setattr("fedjax_ssl.report.style.replaced", refuse)
+    with pytest.raises(UserError, match=r"cannot write to .*: Permission denied"):
+        write_report(reported_run)
+    assert (reported_run / "report.html").read_text() == page
+
+
+# In the page: what is drawn, and whether something reaches beyond the window.
+LOOK = """() => ({
+  overflow: document.documentElement.scrollWidth - window.innerWidth,
+  pictures: [...document.querySelectorAll('figure svg')].map(svg => {
+    const box = svg.getBoundingClientRect();
+    return {name: svg.getAttribute('aria-label'), width: box.width, height: box.height,
+            parts: svg.querySelectorAll('path, use, image').length};
+  }),
+})"""
+
+
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_pages_in_a_browser(browser, reported_run, three_runs, tmp_path, width, scheme):
+    comparison = write_comparison([three_runs], tmp_path / "compare.html")
+    for path, count in ((reported_run / "report.html", len(PICTURES)), (comparison, 5)):
+        tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        complaints, asked = [], []
+        tab.on("console", lambda message, seen=complaints: seen.append(message.text))
+        tab.on("pageerror", lambda error, seen=complaints: seen.append(str(error)))
+        tab.on("request", lambda request, seen=asked: seen.append(request.url))
+        tab.goto(path.as_uri())
+        seen = tab.evaluate(LOOK)
+        assert complaints == [] and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+        assert seen["overflow"] <= 0, "the page is wider than the window"
+        assert len(seen["pictures"]) == count
+        for number, picture in enumerate(seen["pictures"]):
+            assert picture["width"] > 250 and picture["height"] > 100 and picture["parts"] > 20, picture
+            drawn = Image.open(io.BytesIO(tab.locator("figure svg").nth(number).screenshot())).convert("L")
+            shades = np.asarray(drawn)
+            ground = int(np.median(shades))
+            assert np.mean(np.abs(shades.astype(int) - ground) > 60) > 0.005, picture  # ink that stands off the ground
+            assert (ground > 200) == (scheme == "light") or picture["name"] in ("confusion", "who holds what"), picture
+        tab.close()

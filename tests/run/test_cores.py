@@ -1,0 +1,148 @@
+"""Cores as devices: how many, who decides, and how many of them a run takes. Devices are fixed when JAX starts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_ssl.run.cores import PLAIN_LOOPS, SET_BY_USER, usable_cores
+from tests.helpers.compiling import FAST_COMPILING
+from tests.helpers.runs import ROOT, SMALL
+
+FOUR_CORES = "import os; from fedjax_ssl.run import cores; cores.usable_cores = lambda: 4\n"
+START = f"""{FOUR_CORES}
+import json
+import jax
+from fedjax_ssl import base_config, use_every_core
+config = base_config()
+config.clients_per_round, config.devices = CLIENTS, DEVICES
+use_every_core(config)
+use_every_core(config)  # a second time changes nothing
+found = jax.device_count()
+use_every_core(config)  # nor does it when JAX has started
+print(json.dumps([found, "multi_thread_eigen=false" in os.environ.get("XLA_FLAGS", "")]))
+"""
+# In the process that has four devices: what runs take of them, and who comes too late.
+TAKEN = """
+import collections
+import numpy as np
+from fedjax_ssl.run import machine
+Data = collections.namedtuple("Data", "images")
+
+def taken(clients, devices=None, data=None):
+    config.clients_per_round, config.devices = clients, devices
+    mesh = machine.find_machine(config, data).mesh
+    return 1 if mesh is None else mesh.size
+
+machine.memory_limit = lambda: 4000
+of_bytes = lambda size: Data(np.zeros((1, size, 1, 1), np.uint8))
+by_fields = [taken(10), taken(3), taken(1), taken(10, 2)]
+print(json.dumps(by_fields + [taken(10, data=of_bytes(size)) for size in (400, 1100)]))
+"""
+LATE = f"""{FOUR_CORES}
+import jax
+from fedjax_ssl import UserError, use_every_core
+jax.devices()
+try:
+    use_every_core()
+except UserError as error:
+    print(error)
+"""
+
+
+def run_alone(script: str, **environment: str) -> list[str]:
+    """What a Python process prints, started without what the tests' own environment says of devices."""
+    kept = {name: value for name, value in os.environ.items() if name not in SET_BY_USER}
+    kept |= {"PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=kept, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("max 100000", 4), ("250000 100000", 3), ("50000 100000", 1), ("900000 100000", 4), ("?", 4), (None, 4)],
+)
+def test_a_container_may_have_less_time_than_cores(tmp_path, monkeypatch, limit, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(limit + "\n")
+    assert usable_cores(tmp_path / "cpu.max") == cores
+
+
+@pytest.mark.parametrize(
+    ("clients", "devices", "environment", "expected"),
+    [
+        (2, None, {}, [4, False]),  # two clients: an operation may use the other cores
+        (10, 1, {}, [1, False]),
+        (10, None, {"JAX_NUM_CPU_DEVICES": "3"}, [3, False]),
+        (10, None, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, [2, False]),
+    ],
+)
+def test_every_core_is_a_device_unless_somebody_has_decided(clients, devices, environment, expected):
+    script = START.replace("CLIENTS", str(clients)).replace("DEVICES", str(devices))
+    assert json.loads(run_alone(script, **environment)[0]) == expected
+
+
+def test_a_run_takes_no_more_devices_than_it_has_clients_and_room_for_copies():
+    found, taken = run_alone(START.replace("CLIENTS", "10").replace("DEVICES", "None") + TAKEN)
+    assert json.loads(found) == [4, True]
+    # A quarter of 4,000 bytes holds two copies of 400, and none of 1,100: a single device then has the only one.
+    assert json.loads(taken) == [4, 3, 1, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "set_to"),
+    [
+        ("", f"{PLAIN_LOOPS} --xla_cpu_multi_thread_eigen=false"),
+        ("--xla_dump_to=x", f"--xla_dump_to=x {PLAIN_LOOPS} --xla_cpu_multi_thread_eigen=false"),
+        # Who has options of this kind, or has decided on devices, keeps them.
+        ("--xla_backend_extra_options=", "--xla_backend_extra_options= --xla_cpu_multi_thread_eigen=false"),
+        ("--xla_cpu_multi_thread_eigen=true", f"--xla_cpu_multi_thread_eigen=true {PLAIN_LOOPS}"),
+    ],
+)
+def test_options_of_xla_are_added_to_those_of_the_user(given, set_to):
+    script = f"""{FOUR_CORES}
+from fedjax_ssl import use_every_core
+use_every_core()
+use_every_core()
+print(os.environ["XLA_FLAGS"])
+"""
+    assert run_alone(script, XLA_FLAGS=given) == [set_to]
+
+
+def test_tests_compile_with_the_command_lines_options():
+    assert PLAIN_LOOPS in FAST_COMPILING.split()
+
+
+def test_devices_are_fixed_when_jax_starts():
+    (late,) = run_alone(LATE)
+    assert late == "use_every_core comes too late: JAX has started; call it before anything is computed"
+
+
+def test_the_command_line_says_how_many_devices_there_are(tmp_path):
+    fields = {
+        **SMALL,
+        "method": "supervised",
+        "data.reveal_labels": True,
+        "num_rounds": 1,
+        "num_clients": 4,
+        "clients_per_round": 2,
+        "client.epochs": 1,
+        "server.pretrain_epochs": 0,
+        "log.report": False,
+        "log.tensorboard": False,
+    }
+    words = [f"--workdir={tmp_path / 'run'}", *(f"--config.{name}={value}" for name, value in fields.items())]
+    script = f"""{FOUR_CORES}
+import sys
+from fedjax_ssl.cli.commands import main
+sys.stderr = sys.stdout
+status = main({words})
+print(status)
+"""
+    lines = run_alone(script)
+    assert "clients train on 2 devices (cpu)" in lines and lines[-1] == "0"
+    assert (tmp_path / "run" / "summary.json").exists()

@@ -1,0 +1,349 @@
+"""A run and its folder: what is written, and that whatever stops a run loses nothing."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import TrainingError, UserError, train
+from fedjax_ssl.errors import BusyError
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.workdir import METRICS, Workdir
+from fedjax_ssl.run import machine
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.machine import find_machine
+from fedjax_ssl.run.under_way import folder_under_way
+from tests.helpers.runs import ROOT, SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def newest_state(workdir, config):
+    experiment = build_experiment(config)
+    like = jax.eval_shape(lambda data: initialise(experiment, data), experiment.data)
+    return Checkpoints(workdir / "checkpoints").restore(like).state
+
+
+def test_what_a_run_leaves_behind(finished_run):
+    workdir, state = finished_run
+    config = json.loads((workdir / "config.json").read_text())
+    assert config == json.loads(json.dumps(make_tiny_config().to_dict()))
+    lines = lines_of(workdir / "metrics.jsonl")
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    timings = lines_of(workdir / "timings.jsonl")
+    assert [line["round"] for line in timings if "seconds" in line] == [1, 2, 3, 4]
+    summary = json.loads((workdir / "summary.json").read_text())
+    accuracies = [line["test_accuracy"] for line in lines]
+    assert summary["test_accuracy"] == accuracies[-1]
+    assert summary["best_test_accuracy"] == max(accuracies)
+    assert summary["best_round"] == 1 + accuracies.index(max(accuracies))
+    assert summary["seconds"] > 0 and summary["compile_seconds"] > 0
+    assert summary["bytes_down"] == sum(line["bytes_down"] for line in lines) > summary["bytes_up"] > 0
+    assert summary["versions"]["jax"] == jax.__version__ and summary["backend"] == jax.default_backend()
+    chex.assert_trees_all_equal(newest_state(workdir, make_tiny_config()), jax.device_get(state))
+
+
+def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
+    """Images of a set that may be flipped, or the digits, which may not; without flip and crop they stay the same."""
+    key, images = jax.random.key(0), jnp.asarray(np.random.default_rng(0).integers(1, 256, (40, 8, 8, 1)), jnp.uint8)
+    none = {"augment.flavour": "none", "augment.padding": 0}
+    rng, labels = np.random.default_rng(1), np.arange(400) % 10
+    x = rng.integers(0, 256, (400, 8, 8), np.uint8)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=labels, x_test=x[:10], y_test=labels[:10])
+    mine = {"data.source": "npz", "data.path": str(tmp_path / "mine.npz"), "data.flip": True}
+    never, always = {"augment.flip": "never"}, {"augment.flip": "always"}
+    for fields, mirrored in (({}, False), (always, True), (mine, True), (mine | never, False)):
+        problem = build_experiment(make_tiny_config(**none, **fields)).problem
+        for view in (problem.weak, problem.strong):
+            changed = (np.asarray(view(key, images)) != np.asarray(images)).any(axis=(1, 2, 3))
+            assert changed.any() == mirrored and not changed.all()
+        assert problem.network.mean != (0.0,)
+    bordered = {"augment.flavour": "none", "augment.border": "zeros", "data.standardise": False}
+    problem = build_experiment(make_tiny_config(**bordered)).problem
+    assert (problem.network.mean, problem.network.std) == ((0.0,), (1.0,))
+    for view in (problem.weak, problem.strong):
+        assert (np.asarray(view(key, images)) == 0).any()  # black, which no image is
+
+
+def test_saved_partition_is_the_one_that_trained(finished_run):
+    workdir, _ = finished_run
+    mine = build_experiment(make_tiny_config())
+    saved = build_experiment(make_tiny_config(**{"data.partition_file": str(workdir / "partition.npz")}))
+    chex.assert_trees_all_equal(mine.data, saved.data)
+    other = build_experiment(make_tiny_config(seed=1))
+    assert np.any(np.asarray(other.data.anchor_index) != np.asarray(mine.data.anchor_index))
+
+
+def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
+    workdir, state = tmp_path / "run", finished_run[1]
+    shutil.copytree(finished_run[0], workdir)
+    (workdir / ".lock").unlink()
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    again = train(make_tiny_config(), workdir)
+    chex.assert_trees_all_equal(again, state)
+    (workdir / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    meanwhile = []
+    train(make_tiny_config(), workdir, lambda: meanwhile.append(folder_under_way()))
+    assert meanwhile == [workdir]  # which the last line after a signal names
+    assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
+    assert "compiling" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts launch.py on the tiny configuration in a process of its own."""
+    config = tmp_path / "tiny.py"
+    config.write_text("from tests.helpers.runs import make_tiny_config\ndef get_config(): return make_tiny_config()\n")
+    started = []
+
+    def start(workdir, *words):
+        command = [sys.executable, str(ROOT / "launch.py"), f"--config={config}", f"--workdir={workdir}", *words]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition, process, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.002)
+
+
+def has_rounds(workdir, count):
+    path = workdir / "metrics.jsonl"
+    return path.exists() and path.read_text().count("\n") >= count
+
+
+def test_killed_at_any_moment_and_started_again_equals_uninterrupted(finished_run, start, tmp_path):
+    """SIGKILL in the middle of things: after a round's line, inside a checkpoint, and before the first one."""
+    reference, state = finished_run
+    workdir = tmp_path / "run"
+    every_round = ("--config.checkpoint_every=1",)  # which ends each dispatch after a round
+    folder = workdir / "checkpoints"
+
+    def writing_a_checkpoint():
+        return folder.exists() and any("tmp" in entry.name for entry in folder.iterdir())
+
+    for moment in (lambda: (workdir / "config.json").exists(), writing_a_checkpoint, lambda: has_rounds(workdir, 2)):
+        process = start(workdir, *every_round)
+        wait_for(moment, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (workdir / "summary.json").exists()
+    process = start(workdir, *every_round)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert (workdir / "metrics.jsonl").read_bytes() == (reference / "metrics.jsonl").read_bytes()
+    chex.assert_trees_all_equal(newest_state(workdir, make_tiny_config()), jax.device_get(state))
+    assert [line["round"] for line in lines_of(workdir / "timings.jsonl") if "seconds" in line] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, status):
+    workdir = tmp_path / "run"
+    words = ("--config.num_rounds=100000", "--config.checkpoint_every=100000")
+    process = start(workdir, *words)
+    wait_for(lambda: has_rounds(workdir, 3), process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    done = lines_of(workdir / "metrics.jsonl")[-1]["round"]
+    assert Checkpoints(workdir / "checkpoints").latest_round() == done >= 3
+    process = start(workdir, *words)
+    wait_for(lambda: has_rounds(workdir, done + 1), process)
+    assert [line["round"] for line in lines_of(workdir / "metrics.jsonl")[: done + 1]] == list(range(1, done + 2))
+
+
+def test_more_rounds_go_on_where_the_run_ended(tmp_path):
+    short, whole = tmp_path / "short", tmp_path / "whole"
+    train(make_tiny_config(num_rounds=1), short)
+    # Fields that change no result may differ. One lane is what a CPU has anyway, so nothing is compiled for this alone.
+    others = {"checkpoint_every": 3, "lanes": 1, "snapshot_rounds": (2, 50), "log.tensorboard": False}
+    state = train(make_tiny_config(num_rounds=3, **others), short)
+    expected = train(make_tiny_config(num_rounds=3), whole)
+    chex.assert_trees_all_equal(state, expected)
+    assert (short / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert json.loads((short / "config.json").read_text())["num_rounds"] == 3
+    kept = read_run(short).snapshots()
+    assert list(kept) == [1, 2, 3]  # 1 was the last round once
+    accuracies = [np.mean(snapshot["predictions"] == snapshot["labels"]) for snapshot in kept.values()]
+    np.testing.assert_allclose(accuracies, [line["test_accuracy"] for line in lines_of(short / "metrics.jsonl")])
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        ({"client.learning_rate": 0.5}, "client.learning_rate: 0.03 there, 0.5 here"),
+        ({"num_rounds": 3}, "num_rounds: 4 there, 3 here"),
+        ({"num_rounds": 9, "schedule": "cosine"}, "num_rounds"),
+    ],
+)
+def test_another_configuration_is_refused_and_nothing_changes(finished_run, overrides, words):
+    workdir, _ = finished_run
+    before = {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
+    with pytest.raises(UserError, match="another configuration") as caught:
+        train(make_tiny_config(**overrides), workdir)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert before == {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
+
+
+def test_a_checkpoint_of_another_model_is_refused(finished_fedanchor_run, tmp_path):
+    workdir, _ = finished_fedanchor_run
+    copy = tmp_path / "copy"
+    shutil.copytree(workdir, copy)
+    config = make_fedanchor_config(**SMALL, **{"model.anchor_dim": 16})
+    (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if somebody had edited it
+    forget_manifests(copy)
+    with pytest.raises(UserError, match=r"anchor_head.*shape") as caught:
+        train(config, copy)
+    assert "\n" not in str(caught.value)
+    assert (copy / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
+
+
+def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_path, monkeypatch):
+    del finished_run  # compiles the same program
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**10)
+    with pytest.raises(UserError, match=r"needs .* GiB, but the device has 0.0; lower lanes, client.batch_size"):
+        train(make_tiny_config(), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    names = []
+
+    def check(self, program, name="a round"):
+        names.append(name)
+        if name == "the first state":  # may need more than a round, where every client keeps a model
+            raise UserError("too little")
+
+    monkeypatch.setattr(machine.Machine, "check_memory", check)
+    with pytest.raises(UserError, match="too little"):
+        train(make_tiny_config(), tmp_path / "run")
+    assert names == ["a round", "the first state"] and list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_is_not_finite_stops_the_run(tmp_path):
+    workdir = tmp_path / "run"
+    config = make_tiny_config(**{"server.learning_rate": 1e30, "checkpoint_every": 1})
+    with pytest.raises(TrainingError, match=r"round 1: .*not finite.*server_loss"):
+        train(config, workdir)
+    assert Checkpoints(workdir / "checkpoints").latest_round() == 0  # the last good one
+    assert len(lines_of(workdir / "metrics.jsonl")) == 1
+
+
+def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, tmp_path):
+    workdir, state = finished_run
+    # The labels are given; no step on infinite logits is finite.
+    too_large = jax.tree.map(lambda leaf: np.full(leaf.shape, 3e38, leaf.dtype), state.model.params["classifier"])
+    copy = tmp_path / "copy"
+    shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints"))
+    model = state.model._replace(params={**state.model.params, "classifier": too_large})
+    Checkpoints(copy / "checkpoints").save(4, state._replace(model=model))
+    with pytest.raises(TrainingError, match="round 5: none of the 4 uploads is finite"):
+        train(make_tiny_config(num_rounds=5), copy)
+    assert Checkpoints(copy / "checkpoints").latest_round() == 4
+
+
+def test_two_processes_do_not_share_a_folder(start, tmp_path):
+    workdir = tmp_path / "run"
+    first = start(workdir, "--config.num_rounds=100000")
+    wait_for(lambda: has_rounds(workdir, 1), first)
+    second = start(workdir, "--config.num_rounds=100000")
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 2 and "another process" in errors
+
+
+def test_a_folder_that_another_process_filled_while_this_one_compiled_is_left_to_it(tmp_path):
+    config = make_tiny_config().to_dict()
+    late, early = Workdir(tmp_path / "run", config), Workdir(tmp_path / "run", config)
+    early.begin(0)
+    early.append(METRICS, [{"round": 1}])
+    early.close()
+    with pytest.raises(BusyError, match="another process"):
+        late.begin(0)
+    assert early.read(METRICS) == [{"round": 1}]
+
+
+def test_a_summary_of_fewer_rounds_goes_when_the_run_goes_on(tmp_path):
+    first = Workdir(tmp_path / "run", make_tiny_config(num_rounds=1).to_dict())
+    first.begin(0)
+    first.append(METRICS, [{"round": 1}])
+    first.write_summary({"rounds": 1})
+    first.close()
+    assert first.is_summarised() and read_run(first.path).is_finished
+    longer = Workdir(first.path, make_tiny_config(num_rounds=2).to_dict())
+    longer.begin(1)  # and is killed
+    longer.close()
+    assert not longer.is_summarised() and not read_run(first.path).is_finished
+
+
+def test_a_report_that_was_interrupted_is_written_by_the_next_start(finished_run, tmp_path, monkeypatch):
+    made, run = [], tmp_path / "run"
+    shutil.copytree(finished_run[0], run)
+
+    def write_report(path):
+        made.append(path)
+        (path / "report.html").write_text("")
+
+    monkeypatch.setattr("fedjax_ssl.report.write_report", write_report)
+    config = make_tiny_config(**{"log.report": True})
+    for reports in (1, 1):  # the first start writes it, the second finds it
+        train(config, run)
+        assert len(made) == reports
+    later = (run / "report.html").stat().st_mtime + 1
+    os.utime(run / "summary.json", (later, later))  # of rounds that the report does not have
+    train(config, run)
+    assert made == [run, run]
+
+
+def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
+    """Not for the last, shorter dispatch, nor after going on at a round that is no multiple of anything."""
+    from jax._src import test_util
+
+    config = make_tiny_config(num_rounds=3, rounds_per_dispatch=2)
+    train(config, tmp_path / "run")
+    compiled = []
+    import fedjax_ssl.run.train as module
+
+    run_rounds = module.run_rounds
+
+    def counting(*arguments):
+        with test_util.count_jit_compilation_cache_miss() as count:
+            state = run_rounds(*arguments)
+        compiled.append(count())
+        return state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "run_rounds", counting)
+        train(make_tiny_config(num_rounds=8, rounds_per_dispatch=2), tmp_path / "run")
+    assert compiled == [0]
+    # How many rounds are one dispatch changes no figure.
+    lines = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()
+    assert lines[:4] == (finished_run[0] / "metrics.jsonl").read_bytes().splitlines()
+
+
+def test_large_backbones_are_compiled_with_options_of_their_own_on_narrow_vectors(monkeypatch):
+    small, large = make_tiny_config(), make_tiny_config(**{"model.name": "wrn28_2"})
+    monkeypatch.setattr(machine, "has_wide_vectors", lambda: True)
+    assert find_machine(large).compiler_options == {}
+    monkeypatch.setattr(machine, "has_wide_vectors", lambda: False)
+    assert find_machine(small).compiler_options == {}
+    function = jax.jit(lambda x: x @ x, compiler_options=find_machine(large).compiler_options)
+    np.testing.assert_allclose(function(jnp.eye(64)), np.eye(64))  # this XLA takes them, or they are left out

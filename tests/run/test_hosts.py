@@ -1,0 +1,483 @@
+"""Several hosts train one run: real processes on this machine against one process; where a process finds its place."""
+
+import contextlib
+import io
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import launch
+from fedjax_ssl import TrainingError, UserError, base_config
+from fedjax_ssl.run import hosts, programs
+from fedjax_ssl.run.hosts import coordinator, link
+from fedjax_ssl.run.hosts.cluster import Place, find_place
+from fedjax_ssl.run.loop import Turn
+from fedjax_ssl.run.observe.listeners import HearSignals, StopOnSignal
+from fedjax_ssl.run.signals import Signals
+from tests.helpers.runs import ROOT
+
+CONFIG = """
+from tests.helpers.runs import SMALL, make_fedanchor_config
+
+def get_config():
+    less = {"fedanchor.client_mixup": False, "fedanchor.contrastive": False, "server.epochs": 0}
+    config = make_fedanchor_config(num_rounds=6, **SMALL, **less)
+    config.log.tensorboard = False
+    return config
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Starts a process for each of `happens` and waits for all: (statuses, what they said)."""
+    (tmp_path / "tiny.py").write_text(CONFIG)
+    started = []
+
+    def train(folder, *happens, devices=1):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        with socket.create_server(("", 0)) as server:
+            port = server.getsockname()[1]
+        processes = []
+        for index, what in enumerate(happens):
+            words = [what, f"--config={tmp_path / 'tiny.py'}", f"--workdir={folder}"]
+            if len(happens) > 1:
+                # Only the first may need the folder.
+                words[2] = words[2] if index == 0 else f"--workdir={tmp_path / 'no_such_folder'}"
+                words += [f"--coordinator=localhost:{port}", f"--num_processes={len(happens)}", f"--process_id={index}"]
+            command = [sys.executable, str(ROOT / "tests" / "helpers" / "hosts_process.py"), *words]
+            processes.append(subprocess.Popen(command, env=environment, **pipes))
+        started.extend(processes)
+        said = [None] * len(processes)
+
+        def listen(index, process):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                said[index] = process.communicate(timeout=240)[1]
+
+        threads = [threading.Thread(target=listen, args=pair) for pair in enumerate(processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [process.poll() for process in processes], said
+
+    yield train
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def last_state(folder):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        return checkpointer.restore(folder / "checkpoints" / "6" / "state")
+
+
+def checkpoints_of(folder):
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+
+
+def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
+    """A run of two processes, of which one is killed and then the other, is stopped, and ended by one process; and a
+    run that was never interrupted."""
+    moved, whole = tmp_path / "moved", tmp_path / "whole"
+    assert train(whole, "nothing", devices=2)[0] == [0]
+
+    statuses, (first, second) = train(moved, "nothing", f"2:{int(signal.SIGKILL)}")
+    assert statuses == [4, -signal.SIGKILL], first
+    assert "clients train on 2 hosts, 2 devices (cpu)" in first and f"workdir {moved}\n" in first
+    gone = [line for line in first.splitlines() if "has gone" in line]
+    assert gone == [
+        "stopped: host 1 has gone: no word of it for 4 seconds; the last checkpoint is kept, and "
+        f"--workdir={moved} resumes from it"
+    ]
+    assert "Traceback" not in first and "@" not in first  # nor the stack trace of a library
+    assert checkpoints_of(moved) == [0, 2]
+
+    statuses, (first, second) = train(moved, f"4:{int(signal.SIGKILL)}", "nothing")
+    assert statuses == [-signal.SIGKILL, 4] and "from round 2" in first
+    assert second.splitlines()[-1] == "stopped: host 0 has gone: no word of it for 4 seconds"
+    assert "Traceback" not in second and "@" not in second
+
+    statuses, (first, second) = train(moved, "nothing", f"3:{int(signal.SIGTERM)}")  # host 0 hears of it a turn later
+    assert statuses == [143, 143], (first, second)
+    assert "from round 2" in first and first.splitlines()[-1].endswith(f"--workdir={moved} resumes the run")
+    # A process that writes nothing says only what happens to it.
+    assert [line.partition(":")[0] for line in second.splitlines() if "loading" not in line][-2:] == [
+        "SIGTERM",
+        "stopped; host 0 says what is left",
+    ]
+    assert "round 4/6" not in second and not (tmp_path / "no_such_folder").exists()
+    assert checkpoints_of(moved) == [2, 4]
+
+    statuses, (alone,) = train(moved, "nothing", devices=2)
+    assert statuses == [0] and "from round 4" in alone and "clients train on 2 devices (cpu)" in alone
+    assert (moved / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    states = last_state(moved), last_state(whole)
+    for name, value in states[1].items():
+        np.testing.assert_array_equal(states[0][name], value)  # two addends have but one sum
+    assert np.load(moved / "partition.npz")["anchor_index"].tolist() == (
+        np.load(whole / "partition.npz")["anchor_index"].tolist()
+    )
+
+
+# A script in place of the command line: it ends by a signal of host 1, or goes on after an error that all have come to.
+SCRIPT = """
+import sys, time
+from fedjax_ssl import TrainingError
+from fedjax_ssl.run import hosts
+
+address, index, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+try:
+    with hosts.joined(address, 2, index):
+        if what == "signal":
+            time.sleep(1 - index)  # host 0 saves the state
+            raise SystemExit(128 + hosts.any_signal(15 * index or None))
+        raise TrainingError("the loss is not finite")
+except TrainingError as error:
+    time.sleep(3)  # longer than the service lives on
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("what, status, out", [("signal", 143, ""), ("error", 0, "the loss is not finite\n")])
+def test_a_script_ends_as_it_would_alone(what, status, out):
+    with socket.create_server(("", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    started = [subprocess.Popen([sys.executable, "-c", SCRIPT, address, str(i), what], **pipes) for i in (0, 1)]
+    try:
+        said = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [(process.returncode, each[0]) for process, each in zip(started, said)] == [(status, out)] * 2, said
+    assert "Traceback" not in said[0][1] + said[1][1]
+
+
+class Others:
+    """A link whose other process says what it is told to."""
+
+    def __init__(self, index, *says):
+        self.place, self.stopping, self.done = Place("here:1", 2, index), False, []
+        self._says = list(says)
+
+    def meet(self, text=""):
+        self.done.append("meet")
+        said = self._says.pop(0) if self._says else text
+        return [text, said] if self.place.index == 0 else [said, text]
+
+    def fail(self, error):
+        self.done.append(f"fail {type(error).__name__}")
+
+    def close(self):
+        self.done.append("close")
+
+
+@pytest.fixture
+def meet_others(monkeypatch):
+    """Makes this the process with a number, of two; the other one says these texts."""
+
+    def meet_others(index, *says):
+        others = Others(index, *says)
+        monkeypatch.setattr(hosts, "_joined", others)
+        monkeypatch.setattr(hosts, "Link", lambda place: others)
+        return others
+
+    return meet_others
+
+
+@pytest.mark.parametrize(
+    "error, agreed, done",
+    [
+        (TrainingError("diverged"), "", ["meet", "close"]),
+        (SystemExit(143), "15", ["meet", "close"]),
+        (KeyboardInterrupt(), "2", ["meet", "close"]),
+        (SystemExit(143), "", ["fail SystemExit"]),  # nobody else knows of it
+        (KeyboardInterrupt(), "", ["fail KeyboardInterrupt"]),
+        (UserError("no data"), "15", ["fail UserError"]),
+    ],
+)
+def test_what_all_have_come_to_is_no_error_of_one(meet_others, error, agreed, done):
+    others = meet_others(0, f"checksum {hosts.checksum_of_library()}", agreed)
+    with pytest.raises(type(error)), hosts.joined("here:1", 2, 0):
+        hosts.any_signal(None)
+        raise error
+    assert others.done == ["meet", "meet", *done]
+
+
+def test_a_signal_counts_when_all_know_of_it(meet_others):
+    meet_others(0, "", "", "")
+    signals = Signals(several_hosts=hosts.count() > 1)
+    hear, stop = HearSignals(signals), StopOnSignal(signals)
+    turn = Turn(3, False, None, [[]], [[]], [True])
+    hear.take(turn)
+    signals.received = signal.SIGTERM  # after they have met: the other one begins the next dispatch
+    assert signals.waiting is None
+    stop.take(turn)
+    hear.take(turn)
+    assert signals.waiting == signal.SIGTERM
+    with pytest.raises(SystemExit, match="143"):
+        stop.take(turn)
+
+    signals = Signals(several_hosts=True)
+    stop = StopOnSignal(signals)
+    signals.received = signal.SIGTERM
+    with pytest.raises(SystemExit, match="143"):  # after the last turn there is no other
+        stop.take(turn._replace(is_last=True))
+    alone = Signals()
+    alone.received = signal.SIGTERM
+    assert alone.waiting == signal.SIGTERM
+
+
+def test_programs_that_differ_are_one_line(meet_others):
+    machine = programs.Machine("cpu", None, None, "", {"xla_cpu_enable_fast_math": "1"}, None)
+
+    def lowered(factor):
+        return jax.jit(lambda x: factor * x).lower(1.0)
+
+    said = meet_others(0)  # the other one says the same
+    programs.check_same_program(machine, "the rounds", lowered(2))
+    assert said.done == ["meet"]
+    texts = []
+    meet_others(0).meet = lambda text: texts.append(text) or [text, text]
+    programs.check_same_program(machine, "the rounds", lowered(2))
+    programs.check_same_program(machine._replace(compiler_options={}), "the rounds", lowered(2))
+    for text in texts:
+        meet_others(0, text)
+        with pytest.raises(UserError, match="the programs of host 1 differ from those of host 0: the rounds with "):
+            programs.check_same_program(machine, "the rounds", lowered(3))
+    meet_others(0, texts[1])
+    with pytest.raises(UserError, match=r"options \{\} there"):
+        programs.check_same_program(machine, "the rounds", lowered(2))
+
+
+def test_other_files_of_the_library_are_one_line(meet_others):
+    others = meet_others(1, "checksum 00000000")
+    with pytest.raises(UserError, match="the library's files of host 1 differ"), hosts.joined("here:1", 2, 1):
+        raise AssertionError("they are not refused")
+    assert others.done == ["meet", "fail UserError"]
+
+
+@pytest.mark.parametrize("field, name", [("method", "own.py:mine"), ("model.name", "own:Mine")])
+def test_host_0_names_no_code_that_a_process_does_not_name(meet_others, tmp_path, monkeypatch, field, name):
+    (tmp_path / "own.py").write_text("Mine = None\ndef mine(problem): raise AssertionError\n")
+    monkeypatch.chdir(tmp_path)
+    told = base_config()
+    told.update_from_flattened_dict({field: name})
+    text = json.dumps(told.to_dict())
+    meet_others(1, text)
+    with pytest.raises(UserError, match=f"host 0 names code, {field}={name}, which would be run; .*--allow_code"):
+        hosts.config_of_first(base_config)
+    meet_others(1, text)
+    assert hosts.config_of_first(lambda: told) == told
+    meet_others(1, text)
+    assert hosts.config_of_first(base_config, allow_code=True, is_given=False) == told
+    meet_others(1, json.dumps(base_config().to_dict()))
+    assert hosts.config_of_first(lambda: told, is_given=False) == base_config()
+
+    monkeypatch.setattr(hosts, "joined", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("fedjax_ssl.train", lambda config, workdir: None)
+    for words, status in {(): 2, ("--allow_code",): 0, (f"--config.{field}={name}",): 0}.items():
+        meet_others(1, text)
+        assert launch.main([f"--workdir={tmp_path / 'no_such_folder'}", *words]) == status
+
+
+def test_another_configuration_is_one_line(meet_others):
+    """But for fields that change no result, and for a process that was given none."""
+    told, other, same = base_config(), base_config(), base_config()
+    other.client.learning_rate, same.checkpoint_every = 7.0, 99
+    text = json.dumps(told.to_dict())
+    meet_others(1, text)
+    with pytest.raises(UserError, match=r"not that of host 0 \(client.learning_rate: 7.0, not [0-9.]+\)$"):
+        hosts.config_of_first(lambda: other)
+    meet_others(1, text)
+    assert hosts.config_of_first(lambda: same) == told
+    meet_others(1, text)
+    assert hosts.config_of_first(lambda: other, is_given=False) == told
+
+
+@pytest.fixture
+def roll():
+    """Starts the service for so many processes; lets processes come, who hear what it says."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started, heard = [], queue.SimpleQueue()
+
+    def start(count):
+        command = [sys.executable, coordinator.__file__, "localhost", str(port), str(count), "0"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, **pipes))
+        assert started[0].stdout.readline() == "ready\n"
+        return started[0]
+
+    def come(index, count):
+        place = Place(f"localhost:{port}", count, index)
+        thread = threading.Thread(target=lambda: heard.put((index, link._say_hello(place))), daemon=True)
+        thread.start()
+
+    yield start, come, heard, port
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_all_processes_are_told_of_equal_ids_and_of_another_count(roll):
+    start, come, heard, _ = roll
+    service = start(3)
+    come(1, 3)
+    come(1, 3)
+    said = service.stdout.readline()
+    assert said == "two processes have --process_id=1\n"
+    for _ in range(2):
+        assert heard.get(timeout=20) == (1, f"fedjax_ssl: {said}")
+    come(2, 2)  # one that comes later hears what was wrong
+    assert heard.get(timeout=20) == (2, f"fedjax_ssl: {said}")
+
+
+def test_a_process_may_go_and_come_again_and_a_stranger_is_nobody(roll):
+    start, come, heard, port = roll
+    service = start(3)
+    hello = f"{coordinator.VOICE}{coordinator.HERE.format(1, 3)}".encode()
+    with socket.create_connection(("127.0.0.1", port)) as gone:
+        gone.sendall(hello)
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert stranger.recv(10) == b""
+    come(1, 3)
+    time.sleep(0.5)
+    with socket.create_connection(("127.0.0.1", port)) as other:
+        other.sendall(hello.replace(b" 3", b" 4"))
+        assert other.recv(100) == b"fedjax_ssl: process 1 was started with --num_processes=4, process 0 with 3\n"
+    assert service.stdout.readline() == "process 1 was started with --num_processes=4, process 0 with 3\n"
+    assert heard.get(timeout=20)[0] == 1
+
+
+def test_a_run_that_has_begun_takes_nobody(roll, monkeypatch):
+    start, come, heard, port = roll
+    service = start(2)
+    come(1, 2)
+    assert service.stdout.readline() == "go\n" and heard.get(timeout=20) == (1, "fedjax_ssl: go\n")
+    monkeypatch.setattr(link, "PORT_SECONDS", 0.5)
+    with pytest.raises(UserError, match=f"at localhost:{port} is a run that began without this process"):
+        link._meet_first(Place(f"localhost:{port}", 2, 1), None)
+
+
+def test_a_failed_start_leaves_no_timer_that_ends_the_caller(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("must be called before any JAX computations")
+
+    class Service:
+        stdout, stdin = io.StringIO("go\n"), io.StringIO()
+
+    def start_service(place):
+        return Service
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr(jax.distributed, "initialize", refuse)
+    monkeypatch.setattr(link, "_start_service", start_service)
+    with pytest.raises(UserError, match="must be called before"):
+        link.Link(Place("localhost:1", 2, 0))
+    for thread in set(threading.enumerate()) - before:
+        if isinstance(thread, threading.Timer):
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_the_service_is_open_to_as_few_as_can_be():
+    assert coordinator.where_to_listen("localhost") == (socket.AF_INET, "127.0.0.1")
+    assert coordinator.where_to_listen("127.0.0.1") == (socket.AF_INET, "127.0.0.1")
+    for elsewhere in ("192.0.2.7", "2001:db8::7", "a-name"):  # the first two are nobody's, by RFC 5737 and 3849
+        assert coordinator.where_to_listen(elsewhere)[1] in ("::", "0.0.0.0")
+    assert Place("[::1]:70", 2, 0).address == ("::1", 70)
+
+
+def test_an_error_of_one_host_ends_the_other(train, tmp_path):
+    statuses, (first, second) = train(tmp_path / "run", "nothing", "no_data")
+    assert statuses == [2, 2]
+    assert first.splitlines()[-1] == "host 1 has ended: error: the data are not here"
+    assert second.splitlines()[-1] == "error: the data are not here"
+    assert not (tmp_path / "run").exists()
+
+
+def test_hosts_with_other_programs_end_before_they_run_them(train, tmp_path):
+    statuses, said = train(tmp_path / "run", "nothing", "other_program")
+    assert statuses == [2, 2]
+    for each in said:
+        assert "the programs of host 1 differ from those of host 0: the rounds with checksum" in each.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--process_id=0"], "--coordinator and --num_processes are missing"),
+        (["--coordinator=a:1", "--num_processes=2"], "--process_id is missing"),
+        (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes is 'two'"),
+        (["--coordinator=a:1", "--num_processes=0", "--process_id=0"], "--num_processes is 0"),
+        (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "from 0 to 1"),
+        (["--coordinator=a:1", "--num_processes=2", "--process_id=-1"], "from 0 to 1"),
+        (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator is 'a'; it must be HOST:PORT"),
+        (["--coordinator=a:70000", "--num_processes=2", "--process_id=0"], "it must be HOST:PORT"),
+        (["tune", "--process_id=0"], "--process_id=0: several hosts train one run together"),
+        (["sweep", "x.py", "--num_processes=2"], "start the same command on each host"),
+    ],
+)
+def test_a_place_that_makes_no_sense_is_one_line(words, said, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert launch.main(words) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "loading" not in line]
+    assert line.startswith("error: ") and said in line and list(tmp_path.iterdir()) == []
+
+
+def test_a_port_in_use_is_one_line(capfd, monkeypatch):
+    monkeypatch.setattr(link, "PORT_SECONDS", 0.0)
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        assert launch.main([f"--coordinator=localhost:{port}", "--num_processes=2", "--process_id=0"]) == 2
+    assert f"error: process 0 cannot listen at port {port}: " in capfd.readouterr().err
+
+
+def in_slurm(monkeypatch, **more):
+    step = {
+        "SLURM_JOB_ID": "4096",
+        "SLURM_STEP_NODELIST": "node[07-09]",
+        "SLURM_NTASKS": "6",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+        **more,
+    }
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_slurm_gives_a_process_its_place(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert find_place(None, None, None) is None
+    in_slurm(monkeypatch)
+    address = f"node07:{2**16 - 2**12}"
+    assert find_place(None, None, None) == Place(address, 6, 3)
+    assert find_place("here:1", 2, 0) == Place("here:1", 2, 0)  # what is said counts
+    assert find_place(None, "1", None) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # of a host, for its two tasks
+    assert find_place(None, None, None) == Place(address, 6, 3, [2, 3])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # SLURM has shared them out itself
+    assert find_place(None, None, None) == Place(address, 6, 3)
+    in_slurm(monkeypatch, SLURM_STEP_TASKS_PER_NODE="2,1(x4)", SLURM_LOCALID="0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert find_place(None, None, None) == Place(address, 6, 3)  # the only task of its host sees all
+    in_slurm(monkeypatch, SLURM_NTASKS="1", SLURM_PROCID="0")
+    assert find_place(None, None, None) is None

@@ -1,0 +1,207 @@
+"""The loop over rounds and its listeners, with a program that counts instead of training."""
+
+import contextlib
+import itertools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import TrainingError
+from fedjax_ssl.engine.dispatch import Dispatch
+from fedjax_ssl.engine.interface import State
+from fedjax_ssl.engine.round import RoundResult
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import row
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.snapshots import load_snapshots
+from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
+from fedjax_ssl.run import loop
+from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, run_rounds
+from fedjax_ssl.run.machine import find_machine
+from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
+from fedjax_ssl.run.observe.wire import Traffic
+from fedjax_ssl.run.signals import Signals
+from tests.helpers.runs import make_tiny_config
+
+
+class Every(Listener):
+    """Is due every so many rounds, and notes its turns."""
+
+    def __init__(self, rounds=None, log=None, name=""):
+        self.rounds, self.turns, self.log, self.name = rounds, [], log, name
+
+    def next_due(self, done):
+        return None if self.rounds is None else next(n for n in itertools.count(done + 1) if n % self.rounds == 0)
+
+    def take(self, turn):
+        self.turns.append(turn)
+        if self.log is not None:
+            self.log.append((turn.done, self.name))
+
+
+def state_at(done, value):
+    return State(jnp.int32(done), Model({"w": jnp.float32(value)}, {}), {}, {})
+
+
+def one_round_later(state):
+    return state._replace(round=state.round + 1, model=Model({"w": value_of(state) + 1}, {}))
+
+
+def value_of(state):
+    return state.model.params["w"]
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch):
+    """Makes (machine, program, group, states) of runs whose model is the number of rounds, plus 100 for each seed."""
+    traffic = Traffic(jobs=4, down=3, up=3, statistics_down=1, statistics_up=0)
+    monkeypatch.setattr(loop, "bytes_per_client", lambda *_: traffic)
+    with contextlib.ExitStack() as stack:
+
+        def make(seeds=(0,), begun=0, unhealthy=(), ends_at=None, **fields):
+            runs = []
+            for seed in seeds:
+                config = make_tiny_config(seed=seed, **fields)
+                converged = None if ends_at is None else (lambda state: state.round >= ends_at)
+                experiment = types.SimpleNamespace(
+                    problem=types.SimpleNamespace(config=config),
+                    method=types.SimpleNamespace(converged=converged),
+                    data=None,
+                    state_shape=None,
+                )
+                folder = stack.enter_context(contextlib.closing(Workdir(tmp_path / f"{seed}", config.to_dict())))
+                folder.begin(begun)
+                runs.append(Run(experiment, folder, state_at(begun, begun + 100 * seed)))
+            group = Group(runs, types.SimpleNamespace(test_images=None, test_labels=None), None)
+            sizes = []
+
+            def dispatch(state, data, hidden_labels, rounds):
+                sizes.append(int(rounds))
+                results = []
+                for _ in range(int(rounds)):
+                    state = one_round_later(state)
+                    number = int(np.ravel(state.round)[0])
+                    healthy = np.array([(seed, number) not in unhealthy for seed in seeds])
+                    each = {"uploads": 4, "dropped_uploads": 0, "test_accuracy": 0.5}
+                    metrics = {name: jnp.full(state.round.shape, value) for name, value in each.items()}
+                    metrics |= {"round": state.round, "a_loss": value_of(state)}
+                    results.append(RoundResult(metrics, state.round + 10, healthy if len(seeds) > 1 else healthy[0]))
+                    if not healthy.all() or number == ends_at:
+                        break
+                stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *results)
+                return Dispatch(state, stacked, jnp.int32(len(results)), jnp.bool_(True))
+
+            def snapshot(model, images, labels):
+                return {"w": model.params["w"]}
+
+            program = types.SimpleNamespace(dispatch=dispatch, snapshots={"test": snapshot})
+            return (find_machine(config), program, group, [run.state for run in runs]), sizes
+
+        yield make
+
+
+def test_a_dispatch_ends_where_the_first_listener_is_due(counting):
+    arguments, sizes = counting(num_rounds=20, rounds_per_dispatch=5)
+    log = []
+    fours, sixes, never = Every(4, log, "fours"), Every(6, log, "sixes"), Every(None, log, "never")
+    (state,) = run_rounds(*arguments, [never, fours, sixes])
+    # One round to learn how long it takes, then five at a time, cut at 4, 6, 8, 12, 16, 18 and at the end.
+    assert sizes == [1, 3, 2, 2, 4, 4, 2, 2]
+    done = [0, 1, 4, 6, 8, 12, 16, 18, 20]
+    assert log == [(number, name) for number in done for name in ("never", "fours", "sixes")]
+    assert int(state.round) == 20 and float(value_of(state)) == 20
+    assert [turn.is_last for turn in never.turns] == [False] * 8 + [True]
+    # Every round's line reaches every listener once, in order.
+    for kind in ("lines", "timings"):
+        rounds = [line["round"] for turn in sixes.turns for line in getattr(turn, kind)[0]]
+        assert rounds == list(range(1, 21))
+
+
+def test_a_loop_without_listeners_trains_all_the_same(counting):
+    arguments, sizes = counting(begun=3, num_rounds=12, rounds_per_dispatch=7)
+    (state,) = run_rounds(*arguments, [])
+    assert sizes == [1, 7, 1] and float(value_of(state)) == 12
+
+
+def test_a_stopping_rule_ends_the_run_inside_a_dispatch(counting):
+    arguments, sizes = counting(num_rounds=20, rounds_per_dispatch=10, ends_at=4)
+    listener = Every()
+    (state,) = run_rounds(*arguments, [listener])
+    assert sizes == [1, 10] and float(value_of(state)) == 4
+    assert [(turn.done, turn.is_last) for turn in listener.turns] == [(0, False), (1, False), (4, True)]
+    experiment = arguments[2].runs[0].experiment
+    assert not has_ended(experiment, state_at(3, 0), 3) and has_ended(experiment, state_at(4, 0), 4)
+
+
+def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(counting):
+    arguments, sizes = counting(seeds=(1, 2), num_rounds=7, rounds_per_dispatch=50)
+    group = arguments[2]
+    signals = Signals()
+    stores = [Checkpoints(run.folder.path / "checkpoints", keep=9) for run in group.runs]
+    listeners = [
+        WriteRecords(group.runs),
+        SaveSnapshots(group, arguments[1].snapshots, (0, 2, 5, 99)),
+        SaveCheckpoints(group, stores, 3, signals),
+    ]
+    assert [listener.next_due(2) for listener in listeners] == [None, 5, 3]
+    assert [listener.next_due(99) for listener in listeners] == [None, None, 102]
+    states = run_rounds(*arguments, listeners)
+    assert sizes == [1, 1, 1, 2, 1, 1]  # to 1, 2, 3, 5, 6, 7
+    for run, store, seed in zip(group.runs, stores, (1, 2)):
+        lines = run.folder.read(METRICS)
+        assert [line["a_loss"] for line in lines] == [100 * seed + number for number in range(1, 8)]
+        assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (4 * 3 + 1, 4 * 3)
+        timings = run.folder.read(TIMINGS)
+        assert [line["lane_steps"] for line in timings if "seconds" in line] == list(range(11, 18))
+        assert [line["round"] for line in timings if "checkpoint_seconds" in line] == [3, 6, 7]
+        snapshots = load_snapshots(run.folder.path / "snapshots")
+        assert {number: float(each["w"]) for number, each in snapshots.items()} == {
+            number: 100 * seed + number for number in (0, 2, 5, 7)
+        }
+        saved = sorted(int(path.name) for path in (run.folder.path / "checkpoints").glob("[0-9]*"))
+        assert saved == [3, 6, 7]
+        assert float(value_of(store.restore(state_at(0, 0)).state)) == 100 * seed + 7
+    assert [float(value_of(state)) for state in states] == [107, 207]
+
+
+def test_a_signal_saves_whatever_round_it_is(counting):
+    arguments, _ = counting(begun=4, num_rounds=9, rounds_per_dispatch=1)
+    group, signals = arguments[2], Signals()
+    signals.received = 15
+    store = Checkpoints(group.runs[0].folder.path / "checkpoints")
+    listener = SaveCheckpoints(group, [store], 100, signals)
+
+    class Stop(Listener):
+        def take(self, turn):
+            if turn.done > 4:
+                raise SystemExit
+
+    with pytest.raises(SystemExit):
+        run_rounds(*arguments, [listener, Stop()])
+    assert store.latest_round() == 5  # and not 4, which the run started from
+    assert [line["round"] for line in group.runs[0].folder.read(TIMINGS)] == [5]
+
+
+def test_a_failure_is_raised_after_its_line_and_before_a_checkpoint(counting):
+    arguments, _ = counting(seeds=(1, 2), num_rounds=9, rounds_per_dispatch=4, unhealthy={(2, 3)})
+    group, later = arguments[2], Every(1000)
+    with pytest.raises(TrainingError) as caught:
+        run_rounds(*arguments, [WriteRecords(group.runs), StopOnFailure(group.runs), later])
+    assert str(caught.value) == "seed 2, round 3: the global state is not finite (a_loss 203.0)"
+    assert [line["round"] for line in group.runs[0].folder.read(METRICS)] == [1, 2, 3]
+    assert [turn.done for turn in later.turns] == [0, 1]
+
+
+def test_a_group_s_trees_are_its_runs_trees_stacked():
+    trees = [{"a": jnp.arange(3), "b": jnp.float32(1)}, {"a": jnp.arange(3, 6), "b": jnp.float32(2)}]
+    group = Group([None, None], None, None)
+    joined = group.join(trees)
+    np.testing.assert_array_equal(joined["a"], [[0, 1, 2], [3, 4, 5]])
+    for tree, again in zip(trees, group.split(joined), strict=True):
+        assert jax.tree.all(jax.tree.map(np.array_equal, tree, again))
+    alone = Group([None], None, None)
+    assert alone.join(trees[:1]) is trees[0] and alone.split(trees[0])[0] is trees[0]
+    np.testing.assert_array_equal(row(joined, 1)["b"], 2)

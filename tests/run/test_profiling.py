@@ -1,0 +1,63 @@
+"""The profile of a round: stages found in a real program, shares that add up."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import launch
+from fedjax_ssl.run.observe.profiling import STAGES, profile, stages_of_instructions
+from tests.helpers.runs import TINY_BACKBONE, make_tiny_config
+
+
+def test_instructions_are_found_by_their_scope():
+    def function(x):
+        with jax.named_scope("train"):
+            x = jax.lax.fori_loop(0, 3, lambda _, y: jnp.sin(y @ y), x)
+        with jax.named_scope("evaluate"):
+            return jnp.linalg.norm(jnp.cos(x) @ x)
+
+    text = jax.jit(function).lower(jnp.eye(8)).compile().as_text()
+    stage_of = stages_of_instructions(text)
+    assert {"train", "evaluate"} <= set(stage_of.values()) <= {*STAGES, "other"}
+    # A loop lasts as long as its body, whose instructions count by themselves.
+    loops = re.findall(r"%(\S+) = .* while\(", text)
+    assert loops and not set(loops) & set(stage_of)
+
+
+def test_a_profile_says_where_the_time_goes(tmp_path, finished_run, capsys):
+    del finished_run  # compiles the same program
+    figures = profile(make_tiny_config(), rounds=2, workdir=tmp_path / "profile")
+    assert figures["rounds"] == 2
+    spent = figures["seconds_by_stage"]
+    assert set(spent) == {*STAGES, "other"} and all(value >= 0 for value in spent.values())
+    assert sum(spent.values()) == pytest.approx(figures["seconds_per_round"])
+    assert spent["train"] > 0 and spent["evaluate"] > 0 and spent["server"] > 0
+    assert figures["useful_lane_steps"] == 1.0 and figures["local_steps_per_round"] > 0
+    assert figures["peak_memory_bytes"] > 2**20
+    # For 10 images: the hidden layer's two products (images need no gradient), the classifier's three, and little else.
+    products = 10 * (2 * 64 * 32 + 3 * 32 * 10)
+    assert 2 * products < figures["flops_per_local_step"] < 3 * products
+    text = capsys.readouterr().out
+    assert "other: between the stages" in text
+    assert text == (tmp_path / "profile" / "profile.txt").read_text() and "useful lane steps" in text
+    assert json.loads((tmp_path / "profile" / "profile.json").read_text()) == figures
+    assert list((tmp_path / "profile" / "trace").rglob("*.trace.json.gz"))
+
+
+def test_a_profile_of_a_run_without_clients(tmp_path):
+    figures = profile(
+        make_tiny_config(**{"method": "anchors_only", "model.name": TINY_BACKBONE}), rounds=1, workdir=tmp_path
+    )
+    assert (
+        figures["flops_per_local_step"] is figures["training_flops_per_second"] is figures["useful_lane_steps"] is None
+    )
+    assert figures["seconds_by_stage"]["server"] > 0
+    assert "local training" not in (tmp_path / "profile.txt").read_text()
+
+
+def test_bad_profiles_say_so(tmp_path, capfd):
+    assert launch.main(["profile", "--rounds=0", f"--workdir={tmp_path / 'new'}"]) == 2
+    assert "rounds" in capfd.readouterr().err and not (tmp_path / "new").exists()

@@ -1,0 +1,139 @@
+"""`tune`: which choices are measured, which is taken, and who gets it."""
+
+from unittest import mock
+
+import jax
+import pytest
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.run import choices, machine, tuning
+from fedjax_ssl.run.choices import Choice, recall, remember
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.tuning import STEPS, Measured, cohort_steps, fastest, first_choices, search, tune
+from tests.helpers.runs import make_tiny_config
+
+SHAPE = (8, 8, 1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fedjax_ssl" / choices.TUNED
+
+
+def on(platform, devices):
+    """A machine that is not here."""
+    return mock.patch.multiple(jax, default_backend=lambda: platform, device_count=lambda: devices)
+
+
+def test_on_a_processor_cores_and_options_are_tried_with_one_lane():
+    config = make_tiny_config(clients_per_round=3, num_clients=8)
+    options = {"an_option": "1"}
+    with on("cpu", 16), mock.patch.object(tuning, "compiler_option_sets", lambda: [{}, options]):
+        found = first_choices(config, build_experiment(config), 3)
+    assert found == [Choice(1, 1), Choice(1, 1, "", options), Choice(3, 1), Choice(3, 1, "", options)]
+
+
+@pytest.mark.parametrize(("devices", "jobs", "lanes"), [(1, 12, [1, 3, 10, 12]), (8, 12, [1, 2]), (4, 3, [1])])
+def test_elsewhere_more_and_more_lanes_on_all_devices(devices, jobs, lanes):
+    with on("gpu", devices):
+        assert first_choices(None, None, jobs) == [Choice(devices, number, "grouped") for number in lanes]
+
+
+def table_of(seconds):
+    """A measurement that looks its seconds up, and notes what it was asked for."""
+    asked = []
+
+    def measure(choice):
+        asked.append(choice)
+        return Measured(choice, "float32", seconds.get((choice.lanes, choice.lane_form)), 0.0)
+
+    return measure, asked
+
+
+def test_other_forms_are_tried_around_the_fastest():
+    first = [Choice(1, lanes, "grouped") for lanes in (1, 3, 10)]
+    measure, asked = table_of({(1, "grouped"): 3.0, (3, "grouped"): 2.0, (3, "im2col"): 1.0, (3, "loop"): 4.0})
+    measured = search(first, 10, measure)  # ten lanes do not fit
+    assert asked == [*first, Choice(1, 3, "loop"), Choice(1, 3, "im2col")]
+    assert fastest(measured).choice == Choice(1, 3, "im2col")
+    # Of one lane there are no forms: those of two, where there are two jobs for a device.
+    for jobs, more in ((2, [Choice(1, 2, "loop"), Choice(1, 2, "im2col")]), (1, [])):
+        measure, asked = table_of({(1, ""): 1.0})
+        assert fastest(search([Choice(1, 1)], jobs, measure)).choice == Choice(1, 1)
+        assert asked == [Choice(1, 1), *more]
+    with pytest.raises(UserError, match="no choice fits into the memory"):
+        search(first, 10, table_of({})[0])
+
+
+def test_a_choice_is_remembered_for_runs_like_this_one(cache):
+    config = make_tiny_config(**{"model.dtype": "float32"})
+    assert recall(config, SHAPE) is None
+    choice = Choice(1, 2, "im2col", {"an_option": "1"})
+    assert remember(config, SHAPE, choice) == cache
+    assert recall(config, SHAPE) == choice
+    remember(make_tiny_config(clients_per_round=3), SHAPE, Choice(1, 1))
+    assert recall(config, SHAPE) == choice and recall(make_tiny_config(clients_per_round=3), SHAPE) == Choice(1, 1)
+    assert (
+        recall(config, (16, 16, 1)) is None and recall(make_tiny_config(**{"model.dtype": "bfloat16"}), SHAPE) is None
+    )
+    remember(config, SHAPE, Choice(jax.device_count() + 1, 1))  # as of a machine with more devices
+    assert recall(config, SHAPE) is None
+    remember(config, SHAPE, choice)
+    whole = cache.read_text()
+    for damage in ('"lanes": 0', '"lanes": "two"', '"lanes": {}'):
+        cache.write_text(whole.replace('"lanes": 2', damage))
+        assert recall(config, SHAPE) is None and damage in cache.read_text()
+    cache.write_text("[1")
+    assert recall(config, SHAPE) is None
+    remember(config, SHAPE, choice)
+    assert recall(config, SHAPE) == choice
+
+
+def test_a_run_takes_it_unless_it_says_otherwise():
+    config = make_tiny_config()
+    data = build_experiment(config).data
+    assert not machine.find_machine(config, data).is_tuned
+    remember(config, SHAPE, Choice(1, 2, "loop", {"an_option": "1"}))
+    found = machine.find_machine(config, data)
+    assert (found.most_lanes, found.lane_form, found.compiler_options) == (2, "loop", {"an_option": "1"})
+    assert str(found) == "1 device (cpu), laid out as tune found it to be fastest"
+    for field in ("lanes", "devices"):
+        named = machine.find_machine(make_tiny_config(**{field: 1}), data)
+        assert not named.is_tuned and named.most_lanes == 1
+
+
+def test_every_job_makes_as_many_steps():
+    config = make_tiny_config(num_clients=8, clients_per_round=3)  # of 33 images: four batches an epoch, of two epochs
+    experiment = build_experiment(config)
+    state = jax.jit(lambda data: initialise(experiment, data))(experiment.data)
+    upload, num_steps = jax.jit(lambda state, data: cohort_steps(experiment, 3, 1, state, data))(state, experiment.data)
+    assert num_steps.tolist() == [STEPS] * 3 and STEPS < 2 * 4
+    moved = jax.tree.map(
+        lambda new, old: abs(new - old).max(axis=range(1, new.ndim)), upload.model.params, state.model.params
+    )
+    assert all((leaf > 0).all() for leaf in jax.tree.leaves(moved))
+
+
+def test_what_is_found_is_printed_and_remembered(cache, capsys, monkeypatch):
+    config = make_tiny_config(num_clients=8, clients_per_round=3)
+    monkeypatch.setattr(tuning, "first_choices", lambda *_: [Choice(1, 1)])
+    monkeypatch.setattr(tuning, "search", lambda first, jobs, measure: [measure(first[0])])
+    measured = tune(config, repeats=1)
+    assert [(one.choice, one.dtype) for one in measured] == [(Choice(1, 1), "float32"), (Choice(1, 1), "bfloat16")]
+    assert all(one.seconds > 0 for one in measured)
+    assert recall(config, SHAPE) == Choice(1, 1)
+    printed = capsys.readouterr().out
+    assert "| 1 device, 1 lane on each | float32 |" in printed and f"take it from now on ({cache})" in printed
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"method": "anchors_only"}, "trains no clients: there is nothing to tune"),
+        ({"lanes": 2}, "devices and lanes are what tune looks for"),
+    ],
+)
+def test_what_cannot_be_tuned(fields, line):
+    with pytest.raises(UserError, match=line):
+        tune(make_tiny_config(**fields))

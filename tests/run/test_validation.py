@@ -1,0 +1,228 @@
+"""Runs with validation images: what is measured on them, when the test set is opened, and what the records say."""
+
+import json
+import shutil
+
+import chex
+import numpy as np
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import UserError, train
+from fedjax_ssl.data import load_dataset
+from fedjax_ssl.records.runs import Group, RunRecords, read_run
+from fedjax_ssl.report import figures, style, write_comparison, write_report
+from fedjax_ssl.report.model_card import model_card
+from fedjax_ssl.report.table import Row, as_text, make_table
+from fedjax_ssl.run import experiment
+from fedjax_ssl.run.machine import Machine
+from tests.helpers.runs import make_tiny_config
+
+VALIDATION = 50
+
+
+def make_config(**overrides):
+    """The tiny run, which sees all labels but those of the validation images."""
+    return make_tiny_config(**{"data.validation": VALIDATION, "snapshot_rounds": (0, 2), **overrides})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(workdir, state) of a run that nobody interrupted."""
+    workdir = tmp_path_factory.mktemp("validated") / "run"
+    return workdir, train(make_config(), workdir)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset(make_config().data)
+
+
+def summary_of(workdir):
+    return json.loads((workdir / "summary.json").read_text())
+
+
+def rows_of(workdir):
+    with np.load(workdir / "partition.npz") as arrays:
+        return arrays["validation_index"]
+
+
+def by_the_predictor(workdir, images, labels):
+    """Accuracy and mean cross-entropy of the last model, by NumPy from its predictions."""
+    found = fedjax_ssl.load(workdir, allow_code=True)(images)
+    right = found.probabilities[np.arange(len(labels)), labels].astype(np.float64)
+    return np.mean(found.labels == labels), -np.mean(np.log(right))
+
+
+def assert_measured(workdir, digits):
+    """A finished run's last figures are those of its last model on the validation rows and on the test set."""
+    rows, summary, last = rows_of(workdir), summary_of(workdir), read_run(workdir).metrics[-1]
+    accuracy, loss = by_the_predictor(workdir, digits.x_train[rows], digits.y_train[rows])
+    assert len(rows) == VALIDATION and last["validation_accuracy"] == summary["validation_accuracy"]
+    np.testing.assert_allclose([last["validation_accuracy"], last["validation_loss"]], [accuracy, loss], rtol=1e-4)
+    accuracy, loss = by_the_predictor(workdir, digits.x_test, digits.y_test)
+    np.testing.assert_allclose([summary["test_accuracy"], summary["test_loss"]], [accuracy, loss], rtol=1e-4)
+
+
+def test_rounds_are_measured_on_validation_images_and_the_last_model_on_the_test_set(finished, digits):
+    workdir, _ = finished
+    assert_measured(workdir, digits)
+    lines, summary = read_run(workdir).metrics, summary_of(workdir)
+    assert len(lines) == 4 and not [name for line in lines for name in line if name.startswith("test")]
+    accuracies = [line["validation_accuracy"] for line in lines]
+    assert summary["best_validation_accuracy"] == max(accuracies) and "best_test_accuracy" not in summary
+    assert summary["best_round"] == 1 + accuracies.index(max(accuracies))
+    (events,) = (workdir / "tensorboard").iterdir()
+    assert b"validation/accuracy" in events.read_bytes() and b"test/accuracy" not in events.read_bytes()
+
+
+def test_the_labels_of_validation_images_reach_no_model(finished, digits, tmp_path, monkeypatch):
+    workdir, state = finished
+    rows, permuted = rows_of(workdir), digits.y_train.copy()
+    permuted[rows] = (permuted[rows] + 1) % 10
+    monkeypatch.setattr(experiment, "load_dataset", lambda config: digits._replace(y_train=permuted))
+    config = make_config(**{"data.partition_file": str(workdir / "partition.npz")})
+    chex.assert_trees_all_equal(train(config, tmp_path / "run"), state)
+    lines, others = read_run(workdir).metrics, read_run(tmp_path / "run").metrics
+    for line, other in zip(lines, others, strict=True):
+        differ = {name for name in line if line[name] != other[name]}
+        assert differ <= {"validation_accuracy", "validation_loss"} and "validation_loss" in differ
+    assert summary_of(tmp_path / "run")["test_accuracy"] == summary_of(workdir)["test_accuracy"]
+
+
+def test_seeds_in_one_program_have_their_own_validation_images(finished, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(Machine, "seeds_together", lambda self, num_seeds: num_seeds)
+    train(make_config(seeds=(0, 1)), tmp_path)
+    alone, folders = finished[0], [tmp_path / "seed_0", tmp_path / "seed_1"]
+    assert np.array_equal(rows_of(folders[0]), rows_of(alone)) and not np.array_equal(*map(rows_of, folders))
+    for folder in folders:
+        assert_measured(folder, digits)
+        taken = read_run(folder).snapshots()
+        assert {number: str(each["of"]) for number, each in taken.items()} == {
+            0: "validation", 2: "validation", 4: "test"
+        }  # fmt: skip
+        np.testing.assert_array_equal(taken[2]["labels"], digits.y_train[rows_of(folder)])
+        np.testing.assert_array_equal(taken[4]["labels"], digits.y_test)
+        accuracy = np.mean(taken[2]["predictions"] == taken[2]["labels"])
+        assert accuracy == pytest.approx(read_run(folder).metrics[1]["validation_accuracy"])
+
+
+def test_a_run_that_goes_on_opens_the_test_set_again_at_its_new_end(finished, digits, tmp_path):
+    """And ends as one that was never short; one that lost its summary gets the same again."""
+    whole, state = finished
+    train(make_config(num_rounds=2), tmp_path)
+    assert_measured(tmp_path, digits)
+    assert str(read_run(tmp_path).snapshots()[2]["of"]) == "test"
+    chex.assert_trees_all_equal(train(make_config(), tmp_path), state)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert {number: str(each["of"]) for number, each in read_run(tmp_path).snapshots().items()} == {
+        0: "validation", 2: "validation", 4: "test"
+    }  # fmt: skip
+    figures = ("test_accuracy", "test_loss", "validation_accuracy", "best_validation_accuracy", "best_round")
+    expected = {name: summary_of(whole)[name] for name in figures}
+    assert {name: summary_of(tmp_path)[name] for name in figures} == expected
+    (tmp_path / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    train(make_config(), tmp_path)
+    assert {name: summary_of(tmp_path)[name] for name in figures} == expected
+
+
+def test_another_number_of_them_is_another_run_and_a_bad_one_none(finished, tmp_path):
+    with pytest.raises(UserError, match=r"data.validation: 50 there, 60 here"):
+        train(make_config(**{"data.validation": 60}), finished[0])
+    with pytest.raises(UserError, match=r"data.validation=55 cannot .* 50 or 60 would do"):
+        train(make_config(**{"data.validation": 55}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_report_says_which_figure_is_which(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    text, card, summary = write_report(run).read_text(), (run / "MODEL_CARD.md").read_text(), summary_of(run)
+    tested, last, best = (
+        f"{100 * summary[name]:.2f} %" for name in ("test_accuracy", "validation_accuracy", "best_validation_accuracy")
+    )
+    assert f"| test accuracy | {tested} of the last model |" in card
+    assert f"| validation accuracy | {last} (best {best}, round {summary['best_round']}) |" in card
+    assert "50 of them held out for validation" in card and "no round was picked by it" not in card
+    for words in (
+        "Each round is measured on 50 validation images",
+        "on the validation set after each round",
+        "the validation loss is cross-entropy",
+        "50 validation images or 360 test images, coloured by class",
+        "Test images after round 4",
+        "Accuracy by class after round 4, on the test set",
+        "Validation accuracy over everything",
+    ):
+        assert words in text, words
+    assert (run / "figures" / "validation_accuracy.png").exists()
+    assert not (run / "figures" / "test_accuracy.png").exists()
+
+    # One that is not finished has no test accuracy, and its last snapshot shows validation images.
+    (run / "summary.json").unlink()
+    (run / "metrics.jsonl").write_text("".join((run / "metrics.jsonl").read_text().splitlines(keepends=True)[:3]))
+    text, card = write_report(run).read_text(), (run / "MODEL_CARD.md").read_text()
+    assert "| test accuracy | - of the last model |\n| test loss | - |" in card and tested not in card
+    assert "Validation images after round 2" in text and "1 of 1" not in text
+    assert read_run(run).tested("test_accuracy") is None
+
+
+def made_up(validation, *accuracies, tested=None):
+    """The records of a run whose rounds had these accuracies, on validation images or else on the test set."""
+    config = {**make_tiny_config().to_dict(), "num_rounds": len(accuracies)}
+    config["data"] = {**config["data"], "validation": validation}
+    name = "validation_accuracy" if validation else "test_accuracy"
+    lines = [{"round": n, name: a, "bytes_down": 1e6, "bytes_up": 0} for n, a in enumerate(accuracies, start=1)]
+    summary = None if validation and tested is None else {"rounds": len(accuracies), "test_accuracy": tested}
+    return RunRecords(None, config, lines, [{"round": 1, "seconds": 1.0}], summary)
+
+
+def table_of(rows, target):
+    return as_text(make_table(rows, target))
+
+
+def test_tables_never_mix_the_two():
+    held_out = Row("with", {}, [made_up(50, 0.5, 0.9, 0.7, tested=0.6), made_up(50, 0.5, 0.7, 0.6)], 2, False)
+    plain = Row("without", {}, [made_up(0, 0.2, 0.4, 0.3)], 1, False)
+    (row,) = table_of([held_out], 0.8)
+    by_round = {
+        "last 5 rounds": "65.00 ± 7.07", "best": "80.00 ± 14.14", "rounds to 80 %": "2 (1 of 2)",
+        "MB to 80 %": "2 (1 of 2)",
+    }  # fmt: skip
+    assert row["test accuracy"] == "60.00 (1 of 2)" and row["seeds"] == "2 of 2 (1 unfinished)"
+    assert {name: row[f"{name} (validation)"] for name in by_round} == by_round and "best" not in row
+    (row,) = table_of([plain], 0.8)
+    alone = {"last 5 rounds": "30.00", "best": "40.00", "rounds to 80 %": "-", "MB to 80 %": "-"}
+    assert row["test accuracy"] == "30.00" and {name: row[name] for name in alone} == alone
+    with_, without = table_of([held_out, plain], 0.8)
+    assert list(with_) == list(without) and "best" not in with_
+    for name in by_round:
+        assert (with_[f"{name} (validation)"], with_[f"{name} (test)"]) == (by_round[name], "-")
+        assert (without[f"{name} (validation)"], without[f"{name} (test)"]) == ("-", alone[name])
+    (row,) = table_of([held_out._replace(runs=held_out.runs[1:])], 0.8)
+    assert row["test accuracy"] == "-"
+
+
+def test_curves_of_the_two_are_pictures_of_their_own():
+    groups = [Group("with", [made_up(50, 0.5, 0.9)]), Group("without", [made_up(0, 0.2, 0.4)])]
+    with style.styled():
+        for draw in (figures.accuracy, figures.accuracy_over_bytes):
+            for measured, heights in (("validation", [50, 90]), ("test", [20, 40])):
+                (axes,) = draw(groups, measured).axes
+                (line,) = axes.lines
+                np.testing.assert_allclose(line.get_ydata(), heights)
+                assert axes.get_ylabel() == f"{measured} accuracy (%)"
+            assert draw(groups[:1], "test") is None
+
+
+def test_a_comparison_shows_each_set_by_itself(finished, finished_run, tmp_path):
+    text = write_comparison([finished[0], finished_run[0]], tmp_path / "both.html").read_text()
+    for words in ("Test accuracy.", "Validation accuracy.", "best (test)", "best (validation)"):
+        assert words in text, words
+
+
+def test_a_model_card_without_validation_images_is_as_it_was(finished_run):
+    card = model_card(read_run(finished_run[0]))
+    summary = summary_of(finished_run[0])
+    accuracy, best = (f"{100 * summary[name]:.2f} %" for name in ("test_accuracy", "best_test_accuracy"))
+    assert f"| test accuracy | {accuracy} (best {best}, round {summary['best_round']}) |\n| test loss | " in card
+    assert "validation" not in card and "no round was picked by it" in card

@@ -1,0 +1,206 @@
+"""Runs that begin with another run's model: what is taken, what is refused, and that resuming needs it no more."""
+
+import json
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import launch
+from fedjax_ssl import load, train
+from fedjax_ssl.client import STANDARD
+from fedjax_ssl.data import load_dataset
+from fedjax_ssl.engine.interface import CLASSIFIER, State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.dataset import read_dataset, write_dataset
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report.model_card import model_card
+from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.warm_start import find_warm_start
+from tests.helpers.runs import SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
+
+FRESH = {"server.pretrain_epochs": 0}  # nothing is trained before the first round
+
+
+def begun(**fields):
+    """The parts of a run that sees all labels, as the finished run did."""
+    return build_experiment(make_tiny_config(**{"model.statistics": "all", **FRESH, **fields}))
+
+
+def copied(folder, to, **changes):
+    """A copy of a run's folder, with other fields in its configuration."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    for name, value in changes.items():
+        section, _, field = name.rpartition("/")
+        (config[section] if section else config)[field] = value
+    (to / "config.json").write_text(json.dumps(config))
+    forget_manifests(to)
+    return to
+
+
+def saved_model(folder, like, number):
+    return Checkpoints(folder / "checkpoints").restore_part(State(None, like), number).state.model
+
+
+def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_run, tmp_path):
+    other, run = tmp_path / "other", tmp_path / "run"
+    shutil.copytree(finished_run[0], other)
+    config = make_tiny_config(num_rounds=2, checkpoint_every=2, init_from=str(other), **FRESH)
+    state = train(config, run)
+    trained = finished_run[1].model
+    first = saved_model(run, jax.eval_shape(lambda: trained), 0)
+    chex.assert_trees_all_equal(first.params, jax.device_get(trained.params))
+    chex.assert_trees_all_close(first.batch_stats, jax.device_get(trained.batch_stats), atol=1e-5)  # taken anew
+    assert json.loads((run / "config.json").read_text())["init_from"] == str(other)
+    facts = {"run": str(other.resolve()), "method": "supervised", "round": 4, "parts": ["backbone", "classifier"]}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["init_from"] == facts
+    assert f"the model of another run, `{other}`" in model_card(read_run(run))
+
+    shutil.rmtree(run / "checkpoints" / "2")  # as if it had been killed in its first rounds
+    (run / "summary.json").unlink()
+    shutil.rmtree(other)
+    chex.assert_trees_all_equal(train(config, run), state)
+    assert json.loads((run / "summary.json").read_text())["init_from"] == facts
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_second_classifier_that_the_given_model_lacks_is_a_copy_of_the_first(has_head):
+    """ACR labels images by it from the first round on."""
+    fields = {"method": "fedavg_semi", "trainer.name": "acr", "data.labels": "some_clients"}
+    fields |= {"data.num_anchors": 0, "model.normalisation": "running"}
+    experiment = build_experiment(make_tiny_config(**{"data.reveal_labels": False, **FRESH, **fields}))
+    data = experiment.data
+    fresh = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(data).model)
+    given = jax.tree.map(lambda leaf: leaf + 1, fresh)
+    if not has_head:
+        given = given._replace(params={part: given.params[part] for part in CLASSIFIER})
+    begun_with = jax.jit(lambda data: initialise(experiment, data, given))(data).model.params
+    source = given.params[STANDARD if has_head else "classifier"]
+    chex.assert_trees_all_equal(jax.device_get(begun_with[STANDARD]), source)
+    chex.assert_trees_all_equal(jax.device_get(begun_with["classifier"]), given.params["classifier"])
+
+
+def test_a_checkpoint_is_named_by_its_round(finished_run):
+    folder = finished_run[0]
+    newest = find_warm_start(begun(init_from=str(folder)))
+    older = find_warm_start(begun(init_from=f"{folder}/checkpoints/2"))
+    assert (newest.facts["round"], older.facts["round"]) == (4, 2)
+    moved = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), newest.model.params, older.model.params)
+    assert all(change > 0 for change in jax.tree.leaves(moved))
+
+
+def test_each_seed_has_its_own_and_a_relative_path_is_looked_for_below_the_root(finished_run, tmp_path):
+    copied(finished_run[0], tmp_path / "warm" / "seed_0")
+    copied(finished_run[0], tmp_path / "warm" / "seed_5", seed=5)
+    for seed in (0, 5):
+        found = find_warm_start(begun(init_from="warm", seed=seed), root=tmp_path)
+        assert found.facts["run"].endswith(f"seed_{seed}")
+    with pytest.raises(UserError, match=r"^init_from=warm: there is no folder warm$"):
+        find_warm_start(begun(init_from="warm"))
+    with pytest.raises(UserError, match=r"holds no run and no run of seed 7; name a run's folder"):
+        find_warm_start(begun(init_from="warm", seed=7), root=tmp_path)
+
+
+@pytest.mark.parametrize("method", ["fedanchor", "fedil", "fedmatch"])
+def test_what_a_method_makes_of_its_first_model_it_makes_of_this_one(method, finished_run):
+    """Parts that the other run has not stay fresh; copies in the server's memory are copies of the given model."""
+    fields = {"method": method, "init_from": str(finished_run[0]), "data.reveal_labels": True, **SMALL, **FRESH}
+    experiment = build_experiment(make_fedanchor_config(**fields))
+    given = find_warm_start(experiment).model
+    init = jax.jit(lambda data, given: initialise(experiment, data, given))
+    state = init(experiment.data, given)
+    params = {name: part for name, part in state.model.params.items() if name != "anchor_head"}
+    # FedMatch splits the model in two, and leaves out the smallest entries of one of them.
+    chex.assert_trees_all_close(params, given.params, atol=2e-6 if method == "fedmatch" else 0)
+    assert ("anchor_head" in state.model.params) == (method == "fedanchor")
+    assert "anchor_head" not in given.params
+    if method == "fedil":
+        chex.assert_trees_all_equal(state.server["model"].params, given.params)
+
+
+@pytest.fixture(scope="module", params=["fedu", "fedema"])
+def self_supervised_run(request, tmp_path_factory):
+    """(workdir, state) of a run whose clients have no labels."""
+    workdir = tmp_path_factory.mktemp(request.param) / "run"
+    fields = {"method": request.param, "data.reveal_labels": False, "num_rounds": 2, "model.normalisation": "running"}
+    fields |= {"model.projector_hidden": 8, "model.projector_dim": 4, "eval_measures": ("knn",)}
+    return workdir, train(make_tiny_config(**fields), workdir)
+
+
+def test_what_was_learned_without_labels_warms_another_method_up(self_supervised_run):
+    """The encoder and the probe begin the other run; the heads of the first stay behind."""
+    folder, state = self_supervised_run
+    fields = {"data.reveal_labels": False, "model.normalisation": "running", **SMALL, **FRESH}
+    experiment = build_experiment(make_fedanchor_config(method="semifl", init_from=str(folder), **fields))
+    found = find_warm_start(experiment)
+    assert found.facts["parts"] == ["backbone", "classifier"] and found.facts["round"] == 2
+    begun = jax.jit(lambda data, given: initialise(experiment, data, given))(experiment.data, found.model).model
+    for part in CLASSIFIER:
+        chex.assert_trees_all_equal(jax.device_get(begun.params[part]), jax.device_get(state.model.params[part]))
+    chex.assert_trees_all_equal(begun.batch_stats["backbone"], state.model.batch_stats["backbone"])
+
+
+def test_such_a_run_has_accuracies_and_can_be_asked_for_classes(self_supervised_run):
+    folder, _ = self_supervised_run
+    summary = json.loads((folder / "summary.json").read_text())
+    predict, digits = load(folder, allow_code=True), load_dataset(make_tiny_config().data)
+    right = np.mean(predict(digits.x_test).labels == digits.y_test)
+    assert summary["test_accuracy"] == pytest.approx(right, abs=1e-6)
+    assert min(summary["test_accuracy"], summary["test_knn_accuracy"]) > 0.3  # of ten classes, by 40 labels
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["byol_loss"] > 0 and line["divergence"] > 0 and line["uploads"] == 4 for line in lines)
+
+
+class Refused:
+    """What is wrong with another run, and the line that says it."""
+
+    def of_pixels(folder):
+        write_dataset(folder, {**read_dataset(folder), "image_shape": [9, 8, 1]})
+        return {}, "its model is for images of 9x8x1, but those of this run are 8x8x1"
+
+    def of_normalisation(folder):
+        line = "its model.normalisation is 'static', but this run's is 'group'"
+        return {"model.normalisation": "group"}, line
+
+    def of_shapes(folder):
+        line = "its model does not fit this run's: .model.batch_stats['backbone']['norm']['mean'] is (32,) there, and"
+        return {"model.name": "resnet8"}, line
+
+    def of_labels(folder):
+        line = "that run saw the clients' labels (data.reveal_labels), which are hidden in this one"
+        return {"data.reveal_labels": False}, line
+
+    def of_a_partition(folder):
+        copied(folder, folder / "honest", **{"data/reveal_labels": False})
+        with np.load(folder / "partition.npz") as arrays:
+            others = dict(arrays)
+        anchors, rows = others["anchor_index"], others["client_index"]
+        others |= {"anchor_index": np.append(rows[:3], anchors[3:]), "client_index": np.append(anchors[:3], rows[3:])}
+        replace_arrays(folder / "honest" / "partition.npz", **others)
+        line = "that run was trained on 3 labels that are hidden in this one: its seed (0, here 0) or its fields"
+        return {"data.reveal_labels": False, "init_from": str(folder / "honest")}, line
+
+    def of_a_checkpoint(folder):
+        return {"init_from": f"{folder}/checkpoints/17"}, "checkpoints/17"
+
+
+@pytest.mark.parametrize("what", [name for name in vars(Refused) if name.startswith("of_")])
+def test_what_does_not_fit_is_refused_in_one_line(what, finished_run, tmp_path):
+    folder = copied(finished_run[0], tmp_path / "other")
+    fields, line = getattr(Refused, what)(folder)
+    with pytest.raises(UserError) as error:
+        find_warm_start(begun(**{"init_from": str(folder), **fields}))
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_nothing_is_written_before_a_refusal(tmp_path, capsys):
+    words = ["--config.data.source=digits", "--config.model.name=cnn", "--config.init_from=nowhere"]
+    assert launch.main([*words, f"--workdir={tmp_path / 'run'}"]) == 2
+    assert "error: init_from=nowhere: there is no folder nowhere" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
