@@ -30,5 +30,5 @@ def get_config(arguments=""):
     config.data.standardise = False
     config.augment.flavour, config.augment.flip = "none", "always"
     config.twin_sight.second_view = "views"
-    config.trainer.clamp_least, config.trainer.clamp_most = 0.9, 0.95  # of freematch
+    config.confidence.clamp_least, config.confidence.clamp_most = 0.9, 0.95  # of freematch
     return apply_arguments(config, arguments)

@@ -52,8 +52,8 @@ def test_descriptions_are_those_of_the_source(reference):
     fields = read_fields()
     assert fields["seed"].meaning == "partition, initialisation, cohorts, everything random"  # behind the code
     assert fields["server.nesterov"].meaning == "Nesterov's form of the momentum"  # in a section that is shared
-    assert fields["threshold.kind"].meaning.startswith("Of pseudo-labels: 'fixed'")  # above the code, two lines
-    assert fields["threshold.kind"].group == ""
+    assert fields["confidence.kind"].meaning.startswith("Of pseudo-labels: 'fixed'")  # above the code, two lines
+    assert fields["confidence.kind"].group == ""
     assert fields["devices"].group.startswith("Performance only")
     assert fields["fedanchor.mix_weight"] == Field("1.0", "b of eq. 10", "Local training (section 4.3, appendix B).")
     page = reference.page()

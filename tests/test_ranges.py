@@ -10,10 +10,9 @@ from fedjax_ssl import base_config
 from fedjax_ssl.augment import BORDERS, INTERPOLATIONS
 from fedjax_ssl.augment.flavours import FLAVOURS
 from fedjax_ssl.client.acr import HISTOGRAMS
+from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.client.debias import DEBIASING
 from fedjax_ssl.client.on_labels import VIEWS
-from fedjax_ssl.client.self_training import TRAINERS
-from fedjax_ssl.client.thresholds import KINDS
 from fedjax_ssl.config import apply_arguments, flatten, override, ranges, validate
 from fedjax_ssl.data import FITS, NORMALISATIONS
 from fedjax_ssl.data.labels import ANCHOR_DRAWS, LABELS
@@ -204,9 +203,8 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
         "aggregation.mean": MEANS,
         "attack.kind": {"none", *ATTACKS, FALSE_LABELS, "poison"},
         "compression.kind": {"none", *COMPRESSIONS},
-        "threshold.kind": KINDS,
-        "threshold.debias": DEBIASING,
-        "trainer.name": TRAINERS,
+        "confidence.kind": KINDS,
+        "confidence.debias": DEBIASING,
         "trainer.histogram": HISTOGRAMS,
     }.items():
         assert declared[field] == set(known), field

@@ -55,10 +55,10 @@ def test_rows_begin_with_the_warm_up_and_have_their_rounds(planned, name):
 def test_averages_of_batches_last_for_the_run(planned, name):
     rows, checked = planned[0][name], 0
     for row, config in rows.items():
-        if config.trainer.name in ("freematch", "softmatch"):
-            assert config.trainer.counters == "persistent", row
+        if config.confidence.kind in ("freematch", "softmatch"):
+            assert config.confidence.memory == "run", row
             steps = 500 * 72 if name.startswith("semianagg") else 40 * 9
-            assert config.trainer.momentum**steps < 0.05, row  # the start is forgotten
+            assert config.confidence.momentum**steps < 0.05, row  # the start is forgotten
             checked += 1
     assert checked == (
         2 if "ablation" in name or name in ("some_clients.py:mnist", "some_clients.py:cifar10_lt") else 0

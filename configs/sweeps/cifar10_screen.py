@@ -23,7 +23,7 @@ def quantile(part):
 
 
 def share(part):
-    return {"threshold.kind": "share", "threshold.share": part}
+    return {"confidence.kind": "share", "confidence.share": part}
 
 
 def get_sweep():

@@ -18,11 +18,11 @@ from fedjax_ssl.sweep import Sweep, by_argument
 DATASETS = {"svhn": (250, 0.8), "cifar100": (500, 0.3), "cifar100_lt": (500, 0.15), "isic": (250, 0.65)}
 # ACR has a loss of its own on labelled images.
 TRAINERS = {
-    "FixMatch": {"trainer.name": "fixmatch"},
-    "FreeMatch": {"trainer.name": "freematch", "trainer.counters": "persistent"},
-    "SoftMatch": {"trainer.name": "softmatch", "trainer.counters": "persistent"},
+    "FixMatch": {"confidence.kind": "fixed"},
+    "FreeMatch": {"confidence.kind": "freematch", "confidence.memory": "run"},
+    "SoftMatch": {"confidence.kind": "softmatch", "confidence.memory": "run"},
     "ACR": {"trainer.name": "acr", "client.logit_adjustment": 0.0, "client.labelled_views": "weak"},
-    "counters of all rounds": {"trainer.counters": "persistent"},
+    "counters of all rounds": {"confidence.memory": "run"},
 }
 
 

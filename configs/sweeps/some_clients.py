@@ -52,7 +52,7 @@ CIFAR10_LT = {
     "eval_measures": ("shots",),
 }
 FRESH = {"init_from": "", "num_rounds": 2 * ROUNDS}
-AVERAGES = {"trainer.counters": "persistent", "trainer.momentum": 0.99}
+AVERAGES = {"confidence.memory": "run", "confidence.momentum": 0.99}
 WEAK = {"client.labelled_views": "weak"}  # of methods whose own code has one view of a labelled image
 CBAFED = {**FRESH, **WEAK, "cbafed.warm_up_rounds": ROUNDS, "client.clip_norm": 5.0}
 ISOFED = {**WEAK, "num_rounds": 2 * ROUNDS}
@@ -64,15 +64,15 @@ METHODS = {
     "FedAvg-Semi": "fedavg_semi",
     "FedAvg-Semi, uniform": "fedavg_semi,uniform",
     "SemiAnAgg": "semianagg",
-    "SemiAnAgg, FreeMatch": ("semianagg", {"trainer.name": "freematch", **AVERAGES}),
-    "SemiAnAgg, SoftMatch": ("semianagg", {"trainer.name": "softmatch", **AVERAGES}),
+    "SemiAnAgg, FreeMatch": ("semianagg", {"confidence.kind": "freematch", **AVERAGES}),
+    "SemiAnAgg, SoftMatch": ("semianagg", {"confidence.kind": "softmatch", **AVERAGES}),
     "SemiAnAgg, ACR": ("semianagg", ACR),
     "RSCFed": ("rscfed", {**WEAK, "client.unlabelled_learning_rate": 0.021, "client.clip_norm": 5.0}),
     "CBAFed": ("cbafed", CBAFED),
     "IsoFed": ("isofed", ISOFED),
     "Twin-sight": ("twin_sight", WEAK),
 }
-LOCAL_FIXMATCH = {"trainer.name": "fixmatch", "trainer.labels_from": "local"}  # as Twin-sight labels
+LOCAL_FIXMATCH = {"confidence.kind": "fixed", "trainer.labels_from": "local"}  # as Twin-sight labels
 CBAFED_CHANGES = {
     "CBAFed, once through the labels": ("cbafed", {**CBAFED, "cbafed.labelled_epochs": 1}),
     "CBAFed, no second classes": ("cbafed", {**CBAFED, "cbafed.second_labels": False}),
@@ -80,7 +80,7 @@ CBAFED_CHANGES = {
 MNIST_CHANGES = {
     **CBAFED_CHANGES,
     "IsoFed, no adaptation": ("isofed,no_adaptation", ISOFED),
-    "SemiAnAgg, FixMatch": ("semianagg", {"trainer.name": "fixmatch"}),
+    "SemiAnAgg, FixMatch": ("semianagg", {"confidence.kind": "fixed"}),
     "FedAvg, labels of the local model": ("fedavg_semi,together", LOCAL_FIXMATCH),
     "Twin-sight, no neighbourhood loss": ("twin_sight,no_neighbourhood", WEAK),
     "Twin-sight, no contrastive loss": ("twin_sight", {**WEAK, "twin_sight.contrastive_weight": 0.0}),

@@ -24,8 +24,8 @@ that its thresholds stay near 1 / C (on SVHN between 0.9 and 0.95).
 from fedjax_ssl.sweep import Sweep, by_argument
 
 DATASETS = {"cifar10": 0.6, "cifar100": 0.4, "svhn": 0.5, "fmnist": 0.7}  # the accuracy to which rounds are counted
-FIXMATCH = {"trainer.name": "fixmatch", "trainer.labels_from": "local"}
-FREEMATCH = {"trainer.name": "freematch", "trainer.labels_from": "local", "trainer.fairness_weight": 0.0}
+FIXMATCH = {"confidence.kind": "fixed", "trainer.labels_from": "local"}
+FREEMATCH = {"confidence.kind": "freematch", "trainer.labels_from": "local", "confidence.fairness_weight": 0.0}
 
 
 def get_sweep(dataset="cifar10"):

@@ -48,7 +48,7 @@ MAIN_FIELDS = (
     "server.learning_rate",
     "server.pretrain_epochs",
     "aggregation.optimizer",
-    "threshold.kind",
+    "confidence.kind",
     "log.tensorboard",
     "log.wandb_project",
 )

@@ -1,7 +1,8 @@
-"""What clients do: labels, thresholds, local training. Knows the engine's language, never the server."""
+"""What clients do: labels, confidence, local training. Knows the engine's language, never the server."""
 
 from fedjax_ssl.client.acr import STANDARD
 from fedjax_ssl.client.by_role import LABELLED, jobs_without_labels, labelled_phase, unlabelled_phase
+from fedjax_ssl.client.confidence import Confidence, make_confidence, own_confidence, qualify
 from fedjax_ssl.client.consistency import Rule, TwoBatches, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.fix_mix import fix_mix_phase
@@ -27,7 +28,6 @@ from fedjax_ssl.client.on_labels import (
 )
 from fedjax_ssl.client.scores import logits_of_each, score_by_own_models, score_cohort, weak_views
 from fedjax_ssl.client.self_training import ACCEPTED, needs_prior, own_trainer, self_training, trained_parts_of
-from fedjax_ssl.client.thresholds import own_thresholds, qualify
 
 __all__ = [
     "ACCEPTED",
@@ -35,6 +35,7 @@ __all__ = [
     "STANDARD",
     "At",
     "Batch",
+    "Confidence",
     "Deck",
     "Examples",
     "Hooks",
@@ -60,11 +61,12 @@ __all__ = [
     "local_sgd",
     "logits_of_each",
     "loss_on_labels",
+    "make_confidence",
     "mean_teacher_phase",
     "needs_prior",
+    "own_confidence",
     "own_optimizers",
     "own_teachers",
-    "own_thresholds",
     "own_trainer",
     "qualify",
     "score_by_own_models",

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.client.confidence import moved
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.local_sgd import At, Loss
-from fedjax_ssl.client.trainers import Seen, Target, Trainer, moved
+from fedjax_ssl.client.trainers import Seen, Target, Trainer
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.losses import cross_entropy
 

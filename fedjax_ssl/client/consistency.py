@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.client.confidence import Confidence
 from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import as_told, label_for_steps
@@ -35,7 +36,7 @@ class Views(NamedTuple):
             `label_mode`; by the model's, where these views have no pass in training. None for labelled images.
         weak, strong: Outputs of the views in training, [B, ...]; None where they have no pass.
 
-    With `threshold.debias` the logits are of probabilities without the client's prior.
+    With `confidence.debias` the logits are of probabilities without the client's prior.
     """
 
     mask: jax.Array
@@ -57,8 +58,8 @@ class Rule(NamedTuple):
     """What a method does with the unlabelled images of a step.
 
     Attributes:
-        label: (batch, at) -> (targets, a pytree with leaves [B, ...]; and weights, bool or float32 [B], of each image
-            in the loss). No strong view has passed yet.
+        label: (batch, at) -> (targets, a pytree with leaves [B, ...]; and weights, float32 [B], of each image in the
+            loss). No strong view has passed yet.
         loss: (model, batch, at, targets, weights) -> Loss, without statistics: what the step adds to the labelled
             images' cross-entropy. Its metrics have `unlabelled_loss`.
     """
@@ -73,14 +74,14 @@ class Work(NamedTuple):
     Attributes:
         deck: its unlabelled examples, and the labelled ones too under `consistency.include_labelled`.
         labelled: its labelled ones; None if no client has any.
-        thresholds: float32 [C], for each class.
+        confidence: the rule's state, see `label_for_steps`.
         num_steps: int32 [], of all local epochs.
         prior: float32 [C], by which both models' probabilities are divided, see `debiased`; None: by nothing.
     """
 
     deck: Deck
     labelled: Deck | None
-    thresholds: jax.Array
+    confidence: Any
     num_steps: jax.Array
     prior: jax.Array | None = None
 
@@ -88,7 +89,7 @@ class Work(NamedTuple):
 def consistency_phase(
     problem: Problem,
     rule: Rule,
-    threshold: float,
+    confidence: Confidence,
     label_mode: str = "train",
     loss_over: str = "batch",
     parts: tuple[str, ...] = CLASSIFIER,
@@ -98,7 +99,7 @@ def consistency_phase(
     Args:
         problem: the run.
         rule: targets and loss of the unlabelled images.
-        threshold: see `label_cohort`.
+        confidence: which labels count; its state is of the received model's labels of all images, once a round.
         label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval', by its
             own. The received model always takes its own.
         loss_over: 'batch', every unlabelled image has a strong view; 'confident', only those of weight above 0 have
@@ -126,7 +127,7 @@ def consistency_phase(
         del previous
         examples = Examples.of(data, cohort)
         included = examples.present if options.include_labelled else examples.unlabelled
-        made = label_for_steps(problem, received.model, data, examples, included, threshold)
+        made = label_for_steps(problem, received.model, data, examples, included, confidence)
         passes = config.epochs * (options.unlabelled_ratio if fixed_length else 1)
         deck = Deck.shuffled(examples, included, examples.keys, passes)
         num_steps, labelled = deck.num_steps(unlabelled_size), None
@@ -138,7 +139,7 @@ def consistency_phase(
         if fixed_length:
             length = jnp.maximum(deck.size // config.batch_size, 1)  # ours: a client of a few images takes a step
             num_steps = jnp.where(deck.size > 0, config.epochs * length, num_steps)
-        return Jobs(num_steps, Work(deck, labelled, made.thresholds, num_steps, made.prior), made.report, made.own)
+        return Jobs(num_steps, Work(deck, labelled, made.confidence, num_steps, made.prior), made.report, made.own)
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
@@ -196,6 +197,11 @@ def consistency_phase(
 def by_one_model(problem: Problem, images: Views) -> jax.Array:
     """Logits of the weak views by the model that `consistency.labels_from` names: float32 [B, C]."""
     return images.by_received if problem.config.consistency.labels_from == "received" else images.by_local
+
+
+def weighed(confidence: Confidence, at: At, probabilities: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Hard labels of a batch, int32 [B], and their weights, float32 [B], by the client's state of the rule."""
+    return confidence.label(at.work.confidence, probabilities, at.work.deck.size)
 
 
 def in_last_epoch(problem: Problem, at: At) -> jax.Array:

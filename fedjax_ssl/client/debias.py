@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.interface import Problem
 
-DEBIASING = ("none", "app_u")  # of `config.threshold.debias`
+DEBIASING = ("none", "app_u")  # of `config.confidence.debias`
 LEAST_PRIOR = 1e-6  # of a class; a smaller one would make any probability the largest
 
 
@@ -28,7 +28,7 @@ def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
 
 
 def without_prior(problem: Problem, logits: jax.Array, present: jax.Array) -> jax.Array:
-    """A model's logits of each client's images, as `threshold.debias` has them: by 'app_u' `debiased`.
+    """A model's logits of each client's images, as `confidence.debias` has them: by 'app_u' `debiased`.
 
     Args:
         problem: the run.
@@ -43,8 +43,8 @@ def without_prior(problem: Problem, logits: jax.Array, present: jax.Array) -> ja
 
 
 def prior_of(problem: Problem, logits: jax.Array, present: jax.Array) -> jax.Array | None:
-    """P_k of each client where `threshold.debias` wants it, see `mean_prediction`; None where it does not."""
-    if problem.config.threshold.debias == "none":
+    """P_k of each client where `confidence.debias` wants it, see `mean_prediction`; None where it does not."""
+    if problem.config.confidence.debias == "none":
         return None
     return mean_prediction(jax.nn.softmax(logits), present)
 

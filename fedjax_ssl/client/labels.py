@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.client.confidence import Confidence, once_a_round, qualify
 from fedjax_ssl.client.debias import debiased, mean_prediction
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.client.scores import score_cohort
-from fedjax_ssl.client.thresholds import class_thresholds, qualify
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem, Report
 from fedjax_ssl.errors import UserError
@@ -24,17 +24,17 @@ class Labelled(NamedTuple):
         report: the labels, which of them count, and those of other rules; leaves [M, n_max].
         own: entries of the clients' memory that the rule updated, leaves [M, ...].
         weights: float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0.
-        thresholds: float32 [M, C], the score from which a label of each class counts; None for other rules.
+        confidence: the states of the rule after these labels, leaves [M, ...], see `Confidence`.
         prior: float32 [M, C], by which the client's probabilities are divided, see `debiased`; None: by nothing.
-        confidence: float32 [M, n_max], each image's largest score; None for other rules.
+        largest: float32 [M, n_max], each image's largest score; None where there are no scores.
     """
 
     report: Report
     own: Mapping[str, Any] = {}
     weights: jax.Array | None = None
-    thresholds: jax.Array | None = None
+    confidence: Any = ()
     prior: jax.Array | None = None
-    confidence: jax.Array | None = None
+    largest: jax.Array | None = None
 
 
 def label_cohort(
@@ -43,13 +43,12 @@ def label_cohort(
     data: FederatedData,
     examples: Examples,
     *,
-    threshold: float | jax.Array,
-    strictly: bool = False,
+    confidence: Confidence,
     num_views: int = 0,
     used: str | None = None,
     facts: tuple[str, ...] = (),
 ) -> Labelled:
-    """Labels every example with the class of its largest score, by `config.threshold`'s rule.
+    """Labels every example with the class of its largest score; a rule says which labels count.
 
     Args:
         problem: the run.
@@ -57,19 +56,18 @@ def label_cohort(
             rule.
         data: the federation's.
         examples: of the cohort.
-        threshold: the method's, in the scores' unit.
-        strictly: whether a score at the threshold falls short (FedAnchor, eq. 5) or counts (SemiFL, FixMatch).
+        confidence: the rule, from `make_confidence`.
         num_views: see `score_cohort`.
         used: name of the rule in use; all rules are reported.
         facts: names in the dict that are no rules but numbers of each image, float32 [B], to be reported.
 
     Raises:
-        UserError: `threshold.debias` for scores of several rules, which need be no probabilities.
+        UserError: `confidence.debias` for scores of several rules, which need be no probabilities.
     """
-    debias = problem.config.threshold.debias != "none"
+    debias = problem.config.confidence.debias != "none"
     if debias and used is not None:
         raise UserError(
-            f"threshold.debias={problem.config.threshold.debias!r} is for labels by a softmax, not {used!r}"
+            f"confidence.debias={problem.config.confidence.debias!r} is for labels by a softmax, not {used!r}"
         )
     scored = score_cohort(problem, scores, data.images, examples, num_views)
     known = {name: scored.pop(name) for name in facts}
@@ -79,14 +77,12 @@ def label_cohort(
     if debias:
         prior = mean_prediction(scores_used, examples.present)
         scores_used = jax.nn.softmax(debiased(jnp.log(scores_used), prior[..., None, :]))
-    thresholds, own = jax.vmap(lambda s, p, o: class_thresholds(problem.config.threshold, threshold, s, p, o))(
-        scores_used, examples.present, examples.own
-    )
-    labels, qualified = qualify(scores_used, thresholds[:, None, :], strictly)
+    states, weights, own = once_a_round(problem, confidence, scores_used, examples.present, examples.own)
+    labels = jnp.argmax(scores_used, axis=-1).astype(jnp.int32)
     others = {name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in rules.items()}
     best, second = jnp.moveaxis(jax.lax.top_k(scores_used, 2)[0], -1, 0)
-    report = Report(labels, qualified & examples.present, others, {"score_gap": best - second, **known})
-    return Labelled(report, own, thresholds=thresholds, prior=prior, confidence=best)
+    report = Report(labels, weights > 0, others, {"score_gap": best - second, **known})
+    return Labelled(report, own, weights, states, prior, best)
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:
@@ -109,9 +105,9 @@ def told_outputs(data: FederatedData, rows: jax.Array, outputs: Outputs, heads: 
 
 
 def label_for_steps(
-    problem: Problem, model: Model, data: FederatedData, examples: Examples, included: jax.Array, threshold: float
+    problem: Problem, model: Model, data: FederatedData, examples: Examples, included: jax.Array, confidence: Confidence
 ) -> Labelled:
-    """What a method needs that makes its labels step by step: thresholds and a prior by the received model, a report.
+    """What a method needs that makes its labels step by step: the rule's states by the received model, and a report.
 
     Args:
         problem: the run.
@@ -119,7 +115,7 @@ def label_for_steps(
         data: the federation's.
         examples: of the cohort.
         included: bool [M, n_max], which of them get pseudo-labels.
-        threshold: the method's, a probability.
+        confidence: the rule.
 
     Returns:
         The Labelled; in its report visible labels count, too.
@@ -129,8 +125,8 @@ def label_for_steps(
         lambda images: problem.network.probabilities(model, images),
         data,
         examples._replace(present=included),
-        threshold=threshold,
-        num_views=int(problem.config.threshold.debias != "none"),  # APP-U is of weak views
+        confidence=confidence,
+        num_views=int(problem.config.confidence.debias != "none"),  # APP-U is of weak views
     )
     return made._replace(report=made.report._replace(qualified=made.report.qualified | examples.labelled))
 

@@ -8,25 +8,18 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.acr import acr, loss_of_both
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
+from fedjax_ssl.client.confidence import MEMORY, make_confidence
 from fedjax_ssl.client.debias import debiased, prior_of
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import told_outputs
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss
 from fedjax_ssl.client.scores import score_cohort
-from fedjax_ssl.client.trainers import Seen, Trainer, fixmatch, flexmatch, freematch, pseudo_label_loss, softmatch
+from fedjax_ssl.client.trainers import Seen, Trainer, by_confidence, pseudo_label_loss
 from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem, Report
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import repeated
 from fedjax_ssl.models import Outputs
 
-TRAINERS: dict[str, Callable[..., Trainer]] = {
-    "fixmatch": fixmatch,
-    "flexmatch": flexmatch,
-    "freematch": freematch,
-    "softmatch": softmatch,
-    "acr": acr,
-}
-MEMORY = "trainer"  # the entry of the rule's state in a client's memory
 ACCEPTED = "accepted"  # what every upload tells: of how many pseudo-labels it comes, see `trainer.accepted`
 
 
@@ -48,9 +41,11 @@ class Work(NamedTuple):
 
 
 def make_trainer(problem: Problem) -> Trainer:
-    """The rule that `trainer.name` names."""
+    """The trainer that `trainer.name` names: by `config.confidence`, or ACR, whose rule is its own."""
     options = problem.config.trainer
-    return TRAINERS[options.name](options, problem.num_classes)
+    if options.name == "acr":
+        return acr(options, problem.num_classes)
+    return by_confidence(make_confidence(problem, options.threshold))
 
 
 def trained_parts_of(problem: Problem) -> tuple[str, ...]:
@@ -100,8 +95,8 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
             f"trainer.name={options.name!r} has a loss of its own on labelled images; leave client.logit_adjustment 0 "
             "and client.labelled_views 'weak'"
         )
-    if trainer.heads and problem.config.threshold.debias != "none":
-        raise UserError(f"trainer.name={options.name!r} adjusts its labels itself; leave threshold.debias 'none'")
+    if trainer.heads and problem.config.confidence.debias != "none":
+        raise UserError(f"trainer.name={options.name!r} adjusts its labels itself; leave confidence.debias 'none'")
     by_received = options.labels_from == "received"
     with_weak = not by_received or network.normalisation == "running"
 
@@ -109,7 +104,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
         """The states of a cohort at the beginning of a round."""
         if trainer.next_round is not None:
             return jax.vmap(trainer.next_round)(states)
-        return fresh_states(trainer, *shape) if options.counters == "per_round" else states
+        return fresh_states(trainer, *shape) if problem.config.confidence.memory == "round" else states
 
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous

@@ -6,6 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import check_rand_augment
+from fedjax_ssl.config.renamed import translated
 from fedjax_ssl.data import check_labels
 from fedjax_ssl.data.federated import num_attackers
 from fedjax_ssl.engine.measures import words_of
@@ -78,10 +79,9 @@ def validate(config: ConfigDict) -> None:
         known = ", ".join(map(repr, method.settings))
         raise UserError(f"data.labels is {config.data.labels!r}; known to the method {section}: {known}")
     for field, default in {"kind": "fixed", "debias": "none"}.items():
-        if field not in method.threshold and config.threshold[field] != default:
-            raise UserError(
-                f"threshold.{field}={config.threshold[field]!r} is not for the method {section}, which does not read it"
-            )
+        if field not in method.confidence and config.confidence[field] != default:
+            value = config.confidence[field]
+            raise UserError(f"confidence.{field}={value!r} is not for the method {section}, which does not read it")
     if config.attack.kind == "labels" and not method.mislabels:
         raise UserError(f"attack.kind='labels' is not for the method {section}, whose clients label in their own way")
     if config.attack.kind == "poison":
@@ -230,6 +230,7 @@ def complete(old: dict) -> dict:
         raise UserError(f"it is no configuration, but {type(old).__name__}")
     if not isinstance(old.get("method", ""), str):
         raise UserError(f"method is {old['method']!r}, which is no name")
+    old = translated(old)
     filled = json.loads(json.dumps(base_config().to_dict()))
     name = old.get("method", filled["method"])
     for section in _foreign_sections(name):
@@ -279,10 +280,9 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     Args:
         config: is changed.
         arguments: with commas between them, applied in their order: name=value pairs of `ARGUMENT_FIELDS`; the name of
-            a method, instead of the file's, or method=FILE.py:NAME, which has its own threshold again; a variant of
-            the method; a recipe; a backbone,
-            also by its import path; 'iid'; 'two_classes', for each client; 'centralised', the fully supervised bound
-            without a federation.
+            a method, instead of the file's, or method=FILE.py:NAME, which has its own rule for confidence again; a
+            variant of the method; a recipe; a backbone, also by its import path; 'iid'; 'two_classes', for each
+            client; 'centralised', the fully supervised bound without a federation.
 
     Returns:
         The configuration.
@@ -296,7 +296,7 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
         name, equals, text = argument.partition("=")
         if argument in METHODS or (equals and name == "method"):
             config.method = text if equals else name
-            config.threshold.update(shared_fields().config().threshold)  # a rule was chosen for the file's method
+            config.confidence.update(shared_fields().config().confidence)  # a rule was chosen for the file's method
             add_section(config).update_from_flattened_dict(find_method(config.method).fields)
         elif equals and name in fields:
             kind = type(_get(config, fields[name]))

@@ -12,6 +12,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from fedjax_ssl.config.base import add_section, flatten
+from fedjax_ssl.config.renamed import RENAMED
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import CONFIGS
 from fedjax_ssl.imports import one_line
@@ -135,6 +136,8 @@ def _check_field(config: ConfigDict, field: str) -> None:
     sections = {name.rpartition(".")[0] for name in fields}
     if field in sections:
         raise UserError(f"config.{field} is a section; name one of its fields, as in config.{field}.FIELD")
+    if field in RENAMED:
+        raise UserError(f"config.{field} is config.{RENAMED[field]} now")
     # The nearest by the whole name, else by the last part, which is what people remember.
     nearest = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
     if not nearest:

@@ -3,15 +3,28 @@
 from fedjax_ssl.fields.section import Section, real, share, whole, word
 
 
-def threshold_fields() -> Section:
-    """Which pseudo-labels count."""
+def confidence_fields() -> Section:
+    """Which pseudo-labels count, and how much: see fedjax_ssl/client/confidence.py."""
     section = Section()
-    # Of pseudo-labels: 'fixed' at the method's own threshold; or 'share', 'client_mean', 'sat', 'freematch',
-    # 'flexmatch', which adapt to the client or the class: see fedjax_ssl/client/thresholds.py.
-    section.kind = word("fixed", "share", "client_mean", "sat", "flexmatch", "freematch")
-    # Of 'share': the part of each client's examples that counts, those of largest score.
-    section.share = real(0.5, above=0, most=1)
-    section.momentum = real(0.9, least=0, below=1)  # of the averages of 'freematch' at each client
+    # 'fixed' at the method's own threshold; or 'share', 'client_mean', 'sat', 'flexmatch', 'freematch', 'softmatch',
+    # which adapt to the client or the class. Methods whose paper is a rule of their own refuse the others.
+    section.kind = word("fixed", "share", "client_mean", "sat", "flexmatch", "freematch", "softmatch")
+    # How long a client keeps what the rule has learned: a 'round', or the whole 'run'.
+    section.memory = word("round", "run")
+    section.share = real(0.5, above=0, most=1)  # of 'share': the part of each client's images that counts
+    section.momentum = real(0.999, least=0, below=1)  # of the averages of 'freematch' and 'softmatch'
+    section.warm_up = True  # of 'flexmatch': images without a stored label hold the thresholds down
+    # Of 'freematch': of its fairness term, where the loss is made step by step in fedavg_semi, semianagg, isofed and
+    # twin_sight; the reference code also has 0.001.
+    section.fairness_weight = real(0.01, least=0)
+    # Of 'freematch': tau_t averages this quantile of the largest probabilities (in the reference code 0.8 may be
+    # chosen); 0: their mean.
+    section.quantile = share(0.0)
+    section.level_cap = share(1.0)  # of 'freematch': the most that tau_t may be; the reference code has 0.95
+    section.clamp_least = share(0.0)  # of 'freematch': the least threshold of a class; its paper on SVHN has 0.9
+    section.clamp_most = share(1.0)  # of 'freematch': the most; there 0.95
+    section.uniform_alignment = True  # of 'softmatch': probabilities aligned to equally frequent classes
+    section.n_sigma = real(2.0, above=0)  # n of 'softmatch': the larger, the faster a weight falls below the mean
     # 'none'; or 'app_u', probabilities divided by the client's mean of them before they label (FedDB), for methods with
     # labels by a softmax; the others refuse it: see fedjax_ssl/client/debias.py.
     section.debias = word("none", "app_u")
@@ -19,32 +32,15 @@ def threshold_fields() -> Section:
 
 
 def trainer_fields() -> Section:
-    """How much each pseudo-label counts, batch by batch."""
-    # Of clients without labels in fedavg_semi, semianagg, isofed and twin_sight: how much each pseudo-label counts,
-    # batch by batch. See fedjax_ssl/client/trainers.py and acr.py.
+    """Training on pseudo-labels in fedavg_semi, semianagg, isofed and twin_sight."""
     section = Section()
-    section.name = word("flexmatch", "fixmatch", "freematch", "softmatch", "acr")  # the rule
-    # tau of 'fixmatch', 'flexmatch', 'acr'; of all, what is reported as confident.
-    section.threshold = share(0.95)
-    # What thresholds learn from batches lasts for the 'per_round' pass, as in SemiAnAgg's code, or is 'persistent'.
-    section.counters = word("per_round", "persistent")
+    # What pseudo-labels count by: config.confidence; or 'acr', ACR's own rule with a second classifier.
+    section.name = word("confidence", "acr")
+    section.threshold = share(0.95)  # tau of the rule; from it on a label is reported as confident
     section.labels_from = word("received", "local")  # the global model as it came down, or the one in training
     # What a client tells of its pseudo-labels: 'trained_on', the sum of their weights in the loss; or 'confident', how
     # many reach the threshold.
     section.accepted = word("trained_on", "confident")
-    section.warm_up = True  # of 'flexmatch': images without a stored label hold the thresholds down
-    section.momentum = real(0.999, least=0, below=1)  # of the averages of 'freematch' and 'softmatch'
-    # Of 'freematch': of its fairness term; the reference code also has 0.001.
-    section.fairness_weight = real(0.01, least=0)
-    # Of 'freematch': tau_t averages this quantile of a batch's largest probabilities (in the reference code 0.8 may be
-    # chosen); 0: their mean.
-    section.quantile = share(0.0)
-    section.level_cap = share(1.0)  # of 'freematch': the most that tau_t may be; the reference code has 0.95
-    section.clamp_least = share(0.0)  # of 'freematch': the least threshold of a class; its paper on SVHN has 0.9
-    section.clamp_most = share(1.0)  # of 'freematch': the most; there 0.95
-    section.uniform_alignment = True  # of 'softmatch': probabilities aligned to equally frequent classes
-    # n of 'softmatch': the larger, the faster a weight falls below the mean.
-    section.n_sigma = real(2.0, above=0)
     # Of 'acr', which compares a client's images with the labelled ones; its estimate always survives rounds.
     section.strength = real(2.0, least=0)  # tau, the largest adjustment by log pi, and the balanced head's
     # Rounds that a client has had before it estimates its shares: its code's `epoch > 5`, which counts from 0.

@@ -2,7 +2,7 @@
 
 from fedjax_ssl.fields.data import data_fields
 from fedjax_ssl.fields.images import augment_fields, views_fields
-from fedjax_ssl.fields.labels import consistency_fields, threshold_fields, trainer_fields
+from fedjax_ssl.fields.labels import confidence_fields, consistency_fields, trainer_fields
 from fedjax_ssl.fields.model import model_fields, probe_fields
 from fedjax_ssl.fields.section import MOST_SEED, Section, several, whole, word
 from fedjax_ssl.fields.training import client_fields, server_fields
@@ -74,7 +74,7 @@ def shared_fields() -> Section:
     config.compression = compression_fields()
     config.availability = availability_fields()
     config.privacy = privacy_fields()
-    config.threshold = threshold_fields()
+    config.confidence = confidence_fields()
     config.trainer = trainer_fields()
     config.consistency = consistency_fields()
     config.log = log_fields()

@@ -14,7 +14,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights
         logits: float32 [B, C].
         labels: int32 [B]; rows outside the mask may hold anything.
         mask: bool [B].
-        weights: float32 [B], of each example; None: 1.
+        weights: float32 or bool [B], of each example; None: 1. With 1[confident] this is FixMatch's eq. 4, a mean over
+            the whole batch.
 
     Returns:
         float32 []; 0 if no example counts.
@@ -43,19 +44,6 @@ def mixup_cross_entropy(
     """
     first = cross_entropy(logits, labels, mask, weights)
     return mixing * first + (1 - mixing) * cross_entropy(logits, partner_labels, mask, weights)
-
-
-def fixmatch_loss(logits: jax.Array, labels: jax.Array, confident: jax.Array, mask: jax.Array) -> jax.Array:
-    """1/B sum_b 1[confident] H(y_b, f(A(x_b))): FixMatch eq. 4, over all of the batch and not the confident ones alone.
-
-    Args:
-        logits: float32 [B, C], of the strong views.
-        labels: int32 [B], the pseudo-labels.
-        confident: bool [B].
-        mask: bool [B], False for padding.
-    """
-    counted = confident & mask
-    return cross_entropy(logits, labels, counted) * jnp.sum(counted) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:

@@ -16,4 +16,4 @@ def anchors_only(problem: Problem) -> Method:
     return alternating(problem, ())
 
 
-ENTRY = Entry(anchors_only, title="the server's training alone", variants=VARIANTS, threshold=(), unlabelled=False)
+ENTRY = Entry(anchors_only, title="the server's training alone", variants=VARIANTS, confidence=(), unlabelled=False)

@@ -31,7 +31,7 @@ class Entry:
         companions: name -> function of the configuration that gives the heads of a second network, whose model travels
             with the first one's: see `fedjax_ssl.models.network`.
         embedding: the head whose outputs represent an image in pictures and predictions; '': the backbone's features.
-        threshold: the fields of `config.threshold`, of 'kind' and 'debias', that it reads; others have their defaults.
+        confidence: the fields of `config.confidence`, of 'kind' and 'debias', that it reads; it refuses the others.
         mislabels: whether `attack.kind` 'labels' reaches all the labels that its clients train on, see
             `fedjax_ssl.client.labels.as_told`.
         unlabelled: whether its clients train on images without labels, which `attack.kind` 'poison' crafts.
@@ -51,7 +51,7 @@ class Entry:
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)
     embedding: str = ""
-    threshold: tuple[str, ...] = ("kind", "debias")
+    confidence: tuple[str, ...] = ("kind", "debias")
     mislabels: bool = False
     unlabelled: bool = True
     advice: Callable[[ConfigDict], str] = lambda config: ""
@@ -84,7 +84,7 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
     config, ranges = fields.config().lock(), fields.ranges()
     for what, words, known in (
         ("settings", entry.settings, LABELS_AT),
-        ("threshold", entry.threshold, ("kind", "debias")),
+        ("confidence", entry.confidence, ("kind", "debias")),
         ("embedding", filter(None, [entry.embedding]), entry.heads),
         ("heads_if", entry.heads_if, entry.heads),
     ):

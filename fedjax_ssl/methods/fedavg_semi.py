@@ -22,7 +22,7 @@ from fedjax_ssl.fields import Section, share, word
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 
-FIELDS = {"data.labels": "some_clients", "trainer.threshold": 0.9}
+FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "trainer.threshold": 0.9}
 VARIANTS = {
     "uniform": {"fedavg_semi.unlabelled_weights": "uniform"},
     "by_size": {"fedavg_semi.unlabelled_weights": "size"},
@@ -70,7 +70,6 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
-    threshold=("debias",),
     mislabels=True,
     tiny={"trainer.threshold": 0.2, "clients_per_round": 8},
 )

@@ -254,6 +254,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    threshold=(),
+    confidence=(),
     tiny={"fedcon.projector_hidden": 8},
 )

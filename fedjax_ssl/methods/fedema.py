@@ -108,6 +108,6 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     heads=BYOL_HEADS,
-    threshold=(),
+    confidence=(),
     tiny={"model.projector_hidden": 8, "model.projector_dim": 4},
 )

@@ -12,12 +12,12 @@ from FedAvg:
 
 import jax
 
-from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own_thresholds, qualify
-from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss
+from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, make_confidence, own_confidence
+from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss, weighed
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, share, word
-from fedjax_ssl.learning.losses import fixmatch_loss
+from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
@@ -47,18 +47,18 @@ def defaults() -> Section:
 def fixmatch(problem: Problem) -> Method:
     """FedAvg+FixMatch as a Method."""
     options, data = problem.config.fixmatch, problem.config.data
+    confidence = make_confidence(problem, options.threshold)
 
-    def label(batch: TwoBatches, at: At):  # eq. 4: hard labels of the weak views, and which of them are confident
-        probabilities = jax.nn.softmax(by_one_model(problem, batch.unlabelled))
-        return qualify(probabilities, at.work.thresholds, strictly=False)
+    def label(batch: TwoBatches, at: At):  # eq. 4: hard labels of the weak views, 1 for a confident one
+        return weighed(confidence, at, jax.nn.softmax(by_one_model(problem, batch.unlabelled)))
 
-    def loss(model, batch: TwoBatches, at: At, labels, confident) -> Loss:
+    def loss(model, batch: TwoBatches, at: At, labels, weights) -> Loss:  # eq. 4, the mean over all of the batch
         images = batch.unlabelled
-        return unlabelled_loss(problem, fixmatch_loss(images.strong.logits, labels, confident, images.mask))
+        return unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, images.mask, weights))
 
     rule = Rule(label, loss)
-    phase = consistency_phase(problem, rule, options.threshold, options.label_mode, options.loss_over)
-    method = alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
+    phase = consistency_phase(problem, rule, confidence, options.label_mode, options.loss_over)
+    method = alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
     if options.server == "alternate":
         return method
     if data.labels != "server":
@@ -81,5 +81,5 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
-    tiny={"fixmatch.threshold": 0.2, "fixmatch.server": "parallel", "threshold.kind": "client_mean"},
+    tiny={"fixmatch.threshold": 0.2, "fixmatch.server": "parallel", "confidence.kind": "client_mean"},
 )

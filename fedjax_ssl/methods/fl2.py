@@ -22,7 +22,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, label_cohort, local_sgd, own_thresholds
+from fedjax_ssl.client import (
+    At,
+    Batch,
+    Deck,
+    Examples,
+    Hooks,
+    Loss,
+    label_cohort,
+    local_sgd,
+    make_confidence,
+    own_confidence,
+)
 from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, soft_label_loss
@@ -31,7 +42,7 @@ from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import Flow, Link, fedavg
 
-FIELDS = {"threshold.kind": "sat"}  # CAT; another rule may be named in its place
+FIELDS = {"confidence.kind": "sat"}  # CAT; another rule may be named in its place
 VARIANTS = {
     "paper": {  # the setting of its experiments on CIFAR-10, to be named behind the recipe `strong`
         "num_rounds": 800,
@@ -58,7 +69,7 @@ VARIANTS = {
         "fl2.strictly": False,
     },
     # The ablation; all three of them are FedAvg+FixMatch with labels once a round.
-    "no_cat": {"threshold.kind": "fixed"},  # at fl2.threshold
+    "no_cat": {"confidence.kind": "fixed"},  # at fl2.threshold
     "no_sacr": {"fl2.consistency_weight": 0.0},
     "no_lsaa": {"fl2.status_weights": False},
     "sacr_on_all": {"fl2.threshold": 0.0},  # not on the surest alone
@@ -72,7 +83,7 @@ STATUS = "status"  # what a client tells: tau_k
 def defaults() -> Section:
     """The section `config.fl2`."""
     section = Section()
-    section.threshold = share(0.95)  # tau_f of the set D_f; and of all labels where threshold.kind is 'fixed'
+    section.threshold = share(0.95)  # tau_f of the set D_f; and of all labels where confidence.kind is 'fixed'
     section.strictly = True  # a confidence at a threshold falls short, as in the paper; False: it counts
     # The probabilities' mean over so many weakly augmented views; 0: the raw image.
     section.label_views = whole(1, least=0)
@@ -108,7 +119,7 @@ def fl2(problem: Problem) -> Method:
     return alternating(
         problem,
         (local_training(problem),),
-        own=lambda data, model: own_thresholds(problem),
+        own=lambda data, model: own_confidence(problem, data),
         aggregation=fedavg(problem, weighted_by=by_status),
     )
 
@@ -123,6 +134,7 @@ def weigh_by_status(flow: Flow, current, state, data, received: Received, key) -
 def local_training(problem: Problem) -> Phase:
     """A client's labels, and its epochs on those that count."""
     network, config, options = problem.network, problem.config.client, problem.config.fl2
+    confidence = make_confidence(problem, options.threshold, options.strictly, hard=True)
 
     def prepare(received, data, cohort, previous) -> Jobs:
         """CAT: tau_k is the client's mean confidence, tau_k(c) by how often c is predicted."""
@@ -134,16 +146,15 @@ def local_training(problem: Problem) -> Phase:
             lambda images: network.probabilities(received.model, images),
             data,
             examples,
-            threshold=options.threshold,
-            strictly=options.strictly,
+            confidence=confidence,
             num_views=options.label_views,
         )
-        confidence, present = made.confidence, examples.present
+        largest, present = made.largest, examples.present
         work = Work(
             deck=Deck.shuffled(examples, made.report.qualified, shuffle_keys, config.epochs),
             labels=made.report.labels,
-            surest=confidence > options.threshold if options.strictly else confidence >= options.threshold,
-            status=jnp.sum(jnp.where(present, confidence, 0.0), axis=1) / jnp.maximum(jnp.sum(present, axis=1), 1),
+            surest=largest > options.threshold if options.strictly else largest >= options.threshold,
+            status=jnp.sum(jnp.where(present, largest, 0.0), axis=1) / jnp.maximum(jnp.sum(present, axis=1), 1),
         )
         return Jobs(work.deck.num_steps(config.batch_size), work, made.report, made.own)
 

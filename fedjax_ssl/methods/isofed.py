@@ -51,7 +51,8 @@ from fedjax_ssl.server import labelled_clients, only_eligible
 
 FIELDS = {
     "data.labels": "some_clients",
-    "trainer.name": "fixmatch",
+    "confidence.kind": "fixed",
+    "trainer.name": "confidence",
     "trainer.threshold": 0.95,
     "client.labelled_views": "weak",
     "client.spare_classifier": False,
@@ -89,8 +90,8 @@ def isofed(problem: Problem) -> Method:
         # With one role in a round each share of the mean is the whole.
         method = trained_by_role(problem, unlabelled_images, share=0.5)
     else:
-        if problem.config.threshold.debias != "none":
-            raise UserError("isofed.unlabelled_loss='mean_teacher' has no labels; leave threshold.debias 'none'")
+        if problem.config.confidence.debias != "none":
+            raise UserError("isofed.unlabelled_loss='mean_teacher' has no labels; leave confidence.debias 'none'")
         how = {"temperature": 0.5, "decay": options.ema_decay, "statistics": "averaged"}
         with_teacher = mean_teacher_phase(problem, lambda received: options.consistency_weight, **how)
         phases, own = (labelled_phase(problem), with_teacher), lambda data, model: own_teachers(problem, model)
@@ -182,6 +183,5 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.trainer.name == "acr" and config.isofed.unlabelled_loss == "trainer"},
-    threshold=("debias",),
     tiny={"trainer.threshold": 0.2, "clients_per_round": 8, "data.labelled_clients": 2},
 )

@@ -19,8 +19,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own_thresholds, qualify
-from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss
+from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, make_confidence, own_confidence
+from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss, weighed
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, real, share
 from fedjax_ssl.learning.losses import soft_label_loss
@@ -63,39 +63,39 @@ def defaults() -> Section:
 def sage(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
     options = problem.config.sage
+    confidence = make_confidence(problem, options.threshold)
     check_both_label(problem, "sage")
 
     def target(batch: TwoBatches, at: At):
-        images = batch.unlabelled
-        return mixed_labels(images.by_local, images.by_received, at.work.thresholds, half_gap=options.half_gap)
+        local, received = (jax.nn.softmax(z) for z in (batch.unlabelled.by_local, batch.unlabelled.by_received))
+        labels = weighed(confidence, at, local), weighed(confidence, at, received)
+        return mixed_labels(local, received, *labels, half_gap=options.half_gap)
 
     def loss(model, batch: TwoBatches, at: At, targets, weights) -> Loss:
         images = batch.unlabelled
         return unlabelled_loss(problem, soft_label_loss(images.strong.logits, targets, weights, images.mask))
 
-    phase = consistency_phase(problem, Rule(target, loss), options.threshold)
-    return alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
+    phase = consistency_phase(problem, Rule(target, loss), confidence)
+    return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
 
 
-def mixed_labels(local, received, thresholds, *, half_gap: float):
+def mixed_labels(local, received, local_labels, global_labels, *, half_gap: float):
     """The mixture of both models' labels: lambda y_l + (1 - lambda) y_g, lambda = exp(-kappa |c_l - c_g|).
 
     Args:
-        local, received: float32 [B, C], both models' logits of the weak views; c is the largest probability, y its
-            class.
-        thresholds: float32 [C], from which a model's label is confident; where the local one is not, lambda is 0.
+        local, received: float32 [B, C], both models' probabilities of the weak views; c is the largest one.
+        local_labels, global_labels: y of both models, int32 [B], and their weights, float32 [B]; where the local one
+            has none, lambda is 0.
         half_gap: |c_l - c_g| at which lambda is 1/2; kappa = ln 2 / half_gap.
 
     Returns:
-        Targets float32 [B, C], and whether one of the models is confident, float32 [B].
+        Targets float32 [B, C], and the larger one of both weights, float32 [B].
     """
-    local, received = jax.nn.softmax(local), jax.nn.softmax(received)
-    local_labels, local_confident = qualify(local, thresholds, strictly=False)
-    global_labels, global_confident = qualify(received, thresholds, strictly=False)
+    (local_labels, local_weights), (global_labels, global_weights) = local_labels, global_labels
     gap = jnp.clip(jnp.abs(jnp.max(local, axis=-1) - jnp.max(received, axis=-1)), 1e-6, 1.0)
-    share = jnp.where(local_confident, jnp.exp(-math.log(2) / half_gap * gap), 0.0)[:, None]
+    share = jnp.where(local_weights > 0, jnp.exp(-math.log(2) / half_gap * gap), 0.0)[:, None]
     local_labels, global_labels = (jax.nn.one_hot(y, local.shape[-1]) for y in (local_labels, global_labels))
-    return share * local_labels + (1 - share) * global_labels, (local_confident | global_confident).astype(jnp.float32)
+    return share * local_labels + (1 - share) * global_labels, jnp.maximum(local_weights, global_weights)
 
 
 ENTRY = Entry(

@@ -29,7 +29,7 @@ from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.untrained import kaiming_model
 
-FIELDS = {"data.labels": "some_clients", "trainer.threshold": 0.9}
+FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "trainer.threshold": 0.9}
 VARIANTS = {
     "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
         "num_rounds": 500,
@@ -170,7 +170,6 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
-    threshold=("debias",),
     mislabels=True,
     tiny={"trainer.threshold": 0.2, "trainer.name": "acr", "trainer.estimate_from": 0, "clients_per_round": 8},
 )

@@ -15,7 +15,7 @@ could not without sharing them, draws mix partners anew in each epoch, and begin
 """
 
 from fedjax_ssl.augment.mixup import MIX_ORDERS
-from fedjax_ssl.client import Examples, Labelled, fix_mix_phase, label_cohort, own_thresholds
+from fedjax_ssl.client import Examples, Labelled, fix_mix_phase, label_cohort, make_confidence, own_confidence
 from fedjax_ssl.engine import Broadcast, Method, Problem
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.methods.entry import Entry
@@ -57,6 +57,7 @@ def defaults() -> Section:
 def semifl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options, network = problem.config.semifl, problem.network
+    confidence = make_confidence(problem, options.threshold)
 
     def label(received: Broadcast, data, examples: Examples) -> Labelled:
         """Eq. 4: the global model's hard labels, and which of them reach the threshold."""
@@ -65,7 +66,7 @@ def semifl(problem: Problem) -> Method:
             lambda images: network.probabilities(received.model, images),
             data,
             examples,
-            threshold=options.threshold,
+            confidence=confidence,
             num_views=options.label_views,
         )
 
@@ -77,7 +78,7 @@ def semifl(problem: Problem) -> Method:
         mix_order=options.mix_order,
         partners=options.partners,
     )
-    return alternating(problem, (local_training,), own=lambda data, model: own_thresholds(problem))
+    return alternating(problem, (local_training,), own=lambda data, model: own_confidence(problem, data))
 
 
 ENTRY = Entry(
@@ -87,5 +88,5 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
-    tiny={"semifl.threshold": 0.2, "threshold.kind": "freematch"},
+    tiny={"semifl.threshold": 0.2, "confidence.kind": "freematch", "confidence.memory": "run"},
 )

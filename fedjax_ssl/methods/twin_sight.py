@@ -18,7 +18,7 @@ pseudo-labels are off there, and where they are on, a label is that of the stron
 (`labels_from`).
 
 The two views are a weak and a strong one; on Fashion-MNIST two weak ones, on SVHN two of `config.views`
-(`second_view`). Pseudo-labels count by the rule of `config.trainer`, of which `labels_from` is not read: labels are
+(`second_view`). Pseudo-labels count by `config.confidence`; `trainer.labels_from` is not read: labels are
 made in each step. Not built: SimSiam and BYOL in the place of InfoNCE. A client with images of both kinds (the variant
 `partial`) trains on the labelled ones first and then on the others; the code mixes both in each step.
 """
@@ -43,9 +43,10 @@ from fedjax_ssl.client import (
     own_trainer,
     unlabelled_phase,
 )
+from fedjax_ssl.client.confidence import MEMORY, fixed
 from fedjax_ssl.client.consistency import train_views
 from fedjax_ssl.client.debias import debiased
-from fedjax_ssl.client.self_training import MEMORY, fresh_states, make_trainer
+from fedjax_ssl.client.self_training import fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
 from fedjax_ssl.engine import CLASSIFIER, Images, Jobs, Method, Phase, Problem
 from fedjax_ssl.errors import UserError
@@ -62,7 +63,8 @@ TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
 PARTS = (*CLASSIFIER, TWIN)
 FIELDS = {
     "data.labels": "some_clients",
-    "trainer.name": "fixmatch",
+    "confidence.kind": "fixed",
+    "trainer.name": "confidence",
     "trainer.threshold": 0.95,
     "client.labelled_views": "weak",
     "client.spare_classifier": False,
@@ -87,7 +89,7 @@ VARIANTS = {
         "client.persistent": True,  # its code makes an optimiser for each client, once
     },
     "code": {"twin_sight.divisor": "xor", "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
-    "freematch": {"trainer.name": "freematch", "trainer.fairness_weight": 0.0},  # its code leaves the term out
+    "freematch": {"confidence.kind": "freematch", "confidence.fairness_weight": 0.0},  # its code leaves the term out
     "partial": {  # every client has labels for a twentieth of its images
         "data.labels": "clients",
         "data.labelled_share": 0.05,
@@ -198,10 +200,10 @@ def without_labels(problem: Problem) -> Phase:
         if not options.pseudo_labels:
             return jobs
         examples, renewed = Examples.of(data, cohort), {}
-        if problem.config.trainer.counters == "per_round":
+        if problem.config.confidence.memory == "round":
             renewed = {MEMORY: fresh_states(trainer, *examples.rows.shape)}
-        threshold = problem.config.trainer.threshold
-        made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, threshold)
+        confident = fixed(None, problem.num_classes, problem.config.trainer.threshold, strictly=False)
+        made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, confident)
         return jobs._replace(work=Work(jobs.work.deck, made.prior), report=made.report, own=renewed)
 
     def loss(model, batch: Batch, at: At) -> Loss:
@@ -247,7 +249,6 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     companions={TWIN: projector_of},
-    threshold=("debias",),
     tiny={
         "twin_sight.projector_hidden": 8,
         "twin_sight.projector_dim": 4,

@@ -8,10 +8,9 @@ The values are those of the common library of semi-supervised methods; no traini
 """
 
 import jax
-import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, own_thresholds, qualify
-from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss
+from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, make_confidence, own_confidence
+from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss, weighed
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, real, share, word
 from fedjax_ssl.learning.losses import soft_label_loss
@@ -37,18 +36,19 @@ def defaults() -> Section:
 def uda(problem: Problem) -> Method:
     """FedAvg+UDA as a Method."""
     options = problem.config.uda
+    confidence = make_confidence(problem, options.threshold)
 
     def target(batch: TwoBatches, at: At):
         logits = by_one_model(problem, batch.unlabelled)
-        _, confident = qualify(jax.nn.softmax(logits), at.work.thresholds, strictly=False)
-        return jax.nn.softmax(logits / options.temperature), confident.astype(jnp.float32)
+        _, weights = weighed(confidence, at, jax.nn.softmax(logits))
+        return jax.nn.softmax(logits / options.temperature), weights
 
     def loss(model, batch: TwoBatches, at: At, targets, weights) -> Loss:
         images = batch.unlabelled
         return unlabelled_loss(problem, soft_label_loss(images.strong.logits, targets, weights, images.mask))
 
-    phase = consistency_phase(problem, Rule(target, loss), options.threshold, options.label_mode)
-    return alternating(problem, (phase,), own=lambda data, model: own_thresholds(problem))
+    phase = consistency_phase(problem, Rule(target, loss), confidence, options.label_mode)
+    return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
 
 
 ENTRY = Entry(

@@ -346,8 +346,12 @@ def _to_dict(state: Any) -> dict[str, Any]:
 
 
 def _of_today(name: str) -> str:
-    """A leaf's name in a checkpoint, as the library names it now; earlier versions had a model's two parts apart."""
-    return re.sub(rf"^(\d{{{_DIGITS}}})\.(params|batch_stats)\b", r"\1.model.\2", name)
+    """A leaf's name in a checkpoint, as the library names it now.
+
+    Earlier versions had a model's two parts apart, and another name for an upload's metadata.
+    """
+    name = re.sub(rf"^(\d{{{_DIGITS}}})\.(params|batch_stats)\b", r"\1.model.\2", name)
+    return name.replace(".told[", ".metadata[")
 
 
 def _compare(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:

@@ -63,7 +63,7 @@ class Round(NamedTuple):
 
 
 def build(**fields):
-    problem = small_problem("fedavg_semi", **{"trainer.name": "fixmatch", "trainer.threshold": TAU, **fields})
+    problem = small_problem("fedavg_semi", **{"confidence.kind": "fixed", "trainer.threshold": TAU, **fields})
     validate(problem.config)
     return problem, METHODS["fedavg_semi"].factory(problem)
 
@@ -143,11 +143,11 @@ def test_who_has_labels_alone_hands_its_model_through(data):
     assert_told(result, labelled=5, accepted=0)
 
 
-@pytest.mark.parametrize(("name", "tau"), [("fixmatch", TAU), ("flexmatch", 0.5)])
-def test_who_has_no_label_trains_on_those_of_the_received_model(data, name, tau):
-    result = run(data, UNLABELLED, **{"trainer.name": name, "trainer.threshold": tau})
+@pytest.mark.parametrize(("kind", "tau"), [("fixed", TAU), ("flexmatch", 0.5)])
+def test_who_has_no_label_trains_on_those_of_the_received_model(data, kind, tau):
+    result = run(data, UNLABELLED, **{"confidence.kind": kind, "trainer.threshold": tau})
     assert (result.first.num_steps, result.second.num_steps) == (0, 6)
-    rule = FixMatch(tau) if name == "fixmatch" else FlexMatch(tau, 8, CLASSES)
+    rule = FixMatch(tau) if kind == "fixed" else FlexMatch(tau, 8, CLASSES)
     model, statistics, _, losses, weights = unlabelled_by_hand(result, data, rule, nothing_trained(result))
     assert_model(result.finished.upload.model, model, statistics)
     assert_told(result, labelled=0, accepted=weights.sum())
@@ -167,7 +167,7 @@ def test_labels_of_the_model_in_training(data):
 @pytest.mark.parametrize("labels_from", ["received", "local"])
 def test_labels_without_the_client_s_prior(data, labels_from):
     """FedDB's: whichever model labels, its probabilities are divided by the received one's mean."""
-    result = run(data, BOTH, **{"trainer.labels_from": labels_from, "threshold.debias": "app_u"})
+    result = run(data, BOTH, **{"trainer.labels_from": labels_from, "confidence.debias": "app_u"})
     rows = np.asarray(data.client_index[BOTH])[[1, 2, 4, 5]]  # without labels
     received, at_first = in_numpy(result.received.model.params), statistics_of(result.received.model)
     p = probabilities(received, pixels_of(data, rows, mirrored), at_first)
@@ -232,7 +232,7 @@ def test_rate_and_clipping_by_role(data):
 @pytest.mark.parametrize("counted", ["trained_on", "confident"])
 def test_what_is_told_of_pseudo_labels(data, counted):
     """FlexMatch trains on more than it stores."""
-    result = run(data, UNLABELLED, **{"trainer.name": "flexmatch", "trainer.accepted": counted})
+    result = run(data, UNLABELLED, **{"confidence.kind": "flexmatch", "trainer.accepted": counted})
     rule = FlexMatch(TAU, 8, CLASSES)
     weights = unlabelled_by_hand(result, data, rule, nothing_trained(result))[-1]
     confident = 2 * len(rule.stored)  # two passes
@@ -240,21 +240,21 @@ def test_what_is_told_of_pseudo_labels(data, counted):
     assert_told(result, labelled=0, accepted=weights.sum() if counted == "trained_on" else confident)
 
 
-@pytest.mark.parametrize("counters", ["per_round", "persistent"])
-def test_counters_last_for_a_round_or_for_the_run(data, counters):
-    fields = {"trainer.name": "flexmatch", "trainer.counters": counters}
+@pytest.mark.parametrize("memory", ["round", "run"])
+def test_counters_last_for_a_round_or_for_the_run(data, memory):
+    fields = {"confidence.kind": "flexmatch", "confidence.memory": memory}
     once = run(data, UNLABELLED, **fields)
     rule = FlexMatch(TAU, 8, CLASSES)
     unlabelled_by_hand(once, data, rule, nothing_trained(once))
     stored = [rule.stored.get(place, -1) for place in range(8)]
     np.testing.assert_array_equal(once.own["trainer"][:8], stored)
     twice = run(data, UNLABELLED, own=once.own, **fields)
-    if counters == "per_round":
+    if memory == "round":
         rule = FlexMatch(TAU, 8, CLASSES)
     model, *_, weights = unlabelled_by_hand(twice, data, rule, nothing_trained(twice))
     assert_model(twice.finished.upload.model, model)
     assert_told(twice, labelled=0, accepted=weights.sum())
-    assert (weights[0] == 1) or counters == "persistent"
+    assert (weights[0] == 1) or memory == "run"
 
 
 def test_the_report_names_confident_labels(data):

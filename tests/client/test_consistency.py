@@ -148,7 +148,7 @@ def test_a_revealed_label_joins_the_loss(data):
 
 
 def test_the_report_scores_the_unlabelled_images_and_counts_the_labelled_as_trained_on(data):
-    problem, phase = fixmatch("clients", **{"threshold.kind": "client_mean"})
+    problem, phase = fixmatch("clients", **{"confidence.kind": "client_mean"})
     received, size = sent_down(problem), 9
     job = prepare(phase, received, data, A_FEW)
     rows = np.asarray(data.client_index[A_FEW])[:size]

@@ -34,7 +34,7 @@ BY_THRESHOLD = {"fedanchor", "semifl", "fedmatch", "fixmatch", "uda", "sage", "p
 BY_SOFTMAX = BY_THRESHOLD - {"fedanchor"} | {
     "fedlabel", "fedtrinet", "fedavg_semi", "semianagg", "isofed", "cbafed", "twin_sight"
 }  # fmt: skip
-THRESHOLD, DEBIASED = 0.6, {"threshold.debias": "app_u"}
+THRESHOLD, DEBIASED = 0.6, {"confidence.debias": "app_u"}
 SIZE, KNOWN = 9, [0, 3, 4, 6]
 
 
@@ -102,12 +102,12 @@ def test_local_training_is_that_of_the_divided_probabilities(data):
         problem, data, received, job.work, lambda p: rule(divided(p, prior)), together=True
     )  # fmt: skip
     assert_as_by_hand(finished, by_hand)
-    _, plain = train(build(**{"threshold.debias": "none"})[1], received, data, 0, jit=True)
+    _, plain = train(build(**{"confidence.debias": "none"})[1], received, data, 0, jit=True)
     assert abs(plain.metrics["unlabelled_loss"] - finished.metrics["unlabelled_loss"]) > 1e-2
 
 
 def test_it_is_off_by_default_and_then_nothing_is_divided(data):
-    _, phase = build(**{"threshold.debias": "none"})
+    _, phase = build(**{"confidence.debias": "none"})
     assert prepare(phase, sent_down(small_problem("fixmatch")), data, 0).work.prior is None
     assert small_problem("fixmatch").config.threshold.debias == "none"
 
@@ -139,7 +139,7 @@ def test_a_round_of_every_method_with_softmax_labels_traces_with_it(name):
 def test_cosines_are_no_probabilities():
     experiment = build_experiment(make_fedanchor_config(**DEBIASED))
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)
-    with pytest.raises(UserError, match=r"threshold.debias='app_u' is for labels by a softmax, not"):
+    with pytest.raises(UserError, match=r"confidence.debias='app_u' is for labels by a softmax, not"):
         jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
 
 
@@ -168,10 +168,10 @@ def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
 )
 def test_a_choice_that_does_not_read_it_refuses_it(name, fields, words):
     problem = small_problem(name, **DEBIASED, **fields)
-    with pytest.raises(UserError, match=f"^{words}; leave threshold.debias 'none'"):
+    with pytest.raises(UserError, match=f"^{words}; leave confidence.debias 'none'"):
         METHODS[name].factory(problem)
 
 
 def test_the_field_is_one_of_the_two_known():
-    with pytest.raises(UserError, match=r"threshold.debias is 'feddb'; known: none, app_u"):
-        build(**{"threshold.debias": "feddb"})
+    with pytest.raises(UserError, match=r"confidence.debias is 'feddb'; known: none, app_u"):
+        build(**{"confidence.debias": "feddb"})

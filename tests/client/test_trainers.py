@@ -9,9 +9,11 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client.acr import STANDARD, distance, reversed_shares
+from fedjax_ssl.client.confidence import Averages, fairness
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.self_training import TRAINERS
-from fedjax_ssl.client.trainers import Averages, Seen, Target, fairness
+from fedjax_ssl.client.self_training import make_trainer
+from fedjax_ssl.client.trainers import Seen
+from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.models import Outputs
 from tests.helpers.linear_network import softmax
 from tests.helpers.trainers_by_hand import FixMatch, FlexMatch, FreeMatch, SoftMatch, fairness_by_hand
@@ -22,15 +24,20 @@ BATCHES = [(0, 1, 2, 3), (4, 5, 6), (), (7, 8), (3, 0, 8, 5), (1,), (2, 4, 6, 7)
 MOMENTUM, TAU = 0.8, 0.7
 
 
-def options_of(**fields):
-    options = base_config().trainer
-    options.update({"threshold": TAU, "momentum": MOMENTUM, **fields})
-    return options
+def trainer_of(kind, **fields):
+    """A trainer by a rule, or ACR; fields are those of the rule, or ACR's."""
+    config = base_config()
+    config.trainer.threshold, config.confidence.momentum = TAU, MOMENTUM
+    if kind == "acr":
+        config.trainer.update({"name": "acr", **fields})
+    else:
+        config.confidence.update({"kind": kind, **fields})
+    return make_trainer(Problem(config, None, None, None, CLASSES))
 
 
 def batch_of(positions):
     padded = np.array([*positions, *[SIZE + 1] * (ROOM - len(positions))], np.int32)  # the padding is of no image
-    return Batch(padded, padded, padded, np.arange(ROOM) < len(positions), np.int32(0), np.int32(0))
+    return Batch(padded, padded, padded, np.arange(ROOM) < len(positions), np.int32(0))
 
 
 def logits_of(seed=0, scale=3.0):
@@ -55,7 +62,7 @@ def over_batches(trainer, logits, heads=None, prior=None):
 
 
 RULES = {
-    "fixmatch": ({}, lambda: FixMatch(TAU)),
+    "fixed": ({}, lambda: FixMatch(TAU)),
     "flexmatch": ({}, lambda: FlexMatch(TAU, SIZE, CLASSES)),
     "flexmatch, no warm-up": ({"warm_up": False}, lambda: FlexMatch(TAU, SIZE, CLASSES, warm_up=False)),
     "freematch": ({}, lambda: FreeMatch(CLASSES, MOMENTUM)),
@@ -77,7 +84,7 @@ RULES = {
 def test_weights_are_those_of_numpy_in_every_batch(name):
     fields, make = RULES[name]
     rule, logits = make(), logits_of()
-    trainer = TRAINERS[name.partition(",")[0]](options_of(**fields), CLASSES)
+    trainer = trainer_of(name.partition(",")[0], **fields)
     found, _ = over_batches(trainer, logits)
     p, all_weights = softmax(logits.astype(np.float64)), []
     for positions, [(weights, labels)] in zip(BATCHES, found):
@@ -93,18 +100,18 @@ def test_each_choice_of_freematch_changes_what_counts(name):
     """Or the test above could not tell it from the plain rule."""
     logits = logits_of()
     plain, varied = (
-        over_batches(TRAINERS["freematch"](options_of(**fields), CLASSES), logits) for fields in ({}, RULES[name][0])
+        over_batches(trainer_of("freematch", **fields), logits) for fields in ({}, RULES[name][0])
     )
     assert any(np.any(a[0] != b[0]) for [a], [b] in zip(plain[0], varied[0])) or plain[1].level != varied[1].level
 
 
 def test_bounds_of_freematch_that_exclude_each_other_are_refused():
-    with pytest.raises(UserError, match=r"trainer.clamp_least is 0.9, above trainer.clamp_most, 0.5"):
-        TRAINERS["freematch"](options_of(clamp_least=0.9, clamp_most=0.5), CLASSES)
+    with pytest.raises(UserError, match=r"confidence.clamp_least is 0.9, above confidence.clamp_most, 0.5"):
+        trainer_of("freematch", clamp_least=0.9, clamp_most=0.5)
 
 
 def test_flexmatch_begins_at_a_threshold_of_zero_and_ends_at_tau():
-    trainer, logits = TRAINERS["flexmatch"](options_of(), CLASSES), 10 * np.eye(CLASSES, dtype=np.float32)[[0] * N_MAX]
+    trainer, logits = trainer_of("flexmatch"), 10 * np.eye(CLASSES, dtype=np.float32)[[0] * N_MAX]
     logits[0] = [0.1, 0.0, 0.0]  # unsure
     found, stored = over_batches(trainer, logits)
     assert found[0][0][0][0] == 1  # nothing is stored yet
@@ -114,7 +121,7 @@ def test_flexmatch_begins_at_a_threshold_of_zero_and_ends_at_tau():
 
 
 def test_a_later_label_replaces_a_stored_one():
-    trainer = TRAINERS["flexmatch"](options_of(), CLASSES)
+    trainer = trainer_of("flexmatch")
     state = jnp.full(N_MAX, -1).at[3].set(2)
     logits = jnp.array([[0.0, 9.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 0.0]])
     _, state = jax.jit(trainer.targets)(state, Seen(Outputs(logits, {}, ()), batch_of([3, 4]), jnp.int32(SIZE)))
@@ -123,7 +130,7 @@ def test_a_later_label_replaces_a_stored_one():
 
 def test_softmatch_without_memory_of_equal_scores():
     """No variance, and no image below the mean: all count."""
-    trainer = TRAINERS["softmatch"](options_of(momentum=0.0), CLASSES)
+    trainer = trainer_of("softmatch", momentum=0.0)
     logits = np.tile(np.array([2.0, 0.0, 0.0], np.float32), (N_MAX, 1))
     for [(weights, _)] in over_batches(trainer, logits)[0]:
         np.testing.assert_allclose(weights, np.ones(len(weights)), atol=1e-5)
@@ -150,13 +157,13 @@ def test_fairness_and_its_gradient():
 
 
 def test_freematch_takes_the_term_by_its_weight():
-    trainer, logits = TRAINERS["freematch"](options_of(fairness_weight=0.3), CLASSES), jnp.asarray(logits_of()[:ROOM])
+    trainer, logits = trainer_of("freematch", fairness_weight=0.3), jnp.asarray(logits_of()[:ROOM])
     state = Averages(jnp.float32(0.5), jnp.array([0.5, 0.3, 0.2]), jnp.array([0.6, 0.2, 0.2]))
     weights = jnp.array([1.0, 1.0, 0.0, 1.0])
     expected = 0.3 * fairness_by_hand([0.5, 0.3, 0.2], [0.6, 0.2, 0.2], logits_of()[[0, 1, 3]].astype(np.float64))
-    found = jax.jit(trainer.further)(state, logits, Target(jnp.zeros(ROOM, int), weights))
+    found = jax.jit(trainer.further)(state, logits, weights)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert TRAINERS["freematch"](options_of(fairness_weight=0.0), CLASSES).further is None
+    assert trainer_of("freematch", fairness_weight=0.0).further is None
 
 
 # --- ACR. ------------------------------------------------------------------------------------------------------------
@@ -187,8 +194,7 @@ def estimate_by_hand(logits, tau, momentum, presence=False):
 @pytest.mark.parametrize("histogram", ["counts", "presence"])
 def test_acr_s_targets_and_its_estimate(histogram):
     balanced, standard = logits_of(2), logits_of(3)
-    options = options_of(estimate_from=0, estimate_momentum=0.9, histogram=histogram)
-    trainer = TRAINERS["acr"](options, CLASSES)
+    trainer = trainer_of("acr", estimate_from=0, estimate_momentum=0.9, histogram=histogram)
     begun = trainer._replace(
         start=lambda n_max: trainer.next_round(trainer.start(n_max))._replace(strength=jnp.float32(0.4))
     )
@@ -212,7 +218,7 @@ def test_acr_s_targets_and_its_estimate(histogram):
 
 
 def test_acr_waits_before_it_estimates():
-    trainer, logits = TRAINERS["acr"](options_of(), CLASSES), logits_of(2)
+    trainer, logits = trainer_of("acr"), logits_of(2)
     heads = {STANDARD: logits_of(3)}
     for rounds, moves in ((5, False), (6, True)):
         old = trainer.start(N_MAX)._replace(rounds=jnp.int32(rounds))

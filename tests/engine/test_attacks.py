@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.labels import as_told, told_outputs
-from fedjax_ssl.client.self_training import TRAINERS
+from fedjax_ssl.client.self_training import make_trainer
 from fedjax_ssl.client.trainers import Seen
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.data import stack_seeds
@@ -20,7 +21,7 @@ from fedjax_ssl.data.poison import between, places
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.engine.attacks import attacked, told_counts
 from fedjax_ssl.engine.dispatch import over_seeds
-from fedjax_ssl.engine.interface import Broadcast, Upload
+from fedjax_ssl.engine.interface import Broadcast, Problem, Upload
 from fedjax_ssl.engine.round import measure_model
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
@@ -166,14 +167,16 @@ def test_a_liar_s_scores_are_those_of_the_class_before():
 
 
 def test_a_liar_s_targets_are_the_next_class_by_every_trainer():
-    """Of each rule of `trainer.name`: labels of a liar's images are those of an honest client, plus one."""
+    """Of each rule, and of ACR: labels of a liar's images are those of an honest client, plus one."""
     config = make_tiny_config()
     honest, liar = federated("none")[2], federated("labels", 1.0)[2]
     rows = jnp.array([2, 5, 7, 9])
     logits = 6 * jax.nn.one_hot(jnp.array([0, 1, 2, 1]), 3)
-    batch = Batch(rows, jnp.arange(4), jnp.arange(4), jnp.ones(4, bool), jnp.int32(0), jnp.int32(0))
-    for name, make in TRAINERS.items():
-        trainer = make(config.trainer, 3)
+    batch = Batch(rows, jnp.arange(4), jnp.arange(4), jnp.ones(4, bool), jnp.int32(0))
+    for name in (*KINDS, "acr"):
+        config.trainer.name = "acr" if name == "acr" else "confidence"
+        config.confidence.kind = "fixed" if name == "acr" else name
+        trainer = make_trainer(Problem(config, None, None, None, 3))
         outputs = Outputs(logits, dict.fromkeys(trainer.heads, logits), ())
 
         def labels_of(data, trainer=trainer, outputs=outputs):

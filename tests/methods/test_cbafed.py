@@ -170,7 +170,7 @@ def test_the_views_that_were_labelled_are_trained_on(data, thresholds, rare, siz
 def test_labels_without_the_client_s_prior(data):
     labels = {}
     for debias in ("none", "app_u"):
-        problem, method = build(coin, **{"threshold.debias": debias})
+        problem, method = build(coin, **{"confidence.debias": debias})
         received = sent_down(problem, extra(), seed=1)
         nothing = handed_on(*train(method.phases[0], received, data, SEVEN))
         job = prepare(method.phases[1], received, data, SEVEN, previous=nothing)

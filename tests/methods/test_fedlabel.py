@@ -227,7 +227,7 @@ def test_the_report_has_both_experts_labels(data):
     np.testing.assert_array_equal(report.qualified, [*((probability > BETA) | known), False])
 
 
-@pytest.mark.parametrize("fields", [{}, {"threshold.debias": "app_u"}])
+@pytest.mark.parametrize("fields", [{}, {"confidence.debias": "app_u"}])
 def test_images_without_a_step_are_not_looked_at(data, fields):
     """Two steps of three of five images: what is said of the others is nothing, and the report says so."""
     steps = {"fedlabel.unlabelled_steps": 2, **fields}

@@ -298,7 +298,7 @@ def test_one_player_trains_the_global_model(data):
 
 def test_the_vote_may_be_of_probabilities_without_the_prior(data):
     """Each player's are divided by its own mean over the client's unlabelled images."""
-    problem, method = build(**{"threshold.debias": "app_u"})
+    problem, method = build(**{"confidence.debias": "app_u"})
     received, own = sent(problem, threshold=0.0), memory()
     model, previous = tuned_model(problem)
     x, unlabelled = pixels_of(data, np.asarray(data.client_index[SOME])[:9]), np.array(LABELS) < 0

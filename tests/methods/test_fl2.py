@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from fedjax_ssl.client.thresholds import class_thresholds
+
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.learning.sgd import Model
@@ -94,7 +94,7 @@ def labels_by_hand(problem, data, received, client=CLIENT):
     p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
     tau, predicted = p.max(axis=1).mean(), p.mean(axis=0)
     by_class = tau * predicted / predicted.max()
-    if problem.config.threshold.kind == "fixed":
+    if problem.config.confidence.kind == "fixed":
         by_class = np.full(CLASSES, tau_f)
     labels = p.argmax(axis=1)
     return labels, p.max(axis=1) > by_class[labels], p.max(axis=1) > tau_f, tau, by_class
@@ -132,7 +132,7 @@ def train_by_hand(problem, data, received, work):
     [
         {"fl2.radius": 0.8},
         {"fl2.radius": 0.8, "fl2.perturbation": "sam", "fl2.target_view": "weak", "fl2.consistency_weight": 0.7},
-        {"fl2.consistency_weight": 0.0, "threshold.kind": "fixed", "fl2.threshold": 0.62},
+        {"fl2.consistency_weight": 0.0, "confidence.kind": "fixed", "fl2.threshold": 0.62},
     ],
     ids=["asam", "sam, weak view", "no SACR, no CAT"],
 )
@@ -144,7 +144,7 @@ def test_a_client_trains_as_by_hand(data, fields):
     np.testing.assert_array_equal(job.report.labels, labels)
     np.testing.assert_array_equal(job.report.qualified, counts)
     assert 0 < sum(surest & counts) <= sum(counts) < SIZE  # each set has something to say
-    assert (problem.config.threshold.kind == "sat") == (sum(surest) < sum(counts))
+    assert (problem.config.confidence.kind == "sat") == (sum(surest) < sum(counts))
     assert float(finished.upload.metadata["status"]) == pytest.approx(tau, rel=1e-5)
     model, statistics, losses = train_by_hand(problem, data, received, job.work)
     assert_model(finished.upload.model, model, statistics)
@@ -177,8 +177,8 @@ def test_the_most_predicted_class_has_the_client_s_own_threshold(data):
 
 @pytest.mark.parametrize("kind", ["sat", "client_mean", "fixed"])
 def test_another_rule_may_make_its_thresholds(data, kind):
-    problem, method = build(**({"threshold.kind": kind} if kind != "sat" else {}))
-    assert problem.config.threshold.kind == kind
+    problem, method = build(**({"confidence.kind": kind} if kind != "sat" else {}))
+    assert problem.config.confidence.kind == kind
     received = sent_down(problem)
     job = prepare(method.phases[0], received, data, CLIENT)
     x = pixels_of(data, np.asarray(data.client_index[CLIENT]), mirrored)

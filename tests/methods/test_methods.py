@@ -303,8 +303,8 @@ def test_labels_where_a_method_knows_none_are_refused(name, labels):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"threshold.kind": "soft"}, "threshold.kind is 'soft'; known: fixed"),
-        ({"threshold.momentum": 1.0}, "threshold.momentum"),
+        ({"confidence.kind": "soft"}, "confidence.kind is 'soft'; known: fixed"),
+        ({"confidence.momentum": 1.0}, "confidence.momentum"),
         (
             {"aggregation.optimizer": "adamw"},
             "aggregation.optimizer is 'adamw'; the nearest is fedadam; known: fedavg, fedavgm",

@@ -160,7 +160,7 @@ def numerical_gradient(function, w, step=1e-6):
     [
         ((), A_FEW, {}),
         (("code",), A_FEW, {}),
-        (("code",), A_FEW, {"threshold.debias": "app_u"}),
+        (("code",), A_FEW, {"confidence.debias": "app_u"}),
         ((), NO_LABELS, {}),
     ],
 )

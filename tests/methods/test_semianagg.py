@@ -61,7 +61,7 @@ def cosines_by_hand(features, anchors, labels, chosen):
 def test_what_a_client_tells_of_its_classes(data, compared):
     """The features of the small network are its centred pixels: those of the anchor take no weak view."""
     problem = small_problem(
-        "semianagg", **{"trainer.threshold": TAU, "semianagg.compared": compared, "trainer.name": "fixmatch"}
+        "semianagg", **{"trainer.threshold": TAU, "semianagg.compared": compared, "confidence.kind": "fixed"}
     )
     validate(problem.config)
     method, received = METHODS["semianagg"].factory(problem), sent_down(problem)

@@ -254,7 +254,7 @@ def test_a_client_without_labels(arguments, data):
 
 def test_labels_without_the_client_s_prior(data):
     """The model in training labels; the mean is of the received one, in evaluation mode."""
-    problem = problem_of(**{"threshold.debias": "app_u"})
+    problem = problem_of(**{"confidence.debias": "app_u"})
     received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
     model, means = start_of(received)
     rows = np.asarray(data.client_index[UNLABELLED])[:5]
@@ -287,7 +287,7 @@ def freematch_of(problem):
 
 @pytest.mark.parametrize("counters", ["per_round", "persistent"])
 def test_freematch_s_averages_and_its_term(counters, data):
-    fields = {"trainer.momentum": 0.3, "trainer.fairness_weight": 0.4, "trainer.counters": counters}
+    fields = {"confidence.momentum": 0.3, "confidence.fairness_weight": 0.4, "confidence.memory": counters}
     problem = problem_of(",freematch", **fields)
     phases, received = METHODS["twin_sight"].factory(problem).phases, sent_down(problem)
     own = jax.tree.map(lambda leaf: leaf[UNLABELLED], own_trainer(problem, data))

@@ -6,6 +6,8 @@ pseudo-label counts is from the trainers' own codes. None of these is federated:
 together there, but a client here has one kind. FlexMatch is SemiAnAgg's; ACR's epoch is a client's round.
 """
 
+import types
+
 import autograd.numpy as np
 import pytest
 
@@ -152,19 +154,20 @@ class ACR(FixMatch):
 
 
 CASES = {
-    "FixMatch": ("fixmatch", FixMatch, {"trainer.threshold": 0.42}, f"{USB}fixmatch"),
+    "FixMatch": ("fixed", FixMatch, {"trainer.threshold": 0.42}, f"{USB}fixmatch"),
     "FlexMatch": (
         "flexmatch",
         FlexMatchToo,
-        {"trainer.threshold": 0.42, "trainer.warm_up": False},
+        {"trainer.threshold": 0.42, "confidence.warm_up": False},
         "xmed-lab/SemiAnAgg@7b972a8: local_flex.py, train.py",
     ),
-    "FreeMatch": ("freematch", FreeMatch, {"trainer.fairness_weight": 0.3}, f"{USB}freematch"),
+    "FreeMatch": ("freematch", FreeMatch, {"confidence.fairness_weight": 0.3}, f"{USB}freematch"),
     "SoftMatch": ("softmatch", SoftMatch, {}, f"{USB}softmatch, hooks/dist_align.py"),
     "ACR": (
-        "acr",
+        "fixed",
         ACR,
         {
+            "trainer.name": "acr",
             "trainer.threshold": 0.5,
             "trainer.strength": 0.5,
             "trainer.estimate_from": 1,
@@ -177,15 +180,16 @@ CASES = {
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "ACR")) for case in CASES])
 def test_rounds_of_fedavg_semi(case):
-    name, trainer, fields, code = CASES[case]
+    kind, trainer, fields, code = CASES[case]
     problem = make_problem("fedavg_semi", **{
         "data.labelled_clients": 1, "client.nesterov": False, "client.persistent": True, "client.epochs": 1,
-        "client.clip_norm": 0.0, "trainer.name": name, "trainer.labels_from": "local",
-        "trainer.momentum": 0.6, "trainer.counters": "persistent", **fields,
+        "client.clip_norm": 0.0, "confidence.kind": kind, "trainer.labels_from": "local",
+        "confidence.momentum": 0.6, "confidence.memory": "run", **fields,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, seed=2), rounds=4 if case == "ACR" else 3)
     images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config.client
-    sgds, rules = [SGD.of(config) for _ in CLIENTS], [trainer(problem.config.trainer, len(c)) for c in CLIENTS]
+    options = types.SimpleNamespace(**{**problem.config.confidence.to_dict(), **problem.config.trainer.to_dict()})
+    sgds, rules = [SGD.of(config) for _ in CLIENTS], [trainer(options, len(c)) for c in CLIENTS]
     model, weights = in_float64(run.states[0].model), []
 
     def seen(params, statistics, rows, views):

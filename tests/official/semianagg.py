@@ -73,7 +73,7 @@ class FlexMatch:
 @pytest.mark.parametrize("warm_up", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_rounds_of_semianagg(warm_up):
     """With the warm-up, as its command has it, passes over few images accept all of them."""
-    problem = make_problem("semianagg,paper,code", **FIELDS, **{"trainer.warm_up": warm_up})
+    problem = make_problem("semianagg,paper,code", **FIELDS, **{"confidence.warm_up": warm_up})
     run = train(problem, federation(CLIENTS, seed=2), rounds=3)
     images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
     config = problem.config.client

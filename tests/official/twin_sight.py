@@ -30,7 +30,8 @@ FIELDS = {
     "twin_sight.projector_hidden": 6, "twin_sight.projector_dim": 4, "trainer.threshold": 0.5,
 }  # fmt: skip
 FREEMATCH = {
-    "twin_sight.pseudo_labels": True, "trainer.momentum": 0.6, "trainer.clamp_least": 0.35, "trainer.clamp_most": 0.45,
+    "twin_sight.pseudo_labels": True, "confidence.momentum": 0.6,
+    "confidence.clamp_least": 0.35, "confidence.clamp_most": 0.45,
 }  # fmt: skip
 CASES = {
     "paper, FixMatch": ("twin_sight,paper", {"client.epochs": 2}),

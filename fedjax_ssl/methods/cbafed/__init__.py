@@ -241,7 +241,7 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    threshold=("debias",),
+    confidence=("debias",),
     tiny={
         "cbafed.labelled_epochs": 3,
         "cbafed.base": 0.1,

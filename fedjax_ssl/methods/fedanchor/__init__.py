@@ -24,8 +24,9 @@ from fedjax_ssl.client import (
     fix_mix_phase,
     global_model,
     label_cohort,
+    make_confidence,
+    own_confidence,
     own_optimizers,
-    own_thresholds,
 )
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Problem, State
 from fedjax_ssl.errors import UserError
@@ -78,8 +79,8 @@ VARIANTS = {
     "surest": {
         "fedanchor.centred": True,
         "fedanchor.common_direction_weight": 1.0,
-        "threshold.kind": "share",
-        "threshold.share": 0.3,
+        "confidence.kind": "share",
+        "confidence.share": 0.3,
     },
     "mix": {"fedanchor.server_mixup": True},  # Tables 1 and 2, "FedAnchor (mix)"
     "no_mixup": {"fedanchor.client_mixup": False},  # Table 3
@@ -92,7 +93,7 @@ VARIANTS = {
     "no_clients": {
         "fedanchor.threshold": 2.0,
         "fedanchor.threshold_quantile": 0.0,
-        "threshold.kind": "fixed",
+        "confidence.kind": "fixed",
         "model.statistics": "server",
     },
 }
@@ -177,8 +178,7 @@ def fedanchor(problem: Problem) -> Method:
             scores,
             data,
             examples,
-            threshold=options.threshold if threshold is None else threshold,
-            strictly=True,
+            confidence=make_confidence(problem, options.threshold if threshold is None else threshold, strictly=True),
             num_views=options.ensemble_views,
             used=HEAD,
             facts=("common_direction",),
@@ -240,7 +240,7 @@ def fedanchor(problem: Problem) -> Method:
         state, _ = train_in_turn(problem, state, data, train_key, trainings, (rate, rate), epochs)
         model = state.model
         server = {**aggregation.init(model.params), **optimizers, **state.server}
-        clients = {**own_optimizers(problem, model, CLASSIFIER), **own_thresholds(problem)}
+        clients = {**own_optimizers(problem, model, CLASSIFIER), **own_confidence(problem, data)}
         return state._replace(server=server, clients=clients)
 
     return Method(
@@ -261,7 +261,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads=HEADS,
     embedding=HEAD,
-    threshold=("kind",),
+    confidence=("kind",),
     mislabels=True,
     tiny={"fedanchor.threshold": 0.5},
 )

@@ -23,7 +23,7 @@ from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, global_mod
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Received, State, no_op
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.batches import draw_with_replacement
-from fedjax_ssl.learning.losses import cross_entropy, fixmatch_loss, kl_divergence
+from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
 from fedjax_ssl.learning.trees import cosines, select
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.fedil.client import advance, no_credibility
@@ -163,7 +163,7 @@ def local_training(problem: Problem) -> Phase:
         of_weak, of_strong = outputs[0].logits, outputs[1].logits
         of_labels = of_weak if frozen is None else frozen
         labels, confident = qualify(jax.nn.softmax(of_labels), options.threshold, strictly=False)
-        pseudo_loss = fixmatch_loss(of_strong, labels, confident, mask)  # xi_a of eq. 12
+        pseudo_loss = cross_entropy(of_strong, labels, mask, confident)  # xi_a of eq. 12
         kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
         set_loss = jnp.float32(0.0)
         if options.label_set:  # xi_c, eq. 15
@@ -195,6 +195,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    threshold=(),
+    confidence=(),
     tiny={"fedil.threshold": 0.2, "fedil.successive": 1},
 )

@@ -41,7 +41,7 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.engine import CLASSIFIER, Augmentation, Broadcast, Jobs, Method, Phase, Problem, trained_parts
 from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.losses import fixmatch_loss, mean_square_distances
+from fedjax_ssl.learning.losses import cross_entropy, mean_square_distances
 from fedjax_ssl.learning.optimizers import never_cleared
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
@@ -225,7 +225,7 @@ def loss_on_kept(problem: Problem) -> Callable:
         divergences = divergence_of_other(of_images.logits, choice, options.kl_order)  # eq. 6
         weights = jnp.where(agrees, options.consistency_weight * choice.ratio, 0.0)  # eq. 7
         consistency = jnp.sum(weights * divergences) / jnp.maximum(jnp.sum(agrees if over_kept else mask), 1)
-        value = fixmatch_loss(of_strong.logits, choice.labels, kept, mask) + consistency  # eq. 8
+        value = cross_entropy(of_strong.logits, choice.labels, mask, kept) + consistency  # eq. 8
         if options.mean_proximal:
             trained, received_parts = (select(each.params, CLASSIFIER) for each in (model, at.received.model))
             value += options.mean_proximal * mean_square_distances(trained, received_parts)
@@ -285,7 +285,7 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    threshold=("debias",),
+    confidence=("debias",),
     advice=advice,
     tiny={"fedlabel.labelled_steps": 3, "fedlabel.unlabelled_steps": 2, "fedlabel.threshold": 0.1},
 )

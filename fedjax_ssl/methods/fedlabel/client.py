@@ -123,7 +123,7 @@ def score_drawn(
     """What both experts say of the images that have a step; of all, if the largest client has no more.
 
     Args:
-        problem: the run; with `threshold.debias` each expert's predictions are freed of its prior.
+        problem: the run; with `confidence.debias` each expert's predictions are freed of its prior.
         received: w.
         local: w_L, leaves [M, ...].
         data: the federation's.

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Batch, Loss, global_model, qualify
+from fedjax_ssl.client import At, Batch, Confidence, Loss, LossFunction, global_model, make_confidence
 from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.engine import Method, Problem, Received, State
 from fedjax_ssl.engine.interface import completed
@@ -147,6 +147,7 @@ def defaults() -> Section:
 def fedmatch(problem: Problem) -> Method:
     """Both algorithms, labels at the clients and labels at the server, as a Method."""
     config, network, options = problem.config, problem.network, problem.config.fedmatch
+    confidence = make_confidence(problem, options.threshold, hard=True)
     clients_train = (SIGMA, PSI) if config.data.labels == "clients" or config.data.reveal_labels else (PSI,)
     num_helpers, smallest = min(options.helpers, config.num_clients - 1), {PSI: options.smallest}
     aggregation = fedavg(problem, parts=clients_train)
@@ -164,7 +165,7 @@ def fedmatch(problem: Problem) -> Method:
             **aggregation.init(parts),
             **own_optimizer(config.server, model, (SIGMA,), CLASSIFICATION),
         }
-        state = State(jnp.int32(0), model, server, own_memory(problem, model, clients_train))
+        state = State(jnp.int32(0), model, server, own_memory(problem, data, model, clients_train))
         rate = jnp.float32(config.server.pretrain_learning_rate)
         memory = CLASSIFICATION if config.server.pretrain_persistent else None
         return together(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs, memory)[0])
@@ -235,8 +236,8 @@ def fedmatch(problem: Problem) -> Method:
     local_training = disjoint_phase(
         problem,
         clients_train,
-        unlabelled_loss(problem),
-        threshold=options.threshold,
+        unlabelled_loss(problem, confidence),
+        confidence=confidence,
         labelled_weight=options.labelled_weight,
         largest=options.unlabelled_batch,
         shuffle=options.shuffle,
@@ -265,7 +266,7 @@ def fedmatch(problem: Problem) -> Method:
     )
 
 
-def unlabelled_loss(problem: Problem):
+def unlabelled_loss(problem: Problem, confidence: Confidence) -> LossFunction:
     """L_u, which moves psi: consistency with helpers, the vote's label for a strong view, the L1 and L2 terms."""
     network, options = problem.network, problem.config.fedmatch
 
@@ -276,8 +277,8 @@ def unlabelled_loss(problem: Problem):
 
         (of_weak, of_strong), batch_stats = network.train(merged(model), (weak, strong), batch.mask)
         voting, votes = (debiased(logits, at.work.prior) for logits in (of_weak.logits, helpers))
-        guess, confident = qualify(jax.nn.softmax(voting), at.work.thresholds, strictly=False)
-        confident &= batch.mask  # Q
+        guess, weights = confidence.label(at.work.confidence, jax.nn.softmax(voting), at.work.deck.size)
+        confident = batch.mask & (weights > 0)  # Q
         helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)
         pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, votes, present), confident)
         l1, l2 = distances(model.params)

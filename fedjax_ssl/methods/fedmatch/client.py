@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Hooks, LossFunction
+from fedjax_ssl.client.confidence import Confidence, own_confidence
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import label_for_steps
 from fedjax_ssl.client.local_sgd import Loss, local_sgd, own_optimizers
-from fedjax_ssl.client.thresholds import own_thresholds
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Jobs, Phase, Problem
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
 from fedjax_ssl.learning.sgd import Model
@@ -28,7 +29,7 @@ class Work(NamedTuple):
 
     Attributes:
         deck, batches, size, labelled: see `PairedDecks`.
-        thresholds: float32 [C], for each class.
+        confidence: the rule's state, see `label_for_steps`.
         prior: float32 [C], by which all voters' probabilities are divided, see `debiased`; None: by nothing.
         personal: the message to this client alone.
     """
@@ -37,17 +38,17 @@ class Work(NamedTuple):
     batches: jax.Array
     size: jax.Array
     labelled: Deck | None
-    thresholds: jax.Array
+    confidence: Any
     prior: jax.Array | None
     personal: dict[str, Any]
 
 
-def own_memory(problem: Problem, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
+def own_memory(problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
     """The entries of the clients' memory, leaves [K, ...]; `parts` are those that clients train."""
     sigma = own_optimizers(problem, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in parts else {}
     return {
         PLATEAU: fresh_plateau((problem.config.num_clients,)),
-        **own_thresholds(problem),
+        **own_confidence(problem, data),
         **own_optimizers(problem, model, (PSI,)),
         **sigma,
     }
@@ -58,7 +59,7 @@ def disjoint_phase(
     parts: tuple[str, ...],
     unlabelled_loss: LossFunction,
     *,
-    threshold: float,
+    confidence: Confidence,
     labelled_weight: float,
     largest: int,
     shuffle: bool,
@@ -70,7 +71,7 @@ def disjoint_phase(
         problem: the run.
         parts: SIGMA and PSI; or PSI alone, where no client has labels.
         unlabelled_loss: of a model in two parts, on an unlabelled batch; one of its metrics is `client_loss`.
-        threshold: of pseudo-labels, see `label_for_steps`.
+        confidence: which pseudo-labels count.
         labelled_weight: lambda_s of L_s = lambda_s l(f(alpha(x); sigma + psi), y).
         largest: of unlabelled batches beside labelled ones; 0: as large as any client's can be.
         shuffle: False: batches are in the same order in each round.
@@ -88,13 +89,13 @@ def disjoint_phase(
     def prepare(received, data, cohort, previous) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
-        made = label_for_steps(problem, merged(received.model), data, examples, examples.unlabelled, threshold)
+        made = label_for_steps(problem, merged(received.model), data, examples, examples.unlabelled, confidence)
         keys = examples.keys
         if not shuffle:
             keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)
         paired = pair_decks(problem, examples, keys, room_of(data), with_labels)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * paired.batches, 0)
-        return Jobs(num_steps, Work(*paired, made.thresholds, made.prior, cohort.personal), made.report, made.own)
+        return Jobs(num_steps, Work(*paired, made.confidence, made.prior, cohort.personal), made.report, made.own)
 
     def of_sigma(model, batch: Batch, at: At) -> Loss:
         known = labelled_batch(at.work.labelled, at.step, config.batch_size).read(at.data)

@@ -27,7 +27,7 @@ from fedjax_ssl.engine import CLASSIFIER, Draw, Jobs, Method, Phase, Problem, Re
 from fedjax_ssl.engine.interface import completed, trained_parts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, share, whole, word
-from fedjax_ssl.learning.losses import fixmatch_loss
+from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes, where_rows
@@ -257,7 +257,7 @@ def local_training(problem: Problem) -> Phase:
         guess = network.predict(model, weak).logits if self_training else outputs[0].logits
         guess = jax.lax.stop_gradient(jax.nn.softmax(guess))
         labels, confident = qualify(guess, options.threshold, strictly=False)
-        value = fixmatch_loss(outputs[-1].logits, labels, confident, batch.mask)
+        value = cross_entropy(outputs[-1].logits, labels, batch.mask, confident)
         count = jnp.maximum(jnp.sum(batch.mask), 1)
         metrics = {"client_loss": value, "confident_share": jnp.sum(confident & batch.mask) / count}
         return Loss(value, batch_stats, metrics)
@@ -272,6 +272,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    threshold=(),
+    confidence=(),
     tiny={"fedrgd.threshold": 0.2, "fedrgd.steps": 3},
 )

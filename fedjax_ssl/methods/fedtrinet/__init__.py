@@ -275,7 +275,7 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    threshold=("debias",),
+    confidence=("debias",),
     tiny={
         "fedtrinet.warm_up_rounds": 0,
         "fedtrinet.factor": 1.5,

@@ -34,7 +34,7 @@ def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Ar
     """The sum of the probabilities of the received model and of models of each client's own.
 
     Args:
-        problem: the run; with `threshold.debias` each model's predictions are freed of its prior.
+        problem: the run; with `confidence.debias` each model's predictions are freed of its prior.
         received, own, images, examples: see `logits_of_each`.
 
     Returns:

@@ -232,7 +232,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={PROJECTOR: _projector, ROTATION: lambda model: functools.partial(Linear, 4, reads=PROJECTOR)},
     companions={TARGET: target_heads},
-    threshold=(),
+    confidence=(),
     tiny={
         "model.projector_hidden": 8,
         "model.projector_dim": 4,

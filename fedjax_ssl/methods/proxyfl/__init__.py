@@ -21,11 +21,21 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, global_model, own_thresholds, qualify
-from fedjax_ssl.client.consistency import check_both_label, in_last_epoch, unlabelled_loss
+from fedjax_ssl.client import (
+    At,
+    Confidence,
+    Loss,
+    Rule,
+    TwoBatches,
+    consistency_phase,
+    global_model,
+    make_confidence,
+    own_confidence,
+)
+from fedjax_ssl.client.consistency import check_both_label, in_last_epoch, unlabelled_loss, weighed
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received
 from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, fixmatch_loss, unit_vectors
+from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, unit_vectors
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
@@ -87,27 +97,26 @@ def defaults() -> Section:
 def proxyfl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.proxyfl
+    confidence = make_confidence(problem, options.threshold)
     parts = (*CLASSIFIER, FEATURES, PROXIES) if options.contrastive else CLASSIFIER
 
     check_both_label(problem, "proxyfl")
 
     def label(batch: TwoBatches, at: At):
-        """Labels of the received model, and which of them count: int32 and bool [B]."""
-        images, thresholds = batch.unlabelled, at.work.thresholds
-        labels, counts = qualify(jax.nn.softmax(images.by_received), thresholds, strictly=False)
-        if options.confident == "either":
-            counts |= qualify(jax.nn.softmax(images.by_local), thresholds, strictly=False)[1]
-        return labels, counts
-
-    def loss(model, batch: TwoBatches, at: At, labels, counts) -> Loss:
+        """Labels of the received model, and how much each counts: int32 and float32 [B]."""
         images = batch.unlabelled
-        mean = cross_entropy(images.strong.logits, labels, counts & images.mask)  # eq. 9
-        if options.loss_over == "batch":
-            mean = fixmatch_loss(images.strong.logits, labels, counts, images.mask)
-        of_labels = unlabelled_loss(problem, mean)
+        labels, weights = weighed(confidence, at, jax.nn.softmax(images.by_received))
+        if options.confident == "either":
+            weights = jnp.maximum(weights, weighed(confidence, at, jax.nn.softmax(images.by_local))[1])
+        return labels, weights
+
+    def loss(model, batch: TwoBatches, at: At, labels, weights) -> Loss:
+        images = batch.unlabelled
+        counted = images.mask if options.loss_over == "batch" else images.mask & (weights > 0)  # eq. 9
+        of_labels = unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, counted, weights))
         if not options.contrastive:
             return of_labels
-        further = contrastive_loss(problem, model, batch, at, labels, counts)
+        further = contrastive_loss(problem, confidence, model, batch, at, labels, weights > 0)
         metrics = {**of_labels.metrics, **further.metrics}
         return Loss(of_labels.value + further.value, (), metrics, sums=further.sums)
 
@@ -125,11 +134,11 @@ def proxyfl(problem: Problem) -> Method:
     if options.contrastive:
         uniform = jnp.full(problem.num_classes, 1 / problem.num_classes)
         links.append(Link(functools.partial(update_prior, options), lambda params: {PRIOR: uniform}))
-    phase = consistency_phase(problem, rule, options.threshold, parts=parts)
+    phase = consistency_phase(problem, rule, confidence, parts=parts)
     method = alternating(
         problem,
         (phase,),
-        own=lambda data, model: own_thresholds(problem),
+        own=lambda data, model: own_confidence(problem, data),
         parts=parts,
         aggregation=fedavg(problem, after_mean=tuple(links), parts=parts),
     )
@@ -139,7 +148,13 @@ def proxyfl(problem: Problem) -> Method:
 
 
 def contrastive_loss(
-    problem: Problem, model: Model, batch: TwoBatches, at: At, labels: jax.Array, counts: jax.Array
+    problem: Problem,
+    confidence: Confidence,
+    model: Model,
+    batch: TwoBatches,
+    at: At,
+    labels: jax.Array,
+    counts: jax.Array,
 ) -> Loss:
     """ICPL: every image towards the proxies of its candidate classes, away from images with none of them.
 
@@ -159,7 +174,8 @@ def contrastive_loss(
     labelled_xi = of_labelled > 0
     if options.labelled_sets == "received":
         q = jax.nn.softmax(known.by_received)
-        labelled_xi = candidates(q, *qualify(q, at.work.thresholds, strictly=False))
+        of_known, weights_of_known = weighed(confidence, at, q)
+        labelled_xi = candidates(q, of_known, weights_of_known > 0)
     # Both views of an image have its candidates; labelled images are negatives alone.
     sets, mask = jnp.concatenate([xi, xi, labelled_xi]), jnp.concatenate([images.mask, images.mask, known.mask])
     pulls, number = jnp.concatenate([weights, weights, jnp.zeros_like(of_labelled)]), len(images.mask)

@@ -155,6 +155,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    threshold=(),
+    confidence=(),
     tiny={"rscfed.groups": 2, "rscfed.group_size": 8, "rscfed.consistency_weight": 1.0},
 )

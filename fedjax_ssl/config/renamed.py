@@ -1,0 +1,49 @@
+"""Fields of earlier versions: their names of today, for messages and for the configurations of old runs."""
+
+from typing import Any
+
+_RULES = {"fixmatch": "fixed", "acr": "fixed"}  # `trainer.name` -> `confidence.kind`; the others kept their names
+_MEMORIES = {"per_round": "round", "persistent": "run"}  # `trainer.counters` -> `confidence.memory`
+_BY_TRAINER = ("fedavg_semi", "semianagg", "isofed", "twin_sight")  # methods that read `trainer`, others `threshold`
+_MOVED = (
+    "momentum",
+    "warm_up",
+    "fairness_weight",
+    "quantile",
+    "level_cap",
+    "clamp_least",
+    "clamp_most",
+    "uniform_alignment",
+    "n_sigma",
+)
+RENAMED = {
+    **{f"threshold.{name}": f"confidence.{name}" for name in ("kind", "share", "momentum", "debias")},
+    **{f"trainer.{name}": f"confidence.{name}" for name in _MOVED},
+    "trainer.counters": "confidence.memory",
+}
+
+
+def translated(old: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of an earlier version with the names of today; of today's version it is what it was.
+
+    Args:
+        old: nested dicts, as a run's folder has them; a section that is none is left to the checks.
+    """
+    threshold, trainer = old.get("threshold"), old.get("trainer")
+    if not isinstance(threshold, dict) or not isinstance(trainer, dict) or "confidence" in old:
+        return old
+    new = {name: value for name, value in old.items() if name != "threshold"}
+    confidence = {name: threshold[name] for name in ("share", "debias") if name in threshold}
+    confidence |= {name: trainer[name] for name in _MOVED if name in trainer}
+    if old.get("method") in _BY_TRAINER:
+        name = trainer.get("name", "flexmatch")
+        confidence["kind"] = _RULES.get(name, name)
+        confidence["memory"] = _MEMORIES.get(trainer.get("counters", "per_round"), trainer.get("counters"))
+    else:
+        confidence["kind"] = threshold.get("kind", "fixed")
+        if confidence["kind"] == "freematch":
+            confidence |= {"memory": "run", "momentum": threshold.get("momentum", 0.9)}
+    kept = {name: value for name, value in trainer.items() if f"trainer.{name}" not in RENAMED}
+    if "name" in kept:
+        kept["name"] = "acr" if kept["name"] == "acr" else "confidence"
+    return {**new, "confidence": confidence, "trainer": kept}

@@ -1,0 +1,185 @@
+"""Rules for confidence against NumPy written from their papers' equations, over all images of a client at once.
+
+Batch by batch they are in test_trainers.py.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError, base_config
+from fedjax_ssl.client import Examples, label_cohort, make_confidence, own_confidence, qualify
+from fedjax_ssl.client.confidence import KINDS, MEMORY, Averages, once_a_round
+from fedjax_ssl.engine.interface import Cohort, Problem
+from tests.helpers.toy_federation import federation
+from tests.helpers.trainers_by_hand import SoftMatch
+
+CLASSES, NUMBER = 5, 23  # images of the client, of 30 rows
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Probabilities of 30 examples over 5 classes, class 3 rare, the last 7 rows padding."""
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.normal(size=(30, CLASSES)) - np.array([0, 0, 0, 4, 0])
+    scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return scores.astype(np.float32), np.arange(30) < NUMBER
+
+
+def problem_of(kind, **fields):
+    config = base_config()
+    config.num_clients = 3
+    config.confidence.update({"kind": kind, "momentum": 0.75, **fields})
+    return Problem(config, None, None, None, CLASSES)
+
+
+def weights_of(problem, scores, present, tau=0.9, own=None, strictly=False):
+    """The weights of one client's images, and its memory afterwards."""
+    rule = make_confidence(problem, tau, strictly)
+    own = {} if own is None else {MEMORY: jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own)}
+    _, weights, memory = once_a_round(problem, rule, jnp.asarray(scores)[None], jnp.asarray(present)[None], own)
+    assert np.all(np.asarray(weights)[0, ~np.asarray(present)] == 0)
+    return np.asarray(weights)[0, :NUMBER], jax.tree.map(lambda leaf: np.asarray(leaf)[0], memory.get(MEMORY))
+
+
+def reached(scores, thresholds):
+    """1 for each image whose largest score reaches the threshold of its class."""
+    return np.array([float(row.max() >= thresholds[row.argmax()]) for row in scores[:NUMBER]])
+
+
+def test_fixed_and_client_mean(client):
+    scores, present = client
+    for kind, tau in (("fixed", 0.9), ("client_mean", scores[:NUMBER].max(axis=1).mean())):
+        weights, memory = weights_of(problem_of(kind), scores, present)
+        np.testing.assert_array_equal(weights, reached(scores, [tau] * CLASSES))
+        assert memory is None and 0 < weights.sum() < NUMBER
+
+
+def test_a_score_at_the_threshold_counts_or_falls_short():
+    scores, present = np.array([[0.25, 0.75, 0, 0, 0]] * 30, np.float32), np.arange(30) < NUMBER
+    assert weights_of(problem_of("fixed"), scores, present, 0.75)[0].sum() == NUMBER
+    assert weights_of(problem_of("fixed"), scores, present, 0.75, strictly=True)[0].sum() == 0
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 0), (0.1, 2), (0.5, 12), (0.99, 23), (1.0, 23)])
+def test_a_share_of_the_examples(client, share, count):
+    """So many of the largest scores, to the nearest whole number of 23; the same whether 'above' or 'at' is asked."""
+    scores, present = client
+    best = scores[:NUMBER].max(axis=1)
+    for strictly in (False, True):
+        counted = weights_of(problem_of("share", share=share), scores, present, strictly=strictly)[0] > 0
+        assert counted.sum() == count
+        assert count in (0, NUMBER) or best[counted].min() > best[~counted].max()
+
+
+def test_self_adaptive(client):
+    scores, present = client
+    level, by_class = scores[:NUMBER].max(axis=1).mean(), scores[:NUMBER].mean(axis=0)
+    weights, memory = weights_of(problem_of("sat"), scores, present)
+    np.testing.assert_array_equal(weights, reached(scores, level * by_class / by_class.max()))
+    assert memory is None and make_confidence(problem_of("sat"), 0.9).regulariser is None
+    # Negative cosines are no share, and a class without anchors (-inf) has the threshold 0.
+    cosines = 2 * scores - 1
+    cosines[:, 2] = -np.inf
+    by_class = np.maximum(cosines[:NUMBER], 0).mean(axis=0)
+    thresholds = cosines[:NUMBER].max(axis=1).mean() * by_class / by_class.max()
+    assert thresholds[2] == 0
+    np.testing.assert_array_equal(weights_of(problem_of("sat"), cosines, present)[0], reached(cosines, thresholds))
+
+
+def test_freematch_s_averages_last_for_the_run(client):
+    scores, present = client
+    problem = problem_of("freematch", memory="run")
+    memory = Averages(np.float32(1 / CLASSES), *[np.full(CLASSES, 1 / CLASSES, np.float32)] * 2)
+    level, by_class, histogram = memory
+    for shift in (0, 5, 10):
+        rolled = np.roll(scores, shift, axis=0)
+        weights, memory = weights_of(problem, rolled, present, own=memory)
+        labels = rolled[:NUMBER].argmax(axis=1)
+        level = 0.75 * level + 0.25 * rolled[:NUMBER].max(axis=1).mean()
+        by_class = 0.75 * by_class + 0.25 * rolled[:NUMBER].mean(axis=0)
+        histogram = 0.75 * histogram + 0.25 * np.bincount(labels, minlength=CLASSES) / NUMBER
+        np.testing.assert_array_equal(weights, reached(rolled, level * by_class / by_class.max()))
+        for found, expected in zip(memory, (level, by_class, histogram)):
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_flexmatch(client):
+    """The stored labels are those of these very images."""
+    scores, present = client
+    labels, best = scores[:NUMBER].argmax(axis=1), scores[:NUMBER].max(axis=1)
+    learned = np.array([np.sum((labels == c) & (best >= 0.6)) for c in range(CLASSES)])
+    beta = learned / max(learned.max(), NUMBER - learned.sum())
+    weights, _ = weights_of(problem_of("flexmatch"), scores, present, 0.6)
+    np.testing.assert_array_equal(weights, reached(scores, 0.6 * beta / (2 - beta)))
+    assert weights.sum() > learned.sum()
+    # With no confident example every threshold is 0, as the paper intends.
+    assert weights_of(problem_of("flexmatch"), scores, present, 1.0)[0].sum() == NUMBER
+
+
+def test_softmatch_has_weights(client):
+    scores, present = client
+    problem, rule = problem_of("softmatch", momentum=0.0), SoftMatch(CLASSES, 0.0, 2.0, aligned=True)
+    weights, _ = weights_of(problem, scores, present)
+    np.testing.assert_allclose(weights, rule.weigh(scores[:NUMBER].astype(np.float64), None), atol=1e-5)
+    assert 0 < np.sum(weights < 0.9) < NUMBER
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_without_examples_has_finite_weights(kind):
+    scores, nobody = np.full((4, CLASSES), 0.2, np.float32), np.zeros(4, bool)
+    problem = problem_of(kind, momentum=0.0)
+    rule = make_confidence(problem, 0.5)
+    states, weights, _ = once_a_round(problem, rule, jnp.array(scores)[None], jnp.array(nobody)[None], {})
+    assert np.all(np.asarray(weights) == 0)
+    state = jax.tree.map(lambda leaf: leaf[0], states)
+    assert np.all(np.isfinite(rule.weigh(state, jnp.array(scores), jnp.int32(0))))
+
+
+def test_each_label_is_held_to_its_class(client):
+    scores, _ = client
+    thresholds = np.array([0.3, 0.5, 0.7, 0.1, 0.9], np.float32)
+    labels, qualified = qualify(scores, thresholds, strictly=False)
+    np.testing.assert_array_equal(labels, scores.argmax(axis=1))
+    np.testing.assert_array_equal(qualified[:NUMBER], reached(scores, thresholds) > 0)
+
+
+def test_what_a_method_cannot_use_is_refused(client):
+    scores, present = client
+    with pytest.raises(UserError, match=r"confidence.kind='softmatch' gives weights, but fedanchor has none"):
+        make_confidence(problem_of("softmatch"), 0.9, hard=True)
+    for kind in ("freematch", "softmatch"):
+        with pytest.raises(UserError, match=rf"'{kind}' averages over updates.*set confidence.memory='run'"):
+            weights_of(problem_of(kind), scores, present)
+
+
+def test_the_averages_are_the_client_s_memory():
+    """Labelling reads each client's row of the memory, and gives its new averages back."""
+    problem = problem_of("freematch", memory="run")
+    data = federation([[8, 2], [5], [9, 1, 4]])
+    memory = own_confidence(problem, data)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(memory)} == {3}
+    assert own_confidence(problem_of("freematch"), data) == {}
+    rng = np.random.default_rng(0)
+    table = rng.uniform(size=(10, CLASSES)).astype(np.float32)
+    old = Averages(*(jnp.asarray(rng.uniform(0.1, 0.9, leaf.shape), jnp.float32) for leaf in memory[MEMORY]))
+    chosen = jnp.array([2, 0])
+    own = {MEMORY: jax.tree.map(lambda leaf: leaf[chosen], old)}
+    examples = Examples.of(data, Cohort(chosen, own, jax.random.key(0)))
+    made = label_cohort(
+        problem,
+        lambda images: jnp.array(table)[images[:, 0, 0, 0] // 10],
+        data,
+        examples,
+        confidence=make_confidence(problem, 0.9),
+    )
+    for row, (client, rows) in enumerate({2: [9, 1, 4], 0: [8, 2]}.items()):
+        scores = table[rows]
+        level = 0.75 * old.level[client] + 0.25 * scores.max(axis=1).mean()
+        by_class = 0.75 * np.asarray(old.by_class[client]) + 0.25 * scores.mean(axis=0)
+        np.testing.assert_allclose(made.own[MEMORY].level[row], level, rtol=1e-5)
+        np.testing.assert_allclose(made.own[MEMORY].by_class[row], by_class, rtol=1e-5)
+        counts = [score.max() >= level * by_class[score.argmax()] / by_class.max() for score in scores]
+        np.testing.assert_array_equal(np.asarray(made.report.qualified)[row, : len(rows)], counts)
+        np.testing.assert_array_equal(np.asarray(made.weights)[row, : len(rows)], np.float32(counts))
