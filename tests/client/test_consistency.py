@@ -155,7 +155,7 @@ def test_the_report_scores_the_unlabelled_images_and_counts_the_labelled_as_trai
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
     known = np.asarray(data.visible_labels)[rows] >= 0
     level = p.max(axis=1)[~known].mean()  # the threshold that adapts looks at unlabelled images alone
-    np.testing.assert_allclose(job.work.thresholds, np.full(3, level), rtol=1e-5)
+    np.testing.assert_allclose(job.work.confidence, level, rtol=1e-5)
     report = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], job.report)
     np.testing.assert_array_equal(report.labels, p.argmax(axis=1))
     np.testing.assert_array_equal(report.qualified, known | (p.max(axis=1) >= level))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError
-from fedjax_ssl.client import Examples, label_cohort
+from fedjax_ssl.client import Examples, label_cohort, make_confidence
 from fedjax_ssl.client.debias import debiased, mean_prediction
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.round import make_round
@@ -30,10 +30,9 @@ from tests.helpers.small_problem import (
     train,
 )
 
-BY_THRESHOLD = {"fedanchor", "semifl", "fedmatch", "fixmatch", "uda", "sage", "proxyfl", "fl2"}
-BY_SOFTMAX = BY_THRESHOLD - {"fedanchor"} | {
-    "fedlabel", "fedtrinet", "fedavg_semi", "semianagg", "isofed", "cbafed", "twin_sight"
-}  # fmt: skip
+BY_ROLE = {"fedavg_semi", "semianagg", "isofed", "twin_sight"}
+BY_CONFIDENCE = {"fedanchor", "semifl", "fedmatch", "fixmatch", "uda", "sage", "proxyfl", "fl2", *BY_ROLE}
+BY_SOFTMAX = BY_CONFIDENCE - {"fedanchor"} | {"fedlabel", "fedtrinet", "cbafed"}
 THRESHOLD, DEBIASED = 0.6, {"confidence.debias": "app_u"}
 SIZE, KNOWN = 9, [0, 3, 4, 6]
 
@@ -109,7 +108,7 @@ def test_local_training_is_that_of_the_divided_probabilities(data):
 def test_it_is_off_by_default_and_then_nothing_is_divided(data):
     _, phase = build(**{"confidence.debias": "none"})
     assert prepare(phase, sent_down(small_problem("fixmatch")), data, 0).work.prior is None
-    assert small_problem("fixmatch").config.threshold.debias == "none"
+    assert small_problem("fixmatch").config.confidence.debias == "none"
 
 
 def test_labels_of_a_whole_round_take_it_too(data):
@@ -118,7 +117,7 @@ def test_labels_of_a_whole_round_take_it_too(data):
     received = sent_down(problem)
     examples = Examples(data.client_index[:1], jnp.arange(10)[None] < SIZE, -jnp.ones((1, 10)), None, {})
     scores = functools.partial(problem.network.probabilities, received.model)
-    made = label_cohort(problem, scores, data, examples, threshold=THRESHOLD)
+    made = label_cohort(problem, scores, data, examples, confidence=make_confidence(problem, THRESHOLD))
     rows = np.asarray(data.client_index[0])[:SIZE]
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
     p = divided(p, p.mean(axis=0))
@@ -147,15 +146,15 @@ def test_cosines_are_no_probabilities():
     ("name", "field", "value"),
     [
         *((name, "debias", "app_u") for name in METHODS if name not in BY_SOFTMAX),
-        *((name, "kind", "sat") for name in METHODS if name not in BY_THRESHOLD),
+        *((name, "kind", "sat") for name in METHODS if name not in BY_CONFIDENCE),
     ],
 )
 def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
     config = apply_arguments(base_config(), name)
     config.data.labels = METHODS[name].settings[0]
     validate(config)
-    config.threshold[field] = value
-    with pytest.raises(UserError, match=rf"^threshold\.{field}='{value}' is not for the method {name}, which does not"):
+    config.confidence[field] = value
+    with pytest.raises(UserError, match=rf"^confidence\.{field}='{value}' is not for the method {name}"):
         validate(config)
 
 

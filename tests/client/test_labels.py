@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config
-from fedjax_ssl.client import Examples, label_cohort, qualify, score_by_own_models, score_cohort
+from fedjax_ssl.client import Examples, label_cohort, make_confidence, qualify, score_by_own_models, score_cohort
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Problem
 from fedjax_ssl.methods import semifl
@@ -95,9 +95,11 @@ def by_table(images):
     return jnp.array(TABLE)[images[:, 0, 0, 0].astype(jnp.int32) // 10]
 
 
-def labelled(examples, scores=by_table, **options):
+def labelled(examples, scores=by_table, threshold=0.5, strictly=False, **options):
     """The labels of a cohort, in one program."""
-    return jax.jit(lambda examples: label_cohort(problem_with(), scores, DATA, examples, **options))(examples)
+    problem = problem_with()
+    rule = make_confidence(problem, threshold, strictly)
+    return jax.jit(lambda examples: label_cohort(problem, scores, DATA, examples, confidence=rule, **options))(examples)
 
 
 def test_scores_of_a_cohort():
@@ -138,8 +140,8 @@ def test_labels_of_a_cohort():
             np.testing.assert_array_equal(made.report.qualified[job], [*expected] + [False] * (3 - len(rows)))
             top = np.sort(TABLE[rows], axis=1)
             np.testing.assert_allclose(made.report.facts["score_gap"][job, : len(rows)], top[:, -1] - top[:, -2])
-    assert made.report.others == {} and made.own == {} and made.weights is None
-    np.testing.assert_allclose(made.thresholds, np.full((3, CLASSES), threshold))
+        np.testing.assert_array_equal(made.weights, np.float32(made.report.qualified))
+    assert made.report.others == {} and made.own == {}
 
 
 def test_the_rule_in_use_labels_and_all_are_reported():

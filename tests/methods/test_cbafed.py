@@ -122,7 +122,7 @@ def labelled_by_hand(problem, data, received, job, thresholds, rare):
         x = pixels_of(data, row, lambda _, images, key=key: coin(key, images))
         p.append(probabilities(first, x, centre)[0])
         pixels.append(x[0])
-    if problem.config.threshold.debias == "app_u":
+    if problem.config.confidence.debias == "app_u":
         p = divided(p, np.mean(p, axis=0))
     ranked = np.argsort(-np.array(p), axis=1)
     labels = [

@@ -71,7 +71,7 @@ def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present
 def test_votes_may_be_of_probabilities_without_the_prior():
     """Who is confident, and the label of the vote, of all voters' probabilities divided by the client's prior."""
     problem, method = build("clients", threshold=0.6, helper_weight=0.0, l1_weight=0.0, l2_weight=0.0)
-    problem.config.threshold.debias, problem.config.client.epochs = "app_u", 1
+    problem.config.confidence.debias, problem.config.client.epochs = "app_u", 1
     data = federation([[0, -1, -1, 2, -1, -1, 1, -1, -1, -1]])
     params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
     received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(1e-9), jnp.bool_(True))

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.client.thresholds import class_thresholds
 
+from fedjax_ssl.client import make_confidence
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.learning.sgd import Model
@@ -169,7 +169,9 @@ def test_the_most_predicted_class_has_the_client_s_own_threshold(data):
     received = sent_down(problem)
     x = pixels_of(data, np.asarray(data.client_index[CLIENT]), mirrored)
     p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
-    found, _ = class_thresholds(problem.config.threshold, 0.9, jnp.float32(p), jnp.ones(SIZE, bool), {})
+    rule = make_confidence(problem, 0.9)
+    state = rule.update(rule.init(SIZE), jnp.float32(p), jnp.ones(SIZE, bool), jnp.arange(SIZE))
+    found = np.asarray(state.level * state.by_class / np.max(state.by_class))
     np.testing.assert_allclose(found, labels_by_hand(problem, data, received)[-1], rtol=1e-5)
     most, tau = p.mean(axis=0).argmax(), p.max(axis=1).mean()
     assert found[most] == pytest.approx(tau, rel=1e-6) and np.all(np.delete(found, most) < tau)
@@ -183,8 +185,9 @@ def test_another_rule_may_make_its_thresholds(data, kind):
     job = prepare(method.phases[0], received, data, CLIENT)
     x = pixels_of(data, np.asarray(data.client_index[CLIENT]), mirrored)
     p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
-    thresholds, _ = class_thresholds(problem.config.threshold, 0.75, jnp.float32(p), jnp.ones(SIZE, bool), {})
-    expected = p.max(axis=1) > np.asarray(thresholds)[p.argmax(axis=1)]
+    best, share = p.max(axis=1), p.mean(axis=0) / p.mean(axis=0).max()
+    thresholds = {"sat": best.mean() * share, "client_mean": [best.mean()] * CLASSES, "fixed": [0.75] * CLASSES}[kind]
+    expected = best > np.asarray(thresholds)[p.argmax(axis=1)]
     assert 0 < sum(expected) < SIZE
     np.testing.assert_array_equal(job.report.qualified, expected)
 

@@ -1,5 +1,7 @@
 """SAGE: the mixture of two models' labels, which images count, and the local epochs of its protocol; against NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +39,12 @@ def build(labels="clients", method="sage", **fields):
     return problem, METHODS[method].factory(problem).phases[0]
 
 
-mixed = jax.jit(mixed_labels, static_argnames="half_gap")
+@functools.partial(jax.jit, static_argnames=("threshold", "half_gap"))
+def mixed(local, received, threshold, half_gap):
+    """The mixture of both models' labels, from their logits."""
+    both = [jax.nn.softmax(logits) for logits in (local, received)]
+    labels = [(jnp.argmax(p, axis=-1), (jnp.max(p, axis=-1) >= threshold).astype(jnp.float32)) for p in both]
+    return mixed_labels(*both, *labels, half_gap=half_gap)
 
 
 def by_hand(local, received):
@@ -57,7 +64,7 @@ def test_labels_are_mixed_by_the_gap_of_the_two_confidences():
     p, q = softmax(np.float64(local)), softmax(np.float64(received))
     cases = {*zip(p.max(axis=1) >= THRESHOLD, q.max(axis=1) >= THRESHOLD, p.argmax(axis=1) == q.argmax(axis=1))}
     assert len(cases) == 8  # who is confident, and whether they agree
-    targets, counted = mixed(local, received, np.full(CLASSES, THRESHOLD, np.float32), half_gap=HALF_GAP)
+    targets, counted = mixed(local, received, THRESHOLD, HALF_GAP)
     expected, expected_counted = by_hand(p, q)
     np.testing.assert_allclose(targets, expected, atol=1e-5)
     np.testing.assert_array_equal(counted, expected_counted)
@@ -76,8 +83,7 @@ def confident(probability, label):
     [(0.99, 0.94, 0.5), (0.95, 1 - 1e-6, 0.5), (0.97, 0.97, 1), (0.96, 0.46, 2.0**-10), (0.94, 0.94, 0)],
 )
 def test_the_local_label_has_half_the_weight_at_the_half_gap_and_all_of_it_without_a_gap(local, received, share):
-    thresholds = np.full(CLASSES, 0.9499, np.float32)  # 0.95 after rounding
-    targets, counted = mixed(confident(local, 0), confident(received, 1), thresholds, half_gap=0.05)
+    targets, counted = mixed(confident(local, 0), confident(received, 1), 0.9499, 0.05)  # 0.95 after rounding
     np.testing.assert_allclose(targets[0], [share, 1 - share, 0], atol=1e-3)
     assert counted[0] == (max(local, received) >= 0.95)
 
