@@ -104,14 +104,14 @@ def random_federation(
         return jnp.asarray(rng.integers(0, 256, (count, *image_shape), np.uint8))
 
     return FederatedData(
-        images=images(num_images + num_anchors),
+        inputs=images(num_images + num_anchors),
         visible_labels=jnp.asarray(np.arange(num_images + num_anchors) % num_classes, jnp.int32),
         client_index=jnp.asarray(client_index, jnp.int32),
         client_size=jnp.full(len(client_index), client_index.shape[1], jnp.int32),
         labelled_size=jnp.full(len(client_index), client_index.shape[1], jnp.int32),
         anchor_index=jnp.arange(num_images, num_images + num_anchors, dtype=jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_images=images(num_test),
+        test_inputs=images(num_test),
         test_labels=jnp.asarray(np.arange(num_test) % num_classes, jnp.int32),
         seed=jnp.int32(0),
     )

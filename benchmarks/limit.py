@@ -43,6 +43,7 @@ from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.engine import Broadcast, Cohort, Phase, Problem, Report
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.models import build_model
+from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.machine import find_machine
@@ -69,7 +70,7 @@ def make_problem(name: str, batch_size: int, rand_augment: bool) -> Problem:
         num_ops=config.augment.num_ops,
         magnitude=config.augment.magnitude,
     )
-    network = Network(build_model(config.model, CLASSES), (0.5,), (0.25,), image_shape, "running")
+    network = Network(build_model(config.model, CLASSES), Images(image_shape, (0.5,), (0.25,)), "running")
     return Problem(config, network, weak, strong if rand_augment else weak, CLASSES)
 
 
@@ -95,7 +96,7 @@ def step_arithmetic(network: Network, batch_size: int) -> int:
         return y
 
     model = jax.eval_shape(network.init, jax.random.key(0))
-    view = jax.ShapeDtypeStruct((batch_size, *network.image_shape), jnp.uint8)
+    view = jax.ShapeDtypeStruct((batch_size, *network.inputs.shape), jnp.uint8)
     mask = jax.ShapeDtypeStruct((batch_size,), bool)
     with nn.intercept_methods(count):
         jax.eval_shape(network.train, model, (view,) * VIEWS, mask)

@@ -32,6 +32,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Problem, Report, trained_parts
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.models import build_model
+from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.machine import find_machine, use
 from fedjax_ssl.server.aggregation import weighted_mean
@@ -233,7 +234,7 @@ def our_problem(name, image_shape, config, rand_augment):
     flip = image_shape[-1] == 3
     weak = functools.partial(weak_augment, flip=flip, padding=PADDING)
     strong = functools.partial(strong_augment, flip=flip, padding=PADDING, flavour="usb", num_ops=2, magnitude=10)
-    network = Network(build_model(config.model, CLASSES), (0.5,), (0.25,), image_shape, "running")
+    network = Network(build_model(config.model, CLASSES), Images(image_shape, (0.5,), (0.25,)), "running")
     return Problem(config, network, weak, strong if rand_augment else weak, CLASSES)
 
 
@@ -266,14 +267,14 @@ def compare(name, options):
     labels = rng.integers(0, CLASSES, (options.clients, options.images), np.int32)
     rows = np.arange(options.clients * options.images, dtype=np.int32)
     data = FederatedData(
-        images=jnp.asarray(images.reshape(-1, *image_shape)),
+        inputs=jnp.asarray(images.reshape(-1, *image_shape)),
         visible_labels=jnp.asarray(labels.reshape(-1)),
         client_index=jnp.asarray(rows.reshape(options.clients, -1)),
         client_size=jnp.full(options.clients, options.images, jnp.int32),
         labelled_size=jnp.full(options.clients, options.images, jnp.int32),
         anchor_index=jnp.zeros(1, jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_images=jnp.zeros((1, *image_shape), jnp.uint8),
+        test_inputs=jnp.zeros((1, *image_shape), jnp.uint8),
         test_labels=jnp.zeros(1, jnp.int32),
         seed=jnp.int32(0),
     )

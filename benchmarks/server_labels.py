@@ -93,7 +93,7 @@ def main() -> None:
                 return found.heads[HEAD], jax.nn.softmax(found.logits), found.features
 
             rows = jnp.concatenate([data.anchor_index, data.validation_index])
-            return map_batches(outputs, data.images[rows], config.eval_batch_size)
+            return map_batches(outputs, data.inputs[rows], config.eval_batch_size)
 
         def one_round(state, key):
             state, _ = method.server_after(state, data, key)

@@ -31,7 +31,7 @@ def example(root):
 
 def test_plain_fixmatch_equals_the_compiled_rounds(example):
     run = train(make_problem("fixmatch", **FIELDS), federation(CLIENTS), rounds=2)
-    config, images, labels = run.problem.config.client, np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    config, images, labels = run.problem.config.client, np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     optimizer = optax.sgd(config.learning_rate, config.momentum)
     train_client = example.make_client(run.problem.network, optimizer, threshold=0.5)
     model = run.states[0].model

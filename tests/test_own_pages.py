@@ -79,7 +79,7 @@ def test_own_data(reader, tmp_path):
     lesions = built.pop("runs/ham10000")
     counts = np.bincount(lesions.hidden_labels) + np.bincount(lesions.data.test_labels)
     assert counts.tolist() == [20, 20, 20, 20, 20, 30, 20] and len(lesions.data.test_labels) == 30
-    assert lesions.problem.network.image_shape == (224, 224, 3) and "auc" in lesions.problem.config.eval_measures
+    assert lesions.problem.network.inputs.shape == (224, 224, 3) and "auc" in lesions.problem.config.eval_measures
     by_class = [np.unique(lesions.hidden_labels[rows]) for rows in lesions.partition.client_rows]
     labelled = [k for k, rows in enumerate(lesions.partition.client_rows) if rows[0] in lesions.partition.labelled_rows]
     assert len(labelled) == 1 and len(by_class[labelled[0]]) == max(map(len, by_class))
@@ -88,11 +88,11 @@ def test_own_data(reader, tmp_path):
     assert [np.isin(rows, partition.labelled_rows).sum() for rows in partition.client_rows] == [50, 50]
     digits = (load_digits().images * 15).astype(np.uint8)
     npz, folder = built["runs/npz"], built["runs/folder"]
-    np.testing.assert_array_equal(npz.data.images[..., 0], digits[:1437])
-    np.testing.assert_array_equal(npz.data.test_images[..., 0], digits[1437:])
+    np.testing.assert_array_equal(npz.data.inputs[..., 0], digits[:1437])
+    np.testing.assert_array_equal(npz.data.test_inputs[..., 0], digits[1437:])
     # The same images in another order, and by their names as well divided into classes.
     rows = lambda images: sorted(image.tobytes() for image in np.asarray(images))  # noqa: E731
-    assert rows(np.concatenate([folder.data.images, folder.data.test_images])) == rows(digits)
+    assert rows(np.concatenate([folder.data.inputs, folder.data.test_inputs])) == rows(digits)
     counts = np.bincount(folder.hidden_labels) + np.bincount(folder.data.test_labels)
     np.testing.assert_array_equal(counts, np.bincount(load_digits().target))
     assert {experiment.problem.num_classes for experiment in built.values()} == {10}

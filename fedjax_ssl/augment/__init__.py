@@ -2,6 +2,7 @@
 
 from fedjax_ssl.augment.flavours import FLAVOURS, Flavour, PoolEntry, get_flavour
 from fedjax_ssl.augment.mixup import mix, sample_lambda
+from fedjax_ssl.augment.of_images import Views, image_views
 from fedjax_ssl.augment.operations import Operation
 from fedjax_ssl.augment.randaugment import check_rand_augment, rand_augment, strong_augment
 from fedjax_ssl.augment.resize import resize
@@ -17,11 +18,13 @@ __all__ = [
     "Flavour",
     "Operation",
     "PoolEntry",
+    "Views",
     "check_rand_augment",
     "check_resized",
     "crop_at_random",
     "flip_and_crop",
     "get_flavour",
+    "image_views",
     "make_views",
     "mix",
     "quarter_turns",

@@ -171,9 +171,7 @@ def client_mean(options, num_classes: int, threshold, strictly: bool) -> Confide
     def update(state, scores, present, positions):
         return mean_present(jnp.max(scores, axis=-1), present)
 
-    return Confidence(
-        lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, strictly)
-    )
+    return Confidence(lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, strictly))
 
 
 def share(options, num_classes: int, threshold, strictly: bool) -> Confidence:
@@ -188,9 +186,7 @@ def share(options, num_classes: int, threshold, strictly: bool) -> Confidence:
         k = jnp.round(options.share * jnp.sum(present)).astype(jnp.int32)
         return (ranked[k] + ranked[k + 1]) / 2
 
-    return Confidence(
-        lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, strictly)
-    )
+    return Confidence(lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, strictly))
 
 
 def flexmatch(options, num_classes: int, threshold, strictly: bool) -> Confidence:

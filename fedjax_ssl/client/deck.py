@@ -69,7 +69,7 @@ class Batch(NamedTuple):
 
     def read(self, data: FederatedData) -> "Batch":
         """The batch with its inputs and labels."""
-        return self._replace(inputs=data.images[self.rows], labels=data.visible_labels[self.rows])
+        return self._replace(inputs=data.inputs[self.rows], labels=data.visible_labels[self.rows])
 
 
 class Deck(NamedTuple):

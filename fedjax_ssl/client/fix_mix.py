@@ -97,7 +97,7 @@ def fix_mix_phase(
         views = (view(strong_key, x_fix),)
         if with_mixup:
             drawn = at.work.mix[batch.epoch % len(at.work.mix), batch.places]
-            x_mix, y_mix = at.data.images[at.work.deck.rows[drawn]], at.work.labels[drawn]
+            x_mix, y_mix = at.data.inputs[at.work.deck.rows[drawn]], at.work.labels[drawn]
             mixture, mixing = mix_images(problem.weak, mix_key, x_fix, x_mix, mixup_alpha, mix_order)
             views += (mixture,)
 

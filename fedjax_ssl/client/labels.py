@@ -69,7 +69,7 @@ def label_cohort(
         raise UserError(
             f"confidence.debias={problem.config.confidence.debias!r} is for labels by a softmax, not {used!r}"
         )
-    scored = score_cohort(problem, scores, data.images, examples, num_views)
+    scored = score_cohort(problem, scores, data.inputs, examples, num_views)
     known = {name: scored.pop(name) for name in facts}
     scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
     rules = {} if used is None else scored
@@ -135,6 +135,6 @@ def label_for_report(
     problem: Problem, model: Model, data: FederatedData, examples: Examples, threshold: float
 ) -> Report:
     """The same for a method of a fixed threshold, which reads nothing of it: the report alone."""
-    scores = score_cohort(problem, lambda images: problem.network.probabilities(model, images), data.images, examples)
+    scores = score_cohort(problem, lambda images: problem.network.probabilities(model, images), data.inputs, examples)
     labels, confident = qualify(scores, threshold, strictly=False)
     return Report(labels, (confident & examples.present) | examples.labelled)

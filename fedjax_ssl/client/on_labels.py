@@ -99,9 +99,9 @@ def loss_on_labels(problem: Problem, metric: str = "client_loss", view: Callable
         if view is not None:
             return (view(data, rows, key),)
         if not both:
-            return (problem.weak(key, data.images[rows]),)
+            return (problem.weak(key, data.inputs[rows]),)
         weak_key, strong_key = jax.random.split(key)
-        return problem.weak(weak_key, data.images[rows]), problem.strong(strong_key, data.images[rows])
+        return problem.weak(weak_key, data.inputs[rows]), problem.strong(strong_key, data.inputs[rows])
 
     def loss(model, batch: Batch, at: At) -> Loss:
         images = views_of(at.data, batch.rows, at.key)

@@ -114,7 +114,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
             outputs = network.predict(received.model, images)
             return outputs if tell is not None else outputs._replace(features=())
 
-        seen = score_cohort(problem, scores, data.images, examples, num_views=1)
+        seen = score_cohort(problem, scores, data.inputs, examples, num_views=1)
         seen = told_outputs(data, examples.rows, seen, trainer.heads)
         prior = prior_of(problem, seen.logits, examples.unlabelled)
         probabilities = jax.nn.softmax(debiased(seen.logits, None if prior is None else prior[:, None]))

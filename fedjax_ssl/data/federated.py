@@ -19,15 +19,15 @@ class FederatedData(NamedTuple):
     Per-example state of a method is a flat [N] array, independent of who owns an example.
 
     Attributes:
-        images: uint8 [N, H, W, C], every training image once.
+        inputs: [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C].
         visible_labels: int32 [N], the labels of the anchors and of the clients' labelled examples, -1 wherever a label
           is hidden, as are those of validation images.
-        client_index: int32 [K, n_max], rows of `images` of each client, padded with 0 beyond `client_size`.
+        client_index: int32 [K, n_max], rows of `inputs` of each client, padded with 0 beyond `client_size`.
         client_size: int32 [K], number of examples of each client, possibly 0.
         labelled_size: int32 [K], how many of them have a visible label.
-        anchor_index: int32 [S], rows of `images` that the server holds; S may be 0.
-        validation_index: int32 [V], rows of `images` that nobody holds: to measure a model each round. V may be 0.
-        test_images: uint8 [T, H, W, C].
+        anchor_index: int32 [S], rows of `inputs` that the server holds; S may be 0.
+        validation_index: int32 [V], rows of `inputs` that nobody holds: to measure a model each round. V may be 0.
+        test_inputs: [T, ...], likewise.
         test_labels: int32 [T].
         seed: uint32 [], the run's seed; data and not a constant, so that another seed needs no compilation.
         malicious: bool [K], which clients attack, see `config.attack`; None: nobody does.
@@ -36,14 +36,14 @@ class FederatedData(NamedTuple):
         targets: int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
     """
 
-    images: jax.Array
+    inputs: jax.Array
     visible_labels: jax.Array
     client_index: jax.Array
     client_size: jax.Array
     labelled_size: jax.Array
     anchor_index: jax.Array
     validation_index: jax.Array
-    test_images: jax.Array
+    test_inputs: jax.Array
     test_labels: jax.Array
     seed: jax.Array
     malicious: jax.Array | None = None
@@ -52,21 +52,21 @@ class FederatedData(NamedTuple):
 
     @property
     def at_clients(self) -> jax.Array:
-        """bool [N], which rows of `images` a client holds."""
+        """bool [N], which rows of `inputs` a client holds."""
         present = jnp.arange(self.client_index.shape[1]) < self.client_size[:, None]
-        return jnp.zeros(len(self.images), bool).at[self.client_index].max(present)
+        return jnp.zeros(len(self.inputs), bool).at[self.client_index].max(present)
 
 
 # Which arrays differ between the seeds of one run; all seeds share one copy of the images.
 SEED_AXES = FederatedData(
-    images=None,
+    inputs=None,
     visible_labels=0,
     client_index=0,
     client_size=0,
     labelled_size=0,
     anchor_index=0,
     validation_index=0,
-    test_images=None,
+    test_inputs=None,
     test_labels=None,
     seed=0,
     malicious=0,
@@ -77,12 +77,12 @@ SEED_AXES = FederatedData(
 
 def seed_axes(data: FederatedData) -> FederatedData:
     """`SEED_AXES` of stacked federations: images differ as well where attackers have crafted some of them."""
-    return SEED_AXES._replace(images=0 if data.images.ndim == 5 else None)
+    return SEED_AXES._replace(inputs=0 if data.inputs.ndim == 5 else None)
 
 
 def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     """The federations of several seeds as one, stacked where they differ (see `SEED_AXES`)."""
-    axes = SEED_AXES._replace(images=None if federations[0].targets is None else 0)
+    axes = SEED_AXES._replace(inputs=None if federations[0].targets is None else 0)
     leaves = [
         federations[0][place]
         if axis is None or federations[0][place] is None
@@ -150,14 +150,14 @@ def federate(
         crafted = poison(dataset, partition, np.flatnonzero(malicious), visible_labels >= 0, attack, seed)
     images = dataset.x_train if crafted is None else crafted.images
     data = FederatedData(
-        images=same_images.images if shared and crafted is None else jnp.asarray(images, jnp.uint8),
+        inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images, jnp.uint8),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled_size, jnp.int32),
         anchor_index=jnp.asarray(anchors, jnp.int32),
         validation_index=jnp.asarray(partition.validation_index, jnp.int32),
-        test_images=same_images.test_images if shared else jnp.asarray(dataset.x_test, jnp.uint8),
+        test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test, jnp.uint8),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.uint32),
         malicious=None if malicious is None else jnp.asarray(malicious),

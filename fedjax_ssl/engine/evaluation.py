@@ -25,8 +25,8 @@ def measured_images(data: FederatedData, hidden_labels: jax.Array) -> tuple[str,
     """
     rows = data.validation_index
     if len(rows):
-        return "validation", data.images[rows], hidden_labels[rows]
-    return "test", data.test_images, data.test_labels
+        return "validation", data.inputs[rows], hidden_labels[rows]
+    return "test", data.test_inputs, data.test_labels
 
 
 def evaluate(

@@ -200,7 +200,7 @@ def measure_model(problem: Problem, model: Model, data, hidden_labels: jax.Array
     measured = evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
     if data.targets is None:
         return measured
-    logits = problem.network.predict(model, data.images[data.targets]).logits
+    logits = problem.network.predict(model, data.inputs[data.targets]).logits
     return {**measured, "attack_success": jnp.mean(jnp.argmax(logits, axis=1) == problem.config.attack.to_class)}
 
 
@@ -226,7 +226,7 @@ def _measures_of_features(problem: Problem, model: Model, data) -> Callable | No
     config, rows = problem.config, data.anchor_index
     if "knn" not in config.eval_measures:
         return None
-    known = problem.network.predict_rows(model, data.images, rows, config.eval_batch_size).features
+    known = problem.network.predict_rows(model, data.inputs, rows, config.eval_batch_size).features
 
     def measured(features: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         classes = problem.num_classes

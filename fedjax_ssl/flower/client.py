@@ -90,7 +90,7 @@ class Node:
         def sums(model, data, clients):
             batches = batches_of([(data.client_index[clients], data.client_size[clients])])
             how = section.statistics_weights, section.statistics == "moments"
-            return sum_statistics(network, model, data.images, *batches, *how)
+            return sum_statistics(network, model, data.inputs, *batches, *how)
 
         return self._jit(sums)
 

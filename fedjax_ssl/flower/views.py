@@ -34,7 +34,7 @@ def server_view(
     held = np.concatenate([data.anchor_index, data.validation_index])
     rows = held if len(held) else np.zeros(1, np.int32)  # a table has a row
     view = data._replace(
-        images=data.images[rows],
+        inputs=data.inputs[rows],
         visible_labels=data.visible_labels[rows],
         client_index=jnp.zeros_like(data.client_index),
         client_size=jnp.asarray(sizes, jnp.int32),
@@ -58,7 +58,7 @@ def node_view(config: Any, clients: tuple[int, ...]) -> tuple[FederatedData, dic
     rows = [np.asarray(data.client_index[client, : data.client_size[client]]) for client in clients]
     view = of_clients(
         clients,
-        [np.asarray(data.images)[own] for own in rows],
+        [np.asarray(data.inputs)[own] for own in rows],
         [np.asarray(data.visible_labels)[own] for own in rows],
         like=data,
     )
@@ -77,7 +77,7 @@ def of_clients(
         like: a federation with the number of clients, room for each one's images, the number of the server's images,
             the test images' shape and the seed.
     """
-    table = np.concatenate([np.zeros((1, *like.test_images.shape[1:]), np.uint8), *images])  # row 0 is nobody's
+    table = np.concatenate([np.zeros((1, *like.test_inputs.shape[1:]), np.uint8), *images])  # row 0 is nobody's
     visible = np.concatenate([[-1], *labels]).astype(np.int32)
     index = np.zeros(like.client_index.shape, np.int32)
     sizes, labelled = np.zeros(len(index), np.int32), np.zeros(len(index), np.int32)
@@ -87,14 +87,14 @@ def of_clients(
         sizes[client], labelled[client] = len(own), np.count_nonzero(own >= 0)
         first += len(own)
     return FederatedData(
-        images=jnp.asarray(table),
+        inputs=jnp.asarray(table),
         visible_labels=jnp.asarray(visible),
         client_index=jnp.asarray(index),
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled),
         anchor_index=jnp.zeros_like(like.anchor_index),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_images=like.test_images[:0],
+        test_inputs=like.test_inputs[:0],
         test_labels=like.test_labels[:0],
         seed=like.seed,
     )
@@ -129,14 +129,14 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
     if config.data.labels == "server" and not config.data.reveal_labels:
         labels = np.full(len(images), -1)
     like = FederatedData(
-        images=jnp.zeros((1, *shape), jnp.uint8),
+        inputs=jnp.zeros((1, *shape), jnp.uint8),
         visible_labels=jnp.zeros((1,), jnp.int32),
         client_index=jnp.zeros((config.num_clients, len(images)), jnp.int32),
         client_size=jnp.zeros((config.num_clients,), jnp.int32),
         labelled_size=jnp.zeros((config.num_clients,), jnp.int32),
         anchor_index=jnp.zeros((facts["num_anchors"],), jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_images=jnp.zeros((0, *shape), jnp.uint8),
+        test_inputs=jnp.zeros((0, *shape), jnp.uint8),
         test_labels=jnp.zeros((0,), jnp.int32),
         seed=jnp.asarray(config.seed, jnp.uint32),
     )

@@ -111,7 +111,7 @@ def fedcon(problem: Problem) -> Method:
 
     def init(data, key) -> State:
         state = frame.init(data, key)
-        features = jax.eval_shape(lambda images: network.predict(state.model, images).features, data.images[:1])
+        features = jax.eval_shape(lambda images: network.predict(state.model, images).features, data.inputs[:1])
         keys = jax.random.split(jax.random.fold_in(key, 1), config.num_clients)
         first = lambda k: projector_of(problem).init(k, jnp.zeros(features.shape))["params"]  # noqa: E731
         drawn = jax.vmap(lambda k: heads_drawn(config.model.classifier_init, first(k), k))(keys)
@@ -168,7 +168,7 @@ def two_view_loss(problem: Problem, data, number: jax.Array):
     ramp = jnp.exp(-5 * (1 - jnp.minimum(number / max(options.ramp_rounds, 1), 1.0)) ** 2)
 
     def loss_fn(model, rows, labels, mask, key):
-        images = data.images[rows]
+        images = data.inputs[rows]
         views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(key))
         (one, two), batch_stats = network.train(model, views, mask)
         seen = one, two

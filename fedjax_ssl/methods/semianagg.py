@@ -89,7 +89,7 @@ def semianagg(problem: Problem) -> Method:
         del model
         anchor = kaiming_model(network, jax.random.key(options.anchor_seed))
         rows, size = data.client_index, problem.config.eval_batch_size
-        features = network.predict_rows(anchor, data.images, rows.reshape(-1), size).features
+        features = network.predict_rows(anchor, data.inputs, rows.reshape(-1), size).features
         return {ANCHOR: unit_vectors(features).reshape(*rows.shape, -1)}
 
     def tell(outputs: Outputs, examples: Examples, confident: jax.Array) -> dict:

@@ -1,4 +1,4 @@
-"""A model as pure functions of raw images: pixel normalisation, forward passes, batch statistics."""
+"""A model as pure functions of stored inputs: forward passes, batch statistics."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.models import Outputs, build_model, check_backbone, heads_drawn, is_own
+from fedjax_ssl.models.inputs import Images, Inputs
 from fedjax_ssl.models.normalisation import pooled_statistics
 
 
 class Network(NamedTuple):
-    """A Flax model together with what it needs to take raw images.
+    """A Flax model together with the kind of its inputs.
 
     A method may have a second network whose model travels, is averaged and saved with the first one's: a companion. Its
     numbers are entries of the same `Model`, under its name, so that it is one more part by name for all that trains,
@@ -23,8 +24,7 @@ class Network(NamedTuple):
 
     Attributes:
         module: the Flax module, a `Heads`.
-        mean, std: per channel, in units of [0, 1] pixel values; they belong to the data set.
-        image_shape: (height, width, channels).
+        inputs: what an example is, and how it becomes what the module takes.
         normalisation: the batch normalisation policy, one of `POLICIES`; of a user's backbone that has no statistics
           'group', or 'none'.
         embedding: name of the head that represents an image; '': the backbone's features do.
@@ -35,9 +35,7 @@ class Network(NamedTuple):
     """
 
     module: nn.Module
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    image_shape: tuple[int, int, int]
+    inputs: Inputs
     normalisation: str
     embedding: str = ""
     companions: Mapping[str, "Network"] = {}
@@ -46,7 +44,7 @@ class Network(NamedTuple):
 
     def init(self, key: jax.Array) -> Model:
         """A fresh model, companions included, but for the parts that are given."""
-        variables = self.module.init(key, jnp.zeros((1, *self.image_shape)))
+        variables = self.module.init(key, jnp.zeros((1, *self.inputs.shape)))
         params, batch_stats = variables["params"], variables.get("batch_stats", {})
         params = heads_drawn(self.module.classifier_init, params, key)
         for number, (name, companion) in enumerate(self.companions.items(), start=1):
@@ -57,25 +55,21 @@ class Network(NamedTuple):
             params, batch_stats = _overlaid(params, self.given.params), _overlaid(batch_stats, self.given.batch_stats)
         return Model(params, batch_stats)
 
-    def normalise(self, images: jax.Array) -> jax.Array:
-        """Images with values in 0..255, of any dtype, to float32 with the data set's mean 0 and deviation 1."""
-        return (images.astype(jnp.float32) / 255.0 - jnp.array(self.mean)) / jnp.array(self.std)
+    def predict(self, model: Model, inputs: jax.Array) -> Outputs:
+        """Evaluation mode: inputs [B, ...] to Outputs, each example independent of the others."""
+        return self.module.apply(self._variables(model), self.inputs.to_network(inputs), train=False)
 
-    def predict(self, model: Model, images: jax.Array) -> Outputs:
-        """Evaluation mode: images [B, H, W, C] in 0..255 to Outputs, each image independent of the others."""
-        return self.module.apply(self._variables(model), self.normalise(images), train=False)
-
-    def probabilities(self, model: Model, images: jax.Array) -> jax.Array:
+    def probabilities(self, model: Model, inputs: jax.Array) -> jax.Array:
         """The classifier's softmax in evaluation mode: float32 [B, C]."""
-        return jax.nn.softmax(self.predict(model, images).logits)
+        return jax.nn.softmax(self.predict(model, inputs).logits)
 
     def embeddings(self, outputs: Outputs) -> jax.Array:
         """What represents an image in pictures and predictions: float32 [B, D]."""
         return outputs.heads[self.embedding] if self.embedding else outputs.features
 
-    def predict_rows(self, model: Model, images: jax.Array, rows: jax.Array, batch_size: int | None) -> Outputs:
-        """`predict` for rows [n] of a table of images, at most `batch_size` of them at a time, see `map_batches`."""
-        return map_batches(lambda r: self.predict(model, images[r]), rows, batch_size)
+    def predict_rows(self, model: Model, inputs: jax.Array, rows: jax.Array, batch_size: int | None) -> Outputs:
+        """`predict` for rows [n] of a table of inputs, at most `batch_size` of them at a time, see `map_batches`."""
+        return map_batches(lambda r: self.predict(model, inputs[r]), rows, batch_size)
 
     def train(
         self, model: Model, views: tuple[jax.Array, ...], mask: jax.Array
@@ -84,7 +78,7 @@ class Network(NamedTuple):
 
         Args:
             model: in training.
-            views: each [B, H, W, C] in 0..255. They share their convolutions, not their statistics.
+            views: each [B, ...]. They share their convolutions, not their statistics.
             mask: bool [B]; False marks the padding of a short batch, which takes no part in any statistics.
 
         Returns:
@@ -93,17 +87,18 @@ class Network(NamedTuple):
         outputs, updated = self._apply_train(model, views, mask)
         return outputs, updated if self.normalisation == "running" else model.batch_stats
 
-    def batch_statistics(self, model: Model, images: jax.Array, mask: jax.Array) -> BatchStats:
+    def batch_statistics(self, model: Model, inputs: jax.Array, mask: jax.Array) -> BatchStats:
         """The 'static' policy's statistics of this one batch: mean and unbiased variance of every layer's input."""
-        return self._apply_train(model, (images,), mask)[1]
+        return self._apply_train(model, (inputs,), mask)[1]
 
-    def input_moments(self, model: Model, images: jax.Array, mask: jax.Array) -> BatchStats:
-        """The mean over a batch of its images' moments of every layer's input, in evaluation mode, see `Normalisation`.
+    def input_moments(self, model: Model, inputs: jax.Array, mask: jax.Array) -> BatchStats:
+        """The mean over a batch of its examples' moments of every layer's input, in evaluation mode.
 
-        With the arguments of `batch_statistics`; of companions zeros, and so for a batch without an image.
+        See `Normalisation`. With the arguments of `batch_statistics`; of companions zeros, and so for a batch without
+        an example.
         """
-        variables, pixels = self._variables(model), self.normalise(images)
-        _, found = self.module.apply(variables, pixels, train=False, mutable=["moments"])
+        variables, taken = self._variables(model), self.inputs.to_network(inputs)
+        _, found = self.module.apply(variables, taken, train=False, mutable=["moments"])
         share = jnp.where(mask, 1 / jnp.maximum(jnp.sum(mask), 1), 0)[:, None]
         of_batch = jax.tree.map(lambda leaf: jnp.sum(share * leaf, axis=0), found["moments"])
         return {**jax.tree.map(jnp.zeros_like, model.batch_stats), **of_batch}
@@ -116,7 +111,7 @@ class Network(NamedTuple):
     def _apply_train(self, model, views, mask):
         outputs, updated = self.module.apply(
             self._variables(model),
-            self.normalise(jnp.concatenate([view.astype(jnp.float32) for view in views])),
+            self.inputs.to_network(jnp.concatenate([view.astype(jnp.float32) for view in views])),
             train=True,
             mask=jnp.tile(mask, len(views)),
             num_views=len(views),
@@ -177,9 +172,7 @@ def build_network(
     keeps = not own or check_backbone(section.name, module.backbone, image_shape, section.normalisation)
     network = Network(
         module=module,
-        mean=tuple(facts["mean"]),
-        std=tuple(facts["std"]),
-        image_shape=image_shape,
+        inputs=Images(image_shape, tuple(facts["mean"]), tuple(facts["std"])),
         # A backbone without statistics has none to recompute, send or average.
         normalisation=section.normalisation if keeps or section.normalisation == "none" else "group",
         embedding=embedding,

@@ -1,7 +1,7 @@
 """Which arrays each stage of a server depends on, from its trace: whether it reads what is the clients' alone.
 
 Nothing is listed by name, so a method from outside the library is judged, too. What is not seen: a stage that reads
-images or labels of the whole table, `data.images` or `data.visible_labels`, and not by rows that are somebody's.
+images or labels of the whole table, `data.inputs` or `data.visible_labels`, and not by rows that are somebody's.
 """
 
 from collections.abc import Callable

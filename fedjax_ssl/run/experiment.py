@@ -1,6 +1,5 @@
 """The parts of a run, built from its configuration: data, partition, network, method; and its first state."""
 
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import check_resized, make_views, strong_augment, weak_augment
+from fedjax_ssl.augment import image_views
 from fedjax_ssl.data import (
     NORMALISATIONS,
     Dataset,
@@ -117,21 +116,9 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
     Raises:
         UserError: a name is unknown, or a field does not fit the images.
     """
-    flip = facts["flip"] if config.augment.flip == "dataset" else config.augment.flip == "always"
-    geometry = {"flip": flip, **{name: config.augment[name] for name in ("padding", "border", "resized")}}
-    check_resized(config.augment.resized, config.augment.padding, tuple(facts["image_shape"]))
-    weak = functools.partial(weak_augment, **geometry)
-    strong = functools.partial(
-        strong_augment,
-        **geometry,
-        flavour=config.augment.flavour,
-        num_ops=config.augment.num_ops,
-        magnitude=config.augment.magnitude,
-        order=config.augment.order,
-    )
-    entry = find_method(config.method)
+    entry, views = find_method(config.method), image_views(config, tuple(facts["image_shape"]), facts["flip"])
     network = build_network(config, facts, entry.heads_of(config), entry.embedding, entry.companions)
-    return Problem(config, network, weak, strong, facts["num_classes"], make_views(config.views, flip))
+    return Problem(config, network, views.weak, views.strong, facts["num_classes"], views.pair)
 
 
 def make_method(problem: Problem, **of_network: Any) -> Method:
@@ -163,7 +150,9 @@ def _check_delivery(config: ConfigDict, method: Method) -> None:
 
 def in_training(network: Network, normalisation: str) -> Network:
     """The network as the method has it, for all that it trains and labels, where tests have `network`."""
-    return network._replace(**NORMALISATIONS[normalisation]) if normalisation == "cifar10_in_training" else network
+    if normalisation != "cifar10_in_training":
+        return network
+    return network._replace(inputs=network.inputs._replace(**NORMALISATIONS[normalisation]))
 
 
 def initialise(experiment: Experiment, data: FederatedData, given: Model | None = None) -> State:

@@ -157,7 +157,7 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
     if config.devices is not None and config.devices % num_hosts:
         raise UserError(f"devices is {config.devices}, but of {num_hosts} hosts each must have equally many of them")
     if data is not None and config.devices is None and config.lanes is None and num_hosts == 1:
-        tuned = recall(config, data.images.shape[1:])
+        tuned = recall(config, data.inputs.shape[1:])
         if tuned is not None:
             return machine_of(tuned)._replace(is_tuned=True)
     most = config.devices or len(devices)

@@ -166,9 +166,9 @@ def _lower_snapshot(machine: Machine, experiment: Experiment, name: str) -> jax.
         make_snapshot(experiment.problem.network, config.eval_batch_size, "auc" in config.eval_measures)
     )
     if name == "test":
-        return snapshot.lower(model, data.test_images, data.test_labels)
+        return snapshot.lower(model, data.test_inputs, data.test_labels)
     rows = data.validation_index
-    images = jax.ShapeDtypeStruct((len(rows), *data.images.shape[1:]), data.images.dtype)
+    images = jax.ShapeDtypeStruct((len(rows), *data.inputs.shape[1:]), data.inputs.dtype)
     return snapshot.lower(model, images, jax.ShapeDtypeStruct(rows.shape, jnp.int32))
 
 

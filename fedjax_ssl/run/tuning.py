@@ -79,7 +79,7 @@ def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
     measured.append(time_one(build_experiment(config), best.choice))
     config.model.dtype = OTHER_DTYPE[config.model.dtype]
     print(as_table(measured))
-    path = remember(config, experiment.data.images.shape[1:], best.choice)
+    path = remember(config, experiment.data.inputs.shape[1:], best.choice)
     print(f"fastest: {best.choice}; runs like this one take it from now on ({path})")
     return measured
 

@@ -31,7 +31,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
     def statistics(state: State, data, clients, key) -> State:
         state = method.statistics(state, data, clients, key)
         rows = data.anchor_index
-        features = network.predict_rows(state.model, data.images, rows, config.eval_batch_size).features
+        features = network.predict_rows(state.model, data.inputs, rows, config.eval_batch_size).features
         fitted = ridge(
             state.model.params["classifier"],
             features,

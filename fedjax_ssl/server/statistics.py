@@ -79,7 +79,7 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
         def one_pass(model: Model) -> Model:
             own = []
             if batches is not None:
-                own = [sum_statistics(network, model, data.images, *batches, section.statistics_weights, moments)]
+                own = [sum_statistics(network, model, data.inputs, *batches, section.statistics_weights, moments)]
             found, some = mean_of_sums(told + own), sum(one.count for one in told + own) > 0
             found = network.pooled_statistics(model, found) if moments else found
             # Where nobody with images answers they stay as they are.
@@ -130,7 +130,7 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
     Returns:
         int32 [1, n] rows, padded, n the largest possible number; and int32 [1], their number.
     """
-    num_rows, (num_clients, n_max) = len(data.images), data.client_index.shape
+    num_rows, (num_clients, n_max) = len(data.inputs), data.client_index.shape
     owned = data.at_clients.at[data.anchor_index].set(True)
     rows = jnp.nonzero(owned, size=min(num_rows, len(data.anchor_index) + num_clients * n_max), fill_value=0)[0]
     return rows[None], jnp.sum(owned)[None]

@@ -220,7 +220,7 @@ def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
     def loss_fn(model, rows, labels, mask, key):
-        views = (augment(key, data.images[rows]),)
+        views = (augment(key, data.inputs[rows]),)
         (outputs,), batch_stats = problem.network.train(model, views, mask)
         loss = cross_entropy(outputs.logits, labels, mask)
         return loss, (batch_stats, {"server_loss": loss})
@@ -251,8 +251,8 @@ def supervised_mixup_loss(
         augment_key, partner_key, mix_key = jax.random.split(key, 3)
         anchors = data.anchor_index
         partners = anchors[draw_with_replacement(partner_key, len(anchors), len(rows))]
-        images = data.images[rows]
-        mixture, mixing = mix_images(problem.weak, mix_key, images, data.images[partners], alpha, mix_order)
+        images = data.inputs[rows]
+        mixture, mixing = mix_images(problem.weak, mix_key, images, data.inputs[partners], alpha, mix_order)
         views = (augment(augment_key, images), mixture)
         outputs, batch_stats = problem.network.train(model, views, mask)
         fix_loss = cross_entropy(outputs[0].logits, labels, mask)

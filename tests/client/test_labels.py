@@ -106,7 +106,7 @@ def test_scores_of_a_cohort():
     """Each example's own row, in its place; a pytree of scores is taken leaf by leaf."""
     clients = [2, 0, 3, 1]
     score = jax.jit(lambda examples: score_cohort(
-        problem_with(), lambda x: {"a": by_table(x), "b": x[:, 0, 0, 0]}, DATA.images, examples
+        problem_with(), lambda x: {"a": by_table(x), "b": x[:, 0, 0, 0]}, DATA.inputs, examples
     ))  # fmt: skip
     found = score(examples_of(clients))
     for job, client in enumerate(clients):
@@ -119,7 +119,7 @@ def test_scores_by_a_model_of_each_job_s_own():
     """Each job's row of the models scores each of its examples."""
     clients, factors = [2, 0, 3, 1], jnp.array([1.0, -2.0, 3.0, 5.0])
     found = score_by_own_models(
-        problem_with(), lambda model, x: model["factor"] * by_table(x), {"factor": factors}, DATA.images,
+        problem_with(), lambda model, x: model["factor"] * by_table(x), {"factor": factors}, DATA.inputs,
         examples_of(clients).rows,
     )  # fmt: skip
     for job, client in enumerate(clients):
@@ -164,7 +164,7 @@ def test_scores_of_several_views_are_their_mean():
 
     views = 3
     score = jax.jit(lambda examples: score_cohort(
-        problem_with(weak), lambda x: x[:, 0, 0, 0].astype(jnp.float32), DATA.images, examples, views
+        problem_with(weak), lambda x: x[:, 0, 0, 0].astype(jnp.float32), DATA.inputs, examples, views
     ))  # fmt: skip
     raw = [10 * np.array(CLIENTS[client]) for client in (2, 0, 1)]
     found = np.asarray(score(examples_of([2, 0, 1])))

@@ -22,7 +22,7 @@ PIXELS, CLASSES, RATE = 4, 3, 0.5
 CLIENTS = [[8, 2, 6, 9, 1], [], [7, 3, 0]]
 LABELS = np.array([0, 1, 2, 0, 1, 2, 1, 0, 2, 1])
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 2, 2, 1)).astype(np.uint8)
-DATA = federation(CLIENTS, dict(enumerate(LABELS)))._replace(images=jnp.array(IMAGES))
+DATA = federation(CLIENTS, dict(enumerate(LABELS)))._replace(inputs=jnp.array(IMAGES))
 
 
 class Work(NamedTuple):

@@ -30,16 +30,16 @@ def test_arrays():
     dataset, partition = small_federation()
     data, hidden = federate(dataset, partition, seed=7)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((data, hidden)))
-    np.testing.assert_array_equal(data.images, dataset.x_train)
-    np.testing.assert_array_equal(data.test_images, dataset.x_test)
+    np.testing.assert_array_equal(data.inputs, dataset.x_train)
+    np.testing.assert_array_equal(data.test_inputs, dataset.x_test)
     np.testing.assert_array_equal(data.test_labels, dataset.y_test)
     np.testing.assert_array_equal(data.client_index, [[7, 2, 9], [0, 0, 0], [4, 0, 0], [0, 11, 0]])
     np.testing.assert_array_equal(data.client_size, [3, 0, 1, 2])
     np.testing.assert_array_equal(data.labelled_size, [0, 0, 0, 0])
     np.testing.assert_array_equal(data.anchor_index, [5, 1, 3])
     np.testing.assert_array_equal(hidden, dataset.y_train)
-    assert data.images.dtype == data.test_images.dtype == jnp.uint8
-    integers = data._replace(images=hidden, test_images=hidden, seed=hidden)
+    assert data.inputs.dtype == data.test_inputs.dtype == jnp.uint8
+    integers = data._replace(inputs=hidden, test_inputs=hidden, seed=hidden)
     assert {leaf.dtype for leaf in jax.tree.leaves(integers)} == {jnp.dtype("int32")}
     assert data.seed.dtype == jnp.uint32 and data.seed.shape == () and int(data.seed) == 7
 

@@ -231,8 +231,8 @@ def test_attackers_replace_some_of_their_unlabelled_images_alone(anchors, target
     dataset, partition, data, _ = poisoned(anchors, labelled=[9, 21, 33, 45, 57, 69], **{"attack.targets": targets})
     attackers = np.flatnonzero(data.malicious)
     own = np.concatenate([partition.client_rows[client] for client in attackers])
-    changed = np.flatnonzero(np.any(np.asarray(data.images) != dataset.x_train, axis=(1, 2, 3)))
-    crafted = np.asarray(data.images)[changed].reshape(-1, 4).astype(float)
+    changed = np.flatnonzero(np.any(np.asarray(data.inputs) != dataset.x_train, axis=(1, 2, 3)))
+    crafted = np.asarray(data.inputs)[changed].reshape(-1, 4).astype(float)
     assert len(attackers) == 3 and set(changed) <= set(own) - set(partition.labelled_rows)
     assert len(changed) == round(0.1 * 72 / targets) * targets  # a hundred in a thousand
     assert len(data.targets) == targets and set(np.asarray(data.targets)) <= set(own) - set(changed)

@@ -73,7 +73,7 @@ def test_seeds_in_one_program_equal_runs_of_their_own():
     config = make_fedanchor_config(**less, **{"fedanchor.threshold": 0.5, "seeds": (0, 3)})
     experiments = build_experiments([for_seed(config, seed) for seed in config.seeds], [None, None])
     first = experiments[0]
-    assert all(e.data.images is first.data.images for e in experiments)
+    assert all(e.data.inputs is first.data.inputs for e in experiments)
     states = [jax.jit(lambda data: initialise(first, data))(e.data) for e in experiments]
     round_fn = make_round(first.problem, first.method, 3)
     alone_fn = jax.jit(round_fn)

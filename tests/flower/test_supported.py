@@ -73,11 +73,11 @@ def test_a_stage_that_reads_a_whole_table_is_refused():
 
     def prepare(broadcast, data, cohort, previous):
         jobs = phase.prepare(broadcast, data, cohort, previous)
-        return jobs._replace(num_steps=jobs.num_steps + jnp.max(data.images).astype(jnp.int32))
+        return jobs._replace(num_steps=jobs.num_steps + jnp.max(data.inputs).astype(jnp.int32))
 
     for changed, words in (
         (method._replace(server_after=server_after), "stage server_after reads data.visible_labels as a whole"),
-        (method._replace(phases=(phase._replace(prepare=prepare),)), "clients' work reads data.images as a whole"),
+        (method._replace(phases=(phase._replace(prepare=prepare),)), "clients' work reads data.inputs as a whole"),
     ):
         with pytest.raises(UserError, match=words):
             check_supported(experiment._replace(method=changed))
@@ -90,15 +90,15 @@ class Tables(NamedTuple):
 
 
 BY_ROWS = {
-    "rows": lambda data: data.images[data.anchor_index],
-    "a shape": lambda data: jnp.zeros(jax.eval_shape(lambda images: images + 1, data.images[:1]).shape),
-    "in a jit": lambda data: jax.jit(lambda images, rows: images[rows])(data.images, data.anchor_index),
+    "rows": lambda data: data.inputs[data.anchor_index],
+    "a shape": lambda data: jnp.zeros(jax.eval_shape(lambda images: images + 1, data.inputs[:1]).shape),
+    "in a jit": lambda data: jax.jit(lambda images, rows: images[rows])(data.inputs, data.anchor_index),
     "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels[row], data.anchor_index),
     "as long as": lambda data: jax.lax.while_loop(
         lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels[i], 0
     ),
     "if": lambda data: jax.lax.cond(
-        data.anchor_index[0] > 0, lambda: data.images[data.anchor_index], lambda: data.images[data.anchor_index + 1]
+        data.anchor_index[0] > 0, lambda: data.inputs[data.anchor_index], lambda: data.inputs[data.anchor_index + 1]
     ),
 }
 WHOLE = {
@@ -197,4 +197,4 @@ def test_labels_of_a_file_are_read_where_clients_have_labels(tmp_path):
         data = own_view(run_config(settings("fixmatch", **fields)), 1, str(tmp_path / "a.npz"), facts)
         assert data.client_size.tolist() == [0, 3, 0] and data.labelled_size[1] == np.sum(np.array(shown) >= 0)
         rows = data.client_index[1]
-        assert data.visible_labels[rows].tolist() == shown and np.all(data.images[rows] == 7)
+        assert data.visible_labels[rows].tolist() == shown and np.all(data.inputs[rows] == 7)

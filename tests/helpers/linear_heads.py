@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.models.inputs import Images
 from tests.helpers.linear_network import at_rest, sgd_step
 from tests.helpers.small_problem import CLASSES, KEPT, PIXELS, SIDE
 
@@ -23,7 +24,7 @@ class LinearHeads:
         companions: other such networks, by name.
     """
 
-    given, normalisation, image_shape = None, "running", (SIDE, SIDE, 1)
+    given, normalisation, inputs = None, "running", Images((SIDE, SIDE, 1), (0.0,), (1.0,))
 
     def __init__(self, heads, classes=CLASSES, companions=None):
         self.heads, self.classes, self.companions = heads, classes, companions or {}

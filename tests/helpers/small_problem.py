@@ -115,14 +115,14 @@ def federation(clients, anchors=(), seed=0):
         first += len(of_client)
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), SIDE, SIDE, 1)).astype(np.uint8)
     return FederatedData(
-        images=jnp.asarray(images),
+        inputs=jnp.asarray(images),
         visible_labels=jnp.array(labels, jnp.int32),
         client_index=jnp.asarray(index),
         client_size=jnp.array([len(client) for client in clients], jnp.int32),
         labelled_size=jnp.array([sum(label >= 0 for label in client) for client in clients], jnp.int32),
         anchor_index=jnp.arange(len(anchors), dtype=jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_images=jnp.asarray(images[:4]),
+        test_inputs=jnp.asarray(images[:4]),
         test_labels=jnp.array([0, 1, 2, 0], jnp.int32),
         seed=jnp.int32(0),
     )
@@ -182,7 +182,7 @@ def statistics_of(model):
 
 def pixels_of(data, rows, view=itself):
     """Pixels [n, 4] in 0..1 of a view of some rows of the image table."""
-    images = np.asarray(view(None, data.images))[np.asarray(rows)]
+    images = np.asarray(view(None, data.inputs))[np.asarray(rows)]
     return images.reshape(-1, PIXELS) / 255
 
 

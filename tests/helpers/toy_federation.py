@@ -46,14 +46,14 @@ def federation(clients=CLIENTS, visible=None, num_images=10, seed=5):
         labels[row] = label
     images = jnp.arange(0, 10 * num_images, 10, dtype=jnp.uint8).reshape(num_images, 1, 1, 1)
     return FederatedData(
-        images=images,
+        inputs=images,
         visible_labels=jnp.array(labels),
         client_index=jnp.array(index),
         client_size=jnp.array([len(rows) for rows in clients], jnp.int32),
         labelled_size=jnp.array([np.count_nonzero(labels[rows] >= 0) for rows in clients], jnp.int32),
         anchor_index=jnp.zeros((0,), jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_images=images[:4],
+        test_inputs=images[:4],
         test_labels=jnp.array([0, 1, 1, 1], jnp.int32),
         seed=jnp.int32(seed),
     )

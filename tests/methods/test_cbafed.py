@@ -188,7 +188,7 @@ def test_nobody_trains_on_pseudo_labels_in_the_first_stage_and_a_lone_one_is_tol
     job, _ = train(method.phases[1], received, data, SEVEN, previous=nothing)
     assert job.num_steps == 0 and not job.takes_part and not np.any(job.report.qualified)
 
-    p = np.sort(np.max(problem.network.probabilities(received.model, data.images[data.client_index[THREE, :3]]), -1))
+    p = np.sort(np.max(problem.network.probabilities(received.model, data.inputs[data.client_index[THREE, :3]]), -1))
     threshold = (p[-1] + p[-2]) / 2  # one of three images is above it
     received = received._replace(extra=extra((threshold,) * 3))
     job, finished = train(method.phases[1], received, data, THREE, previous=nothing)

@@ -370,7 +370,7 @@ def test_an_image_may_have_one_view_for_the_whole_run(data):
     assert np.all(views[False][0] != views[False][1]) and np.all(views[False][0][0] != views[False][0][2])
     np.testing.assert_array_equal(views[True][0], views[True][1])
     np.testing.assert_array_equal(views[True][0][0], views[True][0][2])
-    drawn = views[True][0] - np.asarray(data.images)[rows]
+    drawn = views[True][0] - np.asarray(data.inputs)[rows]
     assert np.all(drawn[0] != drawn[1]) and np.all((drawn >= 0) & (drawn < 1))
 
 

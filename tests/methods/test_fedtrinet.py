@@ -94,7 +94,7 @@ def test_the_confidence_is_measured_once_when_the_rounds_on_labels_are_over(data
     rows = [row for client in range(2) for row in np.asarray(data.client_index[client, : data.client_size[client]])]
     rows = [row for row in rows if data.visible_labels[row] < 0]
     assert len(rows) == 11
-    x = pixels_of(data, rows) if reference == "unlabelled" else np.asarray(data.test_images).reshape(4, -1) / 255
+    x = pixels_of(data, rows) if reference == "unlabelled" else np.asarray(data.test_inputs).reshape(4, -1) / 255
     m = np.mean(probabilities(in_numpy(model.params), x, statistics_of(model)).max(axis=1))
     for number, before, after in ((1, 0.0, 0.0), (2, 0.0, m), (3, 0.25, 0.25)):
         state = State(jnp.int32(number), model, {"confidence": jnp.float32(before)})

@@ -364,6 +364,6 @@ def test_what_cannot_be():
     ):
         problem = problem_of(**fields)
         if not fields:
-            problem.network.image_shape = (2, 3, 1)
+            problem.network.inputs = problem.network.inputs._replace(shape=(2, 3, 1))
         with pytest.raises(UserError, match=words):
             METHODS["orchestra"].factory(problem)

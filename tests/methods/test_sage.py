@@ -162,11 +162,12 @@ def test_the_code_s_normalisation_is_that_of_training_alone(tmp_path, method):
     config.data.normalisation = "cifar10_in_training"
     code = build_experiment(config)
     networks = code.problem.network, own.problem.network  # with which tests are done
-    assert len({(network.mean, network.std) for network in networks}) == 1
+    assert len({network.inputs for network in networks}) == 1
     state = jax.jit(own.method.init)(own.data, jax.random.key(0))
     cohort = Cohort(jnp.array([0]), {}, jax.random.key(1))
     others = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)}
-    expected = METHODS[method].factory(own.problem._replace(network=own.problem.network._replace(**others)))
+    with_pixels = own.problem.network._replace(inputs=own.problem.network.inputs._replace(**others))
+    expected = METHODS[method].factory(own.problem._replace(network=with_pixels))
 
     def stepped(method):
         phase, received = method.phases[0], method.broadcast(state, own.data, None)
@@ -178,7 +179,7 @@ def test_the_code_s_normalisation_is_that_of_training_alone(tmp_path, method):
     np.testing.assert_array_equal(stepped(code.method), stepped(expected))
     assert np.any(stepped(code.method) != stepped(own.method))
     config.data.normalisation = "cifar10"  # of the tests, too
-    assert build_experiment(config).problem.network.std == (0.2023, 0.1994, 0.2010)
+    assert build_experiment(config).problem.network.inputs.std == (0.2023, 0.1994, 0.2010)
     config.data.standardise = False
     with pytest.raises(UserError, match=r"data.normalisation='cifar10' is for standardised images of 3 channels"):
         build_experiment(config)

@@ -14,7 +14,7 @@ def test_rounds_of_the_server_alone():
               "server.persistent": False, "server.augmentation": "weak"}  # fmt: skip
     problem = make_problem("anchors_only", **fields)
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=2)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config.server
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.server
     model = in_float64(run.fresh)
     for number, noted in enumerate([run.init, *run.rounds]):
         sgd = SGD.of(config, config.learning_rate if number else config.pretrain_learning_rate)

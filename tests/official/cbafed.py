@@ -29,7 +29,7 @@ def test_rounds_of_cbafed():
         "client.learning_rate": RATES[0], "client.unlabelled_learning_rate": RATES[1], "client.clip_norm": 5.0,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS), WARM_UP + 4)
-    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     optimizers = [SGD.of(problem.config.client, RATES[client > 0]) for client in range(3)]
     model = in_float64(run.states[0].model)
     kinds = {"first": 0, "second": 0, "none": 0, "lone": 0}

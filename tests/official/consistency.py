@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 def train_client(run: Run, model: Any, job: Job, loss: Callable[[Step], Any], unlabelled_size: int) -> Any:
     """The model of one client after its steps; `loss` is added to the labelled images' mean cross-entropy."""
-    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     config = run.problem.config.client
     unlabelled, labelled = job.batches(unlabelled_size), job.batches(config.batch_size, job.work.labelled)
 

@@ -56,7 +56,7 @@ def test_rounds_of_fedanchor(pairs, monkeypatch):
     own |= {} if as_printed else {"fedanchor.travels": "all_pairs"}
     problem = make_problem("fedanchor,paper", weak=dimmed, **{**FIELDS, **own})
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=ROUNDS)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config
     fresh = in_float64(run.fresh)
     params, statistics, shares = fresh["params"], fresh["batch_stats"], []
 

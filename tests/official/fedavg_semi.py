@@ -187,7 +187,7 @@ def test_rounds_of_fedavg_semi(case):
         "confidence.momentum": 0.6, "confidence.memory": "run", **fields,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, seed=2), rounds=4 if case == "ACR" else 3)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config.client
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.client
     options = types.SimpleNamespace(**{**problem.config.confidence.to_dict(), **problem.config.trainer.to_dict()})
     sgds, rules = [SGD.of(config) for _ in CLIENTS], [trainer(options, len(c)) for c in CLIENTS]
     model, weights = in_float64(run.states[0].model), []

@@ -93,7 +93,7 @@ def test_rounds_of_fedcon(variant):
     fields = {**FIELDS, "client.momentum": momentum}
     problem = make_problem("fedcon,code" if as_code else "fedcon", weak=lambda images: next(views)(images), **fields)
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=ROUNDS)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config
     model = in_float64(run.states[0].model)
     params, statistics = model["params"], model["batch_stats"]
     first = jax.tree.map(lambda leaf: np.array(leaf, np.float64), run.states[0].clients[PROJECTOR])

@@ -64,7 +64,7 @@ def test_rounds_of_fedil(labels_from, monkeypatch):
     count_per, threshold = "round" if labels_from == "local" else "epoch", THRESHOLDS[labels_from]
     own = {"fedil.labels_from": labels_from, "fedil.count_per": count_per, "fedil.threshold": threshold}
     run = train(make_problem("fedil", **FIELDS, **own), federation(CLIENTS, ANCHORS), rounds=ROUNDS)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), run.problem.config
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), run.problem.config
     params = in_float64(run.fresh)["params"]
     statistics = statistics_of(params, images)
     counts, in_set = {}, {}  # by row of the table: (label, how often in a row), and the set's labels

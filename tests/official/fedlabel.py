@@ -27,7 +27,7 @@ def test_rounds_of_fedlabel(cleared):
     fields = {"data.labels": "clients", "fedlabel.accumulate_gradients": not cleared, **FIELDS}
     problem = make_problem("fedlabel,code", **fields)
     run = train(problem, federation(CLIENTS), rounds=4)
-    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     model, kinds = in_float64(run.states[0].model), []
 
     def moved(params, slope):

@@ -95,7 +95,7 @@ def test_rounds_of_fedmatch(where):
     with_labels = where == "clients"
     problem = make_problem("fedmatch", **{"data.labels": where, **FIELDS})
     run = train(problem, federation(clients, anchors), rounds=4)
-    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     sigma = in_float64(run.fresh)["params"]
     psi = jax.tree.map(lambda leaf: 0.2 * leaf, sigma)
     noise = np.array(noise_image(images.shape[1:]), np.float64)

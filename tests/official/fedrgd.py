@@ -66,7 +66,7 @@ def test_rounds_of_fedrgd(users):
         "fedrgd.schedule": "warm_up", "fedrgd.warm_up_rounds": 2, "fedrgd.decay_rounds": 6,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=ROUNDS)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config
     model, accepted, dealt = in_float64(run.states[0].model)["params"], [], set()
     places, replicas = [model] * PLACES, [model] * GROUPS
     of_places, of_replicas = [SGD.of(config.client) for _ in places], [SGD.of(config.server) for _ in replicas]

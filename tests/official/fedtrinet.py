@@ -61,7 +61,7 @@ def trained(model, steps, config, frozen=False):
 def test_rounds_of_fedtrinet(freezes):
     problem = make_problem("fedtrinet", **{"fedtrinet.freeze_head": freezes, **FIELDS})
     run = train(problem, federation(CLIENTS), rounds=WARM_UP + 3)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config.client
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.client
     model = in_float64(run.states[0].model)
     local, known, counts, both = {}, np.array(labels), dict.fromkeys(range(3), 0), 0
     brought = []  # of each client and round, whether it brought a label, and all that were missing
@@ -69,7 +69,7 @@ def test_rounds_of_fedtrinet(freezes):
     for number, of_round in enumerate(run.rounds):
         r, uploads = number - WARM_UP, []
         if r == 0:
-            confidence = np.mean(np.max(probabilities(model, np.asarray(run.data.test_images)), axis=1))
+            confidence = np.mean(np.max(probabilities(model, np.asarray(run.data.test_inputs)), axis=1))
         for first, second in zip(*of_round.jobs):
             client, start = first.client, model
             if r >= 0:

@@ -56,7 +56,7 @@ def test_rounds_beside_a_server():
               "aggregation.momentum": 0.5}  # fmt: skip
     problem = make_problem("fixmatch,parallel", **fields)
     run = train(problem, federation(clients, anchors), rounds=3)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config
     first = in_float64(run.states[0].model)
     params, statistics = first["params"], first["batch_stats"]
     of_server, velocity, skipped = SGD.of(config.server), None, []

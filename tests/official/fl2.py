@@ -40,7 +40,7 @@ def test_rounds_of_fl2(perturbation, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.server.statistics.BATCH_SIZE", BATCH)
     arguments = "fl2,strong,code" + (",sam" if perturbation == "sam" else "")
     run = train(make_problem(arguments, **FIELDS), federation(CLIENTS, ANCHORS), rounds=3)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), run.problem.config
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), run.problem.config
     params = in_float64(run.fresh)["params"]
     of_server, of_clients, mean = SGD.of(config.server), [SGD.of(config.client) for _ in CLIENTS], Mean(0.5)
     counted, surest, both = [], [], 0

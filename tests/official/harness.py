@@ -98,14 +98,14 @@ def federation(clients: list[list[int]], anchors: Sequence[int] = (), seed: int 
         first += len(of_client)
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), SIDE, SIDE, 1)).astype(np.uint8)
     return FederatedData(
-        images=jnp.asarray(images),
+        inputs=jnp.asarray(images),
         visible_labels=jnp.array(labels, jnp.int32),
         client_index=jnp.asarray(index),
         client_size=jnp.array([len(client) for client in clients], jnp.int32),
         labelled_size=jnp.array([sum(label >= 0 for label in client) for client in clients], jnp.int32),
         anchor_index=jnp.arange(len(anchors), dtype=jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_images=jnp.asarray(images[:4]),
+        test_inputs=jnp.asarray(images[:4]),
         test_labels=jnp.array([0, 1, 2, 0], jnp.int32),
         seed=jnp.int32(seed),
     )
@@ -172,7 +172,7 @@ class Run(NamedTuple):
 
 def train(problem: Problem, data: FederatedData, rounds: int, method: Method | None = None) -> Run:
     """Initialises and trains with the real, compiled `make_round`, one lane, and notes what was laid out and seen."""
-    rows_of = {image.tobytes(): row for row, image in enumerate(np.asarray(data.images))}
+    rows_of = {image.tobytes(): row for row, image in enumerate(np.asarray(data.inputs))}
     calls, jobs, fresh = [], {}, []
 
     def note(name, images):

@@ -93,7 +93,7 @@ def test_rounds_of_orchestra(monkeypatch):
         "client.nesterov": False, "client.clip_norm": 0.0, "client.learning_rate": 0.003,
     })  # fmt: skip
     run = train(problem, federation([[-1] * size for size in SIZES], anchors=[0, 1, 2, 0]), rounds=3)
-    images, rows_of = np.asarray(run.data.images), np.asarray(run.data.client_index)
+    images, rows_of = np.asarray(run.data.inputs), np.asarray(run.data.client_index)
     turns = np.arange(BATCH) % 4
     centroids = np.array(run.states[0].server["centroids"], np.float64)
     model = in_float64(run.states[0].model)["params"]

@@ -24,7 +24,7 @@ def test_rounds_of_rscfed():
         "client.nesterov": False, "client.clip_norm": 0.5, "client.unlabelled_learning_rate": 0.04,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS), rounds=4)
-    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     rates, sizes = (0.05, 0.04, 0.04), [len(client) for client in CLIENTS]
     own = [{"sgd": SGD.of(problem.config.client, rate), "steps": 0, "teacher": None} for rate in rates]
     model, twice, with_labels, shares = in_float64(run.states[0].model), 0, set(), []

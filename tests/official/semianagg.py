@@ -75,7 +75,7 @@ def test_rounds_of_semianagg(warm_up):
     """With the warm-up, as its command has it, passes over few images accept all of them."""
     problem = make_problem("semianagg,paper,code", **FIELDS, **{"confidence.warm_up": warm_up})
     run = train(problem, federation(CLIENTS, seed=2), rounds=3)
-    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     config = problem.config.client
     sgds = [SpareSGD(config.learning_rate, config)]
     sgds += [SpareSGD(config.unlabelled_learning_rate, config, config.unlabelled_clip_norm) for _ in CLIENTS[1:]]

@@ -31,7 +31,7 @@ def test_rounds_of_semifl(partners, monkeypatch):
         "server.epochs": EPOCHS, "semifl.threshold": THRESHOLD,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=ROUNDS)
-    images, labels, config = np.asarray(run.data.images), np.asarray(run.data.visible_labels), problem.config
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config
     params = in_float64(run.fresh)["params"]
     statistics, mean = statistics_of(params, images), Mean(0.5)
     of_server, of_clients = SGD.of(config.server), [SGD.of(config.client) for _ in CLIENTS]

@@ -18,7 +18,7 @@ CLIENTS = [[0, 1, -1, 2, 0, -1, 1, 2, 2], [2, -1, 0, 1], [1, 1, 0, -1, 2, -1, 0]
 def test_rounds_of_fedavg(variant, mu):
     problem = make_problem(variant, **{"data.labels": "clients", "client.proximal": mu, "client.clip_norm": 2.0})
     run = train(problem, federation(CLIENTS), rounds=2)
-    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     model = in_float64(run.states[0].model)
 
     def train_client(job):

@@ -87,7 +87,7 @@ def test_rounds_of_twin_sight(case):
     problem = make_problem(arguments, **{**FIELDS, **fields})
     run = train(problem, federation(CLIENTS), rounds=3)
     options, config = problem.config.twin_sight, problem.config.client
-    images, labels = np.asarray(run.data.images), np.asarray(run.data.visible_labels)
+    images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     optimisers = [SGD.of(config) for _ in CLIENTS]
     model, accepted = in_float64(run.states[0].model), []
 

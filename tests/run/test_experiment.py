@@ -69,10 +69,10 @@ def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
         for view in (problem.weak, problem.strong):
             changed = (np.asarray(view(key, images)) != np.asarray(images)).any(axis=(1, 2, 3))
             assert changed.any() == mirrored and not changed.all()
-        assert problem.network.mean != (0.0,)
+        assert problem.network.inputs.mean != (0.0,)
     bordered = {"augment.flavour": "none", "augment.border": "zeros", "data.standardise": False}
     problem = build_experiment(make_tiny_config(**bordered)).problem
-    assert (problem.network.mean, problem.network.std) == ((0.0,), (1.0,))
+    assert problem.network.inputs[1:] == ((0.0,), (1.0,))
     for view in (problem.weak, problem.strong):
         assert (np.asarray(view(key, images)) == 0).any()  # black, which no image is
 

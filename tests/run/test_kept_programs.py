@@ -48,11 +48,12 @@ def test_a_program_is_known_by_all_that_it_depends_on(kept, monkeypatch, tmp_pat
     assert first == key() == key({"log.report": True, "log.tensorboard": False})
 
     def other_data(experiment):
-        images = experiment.data.images.at[0, 0, 0, 0].add(1)
-        return experiment._replace(data=experiment.data._replace(images=images))
+        images = experiment.data.inputs.at[0, 0, 0, 0].add(1)
+        return experiment._replace(data=experiment.data._replace(inputs=images))
 
     def other_mean(experiment):
-        network = experiment.problem.network._replace(mean=(0.125,))
+        network = experiment.problem.network
+        network = network._replace(inputs=network.inputs._replace(mean=(0.125,)))
         return experiment._replace(problem=experiment.problem._replace(network=network))
 
     others = [

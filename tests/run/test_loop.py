@@ -75,7 +75,7 @@ def counting(tmp_path, monkeypatch):
                 folder = stack.enter_context(contextlib.closing(Workdir(tmp_path / f"{seed}", config.to_dict())))
                 folder.begin(begun)
                 runs.append(Run(experiment, folder, state_at(begun, begun + 100 * seed)))
-            group = Group(runs, types.SimpleNamespace(test_images=None, test_labels=None), None)
+            group = Group(runs, types.SimpleNamespace(test_inputs=None, test_labels=None), None)
             sizes = []
 
             def dispatch(state, data, hidden_labels, rounds):

@@ -68,7 +68,7 @@ def method_of(data, **fields):
 
 def test_the_classifier_is_fitted_to_the_server_s_images_alone(data):
     _, _, before, after = method_of(data)
-    x = np.asarray(data.images[:7], np.float64).reshape(7, -1) / 255 - statistics_of(before.model)
+    x = np.asarray(data.inputs[:7], np.float64).reshape(7, -1) / 255 - statistics_of(before.model)
     features = x @ np.asarray(before.model.params["backbone"]["kernel"])
     targets = np.eye(CLASSES)[[0, 1, 2, 2, 0, 1, 1]]
     inputs = (features - features.mean(axis=0)) / features.std(axis=0)
@@ -95,7 +95,7 @@ def test_what_is_tested_is_fine_tuned_and_what_travels_is_not(data):
     labels, mask = np.array([0, 1, 2, 2, 0, 1, 1]), np.ones(7, bool)
 
     def loss(model):
-        return float(cross_entropy(problem.network.predict(model, data.images[:7]).logits, labels, mask))
+        return float(cross_entropy(problem.network.predict(model, data.inputs[:7]).logits, labels, mask))
 
     assert loss(tuned.model) < 0.9 * loss(plain.model)
     for part in ("backbone", "classifier"):

@@ -13,6 +13,7 @@ from fedjax_ssl.engine.interface import Problem, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import frames
 from fedjax_ssl.models import Normalisation, Outputs
+from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.server import statistics
 from fedjax_ssl.server.statistics import (
@@ -40,7 +41,7 @@ class OneLayer(nn.Module):
         return Outputs(Normalisation("static", name="norm")(images, train, mask, num_views), {}, images)
 
 
-NETWORK = Network(OneLayer(), mean=(0.4, 0.5), std=(0.2, 0.3), image_shape=(2, 3, 2), normalisation="static")
+NETWORK = Network(OneLayer(), Images((2, 3, 2), (0.4, 0.5), (0.2, 0.3)), normalisation="static")
 
 
 def section(source, passes=2):
@@ -62,14 +63,14 @@ def federation():
     nothing = jnp.zeros(0)
     sizes = jnp.array([9, 0, 5])
     return FederatedData(
-        images=jnp.array(images),
+        inputs=jnp.array(images),
         visible_labels=nothing,
         client_index=jnp.array(index),
         client_size=sizes,
         labelled_size=jnp.zeros_like(sizes),
         anchor_index=jnp.array(ANCHORS),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_images=nothing,
+        test_inputs=nothing,
         test_labels=nothing,
         seed=nothing,
     )
@@ -77,7 +78,7 @@ def federation():
 
 def moments(images, batches, weights=None):
     """Mean over the batches of their means and of their unbiased variances, by NumPy: two arrays [2]."""
-    values = (np.asarray(images, np.float64) / 255 - NETWORK.mean) / NETWORK.std
+    values = (np.asarray(images, np.float64) / 255 - NETWORK.inputs.mean) / NETWORK.inputs.std
     of_each = [values[rows].reshape(-1, 2) for rows in batches]
     means, variances = [v.mean(axis=0) for v in of_each], [v.var(axis=0, ddof=1) for v in of_each]
     return np.average(means, axis=0, weights=weights), np.average(variances, axis=0, weights=weights)
@@ -100,8 +101,8 @@ def test_mean_of_batches(federation, weights, of_each):
     model = NETWORK.init(jax.random.key(0))
     batches = jnp.array([[3, 17, 8, 31], [2, 19, 0, 0], [0, 0, 0, 0]])
     masks = jnp.arange(B) < jnp.array([4, 2, 0])[:, None]
-    found = mean_of_sums([sum_statistics(NETWORK, model, federation.images, batches, masks, weights)])["norm"]
-    mean, var = moments(federation.images, [[3, 17, 8, 31], [2, 19]], of_each)
+    found = mean_of_sums([sum_statistics(NETWORK, model, federation.inputs, batches, masks, weights)])["norm"]
+    mean, var = moments(federation.inputs, [[3, 17, 8, 31], [2, 19]], of_each)
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(found["var"], var, rtol=1e-5)
 
@@ -120,11 +121,11 @@ def test_sources(federation, monkeypatch, source):
         "all": [chunk for rows in EVERYBODY for chunk in chunks(rows)],
         "all_mixed": chunks(POOL),
     }
-    mean, var = moments(federation.images, batches[source])
+    mean, var = moments(federation.inputs, batches[source])
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(found["var"], var, rtol=1e-5)
     # What 'all' leaves out is the variance between the owners: here more than half of it.
-    total = moments(federation.images, [POOL])[1]
+    total = moments(federation.inputs, [POOL])[1]
     assert np.all(var > 0.75 * total) if source == "all_mixed" else np.all(var < 0.5 * total)
 
 
@@ -136,7 +137,7 @@ def test_without_images_of_the_server(federation, monkeypatch):
     refresh = make_statistics(NETWORK, section("cohort"))
     for cohort, owners in (([2, 1], CLIENTS[2:]), ([], CLIENTS)):
         found = refresh(state, nobody, jnp.array(cohort, int), None).model.batch_stats["norm"]
-        mean, var = moments(federation.images, [chunk for rows in owners for chunk in chunks(rows)])
+        mean, var = moments(federation.inputs, [chunk for rows in owners for chunk in chunks(rows)])
         np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
         np.testing.assert_allclose(found["var"], var, rtol=1e-5)
     with pytest.raises(UserError, match=r"model.statistics='server'.*all_mixed"):
@@ -208,19 +209,19 @@ def test_moments_against_the_law_of_total_variance(federation, deep, monkeypatch
     """One exchange, two, and as many as layers, of unequal clients, one of which has no images."""
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
     params, start = deep.model
-    exact = moments_by_hand(params, start, federation.images, [POOL], 3)  # of all images as one owner
+    exact = moments_by_hand(params, start, federation.inputs, [POOL], 3)  # of all images as one owner
     for passes in (1, 2, 3, 9):
         refresh = make_statistics(DEEP, section("moments", passes))
         after = refresh(deep, federation, jnp.array([2]), None).model
         chex.assert_trees_all_equal(after.params, params)
-        expected = moments_by_hand(params, start, federation.images, EVERYBODY, min(passes, 3))
+        expected = moments_by_hand(params, start, federation.inputs, EVERYBODY, min(passes, 3))
         close(after.batch_stats, expected, rtol=2e-5, atol=2e-6)
         settled = [f"norm{number}" for number in range(min(passes, 3))]  # whatever the layers above them are
         close({name: after.batch_stats[name] for name in settled}, {name: exact[name] for name in settled},
               rtol=2e-5, atol=2e-6)  # fmt: skip
     # In training mode they normalise all images as one batch.
     rows = jnp.array(POOL)
-    in_one = sum_statistics(DEEP, deep.model, federation.images, rows[None], jnp.ones((1, len(POOL)), bool)).total
+    in_one = sum_statistics(DEEP, deep.model, federation.inputs, rows[None], jnp.ones((1, len(POOL)), bool)).total
     values = {"norm0": 6 * len(POOL), "norm1": 6 * len(POOL), "norm2": len(POOL)}  # its variances are the unbiased ones
     biased = {name: {"mean": one["mean"], "var": one["var"] * (values[name] - 1) / values[name]}
               for name, one in in_one.items()}  # fmt: skip
@@ -232,8 +233,11 @@ def test_moments_against_the_law_of_total_variance(federation, deep, monkeypatch
 
 def test_moments_of_values_far_from_zero(federation):
     """A mean that is a thousand deviations: float32 keeps no digit of the variance of E[x^2] - E[x]^2."""
-    images = jnp.full_like(federation.images, 254).at[jnp.array(POOL[::2])].add(1)
-    network, far = NETWORK._replace(mean=(-2.0, -2.0), std=(0.001, 0.001)), federation._replace(images=images)
+    images = jnp.full_like(federation.inputs, 254).at[jnp.array(POOL[::2])].add(1)
+    network, far = (
+        NETWORK._replace(inputs=Images((2, 3, 2), (-2.0, -2.0), (0.001, 0.001))),
+        federation._replace(inputs=images),
+    )
     state = State(jnp.int32(0), network.init(jax.random.key(0)))
     refresh = make_statistics(network, section("moments"))
     for _ in range(2):  # the second begins with the mean of the first

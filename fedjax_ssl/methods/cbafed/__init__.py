@@ -207,7 +207,7 @@ def on_accepted_labels(problem: Problem) -> Phase:
         logits = score_cohort(
             problem,
             lambda images: network.predict(received.model, images).logits,
-            data.images,
+            data.inputs,
             examples._replace(keys=view_keys),
             num_views=1,
         )

@@ -151,7 +151,7 @@ def fedanchor(problem: Problem) -> Method:
 
     def broadcast(state: State, data, key) -> Broadcast:
         rows = data.anchor_index
-        outputs = network.predict_rows(state.model, data.images, rows, config.eval_batch_size)
+        outputs = network.predict_rows(state.model, data.inputs, rows, config.eval_batch_size)
         anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
         if options.threshold_quantile:
             own_scores = leave_one_out_scores(anchors, num_classes, options.centred)

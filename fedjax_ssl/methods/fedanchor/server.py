@@ -33,7 +33,7 @@ def contrastive_loss(
     augment = {"none": lambda _, images: images, "weak": problem.weak, "strong": problem.strong}[augmentation]
 
     def loss_fn(model, rows, labels, mask, key):
-        (outputs,), batch_stats = problem.network.train(model, (augment(key, data.images[rows]),), mask)
+        (outputs,), batch_stats = problem.network.train(model, (augment(key, data.inputs[rows]),), mask)
         embeddings = outputs.heads[head]
         loss = label_contrastive_loss(embeddings, labels, mask, problem.num_classes, temperature, negatives, self_pairs)
         metrics = {"contrastive_loss": loss}

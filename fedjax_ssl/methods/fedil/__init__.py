@@ -157,7 +157,7 @@ def local_training(problem: Problem) -> Phase:
             # A batch of D^l, with replacement. While the set is empty the batch's images stand in, with a loss of 0.
             places = draw_with_replacement(set_key, jnp.maximum(work.set_size, 1), config.batch_size)
             drawn = jnp.where(work.set_size > 0, work.set_first[places], batch.positions)
-            views += (problem.weak(set_view_key, at.data.images[work.deck.rows[drawn]]),)
+            views += (problem.weak(set_view_key, at.data.inputs[work.deck.rows[drawn]]),)
 
         outputs, batch_stats = network.train(model, views, mask)
         of_weak, of_strong = outputs[0].logits, outputs[1].logits

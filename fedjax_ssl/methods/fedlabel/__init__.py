@@ -259,8 +259,8 @@ def metadata(problem: Problem, work: Work, model: Model, totals) -> dict:
 def view(problem: Problem, augment: Augmentation, data, rows: jax.Array, key: jax.Array) -> jax.Array:
     """A view of some rows, drawn by the step's key; or the only one that each image has."""
     if problem.config.fedlabel.augment_once:
-        return fixed_views(augment, data.seed, rows, data.images[rows])
-    return augment(key, data.images[rows])
+        return fixed_views(augment, data.seed, rows, data.inputs[rows])
+    return augment(key, data.inputs[rows])
 
 
 def advice(config) -> str:

@@ -140,6 +140,6 @@ def score_drawn(
     drawn = examples._replace(rows=jnp.take_along_axis(examples.rows, positions, axis=1))
     put = jax.vmap(lambda at, values: jnp.zeros((n_max, *values.shape[1:]), values.dtype).at[at].set(values))
     made = put(positions, jnp.ones(positions.shape, bool)) & examples.present
-    each = logits_of_each(problem, received, (local,), data.images, drawn)
+    each = logits_of_each(problem, received, (local,), data.inputs, drawn)
     known = made & examples.unlabelled
     return *(without_prior(problem, put(positions, scores), known) for scores in each), made

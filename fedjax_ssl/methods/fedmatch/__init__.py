@@ -250,7 +250,7 @@ def fedmatch(problem: Problem) -> Method:
         state = apart(state)
         after, metrics = aggregation.aggregate(state, data, received, key)
         models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
-        vectors = embed_models(network, merged(models), data.images.shape[1:])
+        vectors = embed_models(network, merged(models), data.inputs.shape[1:])
         uploads = remember_uploads(state.server[UPLOADS], received, models.params, vectors)
         return together(after._replace(server={**after.server, UPLOADS: uploads})), metrics
 

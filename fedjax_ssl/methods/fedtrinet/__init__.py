@@ -159,9 +159,9 @@ def fedtrinet(problem: Problem) -> Method:
     def server_before(state: State, data, key):
         """Measures m when the rounds on labels alone are over."""
         del key
-        images, counted = data.test_images, jnp.ones(len(data.test_images), bool)
+        images, counted = data.test_inputs, jnp.ones(len(data.test_inputs), bool)
         if options.reference == "unlabelled":
-            images, counted = data.images, data.at_clients & (data.visible_labels < 0)
+            images, counted = data.inputs, data.at_clients & (data.visible_labels < 0)
         now = jax.lax.cond(
             state.round == options.warm_up_rounds,
             lambda: mean_confidence(problem, state.model, images, counted),
@@ -227,7 +227,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
             start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
             players = (start, cohort.own[LOCAL])[: PLAYERS[options.players] - 1]
 
-        votes = zeros_unless(voting, lambda: vote(problem, received.model, players, data.images, examples))
+        votes = zeros_unless(voting, lambda: vote(problem, received.model, players, data.inputs, examples))
         accepted, chosen = accept(old, votes, received.extra.threshold, examples.unlabelled, options.min_new_labels)
         has_one = accepted.labels >= 0
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)

@@ -99,7 +99,7 @@ class Clusters(NamedTuple):
 
 def orchestra(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
-    options, (height, width) = problem.config.orchestra, problem.network.image_shape[:2]
+    options, (height, width) = problem.config.orchestra, problem.network.inputs.shape[:2]
     if height != width:
         raise UserError(f"method=orchestra turns images by quarters, but the data set's are {width} x {height}")
     if options.local_clusters > options.memory:
@@ -179,7 +179,7 @@ def training(problem: Problem, adapt: Callable) -> Phase:
             return target_projections(problem, received.model, target, first_view(key, images), mask)[0]
 
         def filled(rings: Ring) -> Ring:
-            return clusters.filled(project, data.images, examples, rings, config.batch_size)
+            return clusters.filled(project, data.inputs, examples, rings, config.batch_size)
 
         rings = jax.lax.cond(is_first, filled, lambda rings: rings, cohort.own[PROJECTIONS])
         return Jobs(steps, Work(deck), own={PROJECTIONS: rings}, takes_part=jnp.any(examples.present, axis=1))

@@ -104,7 +104,7 @@ class SaveSnapshots(Listener):
     def _images(self, run: Run, name: str) -> tuple:
         """A set's images and labels; the validation images are a run's, those of the test set the same for all."""
         if name == "test":
-            return self._group.data.test_images, self._group.data.test_labels
+            return self._group.data.test_inputs, self._group.data.test_labels
         dataset, rows = run.experiment.dataset, run.experiment.partition.validation_index
         return dataset.x_train[rows], dataset.y_train[rows].astype(np.int32)
 
@@ -139,7 +139,7 @@ class SaveBest(Listener):
         for place, run in enumerate(self._group.runs):
             if better[place]:
                 self._best[place] = _best_of(turn.lines[place][-1:])
-                taken = self._snapshot(models[place], data.test_images, data.test_labels)
+                taken = self._snapshot(models[place], data.test_inputs, data.test_labels)
                 if run.folder is not None:
                     save_best(run.folder.path / SNAPSHOTS, turn.done, jax.device_get(taken))
 

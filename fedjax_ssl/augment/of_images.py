@@ -1,0 +1,46 @@
+"""The views of an image that a run's configuration names: weak, strong, and the two of self-supervised methods."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_ssl.augment.randaugment import strong_augment
+from fedjax_ssl.augment.views import make_views
+from fedjax_ssl.augment.weak import check_resized, weak_augment
+
+Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Views(NamedTuple):
+    """The views of an input, each (key, inputs [B, ...]) -> [B, ...].
+
+    Attributes:
+        weak, strong: of semi-supervised methods.
+        pair: T and T' of self-supervised methods.
+    """
+
+    weak: Augmentation
+    strong: Augmentation
+    pair: tuple[Augmentation, Augmentation]
+
+
+def image_views(config: Any, image_shape: tuple[int, int, int], mirrored: bool) -> Views:
+    """The views by `config.augment` and `config.views`.
+
+    Args:
+        config: the configuration.
+        image_shape: (height, width, channels).
+        mirrored: whether a mirrored image of the data set is still one of its class.
+
+    Raises:
+        UserError: a field does not fit the images.
+    """
+    options = config.augment
+    flip = mirrored if options.flip == "dataset" else options.flip == "always"
+    geometry = {"flip": flip, **{name: options[name] for name in ("padding", "border", "resized")}}
+    check_resized(options.resized, options.padding, image_shape)
+    colours = {name: options[name] for name in ("flavour", "num_ops", "magnitude", "order")}
+    strong = functools.partial(strong_augment, **geometry, **colours)
+    return Views(functools.partial(weak_augment, **geometry), strong, make_views(config.views, flip))
