@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import repeated
@@ -73,7 +74,7 @@ def make_confidence(
     return rule
 
 
-def own_confidence(problem: Problem, data: Any) -> dict[str, Any]:
+def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
     """The rule's entry of `State.clients`, every leaf [K, ...]; {} where a state lasts for one round."""
     if problem.config.confidence.memory == "round":
         return {}
@@ -357,7 +358,7 @@ def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
     return Confidence(lambda n_max: start, update, weigh, averages=options.momentum > 0, soft=True)
 
 
-KINDS: dict[str, Callable[..., Confidence]] = {
+KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
     "fixed": fixed,
     "share": share,
     "client_mean": client_mean,
