@@ -343,7 +343,7 @@ def _read(folder: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop that ignores what ends after it was closed."""
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_soon_threadsafe(self, callback, *args, context=None):  # type: ignore[override]  # typed by its callback
         return None if self.is_closed() else super().call_soon_threadsafe(callback, *args, context=context)
 
 
