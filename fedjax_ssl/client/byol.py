@@ -40,10 +40,10 @@ class Rule(NamedTuple):
     is_new: Callable[[Broadcast, dict[str, Any]], jax.Array] = lambda received, own: own[LAST_ROUND] < 0
 
 
-def own_targets(problem: Problem, model: Model) -> dict[str, Any]:
+def own_targets(num_clients: int, model: Model) -> dict[str, Any]:
     """The entries of `State.clients` that `byol_phase` reads, leaves [K, ...]."""
     memory = {TARGET: select(model.params, ENCODER), LAST_ROUND: jnp.int32(-1)}
-    return repeated(memory, problem.config.num_clients)
+    return repeated(memory, num_clients)
 
 
 def byol_phase(

@@ -205,9 +205,9 @@ def weighed(confidence: Confidence, at: At, probabilities: jax.Array) -> tuple[j
     return confidence.label(at.work.confidence, probabilities, at.work.deck.size)
 
 
-def in_last_epoch(problem: Problem, at: At) -> jax.Array:
+def in_last_epoch(at: At, epochs: int) -> jax.Array:
     """bool [], whether the step is one of the last local epoch."""
-    return at.step >= at.work.num_steps - at.work.num_steps // problem.config.client.epochs
+    return at.step >= at.work.num_steps - at.work.num_steps // epochs
 
 
 def check_both_label(problem: Problem, name: str) -> None:

@@ -23,9 +23,8 @@ STATISTICS = ("first", "received", "averaged")  # of a teacher's normalisation
 DIVISORS = ("present", "batch_size")  # of the square errors of a batch
 
 
-def own_teachers(problem: Problem, model: Model) -> dict[str, Any]:
+def own_teachers(num_clients: int, model: Model) -> dict[str, Any]:
     """The entries of `State.clients`, leaves [K, ...]: a whole model for each client, and the steps of its teacher."""
-    num_clients = problem.config.num_clients
     return {TEACHER: repeated(model, num_clients), STEPS: jnp.zeros(num_clients, jnp.int32)}
 
 

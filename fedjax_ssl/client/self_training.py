@@ -128,7 +128,7 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
 
         seen = score_cohort(problem, scores, data.inputs, examples, num_views=1)
         seen = told_outputs(data, examples.rows, seen, trainer.heads)
-        prior = prior_of(problem, seen.logits, examples.unlabelled)
+        prior = prior_of(problem.config.confidence.debias, seen.logits, examples.unlabelled)
         probabilities = jax.nn.softmax(debiased(seen.logits, None if prior is None else prior[:, None]))
         confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)

@@ -90,7 +90,8 @@ def fedema(problem: Problem) -> Method:
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {ONLINE: select(model.params, byol.ONLINE), DIVERGENCE: jnp.zeros(()), SCALE: jnp.zeros(())}
-        return {**byol.own_targets(problem, model), **repeated(memory, problem.config.num_clients)}
+        number = problem.config.num_clients
+        return {**byol.own_targets(number, model), **repeated(memory, number)}
 
     phase = byol.byol_phase(
         problem,

@@ -86,7 +86,8 @@ def fedu(problem: Problem) -> Method:
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {byol.PREDICTOR: model.params[byol.PREDICTOR], DIVERGENCE: jnp.zeros(())}
-        return {**byol.own_targets(problem, model), **repeated(memory, problem.config.num_clients)}
+        number = problem.config.num_clients
+        return {**byol.own_targets(number, model), **repeated(memory, number)}
 
     phase = byol.byol_phase(
         problem,

@@ -21,6 +21,7 @@ from fedjax_ssl.engine.interface import (
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, norm, select, weighted_sum, where
+from fedjax_ssl.models.network import Network
 from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")
@@ -102,11 +103,11 @@ class Aggregation(NamedTuple):
     aggregate: Aggregate
 
 
-def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
+def chain(network: Network, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
     """The aggregation by a chain of links.
 
     Args:
-        problem: the run.
+        network: the architecture.
         links: applied in this order.
         parts: of the model that the uploads hold.
 
@@ -118,7 +119,7 @@ def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -
         return {name: entry for link in links for name, entry in link.init(select(params, parts)).items()}
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
-        current = trained_parts(problem.network, state.model, parts)
+        current = trained_parts(network, state.model, parts)
         shares = jnp.where(received.accepted, 1.0 if received.discount is None else received.discount, 0.0)
         flow = Flow(jnp.ones_like(shares), shares, current, jnp.bool_(False), state.server)
         for link, own_key in zip(links, jax.random.split(key, len(links))):
@@ -163,9 +164,9 @@ def fedavg(
     links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
     links += [combine or mean(options.mean, options.malicious_share, options.norm_bound), *after_mean]
-    links += [] if server_model is None else [with_server_model(problem, server_model, parts)]
+    links += [] if server_model is None else [with_server_model(problem.network, server_model, parts)]
     links += [] if rule is None else [optimizer(rule)]
-    return chain(problem, *links, parts=parts)
+    return chain(problem.network, *links, parts=parts)
 
 
 def weights(kind: str) -> Link:
@@ -252,12 +253,12 @@ def half_told(name: str) -> Link:
 
 
 def with_server_model(
-    problem: Problem, model_of: Callable[[State], Model], parts: tuple[str, ...] = CLASSIFIER
+    network: Network, model_of: Callable[[State], Model], parts: tuple[str, ...] = CLASSIFIER
 ) -> Link:
     """Gives the server's model half the weight, or all of it if no client changed the model."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        own = trained_parts(problem.network, model_of(state), parts)
+        own = trained_parts(network, model_of(state), parts)
         half = jax.tree.map(lambda clients, server: 0.5 * clients + 0.5 * server, flow.model, own)
         return flow._replace(model=where(flow.moved, half, own), moved=jnp.bool_(True))
 

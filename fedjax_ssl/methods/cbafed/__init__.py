@@ -216,7 +216,7 @@ def on_accepted_labels(problem: Problem) -> Phase:
             examples._replace(keys=view_keys),
             num_views=1,
         )
-        p = jax.nn.softmax(without_prior(problem, logits, examples.unlabelled))
+        p = jax.nn.softmax(without_prior(problem.config.confidence.debias, logits, examples.unlabelled))
         labels, accepted = accept(p, received.extra.acceptance, options.second_labels)
         accepted &= examples.unlabelled & received.extra.second_stage
         deck = Deck.shuffled(examples, accepted, order_keys, config.epochs)
@@ -228,7 +228,7 @@ def on_accepted_labels(problem: Problem) -> Phase:
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         keys = jnp.broadcast_to(jax.random.wrap_key_data(at.work.view_key), batch.positions.shape)
-        images = weak_views(problem, keys, batch.positions, batch.inputs)
+        images = weak_views(problem.weak, keys, batch.positions, batch.inputs)
 
         (outputs,), batch_stats = network.train(model, (images,), batch.mask)
         value = cross_entropy(outputs.logits, at.work.labels[batch.positions], batch.mask)

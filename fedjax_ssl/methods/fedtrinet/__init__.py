@@ -177,7 +177,7 @@ def fedtrinet(problem: Problem) -> Method:
             images, counted = data.inputs, data.at_clients & (data.visible_labels < 0)
         now = jax.lax.cond(
             state.round == options.warm_up_rounds,
-            lambda: mean_confidence(problem, state.model, images, counted),
+            lambda: mean_confidence(problem.network, state.model, images, counted, problem.config.eval_batch_size),
             lambda: state.server[CONFIDENCE],
         )
         return state._replace(server={**state.server, CONFIDENCE: now}), {"mean_confidence": now}

@@ -43,7 +43,8 @@ def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Ar
         float32 [M, n_max, C].
     """
     each = logits_of_each(problem, received, own, images, examples)
-    return add_up(jax.nn.softmax(without_prior(problem, logits, examples.unlabelled)) for logits in each)
+    debias = problem.config.confidence.debias
+    return add_up(jax.nn.softmax(without_prior(debias, logits, examples.unlabelled)) for logits in each)
 
 
 def accept(

@@ -195,7 +195,7 @@ def contrastive_loss(
     sure = jnp.tile(counts, 2)
     groups = [usable] if options.contrastive_over == "all" else [usable & sure, usable & ~sure]
     value = add_up(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
-    sums = {COUNTS: jnp.where(in_last_epoch(problem, at), jnp.sum(told, axis=0), 0.0)}
+    sums = {COUNTS: jnp.where(in_last_epoch(at, problem.config.client.epochs), jnp.sum(told, axis=0), 0.0)}
     return Loss(options.contrastive_weight * value, (), {"contrastive_loss": value}, sums=sums)
 
 

@@ -128,7 +128,7 @@ def rscfed(problem: Problem) -> Method:
         loss_over=options.loss_over,
     )
     reweighted = distance_reweighted(
-        problem,
+        config.aggregation.weights,
         options.groups,
         lambda received: received.uploads.metadata[LABELLED] > 0,
         factor=options.labelled_factor,
@@ -140,7 +140,7 @@ def rscfed(problem: Problem) -> Method:
     method = alternating(
         problem,
         (labelled_phase(problem), with_teacher),
-        own=lambda data, model: own_teachers(problem, model),
+        own=lambda data, model: own_teachers(config.num_clients, model),
         aggregation=fedavg(problem, weighted_by=reweighted),
     )
     if options.ramp_rounds:  # clients must then know the round
