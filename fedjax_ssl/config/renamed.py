@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from fedjax_ssl.errors import UserError
+
 _RULES = {"fixmatch": "fixed", "acr": "fixed"}  # `trainer.name` -> `confidence.kind`; the others kept their names
 _MEMORIES = {"per_round": "round", "persistent": "run"}  # `trainer.counters` -> `confidence.memory`
 _BY_TRAINER = ("fedavg_semi", "semianagg", "isofed", "twin_sight")  # methods that read `trainer`, others `threshold`
@@ -27,18 +29,24 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
     """A configuration of an earlier version with the names of today; of today's version it is what it was.
 
     Args:
-        old: nested dicts, as a run's folder has them; a section that is none is left to the checks.
+        old: nested dicts, as a run's folder has them.
+
+    Raises:
+        UserError: a section is none.
     """
-    threshold, trainer = old.get("threshold"), old.get("trainer")
-    if not isinstance(threshold, dict) or not isinstance(trainer, dict) or "confidence" in old:
+    if "threshold" not in old or "confidence" in old:
         return old
+    threshold, trainer = old["threshold"], old.get("trainer", {})
+    for section, value in {"threshold": threshold, "trainer": trainer}.items():
+        if not isinstance(value, dict):
+            raise UserError(f"{section} is {value!r}, and no section of fields")
     new = {name: value for name, value in old.items() if name != "threshold"}
     confidence = {name: threshold[name] for name in ("share", "debias") if name in threshold}
     confidence |= {name: trainer[name] for name in _MOVED if name in trainer}
     if old.get("method") in _BY_TRAINER:
-        name = trainer.get("name", "flexmatch")
-        confidence["kind"] = _RULES.get(name, name)
-        confidence["memory"] = _MEMORIES.get(trainer.get("counters", "per_round"), trainer.get("counters"))
+        name, counters = trainer.get("name", "flexmatch"), trainer.get("counters", "per_round")
+        confidence["kind"] = _RULES.get(str(name), name)
+        confidence["memory"] = _MEMORIES.get(str(counters), counters)
     else:
         confidence["kind"] = threshold.get("kind", "fixed")
         if confidence["kind"] == "freematch":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.client import STANDARD, self_training
+from fedjax_ssl.client import STANDARD, At, self_training
 from fedjax_ssl.client.acr import loss_of_both
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.on_labels import OnLabels, class_shares
@@ -326,7 +326,7 @@ def test_a_class_without_labels_takes_no_image_from_the_others():
     prior = prior_of(problem, federation([[0, 1, 0, 0], [-1] * 8]))
     np.testing.assert_allclose(prior, np.array([3, 1, 0.5]) / 4.5, rtol=1e-6)
     sure = 8 * jnp.eye(CLASSES)
-    seen = Seen(Outputs(sure, {STANDARD: sure}, ()), Batch(*[np.arange(3)] * 3, np.ones(3, bool), 0, 0), 8, prior)
+    seen = Seen(Outputs(sure, {STANDARD: sure}, ()), Batch(*[np.arange(3)] * 3, np.ones(3, bool), 0), 8, prior)
     trainer = make_trainer(problem)
     targets, _ = jax.jit(lambda state: trainer.targets(state, seen))(trainer.start(8))
     for target in targets:
@@ -336,7 +336,8 @@ def test_a_class_without_labels_takes_no_image_from_the_others():
     loss = loss_of_both(problem, "labelled_loss")
     rows = np.array([1, 2, 3])
     small = federation([[0, 1, 0, 0], [-1] * 8])
-    value = loss(received, small, None, Batch(rows, rows, rows, np.ones(3, bool), 0, 0), {}, None)(received.model).value
+    batch = Batch(rows, rows, rows, np.ones(3, bool), 0).read(small)
+    value = loss(received.model, batch, At(received, small, None, {}, None, 0)).value
     x = pixels_of(small, rows, mirrored)
     x, params = x - x.mean(axis=0), in_numpy(received.model.params)
     standard = x @ np.asarray(received.model.params[STANDARD]["kernel"], float) + 0.1 * params["bias"].sum()

@@ -176,9 +176,9 @@ def test_the_learning_rate_travels():
     """A broadcast's rate is what the steps take, whatever the configuration says."""
     problem = problem_with(schedule="cosine", num_rounds=8)
     state = State(jnp.int32(2), problem.network.init(jax.random.key(1)))
-    received = global_model(problem, state, extra="more")
+    received = global_model(problem, state, extra=jnp.int32(7))
     np.testing.assert_allclose(received.learning_rate, RATE * (1 + np.cos(np.pi / 4)) / 2, rtol=1e-6)
-    assert received.model is state.model and received.extra == "more"
+    assert received.model is state.model and received.extra == 7
     phase, deck = phase_of(problem_with(**{"client.learning_rate": 99.0, "client.clip_norm": 0.0})), None
     cohort = Cohort(jnp.array([2]), {}, jax.random.key(0))
     deck = row(phase.prepare(received, DATA, cohort, None).work.deck, 0)

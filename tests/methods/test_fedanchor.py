@@ -399,7 +399,9 @@ def test_variants_of_the_losses(data, variant, at_clients, at_server):
     _, method, state = build(f"fedanchor,{variant}" if variant else "fedanchor")
     assert jax.eval_shape(method.server_after, state, data, jax.random.key(0))[1].keys() == at_server
     received = method.broadcast(state, data, None)
-    assert method.phases[0].start(received, None, {}).totals.keys() == {"client_loss", *at_clients}
+    job = jax.eval_shape(lambda: prepare(method.phases[0], received, data, 0))
+    carry = jax.eval_shape(method.phases[0].start, received, data, job.work, {})
+    assert carry.totals.keys() == {"client_loss", *at_clients}
 
 
 def test_the_other_variants(data):

@@ -303,7 +303,7 @@ def test_labels_where_a_method_knows_none_are_refused(name, labels):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"confidence.kind": "soft"}, "confidence.kind is 'soft'; known: fixed"),
+        ({"confidence.kind": "soft"}, "confidence.kind is 'soft'; the nearest is softmatch; known: fixed"),
         ({"confidence.momentum": 1.0}, "confidence.momentum"),
         (
             {"aggregation.optimizer": "adamw"},

@@ -267,7 +267,8 @@ def test_labels_without_the_client_s_prior(data):
 
 def freematch_of(problem):
     """FreeMatch's loss of the second view with its fairness term; its averages move once in each step."""
-    options, rule, step = problem.config.trainer, FreeMatch(CLASSES, problem.config.trainer.momentum), {}
+    options = problem.config.confidence
+    rule, step = FreeMatch(CLASSES, options.momentum), {}
 
     def supervised(model, start, rows, first, second):
         p = np.exp(log_p(start, first))
@@ -285,9 +286,9 @@ def freematch_of(problem):
     return supervised
 
 
-@pytest.mark.parametrize("counters", ["per_round", "persistent"])
-def test_freematch_s_averages_and_its_term(counters, data):
-    fields = {"confidence.momentum": 0.3, "confidence.fairness_weight": 0.4, "confidence.memory": counters}
+@pytest.mark.parametrize("memory", ["round", "run"])
+def test_freematch_s_averages_and_its_term(memory, data):
+    fields = {"confidence.momentum": 0.3, "confidence.fairness_weight": 0.4, "confidence.memory": memory}
     problem = problem_of(",freematch", **fields)
     phases, received = METHODS["twin_sight"].factory(problem).phases, sent_down(problem)
     own = jax.tree.map(lambda leaf: leaf[UNLABELLED], own_trainer(problem, data))
@@ -303,7 +304,7 @@ def test_freematch_s_averages_and_its_term(counters, data):
     np.testing.assert_allclose(averages.by_class, rule.by_class, rtol=1e-4)
     again = prepare(phases[1], received, data, UNLABELLED, finished.own, idle)
     begins = again.own.get("trainer", averages)
-    np.testing.assert_allclose(begins.level, rule.level if counters == "persistent" else 1 / CLASSES, rtol=1e-4)
+    np.testing.assert_allclose(begins.level, rule.level if memory == "run" else 1 / CLASSES, rtol=1e-4)
 
 
 def test_a_cohort_of_more_rows_than_clients_has_a_state_for_each(data):
@@ -362,7 +363,7 @@ def test_the_views_and_freematch_are_those_of_the_code():
         problem = problem_of(",freematch", **{"twin_sight.second_view": word})._replace(views=(negative, negative))
         for view, of in zip(views(problem)(jax.random.key(0), images), expected):
             np.testing.assert_array_equal(view, of(None, images))
-    assert problem.config.trainer.fairness_weight == 0
+    assert problem.config.confidence.fairness_weight == 0
 
 
 def test_both_models_travel_and_twice_as_much(data):

@@ -129,7 +129,7 @@ def centroids_phase(number: int) -> Phase:
 
     return Phase(
         prepare,
-        start=lambda received, work, own: (),
+        start=lambda received, data, work, own: (),
         step=lambda received, data, work, carry, index, key: carry,
         finish=lambda received, work, carry, num_steps: Finished(
             Upload(work.model, {CENTROIDS: work.centroids}), {}, {}
