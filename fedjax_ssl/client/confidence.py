@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.imports import import_own, is_own, one_line
@@ -88,7 +89,7 @@ def _find_rule(kind: str) -> tuple[Callable[..., Confidence], str | None]:
     return make, file
 
 
-def own_confidence(problem: Problem, data: Any) -> dict[str, Any]:
+def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
     """The rule's entry of `State.clients`, every leaf [K, ...]; {} where a state lasts for one round."""
     if problem.config.confidence.memory == "round":
         return {}
@@ -372,7 +373,7 @@ def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
     return Confidence(lambda n_max: start, update, weigh, averages=options.momentum > 0, soft=True)
 
 
-KINDS: dict[str, Callable[..., Confidence]] = {
+KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
     "fixed": fixed,
     "share": share,
     "client_mean": client_mean,

@@ -58,7 +58,7 @@ def mean_teacher_phase(
     """
     config, network = problem.config.client, problem.network
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images, (first_key, second_key) = batch.inputs, jax.random.split(at.key)
         is_first = at.own[STEPS] == 0
         teacher = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), at.received.model, at.own[TEACHER])

@@ -57,25 +57,12 @@ class FederatedData(NamedTuple):
         return jnp.zeros(len(self.inputs), bool).at[self.client_index].max(present)
 
 
-# Which arrays differ between the seeds of one run; all seeds share one copy of the images.
-SEED_AXES = FederatedData(
-    inputs=None,
-    visible_labels=0,
-    client_index=0,
-    client_size=0,
-    labelled_size=0,
-    anchor_index=0,
-    validation_index=0,
-    test_inputs=None,
-    test_labels=None,
-    seed=0,
-    malicious=0,
-    mislabelled=0,
-    targets=0,
-)
+_SHARED = ("inputs", "test_inputs", "test_labels")
+# Which arrays differ between the seeds of one run, as `jax.vmap` takes it; all seeds share one copy of the images.
+SEED_AXES: Any = FederatedData._make(None if name in _SHARED else 0 for name in FederatedData._fields)
 
 
-def seed_axes(data: FederatedData) -> FederatedData:
+def seed_axes(data: FederatedData) -> Any:
     """`SEED_AXES` of stacked federations: images differ as well where attackers have crafted some of them."""
     return SEED_AXES._replace(inputs=0 if data.inputs.ndim == 5 else None)
 
@@ -89,7 +76,7 @@ def stack_seeds(federations: list[FederatedData]) -> FederatedData:
         else jnp.stack([federation[place] for federation in federations])
         for place, axis in enumerate(axes)
     ]
-    return FederatedData(*leaves)
+    return FederatedData._make(leaves)
 
 
 def federate(

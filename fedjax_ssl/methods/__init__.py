@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import re
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError, nearest
@@ -152,12 +153,13 @@ def _under(name: str, entry: Entry) -> Entry:
 def _check_name(name: str, where: str = "", taken: Mapping[str, Collection[str]] = {}) -> None:
     if not name.isidentifier():
         raise UserError(f"{where}a method's name must be a Python name, for it names a section of fields, not {name!r}")
-    for meaning, names in {
+    meanings: dict[str, Any] = {  # to what has names in it
         "a method of the library": NAMES,
         "a field of the configuration": shared_fields(),
         "an argument of configs": {**WORDS, **RECIPES, **BACKBONES},
         **taken,
-    }.items():
+    }
+    for meaning, names in meanings.items():
         if name in names:
             raise UserError(f"{where}{name} is {meaning} already; give the method another name")
 

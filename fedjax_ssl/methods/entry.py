@@ -12,6 +12,8 @@ from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, shared_fields
 
+Variants = Mapping[str, Mapping[str, Any]]  # name -> fields in which a variant differs
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -49,7 +51,7 @@ class Entry:
     settings: tuple[str, ...] = ("server",)
     defaults: Callable[[], Section | ConfigDict] | None = None
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    variants: Variants = dataclasses.field(default_factory=dict)
     heads: Mapping[str, Callable[[ConfigDict], Callable | None]] = dataclasses.field(default_factory=dict)
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)

@@ -17,12 +17,12 @@ class Outputs(NamedTuple):
     Attributes:
         logits: [B, C], the classifier's; [B, 0] without one.
         heads: the other heads' outputs [B, D], by their names.
-        features: [B, F], the backbone's.
+        features: [B, F], the backbone's; () where nobody reads them.
     """
 
     logits: jax.Array
     heads: Mapping[str, jax.Array]
-    features: jax.Array
+    features: Any
 
 
 class Linear(nn.Dense):
@@ -84,7 +84,7 @@ class Heads(nn.Module):
         classifier = functools.partial(Linear, self.num_classes, use_bias=bias, kernel_init=first)
         logits = classifier(name="classifier")(features) if self.classifies else features[:, :0]
         modules = {name: (head or classifier)(name=name) for name, head in self.heads.items()}
-        heads = {}
+        heads: dict[str, jax.Array] = {}
         for name, module in sorted(modules.items(), key=lambda entry: bool(_reads(entry[1]))):  # stable
             heads[name] = module(heads[_reads(module)] if _reads(module) else features, train, mask, num_views)
         return Outputs(logits, {name: heads[name] for name in modules}, features)

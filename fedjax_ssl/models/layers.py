@@ -36,7 +36,7 @@ class Conv(nn.Module):
     kernel_size: tuple[int, int] = (3, 3)
     strides: int = 1
     dtype: jnp.dtype = jnp.float32
-    init: nn.initializers.Initializer = convolution_init
+    init: nn.initializers.Initializer = convolution_init  # type: ignore[assignment]  # in place of Module.init
 
     @nn.compact
     def __call__(self, x):

@@ -112,7 +112,7 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
         config: complete.
         remedy: what to do for a folder that one trusts.
     """
-    fields = flatten(config)
+    fields = flatten(dict(config))
     for field, name in ((field, fields[field]) for field in CODE_FIELDS):
         if is_own(name) and name not in METHODS:
             raise UserError(f"the run in {folder} names code, {field}={name}, which would be run; {remedy}")

@@ -24,7 +24,7 @@ import sys
 import sysconfig
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -103,7 +103,7 @@ def key_of(machine: Machine, experiments: Sequence[Experiment]) -> str | None:
 
 def _is_beside_xla() -> bool:
     """Whether XLA's cache is where the library puts it: who has JAX keep programs elsewhere, or not at all, decides."""
-    return jax.config.jax_compilation_cache_dir == str(cache_folder() / "xla")
+    return jax.config.values["jax_compilation_cache_dir"] == str(cache_folder() / "xla")
 
 
 def _is_of_library(experiment: Experiment) -> bool:
@@ -115,7 +115,7 @@ def _is_of_library(experiment: Experiment) -> bool:
     return is_ours and config.method in METHODS and config.method not in registered()
 
 
-def find(key: str | None, names: Sequence[str]) -> dict[str, Callable]:
+def find(key: str | None, names: Sequence[str]) -> dict[str, jax.stages.Compiled]:
     """The programs that were kept, by name; without those that are not there, or not what this user wrote."""
     folder = None if key is None else private_cache(FOLDER, MOST_BYTES)
     found = {}

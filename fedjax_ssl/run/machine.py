@@ -176,7 +176,8 @@ def machine_of(choice: Choice) -> Machine:
 
 def _devices_of_each_host(number: int) -> list[jax.Device]:
     """So many devices of each host, in JAX's order."""
-    taken, chosen = collections.Counter(), []
+    taken: collections.Counter[int] = collections.Counter()
+    chosen = []
     for device in jax.devices():
         taken[device.process_index] += 1
         if taken[device.process_index] <= number:
@@ -194,7 +195,8 @@ def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
 
 def use_compilation_cache() -> None:
     """Keeps compiled programs in the user's cache folder, unless JAX is configured otherwise."""
-    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
+    set_by_user = jax.config.values
+    if set_by_user["jax_compilation_cache_dir"] is None and set_by_user["jax_enable_compilation_cache"]:
         folder = private_cache("xla", MOST_CACHE_BYTES)
         if folder is not None:
             jax.config.update("jax_compilation_cache_dir", str(folder))

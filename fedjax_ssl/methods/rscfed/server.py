@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Problem, Received
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Problem, Received, State
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
 from fedjax_ssl.server.aggregation import Flow, Link, client_weights, group_members
 
@@ -41,7 +43,7 @@ def distance_reweighted(
     """
     kind = problem.config.aggregation.weights
 
-    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         del current, state, data, key
         sizes = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
         in_group = group_members(received, num_groups)

@@ -182,7 +182,8 @@ def checksum(tree: Any) -> str:
     """A number that arrays with other contents nearly always have another one of."""
     found = 0
     for leaf in jax.tree.leaves(tree):
-        found = zlib.crc32(np.ascontiguousarray(leaf), found)
+        content: Any = np.ascontiguousarray(leaf)  # a buffer
+        found = zlib.crc32(content, found)
     return f"{found:08x}"
 
 
