@@ -9,7 +9,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 AXIS = "lanes"  # of the device mesh
-_platform = contextvars.ContextVar("platform", default=None)
+_platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 
 
 def platform() -> str:
