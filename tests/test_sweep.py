@@ -204,7 +204,7 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
     assert dry_run() == ["finished"] * 6
     assert dry_run("--rows=None;Fed*") == ["finished"] * 3
     assert launch.main(["sweep", sweep_file, f"--workdir={shared}", "--rows=fed"]) == 2
-    assert "no row 'fed'; its rows: Centralised; FedAnchor" in capsys.readouterr().err
+    assert "no row 'fed'; its rows: FedAnchor; Centralised" in capsys.readouterr().err
     tables = [list(csv.DictReader((folder / "table.csv").open())) for folder in (finished_sweep, shared)]
     for table in tables:
         for row in table:

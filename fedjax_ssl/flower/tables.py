@@ -6,7 +6,7 @@ from jax.extend.core import Literal
 
 from fedjax_ssl.run.dependence import Trace
 
-TABLES = ("images", "visible_labels")
+TABLES = ("inputs", "visible_labels")
 ROWS = ("gather", "dynamic_slice")  # take of their first argument what the others name
 
 

@@ -84,7 +84,7 @@ def test_a_stage_that_reads_a_whole_table_is_refused():
 
 
 class Tables(NamedTuple):
-    images: jax.Array
+    inputs: jax.Array
     visible_labels: jax.Array
     anchor_index: jax.Array
 

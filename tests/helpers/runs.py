@@ -46,6 +46,6 @@ def forget_manifests(run):
     from fedjax_ssl.records.manifest import MANIFEST
 
     for sums in (run / "checkpoints").glob("*/SHA256SUMS"):
-        (sums.parent / MANIFEST).unlink()
+        (sums.parent / MANIFEST).unlink(missing_ok=True)
         lines = sums.read_text().splitlines(keepends=True)
         sums.write_text("".join(line for line in lines if MANIFEST not in line))

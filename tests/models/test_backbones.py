@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model, heads_drawn
+from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.models.resnet import ResNet
@@ -343,7 +344,7 @@ def test_heads_against_numpy():
             return images.reshape(len(images), -1)
 
     module = Heads(Flat(), 5, {"projector": functools.partial(Linear, 2), "cosines": Cosines})
-    network = Network(module, (0.5,), (0.25,), (2, 2, 1), "group", embedding="projector")
+    network = Network(module, Images((2, 2, 1), (0.5,), (0.25,)), "group", embedding="projector")
     trained = network.init(jax.random.key(0))
     assert set(trained.params) == {"classifier", "projector", "cosines"} and trained.batch_stats == {}
     images = np.random.default_rng(0).integers(0, 256, (6, 2, 2, 1)).astype(np.uint8)

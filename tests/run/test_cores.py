@@ -29,7 +29,7 @@ TAKEN = """
 import collections
 import numpy as np
 from fedjax_ssl.run import machine
-Data = collections.namedtuple("Data", "images")
+Data = collections.namedtuple("Data", "inputs")
 
 def taken(clients, devices=None, data=None):
     config.clients_per_round, config.devices = clients, devices
