@@ -137,14 +137,14 @@ def federate(
         crafted = poison(dataset, partition, np.flatnonzero(malicious), visible_labels >= 0, attack, seed)
     images = dataset.x_train if crafted is None else crafted.images
     data = FederatedData(
-        inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images, jnp.uint8),
+        inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled_size, jnp.int32),
         anchor_index=jnp.asarray(anchors, jnp.int32),
         validation_index=jnp.asarray(partition.validation_index, jnp.int32),
-        test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test, jnp.uint8),
+        test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.uint32),
         malicious=None if malicious is None else jnp.asarray(malicious),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.devices import num_devices, on_each_device
+from fedjax_ssl.learning.devices import num_devices, on_each_device, platform
 
 # On a CPU what few rows bring forth stays in the caches; more are slower, and their memory is fresh in each round.
 ROWS_AT_ONCE = {"cpu": 64}
@@ -20,13 +20,13 @@ def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | Non
     Args:
         function: a pytree with leaves [B, ...] to a pytree with leaves [B, ...], each row on its own.
         rows: leaves [n, ...]. Pass indices rather than images: each chunk then gathers its own.
-        batch_size: B at the most; None: what is fast on the backend.
+        batch_size: B at the most; None: what is fast on the platform.
 
     Returns:
         The function's result with leaves [n, ...].
     """
     count, devices = len(jax.tree.leaves(rows)[0]), num_devices()
-    batch_size = batch_size or ROWS_AT_ONCE.get(jax.default_backend(), MOST_ROWS)
+    batch_size = batch_size or ROWS_AT_ONCE.get(platform(), MOST_ROWS)
     num_chunks = -(-count // (batch_size * devices)) * devices
     chunk = -(-count // num_chunks)  # even chunks: the least padding
 

@@ -51,12 +51,12 @@ def fixmatch(problem: Problem) -> Method:
     options, data = problem.config.fixmatch, problem.config.data
     confidence = make_confidence(problem, options.threshold)
 
-    def label(batch: TwoBatches, at: At):  # eq. 4: hard labels of the weak views, 1 for a confident one
+    def label(batch: TwoBatches, at: At):
+        """Eq. 4: hard labels of the weak views, with a weight of 1 where they are confident, else 0."""
         return weighed(confidence, at, jax.nn.softmax(by_one_model(problem, batch.unlabelled)))
 
-    def loss(
-        model: Model, batch: TwoBatches, at: At, labels: jax.Array, weights
-    ) -> Loss:  # eq. 4, the mean over all of the batch
+    def loss(model: Model, batch: TwoBatches, at: At, labels: jax.Array, weights: jax.Array) -> Loss:
+        """Eq. 4: cross-entropy of the strong views, the mean over all of the batch."""
         images = batch.unlabelled
         return unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, images.mask, weights))
 

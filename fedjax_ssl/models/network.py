@@ -179,5 +179,5 @@ def build_network(
         embedding=embedding,
     )
     # Modules of Flax are descriptions: both networks may share one of the backbone, and each has its own numbers.
-    others = {name: module.clone(num_classes=0, heads=heads_of(config)) for name, heads_of in companions.items()}
+    others = {name: module.clone(classifies=False, heads=heads_of(config)) for name, heads_of in companions.items()}
     return network._replace(companions={name: network._replace(module=other) for name, other in others.items()})

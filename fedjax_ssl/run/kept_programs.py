@@ -30,6 +30,7 @@ from typing import Any
 import jax
 
 from fedjax_ssl.files import PACKAGE, read_whole, replaced
+from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS, registered
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.models.cpu.processor import description
@@ -106,10 +107,11 @@ def _is_beside_xla() -> bool:
 
 
 def _is_of_library(experiment: Experiment) -> bool:
-    """Whether the method and the backbone are the library's, and no user's."""
+    """Whether the method, the backbone and the rule for confidence are the library's, and no user's."""
     config = experiment.problem.config
     backbone = BACKBONES.get(config.model.name)
     is_ours = getattr(getattr(backbone, "func", backbone), "__module__", "").partition(".")[0] == "fedjax_ssl"
+    is_ours = is_ours and not is_own(config.confidence.kind)
     return is_ours and config.method in METHODS and config.method not in registered()
 
 

@@ -199,4 +199,4 @@ def lower_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.stage
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
     capacity = max(config.rounds_per_dispatch or 0, DISPATCH_CAPACITY)
     dispatch = machine.jit(make_dispatch(round_fn, capacity, first.method.converged), donate_argnums=0)
-    return dispatch.lower(state, data, first.hidden_labels, jnp.int32(1))
+    return dispatch.lower(state, data, first.hidden_labels, jax.ShapeDtypeStruct((), jnp.int32))
