@@ -110,7 +110,7 @@ def named(name: str, entry: Entry) -> Entry:
             config[known] = config[name]
         return config
 
-    def of_seen(functions: Mapping[str, Callable]) -> dict[str, Callable]:
+    def of_seen(functions: Mapping[str, Callable[[ConfigDict], Any]]) -> dict[str, Any]:
         return {key: lambda config, function=function: function(seen(config)) for key, function in functions.items()}
 
     def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
