@@ -24,7 +24,7 @@ CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs
 _unfinished: set[pathlib.Path] = set()  # temporary files of this process
 
 
-def expanded(path: str | os.PathLike) -> pathlib.Path:
+def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
     """A path whose ~ or ~USER is a home folder.
 
     Raises:

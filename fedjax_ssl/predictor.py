@@ -6,7 +6,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ class Predictor(NamedTuple):
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     round: int
-    outputs: Callable
+    outputs: Callable[..., Any]
     fit: str
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class Predictor(NamedTuple):
         return images
 
 
-def load(workdir: str | os.PathLike, allow_code: bool = False) -> Predictor:
+def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor:
     """The model of a run's newest checkpoint, or of the one before if that is damaged, which a warning says.
 
     Args:
@@ -185,8 +185,8 @@ class Predicted(NamedTuple):
 
 
 def predict_file(
-    workdir: str | os.PathLike,
-    out: str | os.PathLike,
+    workdir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
     npz: str = "",
     images: str = "",
     key: str = "",

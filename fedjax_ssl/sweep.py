@@ -69,7 +69,7 @@ class Sweep(NamedTuple):
     config: str
     methods: Mapping[str, str | tuple[str, Mapping[str, Any]]]
     seeds: tuple[int, ...] = (0, 1, 2)
-    fields: Mapping[str, tuple] = {}
+    fields: Mapping[str, tuple[Any, ...]] = {}
     common: Mapping[str, Any] = {}
     target_accuracy: float = 0.9
     warm_up: str | tuple[str, Mapping[str, Any]] | None = None
@@ -106,7 +106,7 @@ class Cell(NamedTuple):
 
 def run_sweep(
     sweep_file: str,
-    workdir: str | os.PathLike | None,
+    workdir: str | os.PathLike[str] | None,
     overrides: Sequence[str] = (),
     dry_run: bool = False,
     rows: str = "*",
@@ -224,7 +224,7 @@ def warm_ups_of(cells: list[Cell]) -> list[Cell]:
     return list({cell.warm_up.folder: cell.warm_up for cell in cells if cell.warm_up}.values())
 
 
-def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple, grid: dict[str, Any]) -> Cell:
+def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple[Any, ...], grid: dict[str, Any]) -> Cell:
     """A method with one combination of values."""
     arguments = method if isinstance(method, str) else method[0]
     path, _, shared = sweep.config.partition(":")
@@ -237,7 +237,7 @@ def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple, g
     return Cell(name, grid, config, folder, sweep.seeds)
 
 
-def _own_fields(method: str | tuple) -> Mapping[str, Any]:
+def _own_fields(method: str | tuple[Any, ...]) -> Mapping[str, Any]:
     return {} if isinstance(method, str) else method[1]
 
 
@@ -251,7 +251,7 @@ def _warmed_up(sweep: Sweep, workdir: pathlib.Path, cell: Cell) -> Cell:
     return cell._replace(warm_up=warm_up)
 
 
-def _of_grid(sweep: Sweep, method: str | tuple) -> dict[str, Any]:
+def _of_grid(sweep: Sweep, method: str | tuple[Any, ...]) -> dict[str, Any]:
     """The fields of the grid that a method sets itself."""
     return {field: value for field, value in _own_fields(method).items() if field in sweep.fields}
 

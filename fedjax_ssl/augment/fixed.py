@@ -5,7 +5,9 @@ from collections.abc import Callable
 import jax
 
 
-def fixed_views(augment: Callable, seed: jax.Array, rows: jax.Array, images: jax.Array) -> jax.Array:
+def fixed_views(
+    augment: Callable[[jax.Array, jax.Array], jax.Array], seed: jax.Array, rows: jax.Array, images: jax.Array
+) -> jax.Array:
     """The only view that each image has, drawn by its row of the image table.
 
     Args:

@@ -41,7 +41,12 @@ def mix(images_a: jax.Array, images_b: jax.Array, lam: jax.Array) -> jax.Array:
 
 
 def mix_images(
-    weak: Callable, key: jax.Array, images: jax.Array, partners: jax.Array, alpha: float, order: str
+    weak: Callable[[jax.Array, jax.Array], jax.Array],
+    key: jax.Array,
+    images: jax.Array,
+    partners: jax.Array,
+    alpha: float,
+    order: str,
 ) -> tuple[jax.Array, jax.Array]:
     """Mixtures of two batches, weakly augmented, with one lambda ~ Beta(alpha, alpha) for the batch.
 

@@ -12,9 +12,10 @@ from fedjax_ssl.augment.operations import from_planes, to_planes
 from fedjax_ssl.augment.resized_crop import draw_boxes, resized_crop
 
 SIGMAS = (0.1, 2.0)  # of the blur, in pixels, drawn uniformly
+View = Callable[[jax.Array, jax.Array], jax.Array]  # (key, images) -> images
 
 
-def make_views(options: Any, flip: bool) -> tuple[Callable, Callable]:
+def make_views(options: Any, flip: bool) -> tuple[View, View]:
     """The augmentations T and T', which differ in how often they blur and solarise.
 
     Args:
@@ -56,7 +57,9 @@ def random_view(
 
     coins = jax.random.uniform(coin_key, (4, batch))
 
-    def sometimes(number: int, probability: float, changed: Callable, planes: jax.Array) -> jax.Array:
+    def sometimes(
+        number: int, probability: float, changed: Callable[[jax.Array], jax.Array], planes: jax.Array
+    ) -> jax.Array:
         """Each image changed with a probability; nothing is computed where that is 0."""
         if probability == 0:
             return planes

@@ -208,7 +208,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
     return text if labelled is None else f"{text}: {labelled:,} in all"
 
 
-def differences(old: dict, new: dict) -> dict[str, tuple]:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     """The fields in which two configurations (as nested dicts) differ: name -> (old value, new value)."""
     flat_old, flat_new = flatten(old), flatten(new)
     missing = "(no such field)"
@@ -216,7 +216,7 @@ def differences(old: dict, new: dict) -> dict[str, tuple]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def complete(old: dict) -> dict:
+def complete(old: dict[str, Any]) -> dict[str, Any]:
     """A configuration that an earlier version wrote, completed by the defaults of newer fields.
 
     A new field's default is what the library did before it had the field, so that runs can be resumed. No code is run
@@ -247,7 +247,7 @@ def complete(old: dict) -> dict:
     return filled
 
 
-def _check_kinds(old: dict, known: dict, prefix: str = "") -> None:
+def _check_kinds(old: dict[str, Any], known: dict[str, Any], prefix: str = "") -> None:
     """Raises a UserError for a value of another kind than the default's: what is read from a file may be anything."""
     for name, default in known.items():
         value = old.get(name, default)
@@ -263,7 +263,7 @@ def _alike(default: Any) -> type | tuple[type, ...]:
     return (int, float) if isinstance(default, int | float) else type(default)
 
 
-def flatten(nested: dict, prefix: str = "") -> dict:
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dict as one level, with dotted names."""
     flat = {}
     for name, value in nested.items():

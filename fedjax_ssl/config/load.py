@@ -82,7 +82,7 @@ def call_in_file(file: str, name: str) -> Any:
         return function(*([argument] if colon else []))
 
 
-def load_python_file(path: str, function: str) -> Callable:
+def load_python_file(path: str, function: str) -> Callable[..., Any]:
     """A function of a Python file.
 
     Args:

@@ -15,7 +15,7 @@ _KEYS = ("anchor_index", "client_index", "client_size")
 _LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # files of earlier versions have none
 
 
-def save_partition(path: str | os.PathLike, partition: Partition) -> None:
+def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
     """Writes a partition to an npz file, whole or not at all.
 
     Args:
@@ -39,7 +39,7 @@ def arrays_of(partition: Partition) -> dict[str, np.ndarray]:
 
 
 def load_partition(
-    path: str | os.PathLike, num_examples: int, num_clients: int, num_anchors: int | None = None
+    path: str | os.PathLike[str], num_examples: int, num_clients: int, num_anchors: int | None = None
 ) -> Partition:
     """Reads a partition that `save_partition` wrote, and checks it.
 

@@ -113,7 +113,7 @@ def _known(name: str) -> _Name:
     return _Name(name)
 
 
-def _made(name: _Name, arguments: tuple) -> Any:
+def _made(name: _Name, arguments: tuple[Any, ...]) -> Any:
     """What stands for the result of a call."""
     if name == _DTYPE and arguments[0] in _KINDS:
         return _Kind(arguments[0])
@@ -135,7 +135,7 @@ def _made(name: _Name, arguments: tuple) -> Any:
     raise ValueError(f"it calls {name.replace(' ', '.', 1)} with something that is no whole number")
 
 
-def _complete(made: Any, state: tuple) -> None:
+def _complete(made: Any, state: tuple[Any, ...]) -> None:
     """Gives a dtype its order of bytes, and an array its numbers."""
     if isinstance(made, _Kind) and state[1] in ("<", ">", "|", "="):
         made.order = state[1]
@@ -148,7 +148,7 @@ def _complete(made: Any, state: tuple) -> None:
         raise ValueError("it builds something that is no array")
 
 
-def _numbers(content: Any, kind: Any, shape: tuple) -> np.ndarray:
+def _numbers(content: Any, kind: Any, shape: tuple[Any, ...]) -> np.ndarray:
     if isinstance(content, str):  # of Python 2
         content = content.encode("latin1")
     content = _of(bytes | bytearray, content)
@@ -161,7 +161,7 @@ def _numbers(content: Any, kind: Any, shape: tuple) -> np.ndarray:
     return values
 
 
-def _put(target: dict, items: list) -> dict:
+def _put(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
     """Adds keys and values that come in turn; other keys than texts and numbers could be nested without an end."""
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, int | str):

@@ -16,7 +16,7 @@ from fedjax_ssl.files import read_whole
 _MOST_ROWS = 10**7  # of all clients: a small file may name one list a million times
 
 
-def read_rscfed_partition(path: str | os.PathLike, labelled_clients: tuple[int, ...] = (0,)) -> Partition:
+def read_rscfed_partition(path: str | os.PathLike[str], labelled_clients: tuple[int, ...] = (0,)) -> Partition:
     """Reads a file of `partition_strategy/`, to be saved by `save_partition`.
 
     Its rows are of the training set in the order of torchvision: an npz written from there has it, TensorFlow
@@ -62,7 +62,7 @@ def read_rscfed_partition(path: str | os.PathLike, labelled_clients: tuple[int, 
     return Partition(nobody, rows, np.concatenate([nobody, *(rows[client] for client in labelled_clients)]))
 
 
-def read_rscfed_lists(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
+def read_rscfed_lists(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     """The rows of HAM10000's table that a file of the skin lesions takes for training and for the test: int64 [N], [T].
 
     Raises:
@@ -75,7 +75,7 @@ def read_rscfed_lists(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
     return train, test
 
 
-def _rows(path: str | os.PathLike, whose: str, given: Any) -> np.ndarray:
+def _rows(path: str | os.PathLike[str], whose: str, given: Any) -> np.ndarray:
     """Rows as int64 [n], each of which an int32 can hold."""
     if isinstance(given, Array):
         rows = given.values
@@ -88,7 +88,7 @@ def _rows(path: str | os.PathLike, whose: str, given: Any) -> np.ndarray:
     return rows
 
 
-def _read(path: str | os.PathLike) -> Any:
+def _read(path: str | os.PathLike[str]) -> Any:
     try:
         content = read_whole(pathlib.Path(path))
         if zipfile.is_zipfile(io.BytesIO(content)):  # of torch.save, which does not compress

@@ -108,7 +108,7 @@ class Range:
         ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return " and ".join(f"{words} {end}" for words, end in ends.items() if end is not None)
 
-    def _holds_entries(self, value: tuple | list) -> bool:
+    def _holds_entries(self, value: tuple[Any, ...] | list[Any]) -> bool:
         try:
             for entry in value:
                 self.each.check("", entry)
@@ -151,7 +151,7 @@ def word(default: str, *others: str, code: bool = False) -> Declared:
     return Declared(default, Range(str, choices=tuple(dict.fromkeys((default, *others))), code=code))
 
 
-def several(default: tuple, each: Declared, *, distinct: bool = False) -> Declared:
+def several(default: tuple[Any, ...], each: Declared, *, distinct: bool = False) -> Declared:
     """A tuple.
 
     Args:

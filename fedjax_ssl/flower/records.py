@@ -25,7 +25,7 @@ COUNTED = Traffic(0, 0, 0, 0, 0)  # the bytes are among the metrics
 class Records:
     """Writes a run's records and checkpoints; a context manager, which releases the folder."""
 
-    def __init__(self, path: str | os.PathLike | None, experiment: Experiment):
+    def __init__(self, path: str | os.PathLike[str] | None, experiment: Experiment):
         """Writes nothing yet.
 
         Args:

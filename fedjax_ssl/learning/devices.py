@@ -38,7 +38,7 @@ def num_devices() -> int:
     return 1 if AXIS in mesh.manual_axes else dict(mesh.shape).get(AXIS, 1)
 
 
-def on_each_device(function: Callable, rows: Any) -> Any:
+def on_each_device(function: Callable[[Any], Any], rows: Any) -> Any:
     """A function on every device's share of rows.
 
     Args:

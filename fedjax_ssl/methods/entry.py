@@ -12,6 +12,7 @@ from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, shared_fields
 
+Factory = Callable[..., Any]  # of a head's module
 Variants = Mapping[str, Mapping[str, Any]]  # name -> fields in which a variant differs
 
 
@@ -52,9 +53,9 @@ class Entry:
     defaults: Callable[[], Section | ConfigDict] | None = None
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     variants: Variants = dataclasses.field(default_factory=dict)
-    heads: Mapping[str, Callable[[ConfigDict], Callable | None]] = dataclasses.field(default_factory=dict)
+    heads: Mapping[str, Callable[[ConfigDict], Factory | None]] = dataclasses.field(default_factory=dict)
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
-    companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)
+    companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Factory]]] = dataclasses.field(default_factory=dict)
     embedding: str = ""
     confidence: tuple[str, ...] = ("kind", "debias")
     mislabels: bool = False
@@ -91,7 +92,7 @@ class Entry:
         """The fields of its section, with their ranges."""
         return None if self.defaults is None else Section.of(self.defaults())
 
-    def heads_of(self, config: ConfigDict) -> dict[str, Callable[[ConfigDict], Callable | None]]:
+    def heads_of(self, config: ConfigDict) -> dict[str, Callable[[ConfigDict], Factory | None]]:
         """The heads that a run's model has besides the classifier."""
         return {name: make for name, make in self.heads.items() if self.heads_if.get(name, lambda _: True)(config)}
 
@@ -109,7 +110,7 @@ def named(name: str, entry: Entry) -> Entry:
             config[known] = config[name]
         return config
 
-    def of_seen(functions: Mapping[str, Callable]) -> dict[str, Callable]:
+    def of_seen(functions: Mapping[str, Callable[[ConfigDict], Any]]) -> dict[str, Any]:
         return {key: lambda config, function=function: function(seen(config)) for key, function in functions.items()}
 
     def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:

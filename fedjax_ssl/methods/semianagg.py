@@ -17,6 +17,8 @@ backbones with signed features, count as 0.
 Local training is `config.trainer`'s (FlexMatch in the paper). The code's way of it is the variant `code`.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -87,14 +89,14 @@ def semianagg(problem: Problem) -> Method:
     """Eq. 2 to 6 as a Method."""
     options, network = problem.config.semianagg, problem.network
 
-    def own(data: FederatedData, model: Model) -> dict:
+    def own(data: FederatedData, model: Model) -> dict[str, Any]:
         del model
         anchor = kaiming_model(network, jax.random.key(options.anchor_seed))
         rows, size = data.client_index, problem.config.eval_batch_size
         features = network.predict_rows(anchor, data.inputs, rows.reshape(-1), size).features
         return {ANCHOR: unit_vectors(features).reshape(*rows.shape, -1)}
 
-    def tell(outputs: Outputs, examples: Examples, confident: jax.Array) -> dict:
+    def tell(outputs: Outputs, examples: Examples, confident: jax.Array) -> dict[str, Any]:
         compared = confident if options.compared == "confident" else examples.unlabelled
         cosines = jnp.sum(unit_vectors(outputs.features) * examples.own[ANCHOR], axis=-1)
         labels = jnp.argmax(outputs.logits, axis=-1)

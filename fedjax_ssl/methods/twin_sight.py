@@ -24,7 +24,7 @@ made in each step. Not built: SimSiam and BYOL in the place of InfoNCE. A client
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
@@ -120,7 +120,7 @@ def defaults() -> Section:
     return section
 
 
-def projector_of(config: ConfigDict) -> dict:
+def projector_of(config: ConfigDict) -> dict[str, Any]:
     """The twin's head."""
     options = config.twin_sight
     head = functools.partial(Projector, options.projector_hidden, options.projector_dim, config.model.normalisation)

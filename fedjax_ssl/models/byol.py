@@ -5,7 +5,7 @@ import functools
 from fedjax_ssl.models.projectors import Projector
 
 
-def _head(reads: str, model) -> functools.partial:
+def _head(reads: str, model) -> functools.partial[Projector]:
     widths = model.projector_hidden, model.projector_dim
     return functools.partial(Projector, *widths, model.normalisation, reads=reads)
 

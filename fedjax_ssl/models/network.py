@@ -150,9 +150,9 @@ def _overlaid(fresh: Any, given: Any) -> Any:
 def build_network(
     config,
     facts: Mapping[str, Any],
-    heads: Mapping[str, Callable] | None = None,
+    heads: Mapping[str, Callable[..., Any]] | None = None,
     embedding: str = "",
-    companions: Mapping[str, Callable] = {},
+    companions: Mapping[str, Callable[..., Any]] = {},
 ) -> Network:
     """The network that `config.model` names.
 

@@ -172,7 +172,7 @@ def _check_features(name: str, features: Any, batch_size: int) -> None:
         )
 
 
-def _keywords_taken(factory: Callable, keywords: dict[str, Any]) -> dict[str, Any]:
+def _keywords_taken(factory: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
     """Those of the keywords that a factory takes."""
     parameters = inspect.signature(factory).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -250,7 +250,7 @@ class _DamagedError(Exception):
     """A checkpoint is not what was written; the message says in what."""
 
 
-def _checkpointer(kind: Callable) -> ocp.Checkpointer:
+def _checkpointer(kind: Callable[..., Any]) -> ocp.Checkpointer:
     """Orbax's checkpointer with a handler of a kind, for this process alone.
 
     Of several that train together every one has the whole state, and only the one that has the workdir comes here:

@@ -52,7 +52,7 @@ def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
             raise UserError(f"cannot make the folder {workdir}: {error.strerror}") from error
 
 
-def check_folder(path: str | os.PathLike) -> None:
+def check_folder(path: str | os.PathLike[str]) -> None:
     """Checks that files can be written into a folder, which need not exist; leaves nothing behind.
 
     Raises:
@@ -138,7 +138,7 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
 class Workdir:
     """The folder of one run. Nothing is written before `begin`."""
 
-    def __init__(self, path: str | os.PathLike | None, config: dict[str, Any]):
+    def __init__(self, path: str | os.PathLike[str] | None, config: dict[str, Any]):
         """Checks that this configuration may run in this folder, and locks the folder.
 
         Args:

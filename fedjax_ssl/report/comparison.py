@@ -22,10 +22,10 @@ _MANY_SETS = "whose accuracies cannot be compared: each has pictures of its own,
 
 
 def write_comparison(
-    folders: Iterable[str | os.PathLike],
-    out: str | os.PathLike,
+    folders: Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
     target: float = 0.9,
-    against: str | os.PathLike | None = None,
+    against: str | os.PathLike[str] | None = None,
     table_name: str | None = None,
 ) -> pathlib.Path:
     """Writes a page NAME.html that compares runs, with its table in NAME.csv, NAME.md and NAME.tex.

@@ -24,7 +24,7 @@ _PROFILE_COMMAND = "python launch.py profile --config=... --workdir=RUN/profile"
 _OF_NO_WEIGHT = {*CHANGES_NO_RESULT, "num_rounds", "seed", "seeds"}  # to where the time of a round goes
 
 
-def write_report(workdir: str | os.PathLike) -> pathlib.Path:
+def write_report(workdir: str | os.PathLike[str]) -> pathlib.Path:
     """Writes what a run shows: report.html, figures/*.png and *.svg, and MODEL_CARD.md.
 
     Args:

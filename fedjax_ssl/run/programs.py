@@ -125,7 +125,7 @@ class Compilers:
         """
         self._key = key
         self._large, self._aside = (concurrent.futures.ThreadPoolExecutor(1, "compiler") for _ in range(2))
-        self._programs: dict[str, concurrent.futures.Future] = {}
+        self._programs: dict[str, concurrent.futures.Future[jax.stages.Compiled]] = {}
 
     def __enter__(self) -> "Compilers":
         return self

@@ -66,9 +66,9 @@ from fedjax_ssl.run.warm_start import share_warm_start
 
 def train(
     config: ConfigDict,
-    workdir: str | os.PathLike | None = None,
+    workdir: str | os.PathLike[str] | None = None,
     on_finish: Callable[[], object] = lambda: None,
-    root: str | os.PathLike | None = None,
+    root: str | os.PathLike[str] | None = None,
 ) -> State | tuple[State, ...]:
     """Trains what a configuration describes, or resumes the run in `workdir`.
 
@@ -137,9 +137,9 @@ def train(
 
 def open_runs(
     config: ConfigDict,
-    workdir: str | os.PathLike | None,
+    workdir: str | os.PathLike[str] | None,
     open_folders: contextlib.ExitStack,
-    root: str | os.PathLike | None = None,
+    root: str | os.PathLike[str] | None = None,
 ) -> list[Run]:
     """The runs that a configuration asks for, one for each seed, with the states of those to be resumed.
 
@@ -183,7 +183,7 @@ def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -
     return hosts.tree_from_first(lambda: found, like)
 
 
-def _marked(config: ConfigDict, run: Run) -> contextlib.AbstractContextManager:
+def _marked(config: ConfigDict, run: Run) -> contextlib.AbstractContextManager[Any]:
     """See `under_way`; on a host without a folder, nothing."""
     return contextlib.nullcontext() if run.folder is None else under_way(resumed_by(config, run))
 

@@ -33,7 +33,7 @@ class WarmStart(NamedTuple):
     facts: dict[str, Any]
 
 
-def find_warm_start(experiment: Experiment, root: str | os.PathLike | None = None) -> WarmStart | None:
+def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None = None) -> WarmStart | None:
     """The parts of the model that `init_from` names; None if the field is empty.
 
     Args:
@@ -73,7 +73,7 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike | None = Non
     return WarmStart(model, {**told, "parts": list(model.params)})
 
 
-def share_warm_start(experiment: Experiment, root: str | os.PathLike | None = None) -> WarmStart | None:
+def share_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None = None) -> WarmStart | None:
     """The same on all hosts that train together; the first one looks for it."""
     found = find_warm_start(experiment, root) if hosts.is_first() else None
     if hosts.count() == 1:
@@ -86,7 +86,7 @@ def share_warm_start(experiment: Experiment, root: str | os.PathLike | None = No
     return WarmStart(hosts.tree_from_first(lambda: found.model, like), facts)
 
 
-def _find_run(text: str, seed: int, root: str | os.PathLike | None) -> tuple[pathlib.Path, int | None]:
+def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tuple[pathlib.Path, int | None]:
     """The folder of a run, and the round of its checkpoint; None: the newest.
 
     Args:
@@ -124,7 +124,9 @@ def _check_normalisation(where: str, old: str, new: str) -> None:
         raise UserError(f"{where}its model.normalisation is {old!r}, but this run's is {new!r}")
 
 
-def _check_labels(where: str, folder: pathlib.Path, theirs: dict, facts: dict, experiment: Experiment) -> None:
+def _check_labels(
+    where: str, folder: pathlib.Path, theirs: dict[str, Any], facts: dict[str, Any], experiment: Experiment
+) -> None:
     """Raises UserError if the other run was trained on labels that are hidden in this one."""
     config, ours = experiment.problem.config, dataset_facts(experiment.dataset)
     same_images = (facts["name"], facts.get("num_train")) == (ours["name"], ours["num_train"])

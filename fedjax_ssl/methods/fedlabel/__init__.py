@@ -18,7 +18,7 @@ it is short; at 0.03 and a momentum of 0.9 it overshoots: `advice`, and docs/res
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -259,7 +259,7 @@ def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model
     return Model(params, jax.tree.map(mean, work.supervised.batch_stats, model.batch_stats))
 
 
-def metadata(problem: Problem, work: Work, model: Model, totals) -> dict:
+def metadata(problem: Problem, work: Work, model: Model, totals) -> dict[str, Any]:
     """r_k; and w_L if it is averaged apart."""
     del model
     options = problem.config.fedlabel

@@ -22,7 +22,7 @@ whose labels are the data set's (models/Update.py:121; Michelingweo/FedTriNet, e
 so the figures of its paper cannot be had.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -155,7 +155,7 @@ def fedtrinet(problem: Problem) -> Method:
     head = head_part(problem.network, options.head_blocks)
     adapt, splices = freezing(head) if options.freeze_head else None, options.players != "one"
 
-    def own(data: FederatedData, model: Model) -> dict:
+    def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {ACCEPTED: no_labels(data)}
         if splices:
             memory |= own_optimizers(problem, model, CLASSIFIER, TUNING, adapt)

@@ -226,11 +226,11 @@ def training(problem: Problem, adapt: Adapt) -> Phase:
     return local_sgd(problem, prepare, loss, PARTS, hooks=Hooks(remember=remember, adapt=adapt))
 
 
-def _projector(model: ConfigDict) -> functools.partial:
+def _projector(model: ConfigDict) -> functools.partial[Projector]:
     return functools.partial(Projector, model.projector_hidden, model.projector_dim, model.normalisation, True)
 
 
-def target_heads(config: ConfigDict) -> dict:
+def target_heads(config: ConfigDict) -> dict[str, Any]:
     """The heads of the target network."""
     return {PROJECTOR: _projector(config.model)}
 

@@ -180,7 +180,7 @@ class Link:
         leave(status, text + kept)
 
 
-def _start_service(place: Place) -> subprocess.Popen:
+def _start_service(place: Place) -> subprocess.Popen[str]:
     """Starts the coordination service on this host."""
     host, port = place.address
     file = pathlib.Path(__file__).with_name("coordinator.py")
@@ -201,7 +201,7 @@ def _start_service(place: Place) -> subprocess.Popen:
     return service
 
 
-def _meet_first(place: Place, service: subprocess.Popen | None) -> None:
+def _meet_first(place: Place, service: subprocess.Popen[str] | None) -> None:
     """Waits until the service has heard of all processes; how long is for the caller to say.
 
     Args:

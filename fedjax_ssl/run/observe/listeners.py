@@ -79,7 +79,7 @@ class SaveSnapshots(Listener):
     The set is the test set, or before the last round the validation images if there are any.
     """
 
-    def __init__(self, group: Group, snapshots: Mapping[str, Callable], rounds: Sequence[int]):
+    def __init__(self, group: Group, snapshots: Mapping[str, Callable[..., Any]], rounds: Sequence[int]):
         """Computes nothing yet.
 
         Args:
@@ -101,7 +101,7 @@ class SaveSnapshots(Listener):
             if run.folder is not None:
                 save_snapshot(run.folder.path / SNAPSHOTS, turn.done, name, jax.device_get(taken))
 
-    def _images(self, run: Run, name: str) -> tuple:
+    def _images(self, run: Run, name: str) -> tuple[Any, ...]:
         """A set's images and labels; the validation images are a run's, those of the test set the same for all."""
         if name == "test":
             return self._group.data.test_inputs, self._group.data.test_labels
@@ -115,7 +115,7 @@ class SaveBest(Listener):
     Every dispatch ends after one round, for the model of a round inside of it is not to be had.
     """
 
-    def __init__(self, group: Group, snapshot: Callable):
+    def __init__(self, group: Group, snapshot: Callable[..., Any]):
         """Computes nothing yet.
 
         Args:

@@ -40,7 +40,7 @@ _STAGE = re.compile(rf"(?:^|[/(])({'|'.join(STAGES)})(?=[/)]|$)")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?[\]})] ([a-z][a-z\-]*)\(")
 
 
-def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike | None = None) -> dict[str, Any]:
+def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Runs several rounds under JAX's profiler, in their own folder.
 
     Args:
@@ -191,7 +191,7 @@ def describe_profile(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _make_folder(workdir: str | os.PathLike | None) -> pathlib.Path:
+def _make_folder(workdir: str | os.PathLike[str] | None) -> pathlib.Path:
     if workdir is None:
         return fresh_workdir(pathlib.Path("runs"), "profile")
     folder = pathlib.Path(workdir)

@@ -89,7 +89,7 @@ class Trackers:
             if rows:
                 self._guard(name, writer.write, rows)
 
-    def _guard(self, name: str, function: Callable, *arguments: Any) -> Any:
+    def _guard(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:  # of any kind: a curve is not worth a run
