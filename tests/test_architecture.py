@@ -177,6 +177,12 @@ def test_every_folder_has_a_face_that_says_what_it_is():
         assert ast.get_docstring(ast.parse(face.read_text())), f"{face} has no docstring"
 
 
+def test_tests_lie_where_the_library_has_what_they_test(root):
+    tests = root / "tests"
+    for folder in {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}:
+        assert (PACKAGE / folder).is_dir(), f"tests/{folder} mirrors no folder of the library"
+
+
 def test_few_flat_files():
     flat = [path.name for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
     assert len(flat) <= MOST_FLAT_FILES, flat
