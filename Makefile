@@ -7,6 +7,7 @@ quickstart: .venv/installed
 
 test: .venv/installed
 	.venv/bin/ruff check .
+	.venv/bin/python -m mypy
 	.venv/bin/python -m pytest
 
 # Each method against an independent implementation of its official code; writes the table of docs/official_code.md.

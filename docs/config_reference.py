@@ -36,7 +36,7 @@ SECTIONS = {
     "client": "client: local training",
     "server": "server: training on the anchors",
     "aggregation": "aggregation: from uploads to one model",
-    "threshold": "threshold: which pseudo-labels count",
+    "confidence": "confidence: which pseudo-labels count, and how much",
     "log": "log: what a run shows",
 }
 

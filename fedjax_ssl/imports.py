@@ -12,6 +12,8 @@ from typing import Any
 from fedjax_ssl.errors import UserError, first_line, nearest
 from fedjax_ssl.files import expanded
 
+CODE_FIELDS = ("method", "model.name", "confidence.kind")  # that may name a user's code
+
 
 def is_own(name: str) -> bool:
     """Whether a name is an import path."""

@@ -279,13 +279,13 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
         return arrays[key], None, None
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST has them
-    num_classes = len(predictor.class_names)
-    if labels.shape != (len(arrays[key]),) or not np.issubdtype(labels.dtype, np.integer):
+    num_classes, of_images = len(predictor.class_names), arrays[key].shape[:1]
+    if labels.shape != of_images or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(
-            f"{path}: {of_labels} is {labels.dtype} of shape {labels.shape}; labels must be [{len(arrays[key])}] "
+            f"{path}: {of_labels} is {labels.dtype} of shape {labels.shape}; labels must be {list(of_images)} "
             "integers, one an image: give them another name if they are none"
         )
-    if labels.min() < -1 or labels.max() >= num_classes:
+    if labels.size and (labels.min() < -1 or labels.max() >= num_classes):
         worst = labels.min() if labels.min() < -1 else labels.max()
         raise UserError(f"{path}: {of_labels} has {worst}; the model's are 0 to {num_classes - 1}, and -1 is none")
     return arrays[key], None, labels.astype(np.int32)

@@ -18,7 +18,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -107,7 +107,7 @@ class Cell(NamedTuple):
 def run_sweep(
     sweep_file: str,
     workdir: str | os.PathLike | None,
-    overrides: list[str] = (),
+    overrides: Sequence[str] = (),
     dry_run: bool = False,
     rows: str = "*",
 ) -> list[Cell]:
@@ -190,7 +190,7 @@ def by_argument(choices: Mapping[str, Any], name: str) -> Any:
     return choices[name]
 
 
-def plan(sweep: Sweep, workdir: pathlib.Path, overrides: list[str] = ()) -> list[Cell]:
+def plan(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str] = ()) -> list[Cell]:
     """The cells of the table with their configurations, all of them checked.
 
     Raises:
@@ -356,7 +356,7 @@ def _run_cell(
     return failures
 
 
-def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: list[str]) -> None:
+def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: Sequence[str]) -> None:
     """Refuses overrides of fields in which rows differ: the table would have wrong names.
 
     Raises:

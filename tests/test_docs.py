@@ -15,9 +15,9 @@ import fedjax_ssl
 import launch
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.cli.source_docs import Field, read_fields
-from fedjax_ssl.config import add_section, flatten, validate
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.config import flatten
 from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.runs import TINY_BACKBONE
 
 # What the examples of a new method leave at their defaults, made small: nearly all of the time goes into compiling.
 TINY = {
@@ -52,7 +52,7 @@ def test_descriptions_are_those_of_the_source(reference):
     fields = read_fields()
     assert fields["seed"].meaning == "partition, initialisation, cohorts, everything random"  # behind the code
     assert fields["server.nesterov"].meaning == "Nesterov's form of the momentum"  # in a section that is shared
-    assert fields["confidence.kind"].meaning.startswith("Of pseudo-labels: 'fixed'")  # above the code, two lines
+    assert fields["confidence.kind"].meaning.startswith("'fixed' at the method's own")  # above the code
     assert fields["confidence.kind"].group == ""
     assert fields["devices"].group.startswith("Performance only")
     assert fields["fedanchor.mix_weight"] == Field("1.0", "b of eq. 10", "Local training (section 4.3, appendix B).")
@@ -82,68 +82,90 @@ def make_tiny():
 
 @pytest.fixture
 def adding_a_method(root, tmp_path, monkeypatch):
-    """The page's blocks (agreement.py, its use, confidence.py) and its commands, in an empty folder with both files."""
+    """The page's files, by name, its commands, by workdir, and its use from Python, in a folder with the files."""
     page = (root / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
-    blocks = FENCE.findall(page)
-    (tmp_path / "agreement.py").write_text(blocks[0], encoding="utf-8")
-    (tmp_path / "confidence.py").write_text(blocks[2], encoding="utf-8")
+    files, uses = {}, []
+    for text in FENCE.findall(page):
+        name = re.match(r"# (\w+\.py)\n", text)
+        if name:
+            files[name[1]] = text
+            (tmp_path / name[1]).write_text(text, encoding="utf-8")
+        else:
+            uses.append(text)
+    commands = [shlex.split(line)[1:] for line in re.findall(r"^python (launch\.py .*)$", page, re.MULTILINE)]
+    (use,) = uses
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with mock.patch.dict(methods.METHODS):  # what a test registers is forgotten
-        yield blocks, re.findall(r"^python (launch\.py .*)$", page, re.MULTILINE)
+        yield files, {words[-1].removeprefix("--workdir=runs/"): words for words in commands}, use
+    for name in files:
+        sys.modules.pop(name.removesuffix(".py"), None)
 
 
-def check_two_rounds(folder):
+def check_two_rounds(folder, loss):
     """Clients uploaded and moved the model, in each of two rounds."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 2
-    assert all(line["uploads"] > 0 and line["update_norm"] > 0 and line["client_loss"] > 0 for line in lines)
+    assert all(line["uploads"] > 0 and line["update_norm"] > 0 and line[loss] > 0 for line in lines)
     return lines
 
 
-def test_the_examples_of_a_new_method_are_short_and_import_from_three_places(adding_a_method):
-    (agreement, _, confidence), _ = adding_a_method
-    assert len(agreement.splitlines()) <= 50 and len(confidence.splitlines()) <= 40
-    for text in (agreement, confidence):
-        places = re.findall(r"^from (fedjax_ssl\S*) import", text, re.MULTILINE)
-        assert places == ["fedjax_ssl.client", "fedjax_ssl.engine", "fedjax_ssl.methods"]
+def started(words, **further):
+    fields = {**TINY, "num_rounds": 2, "num_clients": 20, "clients_per_round": 5, **further}
+    return launch.main([*words, *(f"--config.{name}={value}" for name, value in fields.items())])
+
+
+def test_the_examples_of_a_new_method_are_as_short_as_their_titles_say(adding_a_method):
+    files, commands, _ = adding_a_method
+    lengths = {name: sum(bool(line) for line in text.splitlines()[1:]) for name, text in files.items()}
+    most = {"weighted.py": 25, "my_fixmatch.py": 5, "my_rules.py": 10}
+    assert all(lengths.pop(name) <= most[name] for name in most) and list(lengths) == ["co_training.py"]
+    assert list(commands) == ["weighted", "my_fixmatch", "margin", "co_training"]
 
 
 def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypatch):
-    (agreement, use, _), _ = adding_a_method
+    """Its command builds it; it trains as the page registers it from Python."""
+    _, commands, use = adding_a_method
+    with monkeypatch.context() as patch:
+        assert built(commands["weighted"], patch).problem.config.method == "weighted.py:weighted"
     monkeypatch.setattr(fedjax_ssl, "base_config", make_tiny)
     names = {}
-    exec(compile(agreement, "agreement.py", "exec"), names)
     exec(compile(use, "adding_a_method.md", "exec"), names)
     assert int(names["state"].round) == 2
-    lines = check_two_rounds(tmp_path / "runs" / "agreement")
-    # Only images whose views agree are trained on.
-    assert all(0 < line["qualified_share"] < 1 and 0 <= line["qualified_accuracy"] <= 1 for line in lines)
+    check_two_rounds(tmp_path / "runs" / "registered", "client_loss")
 
 
-def test_the_example_is_named_by_its_file(adding_a_method, monkeypatch):
-    _, (command, _) = adding_a_method
-    built = []
-    monkeypatch.setattr("fedjax_ssl.run.train.train", lambda config, workdir: built.append(build_experiment(config)))
-    assert launch.main(shlex.split(command)[1:]) == 0
-    assert built[0].problem.config["agreement"].views == 3
-    with pytest.raises(UserError, match=r"agreement\.views must be at least 2, not 1"):
-        load_and_validate("agreement.py:agreement", {"agreement.views": 1})
+def built(words, monkeypatch):
+    """What a command builds, up to compiling."""
+    found = []
+    monkeypatch.setattr("fedjax_ssl.run.train.train", lambda config, workdir: found.append(build_experiment(config)))
+    assert launch.main(words) == 0
+    return found[0]
 
 
-def test_the_example_of_a_loss_of_its_own_trains(adding_a_method, tmp_path):
-    _, (_, command) = adding_a_method
-    small = {"num_rounds": 2, "num_clients": 20, "clients_per_round": 5, **TINY}
-    words = [f"--config.{name}={value}" for name, value in small.items()]
-    assert launch.main([*shlex.split(command)[1:], *words]) == 0
-    check_two_rounds(tmp_path / "runs" / "confidence")
+def test_the_example_of_a_changed_method(adding_a_method, monkeypatch):
+    words = adding_a_method[1]["my_fixmatch"]
+    config = built(words, monkeypatch).problem.config
+    assert config.my_fixmatch.threshold == 0.5 and config.fixmatch.threshold == 0.95
+    assert methods.find_method(config.method).section().threshold == 0.8
 
 
-def load_and_validate(method, fields):
-    config = base_config()
-    config.method = method
-    add_section(config).update_from_flattened_dict(fields)
-    validate(config)
+def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
+    """Fewer images count the larger the margin must be; at 0 all do."""
+    words = adding_a_method[1]["margin"]
+    shares = []
+    for threshold in (0.0, 0.1):
+        fields = {"semifl.threshold": threshold, "model.name": TINY_BACKBONE}
+        assert started([*words[:-1], f"--workdir=runs/{threshold}"], **fields) == 0
+        lines = check_two_rounds(tmp_path / "runs" / str(threshold), "client_loss")
+        shares.append([line["qualified_share"] for line in lines])
+    assert shares[0] == [1, 1] and all(0 < share < 1 for share in shares[1])
+
+
+def test_the_example_of_two_models_trains(adding_a_method, tmp_path):
+    assert started(adding_a_method[1]["co_training"], **{"model.name": TINY_BACKBONE}) == 0
+    lines = check_two_rounds(tmp_path / "runs" / "co_training", "labelled_loss")
+    assert all(line["unlabelled_loss"] > 0 for line in lines)  # a client remembers how often its models agreed
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
-"""The scripts of examples/: plain loops that give what the compiled round gives."""
+"""The scripts of examples/: plain loops that give what the compiled round gives, and another kind of input."""
 
+import ast
 import importlib.util
+import runpy
 
 import chex
 import numpy as np
@@ -50,3 +52,10 @@ def test_plain_fixmatch_equals_the_compiled_rounds(example):
     moved = np.abs(model.params["classifier"]["kernel"] - run.states[0].model.params["classifier"]["kernel"])
     assert np.max(moved) > 0.01
     chex.assert_trees_all_close(model.params, run.states[-1].model.params, atol=1e-5)
+
+
+def test_vectors_train(root, capsys):
+    runpy.run_path(str(root / "examples" / "vectors.py"))
+    rounds = [ast.literal_eval(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rounds) == 5 and rounds[-1]["test_accuracy"] > 0.8  # a guess has 0.25
+    assert all(metrics["client_loss"] > 0 and 0 < metrics["confident_share"] <= 1 for metrics in rounds)

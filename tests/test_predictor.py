@@ -158,6 +158,9 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
     images, out = tmp_path / "images.npz", tmp_path / "out.npz"
     np.savez(images, images=np.zeros((2, 9, 9), np.uint8))
     np.savez(tmp_path / "several.npz", a=np.zeros(2), b=np.zeros(2))
+    np.savez(tmp_path / "no_images.npz", images=np.zeros((0, 8, 8), np.uint8), labels=np.zeros(0, int))
+    np.savez(tmp_path / "number.npz", images=np.uint8(0), labels=np.zeros(1, int))
+    np.savez(tmp_path / "numbers.npz", images=np.uint8(0), labels=0)
     (tmp_path / "text.npz").write_text("no archive")
     np.save(tmp_path / "single.npy", np.zeros(2))
     for name in ("old", "begun", "torn", "own", "gone"):
@@ -180,6 +183,9 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
         ({"workdir": run, "npz": tmp_path / "text.npz", "out": out}, "not an npz file"),
         ({"workdir": run, "npz": tmp_path / "single.npy", "out": out}, "not an npz file"),
         ({"workdir": run, "npz": tmp_path / "several.npz", "out": out}, "--key=NAME"),
+        ({"workdir": run, "npz": tmp_path / "no_images.npz", "out": out}, "there are no images"),
+        ({"workdir": run, "npz": tmp_path / "number.npz", "out": out}, "labels must be [] integers"),
+        ({"workdir": run, "npz": tmp_path / "numbers.npz", "out": out}, "images of shape (); the model takes"),
         ({"workdir": run, "npz": images, "out": out, "key": "pictures"}, "has no pictures"),
         ({"workdir": tmp_path, "npz": images, "out": out}, "its runs are in begun, gone, old"),
         ({"workdir": tmp_path / "old", "npz": images, "out": out}, "has no dataset.json"),

@@ -3,11 +3,13 @@
 import collections
 import os
 import pathlib
+import pickle
 import random
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -128,3 +130,35 @@ def start(method: str, workdir: pathlib.Path, options: Mapping[str, Any] = {}, *
     """A run of some seconds, by the command line; options are those of `launch`."""
     config = f"--config={ROOT}/configs/quickstart.py:{method}"
     return launch(config, *words({**FIELDS, "checkpoint_every": 1, **fields}), f"--workdir={workdir}", **options)
+
+
+def in_processes(part: str, cases: list[tuple], folder: pathlib.Path) -> Iterator[tuple[str, str]]:
+    """The outcome of each case and why, by `read_cases` of a part in a process of its own.
+
+    It gets the folder's path as its argument and the cases in a pickle on stdin, and prints a line for each. A process
+    that dies is followed by another, for the cases behind the one that did it.
+    """
+    done, said = 0, folder / "stderr_of_a_process"
+    while done < len(cases):
+        command = [sys.executable, "-c", f"from faults import {part}; {part}.read_cases()", str(folder)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said.open("w")}
+        with subprocess.Popen(command, cwd=ROOT / "benchmarks", **pipes) as process:
+            try:
+                process.stdin.write(pickle.dumps(cases[done:]))
+                process.stdin.close()
+                for line in process.stdout:
+                    done += 1
+                    outcome, why = line.decode().rstrip("\n").split("\t", 1)
+                    yield outcome, why
+            except GeneratorExit:  # nobody wants more
+                process.kill()
+                raise
+        if process.returncode != 0 and done < len(cases):
+            done += 1
+            yield "tracebacks", f"the process ended with {process.returncode} {said.read_text().splitlines()[-1:]}"
+
+
+def limit_memory(more: int) -> None:
+    """Lets this process take no more memory than so many bytes above what it has now."""
+    taken = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + more, taken + more))

@@ -14,15 +14,13 @@ import os
 import pathlib
 import pickle
 import random
-import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import numpy as np
 
-from .common import Row, Trial, row_of
+from .common import Row, Trial, in_processes, limit_memory, row_of
 
 MINUTES, COUNT = 8, 500
 BATCH = 50
@@ -41,7 +39,7 @@ def run(trial: Trial) -> Iterator[Row]:
         for number in range(first, min(first + BATCH, trial.count)):
             name = sorted(files)[number % len(files)]
             cases.append((name, files[name], _mutate(files[name], files, trial.rng)))
-        for (name, *_), (outcome, why) in zip(cases, _in_processes(cases, trial.folder)):
+        for (name, *_), (outcome, why) in zip(cases, in_processes("images", cases, trial.folder)):
             kind = name.partition("_")[0]
             outcomes[kind][outcome] += 1
             if outcome in ("silent", "tracebacks", "lost"):
@@ -125,26 +123,6 @@ def _mutate(content: bytes, files: dict[str, bytes], rng: random.Random) -> byte
             return bytes(changed)
 
 
-def _in_processes(cases: list[tuple[str, bytes, bytes]], folder: pathlib.Path) -> list[tuple[str, str]]:
-    """What came of each case; a process that dies is followed by another, for the cases behind the one that did it."""
-    found = []
-    while len(found) < len(cases):
-        command = [sys.executable, "-c", "from faults import images; images.read_cases()", str(folder)]
-        process = subprocess.Popen(
-            command,
-            cwd=pathlib.Path(__file__).resolve().parent.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        out, errors = process.communicate(pickle.dumps(cases[len(found) :]))
-        found += [tuple(line.split("\t", 1)) for line in out.decode().splitlines()]
-        if process.returncode != 0 and len(found) < len(cases):
-            last = errors.decode(errors="replace").splitlines()[-1:]
-            found.append(("tracebacks", f"the process ended with {process.returncode} {last}"))
-    return found
-
-
 def read_cases() -> None:
     """In a process of its own: reads the cases from stdin, prints a line for each."""
     from fedjax_ssl.data.folder import load_folder, load_pictures
@@ -152,8 +130,7 @@ def read_cases() -> None:
     from fedjax_ssl.errors import UserError
 
     folder = pathlib.Path(sys.argv[1])
-    taken = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+    limit_memory(MEMORY)
 
     def ways(name: str, content: bytes) -> list:
         """The arrays that each way of reading gives, or the error's line."""

@@ -44,6 +44,7 @@ TERMINAL = "a closed terminal, in the rounds"
 
 def run(trial: Trial) -> Iterator[Row]:
     """See above."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where `nohup` has it ignored, all that is started here would, too
     tries = [(stage, number) for stage in STAGES for number in NAMES] + 3 * [(TERMINAL, signal.SIGHUP)]
     reference = trial.folder / "reference"
     process = launch(*_words(reference))

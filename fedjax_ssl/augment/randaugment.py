@@ -117,9 +117,7 @@ def strong_augment(
     return weak_augment(weak_key, images, flip, padding, border)
 
 
-def draw_operations(
-    key: jax.Array, flavour: Flavour, shape: tuple[int, int, int, int], num_ops: int, magnitude: int
-) -> Draws:
+def draw_operations(key: jax.Array, flavour: Flavour, shape: tuple[int, ...], num_ops: int, magnitude: int) -> Draws:
     """Draws everything that is random in one call of `rand_augment`.
 
     Args:

@@ -5,6 +5,7 @@ import pathlib
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -195,7 +196,8 @@ def run(command: str, words: list[str]) -> None:
     """Carries one command out."""
     own = flags.FlagValues()
     for name, (default, meaning) in COMMANDS[command].flags.items():
-        define = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}.get(type(default), flags.DEFINE_string)
+        kinds: dict[type, Callable[..., Any]] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}
+        define = kinds.get(type(default), flags.DEFINE_string)
         define(name, default, meaning, flag_values=own)
     overrides = [word for word in words if word.startswith("--config.")]
     of_hosts = [word for word in words if command != "train" and word.startswith(HOST_FLAGS)]
@@ -256,7 +258,7 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
         return 128 + 13  # as if SIGPIPE had ended it
     except (KeyboardInterrupt, SystemExit) as error:
         say(f"stopped; {farewell(argv)}")
-        return 130 if isinstance(error, KeyboardInterrupt) else error.code
+        return 130 if isinstance(error, KeyboardInterrupt) else int(error.code or 0)
     except Exception as error:
         reason = outside_reason(error)
         if reason is None:
@@ -284,7 +286,8 @@ def write_log(error: BaseException, folder: pathlib.Path | None = None) -> pathl
         error: any.
         folder: where error.log is to lie; the folder for temporary files if it is None or cannot be written to.
     """
-    for name in (*([folder.absolute() / "error.log"] if folder else []), f"fedjax_ssl-error-{os.getpid()}.log"):
+    names = [str(folder.absolute() / "error.log")] if folder else []
+    for name in (*names, f"fedjax_ssl-error-{os.getpid()}.log"):
         try:
             path = pathlib.Path(tempfile.gettempdir()) / name  # which leaves an absolute name as it is
             replace_file(path, "".join(traceback.format_exception(error)))

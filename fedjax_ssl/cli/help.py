@@ -146,6 +146,6 @@ def _rows(rows: Iterable[tuple[str, str]], column: int) -> str:
         if len(start) + 2 > column:
             text.append(start)
             start = ""
-        indents = {"initial_indent": start.ljust(column), "subsequent_indent": " " * column}
-        text += textwrap.wrap(meaning, WIDTH, **indents) or [start] * bool(start)
+        first, others = start.ljust(column), " " * column
+        text += textwrap.wrap(meaning, WIDTH, initial_indent=first, subsequent_indent=others) or [start] * bool(start)
     return "\n".join(text) + "\n"

@@ -86,17 +86,19 @@ def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {})
     for node in body:
         if not isinstance(node, ast.Assign):
             continue
+        value = node.value
         name = ast.unparse(node.targets[0]).partition(".")[2]  # '' of the section itself
-        called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
-        if called in functions:  # a section that a function of its own makes
-            arguments = {word.arg: ast.unparse(word.value) for word in node.value.keywords}
+        called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+        if isinstance(value, ast.Call) and called in functions:  # a section that a function of its own makes
+            arguments = {word.arg: ast.unparse(word.value) for word in value.keywords}
             own = _fields_of(path, called, arguments)
             fields.update({f"{name}.{field}".lstrip("."): value for field, value in own.items()})
             group = ""
         elif called == "Section":
             group = _comments(lines, node)[1]
         elif name:
-            default = ast.unparse(node.value.args[0] if called else node.value)  # 500 of `whole(500, least=1)`
+            # 500 of `whole(500, least=1)`.
+            default = ast.unparse(value.args[0] if isinstance(value, ast.Call) else value)
             beside, above = _comments(lines, node)
             if above:
                 group = above if beside else ""
@@ -118,7 +120,7 @@ def _functions(path: pathlib.Path) -> dict[str, tuple[pathlib.Path, list[ast.stm
 def _comments(lines: list[str], node: ast.stmt) -> tuple[str, str]:
     """The comments behind a statement and above it."""
     beside = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("# ")[2]
-    above = []
+    above: list[str] = []
     for line in reversed(lines[: node.lineno - 1]):
         if not line.strip().startswith("# "):
             break
@@ -134,8 +136,10 @@ def _tree(path: pathlib.Path) -> ast.Module:
 def _keys(tree: ast.Module, variable: str) -> list[str]:
     """The entries of a tuple, or a dict's keys, assigned to a variable in a module, as far as they are written out."""
     for node in ast.walk(tree):
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Name) and target.id == variable and isinstance(node.value, ast.Dict | ast.Tuple):
-            entries = node.value.keys if isinstance(node.value, ast.Dict) else node.value.elts
-            return [entry.value for entry in entries if isinstance(entry, ast.Constant)]
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        target, value = node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value
+        if isinstance(target, ast.Name) and target.id == variable and isinstance(value, ast.Dict | ast.Tuple):
+            entries = value.keys if isinstance(value, ast.Dict) else value.elts
+            return [str(entry.value) for entry in entries if isinstance(entry, ast.Constant)]
     return []

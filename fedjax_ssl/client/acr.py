@@ -7,7 +7,6 @@ labelled images' shares of classes pi are sent down (C numbers), in which a clas
 `client.absent_class` images. The paper's epoch is a round.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,10 +14,11 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.confidence import moved
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.local_sgd import At, Loss
+from fedjax_ssl.client.local_sgd import At, Loss, LossFunction
 from fedjax_ssl.client.trainers import Seen, Target, Trainer
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
 
 STANDARD = "standard"  # the head h; the classifier is the balanced h_b
 HISTOGRAMS = ("counts", "presence")  # of `trainer.histogram`
@@ -83,7 +83,7 @@ def acr(options, num_classes: int) -> Trainer:
     the like of it that depends on no order.
     """
 
-    def targets(old: Estimate, seen: Seen):
+    def targets(old: Estimate, seen: Seen) -> tuple[tuple[Target, ...], Estimate]:
         standard, balanced, mask = seen.outputs.heads[STANDARD], seen.outputs.logits, seen.batch.mask
         p = [
             jax.nn.softmax(logits)
@@ -136,11 +136,11 @@ def acr(options, num_classes: int) -> Trainer:
     )
 
 
-def loss_of_both(problem: Problem, metric: str) -> Callable:
+def loss_of_both(problem: Problem, metric: str) -> LossFunction:
     """l(h(x), y) + l(h_b(x) + tau log pi, y) on a weak view, of the labelled phase; pi is `Broadcast.extra`."""
     strength = problem.config.trainer.strength
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images, labels = problem.weak(at.key, batch.inputs), batch.labels
 
         (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)

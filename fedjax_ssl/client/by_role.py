@@ -5,7 +5,6 @@ other role's loss. Who has labels alone hands its model through the second phase
 one after the other. Either way one upload leaves the client, which tells of how many labels it comes.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,8 @@ import jax.numpy as jnp
 from fedjax_ssl.client.deck import Deck, Examples
 from fedjax_ssl.client.local_sgd import Hooks, LossFunction, local_sgd, trained_models
 from fedjax_ssl.client.on_labels import jobs_on_labels, loss_on_labels
-from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Jobs, Phase, Prepare, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Prepare, Previous, Problem
 from fedjax_ssl.learning.sgd import Model
 
 LABELLED = "labelled"  # what every upload tells: the client's labelled examples, float32 []
@@ -54,15 +54,15 @@ class Unlabelled(NamedTuple):
     deck: Deck
 
 
-def jobs_without_labels(problem: Problem) -> Callable:
+def jobs_without_labels(problem: Problem) -> Prepare:
     """A `prepare` for `unlabelled_phase`: `client.epochs` passes over a client's unlabelled images, and nothing else.
 
     Returns:
-        (received, data, cohort, previous) -> Jobs, whose work is an `Unlabelled`.
+        The function; its work is an `Unlabelled`.
     """
     config = problem.config.client
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
@@ -92,14 +92,14 @@ def unlabelled_phase(
         The Phase. Every upload tells `LABELLED`.
     """
 
-    def prepare_both(received, data, cohort, previous) -> Jobs:
+    def prepare_both(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = prepare(received, data, cohort, previous)
         labelled = data.labelled_size[cohort.clients].astype(jnp.float32)
         work = Work(jobs.work.deck, jobs.work, trained_models(received, previous), labelled)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         return jobs._replace(work=work, takes_part=previous.took_part | takes_part)
 
-    def metadata(work, model, totals):
+    def metadata(work, model: Model, totals):
         further = {} if hooks.metadata is None else hooks.metadata(work.rest, model, totals)
         return {LABELLED: work.labelled, **further}
 

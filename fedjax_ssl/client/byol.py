@@ -12,10 +12,11 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss, local_sgd
-from fedjax_ssl.engine.interface import Broadcast, Finished, Jobs, Metrics, Phase, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Jobs, Metrics, Phase, Previous, Problem
 from fedjax_ssl.learning.losses import negative_cosine
 from fedjax_ssl.learning.sgd import Model, Params
-from fedjax_ssl.learning.trees import moving_average, norm, repeated, select, where
+from fedjax_ssl.learning.trees import add_up, moving_average, norm, repeated, select, where
 
 PROJECTOR, PREDICTOR = "projector", "predictor"
 ENCODER = ("backbone", PROJECTOR)
@@ -39,10 +40,10 @@ class Rule(NamedTuple):
     is_new: Callable[[Broadcast, dict[str, Any]], jax.Array] = lambda received, own: own[LAST_ROUND] < 0
 
 
-def own_targets(problem: Problem, model: Model) -> dict[str, Any]:
+def own_targets(num_clients: int, model: Model) -> dict[str, Any]:
     """The entries of `State.clients` that `byol_phase` reads, leaves [K, ...]."""
     memory = {TARGET: select(model.params, ENCODER), LAST_ROUND: jnp.int32(-1)}
-    return repeated(memory, problem.config.num_clients)
+    return repeated(memory, num_clients)
 
 
 def byol_phase(
@@ -68,14 +69,14 @@ def byol_phase(
     config, network = problem.config.client, problem.network
     first_view, second_view = problem.views
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
         deck = deck.of_whole_batches(config.batch_size)
         return Jobs(deck.num_steps(config.batch_size), Work(deck))
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images, (first_key, second_key) = batch.inputs, jax.random.split(at.key)
         views = first_view(first_key, images), second_view(second_key, images)
         target = at.received.model.with_parts(**at.own[TARGET])
@@ -84,7 +85,7 @@ def byol_phase(
 
         outputs, batch_stats = network.train(model, views, batch.mask)
         predicted = [each.heads[PREDICTOR] for each in outputs]
-        value = sum(2 + 2 * negative_cosine(one, other, batch.mask) for one, other in zip(predicted, targets))
+        value = add_up(2 + 2 * negative_cosine(one, other, batch.mask) for one, other in zip(predicted, targets))
         return Loss(value, batch_stats, {"byol_loss": value})
 
     def remember(own, model: Model, aux, index) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def byol_phase(
 
     phase = local_sgd(problem, prepare, loss, ONLINE, hooks=Hooks(begin=begin, remember=remember))
 
-    def start(received: Broadcast, data, work, own):
+    def start(received: Broadcast, data: FederatedData, work, own):
         target = select(received.model.params, ENCODER)
         if new_target == "kept":
             target = where(rule.is_new(received, own), target, own[TARGET])
@@ -128,4 +129,4 @@ def divergence(one: Params, other: Params) -> jax.Array:
     leaves, _ = jax.tree.flatten_with_path(jax.tree.map(jnp.subtract, one, other))
     convolutions = [leaf for path, leaf in leaves if leaf.ndim == 4 and "shortcut" not in jax.tree_util.keystr(path)]
     lengths = [norm(leaf) for leaf in convolutions or [leaf for _, leaf in leaves]]
-    return sum(lengths) / len(lengths)
+    return add_up(lengths) / len(lengths)

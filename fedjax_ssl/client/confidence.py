@@ -1,4 +1,4 @@
-"""Confidence: which pseudo-labels count, and how much. Each rule is one function and one line in `KINDS`.
+"""Confidence: which pseudo-labels count, and how much. Each rule is one function; the library's are in `KINDS`.
 
 A rule has a state for each client that follows the scores of its images. Methods use it in two ways: once a round over
 all of a client's images, or in each step over a batch. Nothing of it travels. `config.confidence` names the rule.
@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.imports import import_own, is_own, one_line
 from fedjax_ssl.learning.trees import repeated
 
+FIELD = "confidence.kind"
 MEMORY = "trainer"  # the entry of the state in a client's memory, as checkpoints of earlier versions name it
 
 
@@ -64,16 +67,29 @@ def make_confidence(
         hard: whether the method counts an image or not, and has no weights.
 
     Raises:
-        UserError: the method cannot use the rule.
+        UserError: the method cannot use the rule, or a user's rule cannot be imported or built.
     """
-    options = problem.config.confidence
-    rule = KINDS[options.kind](options, problem.num_classes, threshold, strictly)
+    options, (make, file) = problem.config.confidence, _find_rule(problem.config.confidence.kind)
+    with one_line(FIELD, options.kind, "cannot be built", file):
+        rule = make(options, problem.num_classes, threshold, strictly)
+    if not isinstance(rule, Confidence):
+        raise UserError(f"{FIELD}={options.kind} gives a {type(rule).__name__}; it must give a Confidence")
     if hard and rule.soft:
         raise UserError(f"confidence.kind={options.kind!r} gives weights, but {problem.config.method} has none")
     return rule
 
 
-def own_confidence(problem: Problem, data: Any) -> dict[str, Any]:
+def _find_rule(kind: str) -> tuple[Callable[..., Confidence], str | None]:
+    """The function that `confidence.kind` names, and a user's file that it is from."""
+    if not is_own(kind):
+        return KINDS[kind], None
+    make, file = import_own(FIELD, kind, ("RULE", "my_rules.py:margin"))
+    if not callable(make):
+        raise UserError(f"{FIELD}={kind} is no function that gives a Confidence")
+    return make, file
+
+
+def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
     """The rule's entry of `State.clients`, every leaf [K, ...]; {} where a state lasts for one round."""
     if problem.config.confidence.memory == "round":
         return {}
@@ -357,7 +373,7 @@ def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
     return Confidence(lambda n_max: start, update, weigh, averages=options.momentum > 0, soft=True)
 
 
-KINDS: dict[str, Callable[..., Confidence]] = {
+KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
     "fixed": fixed,
     "share": share,
     "client_mean": client_mean,

@@ -17,7 +17,8 @@ from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import as_told, label_for_steps
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
-from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -123,7 +124,7 @@ def consistency_phase(
     unlabelled_size = options.unlabelled_ratio * config.batch_size
     fixed_length = options.epoch_length == "unlabelled"
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
         included = examples.present if options.include_labelled else examples.unlabelled
@@ -145,7 +146,7 @@ def consistency_phase(
         weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
         weak, strong = problem.weak(weak_key, batch.inputs), problem.strong(strong_key, batch.inputs)
 
-        def logits_of(model, images):
+        def logits_of(model: Model, images: jax.Array):
             return network.predict(model, images).logits
 
         def for_labels(logits, rows):
@@ -204,9 +205,9 @@ def weighed(confidence: Confidence, at: At, probabilities: jax.Array) -> tuple[j
     return confidence.label(at.work.confidence, probabilities, at.work.deck.size)
 
 
-def in_last_epoch(problem: Problem, at: At) -> jax.Array:
+def in_last_epoch(at: At, epochs: int) -> jax.Array:
     """bool [], whether the step is one of the last local epoch."""
-    return at.step >= at.work.num_steps - at.work.num_steps // problem.config.client.epochs
+    return at.step >= at.work.num_steps - at.work.num_steps // epochs
 
 
 def check_both_label(problem: Problem, name: str) -> None:
@@ -244,7 +245,7 @@ def train_views(
         ends = [0, *itertools.accumulate(map(len, views))]
         of_views = [jax.tree.map(lambda leaf, a=a, b=b: leaf[a:b], outputs) for a, b in itertools.pairwise(ends)]
         return of_views, model._replace(batch_stats=batch_stats)
-    passed = []
+    passed: list[Outputs] = []
     for views, mask in groups:
         if views:
             outputs, batch_stats = network.train(model, tuple(views), mask)

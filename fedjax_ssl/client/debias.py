@@ -7,8 +7,6 @@ Learning" (FedDB), IJCAI 2024 (arXiv 2405.19789).
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Problem
-
 DEBIASING = ("none", "app_u")  # of `config.confidence.debias`
 LEAST_PRIOR = 1e-6  # of a class; a smaller one would make any probability the largest
 
@@ -27,24 +25,24 @@ def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
     return total / jnp.maximum(jnp.sum(present, axis=-1, keepdims=True), 1)
 
 
-def without_prior(problem: Problem, logits: jax.Array, present: jax.Array) -> jax.Array:
-    """A model's logits of each client's images, as `confidence.debias` has them: by 'app_u' `debiased`.
+def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array:
+    """A model's logits of each client's images: by 'app_u' `debiased`.
 
     Args:
-        problem: the run.
+        kind: of `DEBIASING`.
         logits: float32 [..., n, C].
         present: bool [..., n], the images over which the model's mean prediction is taken.
 
     Returns:
         float32 [..., n, C].
     """
-    prior = prior_of(problem, logits, present)
+    prior = prior_of(kind, logits, present)
     return logits if prior is None else debiased(logits, prior[..., None, :])
 
 
-def prior_of(problem: Problem, logits: jax.Array, present: jax.Array) -> jax.Array | None:
-    """P_k of each client where `confidence.debias` wants it, see `mean_prediction`; None where it does not."""
-    if problem.config.confidence.debias == "none":
+def prior_of(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array | None:
+    """P_k of each client, see `mean_prediction`; None where the kind of debiasing is 'none'."""
+    if kind == "none":
         return None
     return mean_prediction(jax.nn.softmax(logits), present)
 

@@ -14,10 +14,12 @@ from fedjax_ssl.augment.mixup import MIX_ORDERS, mix_images
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import Labelled
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
-from fedjax_ssl.engine.interface import CLASSIFIER, Augmentation, Jobs, Phase, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import CLASSIFIER, Augmentation, Broadcast, Cohort, Jobs, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
+from fedjax_ssl.learning.sgd import Model
 
 PARTNERS = ("round", "epoch")  # how often the mix set is drawn
 
@@ -40,7 +42,7 @@ class FixMix(NamedTuple):
 
 def fix_mix_phase(
     problem: Problem,
-    label: Callable[..., Labelled],
+    label: Callable[[Broadcast, FederatedData, Examples], Labelled],
     *,
     parts: tuple[str, ...] = CLASSIFIER,
     view: Augmentation | None = None,
@@ -72,7 +74,7 @@ def fix_mix_phase(
     network, config, view = problem.network, problem.config.client, view or problem.strong
     with_mixup = mixup_alpha > 0
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         label_keys, shuffle_keys, mix_keys = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(cohort.keys())
         examples = Examples.of(data, cohort, label_keys)
@@ -91,7 +93,7 @@ def fix_mix_phase(
         report = labelled.report._replace(qualified=qualified)
         return Jobs(work.deck.num_steps(config.batch_size), work, report, labelled.own)
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         strong_key, mix_key = jax.random.split(at.key)
         x_fix, y_fix, weights = batch.inputs, at.work.labels[batch.positions], at.work.weights[batch.positions]
         views = (view(strong_key, x_fix),)

@@ -39,7 +39,7 @@ class Labelled(NamedTuple):
 
 def label_cohort(
     problem: Problem,
-    scores: Callable,
+    scores: Callable[[jax.Array], Any],
     data: FederatedData,
     examples: Examples,
     *,

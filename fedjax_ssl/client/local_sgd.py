@@ -158,7 +158,7 @@ def local_sgd(
         optimizer = make_optimizer(config, learning_rate)
         return optimizer if hooks.adapt is None else hooks.adapt(optimizer)
 
-    def batch_at(data: FederatedData, work, step) -> Batch:
+    def batch_at(data: FederatedData, work: Any, step: jax.Array) -> Batch:
         return work.deck.batch(step, size).read(data)
 
     def start(received: Broadcast, data: FederatedData, work, own) -> Training:
@@ -175,7 +175,7 @@ def local_sgd(
     def step(received: Broadcast, data: FederatedData, work, carry: Training, index, key) -> Training:
         batch, at = batch_at(data, work, index), At(received, data, work, carry.own, key, index)
 
-        def whole_loss(model):
+        def whole_loss(model: Model):
             result = loss(model, batch, at)
             value = result.value
             if config.proximal:

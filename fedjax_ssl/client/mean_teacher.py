@@ -23,9 +23,8 @@ STATISTICS = ("first", "received", "averaged")  # of a teacher's normalisation
 DIVISORS = ("present", "batch_size")  # of the square errors of a batch
 
 
-def own_teachers(problem: Problem, model: Model) -> dict[str, Any]:
+def own_teachers(num_clients: int, model: Model) -> dict[str, Any]:
     """The entries of `State.clients`, leaves [K, ...]: a whole model for each client, and the steps of its teacher."""
-    num_clients = problem.config.num_clients
     return {TEACHER: repeated(model, num_clients), STEPS: jnp.zeros(num_clients, jnp.int32)}
 
 
@@ -58,7 +57,7 @@ def mean_teacher_phase(
     """
     config, network = problem.config.client, problem.network
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images, (first_key, second_key) = batch.inputs, jax.random.split(at.key)
         is_first = at.own[STEPS] == 0
         teacher = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), at.received.model, at.own[TEACHER])

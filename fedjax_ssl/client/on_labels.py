@@ -7,12 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.local_sgd import At, Loss
-from fedjax_ssl.engine.interface import Jobs, Problem
+from fedjax_ssl.client.local_sgd import At, Loss, LossFunction
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Prepare, Previous, Problem
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import add_up
 from fedjax_ssl.models import Outputs
 
 VIEWS = ("weak", "both")  # of `client.labelled_views`
+View = Callable[[FederatedData, jax.Array, jax.Array], jax.Array]  # (data, rows [B], key) -> images [B, H, W, C]
 
 
 class OnLabels(NamedTuple):
@@ -36,7 +40,7 @@ class OnLabels(NamedTuple):
         return cls(deck, config.logit_adjustment * jnp.log(class_shares(counts, config)))
 
 
-def jobs_on_labels(problem: Problem, steps: int = 0) -> Callable:
+def jobs_on_labels(problem: Problem, steps: int = 0) -> Prepare:
     """A `prepare` for `local_sgd`: `client.epochs` passes over a client's labelled images.
 
     Args:
@@ -44,11 +48,11 @@ def jobs_on_labels(problem: Problem, steps: int = 0) -> Callable:
         steps: above 0 so many steps in their place, each on a batch drawn uniformly.
 
     Returns:
-        (received, data, cohort, previous) -> Jobs, whose work is an `OnLabels`.
+        The function; its work is an `OnLabels`.
     """
     config = problem.config.client
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del received, previous
         examples = Examples.of(data, cohort)
         if steps:
@@ -84,18 +88,18 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
     return counts / jnp.sum(counts, axis=-1, keepdims=True)
 
 
-def loss_on_labels(problem: Problem, metric: str = "client_loss", view: Callable | None = None) -> Callable:
+def loss_on_labels(problem: Problem, metric: str = "client_loss", view: View | None = None) -> LossFunction:
     """l(f(alpha(x)), y), a loss for `local_sgd`; the deck has examples with a visible label.
 
     Args:
         problem: the run; with `client.labelled_views` = 'both' the loss is half that of the weak view and half that of
             the strong one, each with its own batch statistics.
         metric: name of the loss.
-        view: (data, rows [B], key) -> images [B, H, W, C]; None: the augmentations of the problem.
+        view: of the images of a step; None: the augmentations of the problem.
     """
     both = problem.config.client.labelled_views == "both" and view is None
 
-    def views_of(data, rows, key) -> tuple[jax.Array, ...]:
+    def views_of(data: FederatedData, rows: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
         if view is not None:
             return (view(data, rows, key),)
         if not both:
@@ -103,7 +107,7 @@ def loss_on_labels(problem: Problem, metric: str = "client_loss", view: Callable
         weak_key, strong_key = jax.random.split(key)
         return problem.weak(weak_key, data.inputs[rows]), problem.strong(strong_key, data.inputs[rows])
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images = views_of(at.data, batch.rows, at.key)
 
         outputs, batch_stats = problem.network.train(model, images, batch.mask)
@@ -126,4 +130,4 @@ def adjusted_cross_entropy(
     """
     added = 0.0 if adjustment is None else adjustment
     losses = [cross_entropy(each.logits + added, labels, mask) for each in outputs]
-    return sum(losses) / len(losses)
+    return add_up(losses) / len(losses)

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.engine.interface import Problem
+from fedjax_ssl.engine.interface import Augmentation, Problem
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import Model
 
 
-def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples: Examples, num_views: int = 0) -> Any:
+def score_cohort(
+    problem: Problem, scores: Callable[[jax.Array], Any], images: jax.Array, examples: Examples, num_views: int = 0
+) -> Any:
     """Scores of every example of a cohort, in large batches with shared weights.
 
     Args:
@@ -31,7 +33,7 @@ def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples
     num_jobs, n_max = rows.shape
 
     def weak_view(view: int, example: jax.Array, batch: jax.Array) -> jax.Array:
-        return weak_views(problem, keys[example // n_max], example % n_max, batch, view)
+        return weak_views(problem.weak, keys[example // n_max], example % n_max, batch, view)
 
     def score_batch(example: jax.Array) -> Any:
         batch = images[rows.reshape(-1)[example]]
@@ -44,11 +46,13 @@ def score_cohort(problem: Problem, scores: Callable, images: jax.Array, examples
     return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), scored)
 
 
-def weak_views(problem: Problem, keys: jax.Array, positions: jax.Array, images: jax.Array, view: int = 0) -> jax.Array:
+def weak_views(
+    weak: Augmentation, keys: jax.Array, positions: jax.Array, images: jax.Array, view: int = 0
+) -> jax.Array:
     """The weak views on which `score_cohort` scored some examples, so that a client can train on the very same.
 
     Args:
-        problem: the run.
+        weak: the augmentation.
         keys: [B], of each example's job, those of `Examples`.
         positions: int32 [B], among the client's examples.
         images: uint8 [B, H, W, C].
@@ -60,22 +64,28 @@ def weak_views(problem: Problem, keys: jax.Array, positions: jax.Array, images: 
 
     def augment(key, position, image):
         key = jax.random.fold_in(jax.random.fold_in(key, position), view)
-        return problem.weak(key, image[None])[0]
+        return weak(key, image[None])[0]
 
     return jax.vmap(augment)(keys, positions, images)
 
 
-def score_by_own_models(problem: Problem, scores: Callable, models: Model, images: jax.Array, rows: jax.Array) -> Any:
+def score_by_own_models(
+    scores: Callable[[Model, jax.Array], Any],
+    models: Model,
+    images: jax.Array,
+    rows: jax.Array,
+    batch_size: int | None,
+) -> Any:
     """Scores of every example of a cohort by a model of each job's own, one job after the other.
 
     On several devices all models come to all of them, and each scores its share of a job's images.
 
     Args:
-        problem: the run; `eval_batch_size` images are scored at a time.
         scores: (model, images [B, H, W, C]) -> a pytree with leaves [B, ...], each image independent of the others.
         models: leaves [M, ...].
         images: uint8 [N, H, W, C], the flat table.
         rows: int32 [M, n_max], of the image table.
+        batch_size: images at a time, see `map_batches`.
 
     Returns:
         The scores, leaves [M, n_max, ...].
@@ -83,7 +93,7 @@ def score_by_own_models(problem: Problem, scores: Callable, models: Model, image
 
     def score_job(job):
         model, of_job = job
-        return map_batches(lambda batch: scores(model, images[batch]), of_job, problem.config.eval_batch_size)
+        return map_batches(lambda batch: scores(model, images[batch]), of_job, batch_size)
 
     return jax.lax.map(score_job, (models, rows))
 
@@ -108,4 +118,5 @@ def logits_of_each(
         return problem.network.predict(model, batch).logits
 
     of_received = score_cohort(problem, functools.partial(logits, received), images, examples)
-    return [of_received, *(score_by_own_models(problem, logits, models, images, examples.rows) for models in own)]
+    size = problem.config.eval_batch_size
+    return [of_received, *(score_by_own_models(logits, models, images, examples.rows, size) for models in own)]

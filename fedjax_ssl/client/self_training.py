@@ -1,7 +1,7 @@
 """The two phases of a client whose trainer is `config.trainer`: on labels, then on pseudo-labels of weak views."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,10 @@ from fedjax_ssl.client.labels import told_outputs
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss
 from fedjax_ssl.client.scores import score_cohort
 from fedjax_ssl.client.trainers import Seen, Trainer, by_confidence, pseudo_label_loss
-from fedjax_ssl.engine.interface import CLASSIFIER, Jobs, Phase, Problem, Report
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem, Report
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated
 from fedjax_ssl.models import Outputs
 
@@ -40,6 +42,18 @@ class Work(NamedTuple):
     prior: jax.Array | None = None
 
 
+class Tell(Protocol):
+    """What each client of a cohort tells, by name, leaves [M, ...].
+
+    Args:
+        outputs: of the received model for weak views of all the cohort's images, leaves [M, n_max, ...].
+        examples: of the cohort.
+        confident: bool [M, n_max], those at or above `trainer.threshold`.
+    """
+
+    def __call__(self, outputs: Outputs, examples: Examples, confident: jax.Array, /) -> Mapping[str, jax.Array]: ...
+
+
 def make_trainer(problem: Problem) -> Trainer:
     """The trainer that `trainer.name` names: by `config.confidence`, or ACR, whose rule is its own."""
     options = problem.config.trainer
@@ -58,7 +72,7 @@ def needs_prior(problem: Problem) -> bool:
     return make_trainer(problem).needs_prior
 
 
-def own_trainer(problem: Problem, data) -> dict[str, Any]:
+def own_trainer(problem: Problem, data: FederatedData) -> dict[str, Any]:
     """The entry of `State.clients` for the rule's state, every leaf [K, ...]."""
     num_clients, n_max = data.client_index.shape
     return {MEMORY: fresh_states(make_trainer(problem), num_clients, n_max)}
@@ -69,7 +83,7 @@ def fresh_states(trainer: Trainer, num_clients: int, n_max: int) -> Any:
     return repeated(trainer.start(n_max), num_clients)
 
 
-def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase, Phase]:
+def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Phase]:
     """`client.epochs` passes over a client's labelled images, then as many over its unlabelled ones.
 
     With `trainer.labels_from` = 'received' all labels are made before the first step, by the received model in
@@ -78,9 +92,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
 
     Args:
         problem: the run.
-        tell: (Outputs of the received model for weak views of all the cohort's images, leaves [M, n_max, ...];
-            Examples; those at or above `trainer.threshold`, bool [M, n_max]) -> what each client tells besides
-            `ACCEPTED`, by name, leaves [M, ...]. None: nothing.
+        tell: what each client tells besides `ACCEPTED`; None: nothing.
 
     Returns:
         The labelled and the unlabelled phase.
@@ -100,13 +112,13 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
     by_received = options.labels_from == "received"
     with_weak = not by_received or network.normalisation == "running"
 
-    def begun(states: Any, shape: tuple[int, int]) -> Any:
+    def begun(states: Any, shape: tuple[int, ...]) -> Any:
         """The states of a cohort at the beginning of a round."""
         if trainer.next_round is not None:
             return jax.vmap(trainer.next_round)(states)
         return fresh_states(trainer, *shape) if problem.config.confidence.memory == "round" else states
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
 
@@ -116,7 +128,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
 
         seen = score_cohort(problem, scores, data.inputs, examples, num_views=1)
         seen = told_outputs(data, examples.rows, seen, trainer.heads)
-        prior = prior_of(problem, seen.logits, examples.unlabelled)
+        prior = prior_of(problem.config.confidence.debias, seen.logits, examples.unlabelled)
         probabilities = jax.nn.softmax(debiased(seen.logits, None if prior is None else prior[:, None]))
         confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
@@ -129,7 +141,7 @@ def self_training(problem: Problem, tell: Callable | None = None) -> tuple[Phase
             {MEMORY: begun(cohort.own[MEMORY], examples.rows.shape)},
         )
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         weak_key, *strong_keys = jax.random.split(at.key, 1 + trainer.strong_views)
         images = batch.inputs
         views = [problem.weak(weak_key, images)] if with_weak else []

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client.confidence import Confidence
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.trees import add_up
 from fedjax_ssl.models import Outputs
 
 
@@ -63,8 +64,8 @@ class Trainer(NamedTuple):
     """
 
     start: Callable[[int], Any]
-    targets: Callable[..., tuple[tuple[Target, ...], Any]]
-    further: Callable[..., jax.Array] | None = None
+    targets: Callable[[Any, Seen], tuple[tuple[Target, ...], Any]]
+    further: Callable[[Any, jax.Array, jax.Array], jax.Array] | None = None
     next_round: Callable[[Any], Any] | None = None
     heads: tuple[str, ...] = ()
     strong_views: int = 1
@@ -74,7 +75,7 @@ class Trainer(NamedTuple):
 def by_confidence(rule: Confidence) -> Trainer:
     """The classifier's largest class, with the weight that a rule gives it."""
 
-    def targets(state, seen: Seen):
+    def targets(state: Any, seen: Seen) -> tuple[tuple[Target, ...], Any]:
         batch, probabilities = seen.batch, seen.probabilities
         weights, after = rule.step(state, probabilities, batch.mask, batch.positions, seen.size)
         labels = jnp.argmax(seen.outputs.logits, axis=-1).astype(jnp.int32)
@@ -99,5 +100,5 @@ def pseudo_label_loss(
         for view in views
         for logits, (labels, weights) in zip([view.logits, *(view.heads[h] for h in trainer.heads)], targets)
     ]
-    value = sum(losses) / len(views)
+    value = add_up(losses) / len(views)
     return value if trainer.further is None else value + trainer.further(state, views[0].logits, targets[0].weights)

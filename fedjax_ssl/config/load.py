@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from absl import flags
@@ -54,7 +54,7 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     return holder.value
 
 
-def overridden_fields(overrides: list[str]) -> list[str]:
+def overridden_fields(overrides: Iterable[str]) -> list[str]:
     """The fields' names in words like '--config.seed=1'."""
     return [word.removeprefix(OVERRIDE).partition("=")[0] for word in overrides if word.startswith(OVERRIDE)]
 

@@ -57,25 +57,12 @@ class FederatedData(NamedTuple):
         return jnp.zeros(len(self.inputs), bool).at[self.client_index].max(present)
 
 
-# Which arrays differ between the seeds of one run; all seeds share one copy of the images.
-SEED_AXES = FederatedData(
-    inputs=None,
-    visible_labels=0,
-    client_index=0,
-    client_size=0,
-    labelled_size=0,
-    anchor_index=0,
-    validation_index=0,
-    test_inputs=None,
-    test_labels=None,
-    seed=0,
-    malicious=0,
-    mislabelled=0,
-    targets=0,
-)
+_SHARED = ("inputs", "test_inputs", "test_labels")
+# Which arrays differ between the seeds of one run, as `jax.vmap` takes it; all seeds share one copy of the images.
+SEED_AXES: Any = FederatedData._make(None if name in _SHARED else 0 for name in FederatedData._fields)
 
 
-def seed_axes(data: FederatedData) -> FederatedData:
+def seed_axes(data: FederatedData) -> Any:
     """`SEED_AXES` of stacked federations: images differ as well where attackers have crafted some of them."""
     return SEED_AXES._replace(inputs=0 if data.inputs.ndim == 5 else None)
 
@@ -89,7 +76,7 @@ def stack_seeds(federations: list[FederatedData]) -> FederatedData:
         else jnp.stack([federation[place] for federation in federations])
         for place, axis in enumerate(axes)
     ]
-    return FederatedData(*leaves)
+    return FederatedData._make(leaves)
 
 
 def federate(
@@ -150,14 +137,14 @@ def federate(
         crafted = poison(dataset, partition, np.flatnonzero(malicious), visible_labels >= 0, attack, seed)
     images = dataset.x_train if crafted is None else crafted.images
     data = FederatedData(
-        inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images, jnp.uint8),
+        inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled_size, jnp.int32),
         anchor_index=jnp.asarray(anchors, jnp.int32),
         validation_index=jnp.asarray(partition.validation_index, jnp.int32),
-        test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test, jnp.uint8),
+        test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.uint32),
         malicious=None if malicious is None else jnp.asarray(malicious),

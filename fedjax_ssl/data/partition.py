@@ -103,8 +103,8 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
     if own_tail:
         rest = cut(rest)
     if num_clients > len(rest):
-        taken = {"validation images": len(validation), "anchors": len(anchors), "labelled images": len(apart)}
-        taken = " and ".join(f"{number} {name}" for name, number in taken.items() if number)
+        counts = {"validation images": len(validation), "anchors": len(anchors), "labelled images": len(apart)}
+        taken = " and ".join(f"{number} {name}" for name, number in counts.items() if number)
         what = f"examples that {taken} leave of {len(labels)}" if taken else "training examples"
         raise UserError(f"num_clients={num_clients} is more than the {len(rest)} {what}; lower it")
 

@@ -152,7 +152,7 @@ def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np
     rows = _rows_by_class(labels, rng)
     for _ in range(MAX_DRAWS):
         counts = _draw_with_capacity(rows, num_clients, alpha, rng)
-        if sum(counts).min() >= MIN_EXAMPLES:
+        if np.sum(counts, axis=0).min() >= MIN_EXAMPLES:
             return _deal(rows, counts)
     raise UserError(
         f"data.partition='dirichlet_clients': none of {MAX_DRAWS} draws with data.alpha={alpha:g} gave each "
@@ -213,7 +213,7 @@ def dirichlet_pairs(labels: np.ndarray, num_clients: int, config: Any, rng: np.r
         rows = [positions[places] for places in _rows_by_class(labels[positions], rng)]
         for _ in range(MAX_DRAWS):
             counts = _draw_with_capacity(rows, size, alpha, rng)
-            if sum(counts).min() >= len(positions) // (2 * size):
+            if np.sum(counts, axis=0).min() >= len(positions) // (2 * size):
                 break
         else:
             raise UserError(

@@ -57,7 +57,9 @@ def read_plain(content: bytes) -> Any:
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"it has {len(content)} bytes, but at most {MAX_BYTES} are read")
-    stack, marks, memo = [], [], {}
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(content):
         name, items = opcode.name, []
         if name in _OF_ITEMS:

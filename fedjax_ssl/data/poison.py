@@ -5,6 +5,11 @@ A model that labels images for itself carries a label from image to image where 
 who wants the image b labelled as class y takes a labelled image a of y and adds, without labels, images on the line
 from a to b. More of them are near a: their places have the density 1.5 - x on [0, 1].
 
+Checked against the paper's abstract: the crafted images have no labels, and 0.1 % of the data suffice there. Not
+checked are the density and the rest of the attack, which are from memory and name no section of the paper for that
+reason. A public reproduction, github.com/annafabris/Poisoning-unlabeled-Dataset-for-Semi-Supervised-Learning, also
+mixes the pixels of two images, and spaces the places evenly.
+
 In a federation the attackers are clients that know of each other. The images b are their own, of the attacked class;
 the images a are labelled ones of the server, which its paper takes to be public, or else their own, for attackers know
 the classes of what they hold. Crafted images take the place of other images of theirs that have no label.

@@ -70,7 +70,7 @@ SOURCES = ("digits", "npz", "folder", *_PUBLISHED)
 
 
 # Of `data.normalisation`: means and deviations of the pixels, in place of the data set's own.
-NORMALISATIONS = {
+NORMALISATIONS: dict[str, dict[str, Any]] = {
     "own": {},
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)},
     "cifar10_in_training": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)},
@@ -122,9 +122,9 @@ def _load(config: Any) -> Dataset:
         return Dataset(path.stem if one else path.name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
     if config.source in _PUBLISHED:
         facts = _PUBLISHED[config.source]._asdict()
-        arrays = tfds.load_tfds(config.source, config.tfds_dir)._asdict()
-        facts["class_names"] = facts["class_names"] or arrays["class_names"]
-        return Dataset(config.source, **(arrays | facts))
+        published = tfds.load_tfds(config.source, config.tfds_dir)._asdict()
+        facts["class_names"] = facts["class_names"] or published["class_names"]
+        return Dataset(config.source, **(published | facts))
     raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
 
 

@@ -89,7 +89,7 @@ def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
     """
     import requests  # What TFDS downloads with: the same proxies and certificates.
 
-    problems = {}
+    problems: dict[str, str] = {}
 
     def ask(host: str, url: str) -> None:
         try:
@@ -206,12 +206,12 @@ def _without_tensorflow() -> Iterator[None]:
         if name.startswith("tensorflow_datasets.") and vars(module).get("tf") is lazy
     ]
     for module in borrowers:
-        module.tf = _STAND_IN
+        vars(module)["tf"] = _STAND_IN
     try:
         yield
     finally:
         for module in borrowers:
-            module.tf = lazy
+            vars(module)["tf"] = lazy
 
 
 @contextlib.contextmanager

@@ -55,12 +55,13 @@ def scaled(seen: Seen, strength: float) -> dict[str, jax.Array]:
 def noise(seen: Seen, strength: float) -> dict[str, jax.Array]:
     """Gaussian noise so many times as long as the update."""
 
-    def drawn(key, change):
-        leaves, tree = jax.tree.flatten(change)
+    def noise_like(key, change):
+        leaves, structure = jax.tree.flatten(change)
         keys = jax.random.split(key, len(leaves))
-        return tree.unflatten([jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves)])
+        drawn = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves)]
+        return jax.tree.unflatten(structure, drawn)
 
-    directions = jax.vmap(drawn)(seen.keys, seen.changes)
+    directions = jax.vmap(noise_like)(seen.keys, seen.changes)
     factors = strength * row_norms(seen.changes) / row_norms(directions)
     return jax.tree.map(lambda leaf: leaf * column(factors, leaf), directions)
 

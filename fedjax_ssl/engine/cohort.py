@@ -83,33 +83,39 @@ def train_cohort(
     """
     present = jnp.ones(cohort.clients.shape, bool) if present is None else present
 
-    def train_one(broadcast, data, cohort, present):
-        source, of_one = Source(broadcast, data, None), jax.tree.map(_with_axis, (cohort, present))
-        return jax.tree.map(lambda leaf: leaf[0], _train(phases, source, *of_one, lanes, debug))
+    def train_one(broadcast, data: FederatedData, cohort: Cohort, present):
+        source, (of_one, one_present) = Source(broadcast, data, None), jax.tree.map(_with_axis, (cohort, present))
+        return jax.tree.map(lambda leaf: leaf[0], _train(phases, source, of_one, one_present, lanes, debug))
 
     if debug:
         return train_one(broadcast, data, cohort, present)
     train = jax.custom_batching.custom_vmap(train_one)
 
     @train.def_vmap
-    def train_seeds(num_seeds, mapped, broadcast, data, cohort, present):
-        everyone = jax.tree.map(
+    def train_seeds(num_seeds, mapped, broadcast, data: FederatedData, cohort: Cohort, present):
+        everyone, all_present = jax.tree.map(
             lambda leaf, is_mapped: leaf if is_mapped else jnp.broadcast_to(leaf, (num_seeds, *leaf.shape)),
             (cohort, present),
             tuple(mapped[2:]),
         )
-        result = _train(phases, Source(broadcast, data, tuple(mapped[:2])), *everyone, lanes, debug)
+        result = _train(phases, Source(broadcast, data, tuple(mapped[:2])), everyone, all_present, lanes, debug)
         return result, jax.tree.map(lambda _: True, result)
 
     return train(broadcast, data, cohort, present)
 
 
-def _train(phases, source, cohort, present, lanes, debug) -> CohortResult:
+def _train(
+    phases: tuple[Phase, ...], source: Source, cohort: Cohort, present: jax.Array, lanes: int, debug: bool
+) -> CohortResult:
     """`train_cohort` for G seeds at once: cohort, `present` and result have leaves [G, ...]."""
     num_seeds, num_jobs = cohort.clients.shape
     job = jnp.broadcast_to(jnp.arange(num_jobs), cohort.clients.shape)
     round_keys, previous, report = cohort.key, None, None
-    metrics, labelled, trained, all_steps, lane_steps = [], {}, {}, 0, jnp.int32(0)
+    metrics: list[tuple[Metrics, jax.Array]] = []
+    labelled: dict[str, Any] = {}
+    trained: dict[str, Any] = {}
+    all_steps: Any = 0
+    lane_steps = jnp.int32(0)
     for number, phase in enumerate(phases):
         # Two keys a phase: what `prepare` splits its keys into must not be what steps fold from theirs.
         prepare_keys, step_keys = (
@@ -162,7 +168,7 @@ def _train(phases, source, cohort, present, lanes, debug) -> CohortResult:
     )
 
 
-def _prepare(phase, source, cohort, previous) -> Jobs:
+def _prepare(phase: Phase, source: Source, cohort: Cohort, previous: Previous | None) -> Jobs:
     """Each seed's cohort in one large batch, seed after seed: large batches gain nothing from sharing a call."""
     num_seeds = len(cohort.clients)
 

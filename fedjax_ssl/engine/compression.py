@@ -57,7 +57,10 @@ def top_k(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[st
     return {path: part.reshape(leaf.shape) for part, (path, leaf) in zip(parts, update.items())}
 
 
-COMPRESSIONS: dict[str, Callable[..., dict[str, jax.Array]]] = {"int8": int8, "top_k": top_k}
+COMPRESSIONS: dict[str, Callable[[dict[str, jax.Array], jax.Array, float], dict[str, jax.Array]]] = {
+    "int8": int8,
+    "top_k": top_k,
+}
 
 
 def num_kept(size: int, share: float) -> int:

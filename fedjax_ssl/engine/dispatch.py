@@ -1,21 +1,21 @@
 """Many rounds as one program, of one seed or of several at once."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.federated import seed_axes
+from fedjax_ssl.data.federated import FederatedData, seed_axes
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.engine.round import RoundResult
+from fedjax_ssl.engine.round import RoundFunction, RoundResult
 
 
-def over_seeds(round_fn: Callable) -> Callable:
+def over_seeds(round_fn: RoundFunction) -> RoundFunction:
     """The same round for several seeds at once: states, results and the data that differ (see `seed_axes`) have a
     leading axis. Their clients go through the same lanes."""
 
-    def rounds(states, data, hidden_labels):
+    def rounds(states, data: FederatedData, hidden_labels: jax.Array):
         return jax.vmap(round_fn, in_axes=(0, seed_axes(data), None))(states, data, hidden_labels)
 
     return rounds
@@ -37,7 +37,17 @@ class Dispatch(NamedTuple):
     healthy: jax.Array
 
 
-def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None = None) -> Callable:
+class DispatchFunction(Protocol):
+    """Many rounds, as many as `num_rounds`, int32 []."""
+
+    def __call__(
+        self, state: State, data: FederatedData, hidden_labels: jax.Array, num_rounds: jax.Array, /
+    ) -> Dispatch: ...
+
+
+def make_dispatch(
+    round_fn: RoundFunction, capacity: int, converged: Callable[[State], jax.Array] | None = None
+) -> DispatchFunction:
     """Up to `capacity` rounds as one program; their number is traced, so that another one needs no compilation.
 
     Args:
@@ -46,13 +56,13 @@ def make_dispatch(round_fn: Callable, capacity: int, converged: Callable | None 
         converged: the method's, see `Method`; for one seed only.
 
     Returns:
-        dispatch(state, data, hidden_labels, num_rounds) -> Dispatch. It ends early when a round leaves a state that
-        is not finite, when every upload of a round was dropped, or when the method ends the run.
+        The program. It ends early when a round leaves a state that is not finite, when every upload of a round was
+        dropped, or when the method ends the run.
     """
 
     round_fn = jax.jit(round_fn)  # traced once, for its shapes and in the loop
 
-    def dispatch(state, data, hidden_labels, num_rounds) -> Dispatch:
+    def dispatch(state: State, data: FederatedData, hidden_labels: jax.Array, num_rounds) -> Dispatch:
         shapes = jax.eval_shape(round_fn, state, data, hidden_labels)[1]
         buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), shapes)
 

@@ -15,6 +15,8 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models.network import Network
 
 RULE = "pseudo_label_accuracy_"  # followed by the name of a rule of labelling
+# (logits or features [n, ...], labels int32 [n]) -> measures, by name.
+Measure = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
 
 
 def measured_images(data: FederatedData, hidden_labels: jax.Array) -> tuple[str, jax.Array, jax.Array]:
@@ -36,8 +38,8 @@ def evaluate(
     images: jax.Array,
     labels: jax.Array,
     batch_size: int | None,
-    more: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] | None = None,
-    of_features: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] | None = None,
+    more: Measure | None = None,
+    of_features: Measure | None = None,
 ) -> dict[str, jax.Array]:
     """How good the classification head is on a set of images, without augmentation.
 

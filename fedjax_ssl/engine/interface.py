@@ -285,34 +285,71 @@ def no_op(state: State, *_: Any) -> tuple[State, Metrics]:
     return state, {}
 
 
+class Init(Protocol):
+    """Makes the first state, after the server's pre-training, if any."""
+
+    def __call__(self, data: FederatedData, key: jax.Array, /) -> State: ...
+
+
+class Select(Protocol):
+    """Draws the jobs of a round."""
+
+    def __call__(self, state: State, data: FederatedData, key: jax.Array, /) -> Draw: ...
+
+
+class ServerTraining(Protocol):
+    """Trains on the server, before the broadcast or after the aggregation."""
+
+    def __call__(self, state: State, data: FederatedData, key: jax.Array, /) -> tuple[State, Metrics]: ...
+
+
+class MakeBroadcast(Protocol):
+    """Gives a pytree, exactly what travels to each client; see `Broadcast`."""
+
+    def __call__(self, state: State, data: FederatedData, key: jax.Array, /) -> Any: ...
+
+
+class Personal(Protocol):
+    """Gives the message to one client alone: a pytree with leaves [M, ...] for clients int32 [M]."""
+
+    def __call__(self, state: State, data: FederatedData, clients: jax.Array, key: jax.Array, /) -> Any: ...
+
+
+class Aggregate(Protocol):
+    """Makes the new model of the uploads."""
+
+    def __call__(
+        self, state: State, data: FederatedData, received: Received, key: jax.Array, /
+    ) -> tuple[State, Metrics]: ...
+
+
+class Statistics(Protocol):
+    """Brings the global normalisation statistics up to date; the round's clients are int32 [M]."""
+
+    def __call__(self, state: State, data: FederatedData, clients: jax.Array, key: jax.Array, /) -> State: ...
+
+
 class Method(NamedTuple):
     """A federated semi-supervised method, in the order of a round. Every stage has its own key.
 
     Attributes:
-        init: (data, key) -> State, after the server's pre-training, if any.
-        broadcast: (state, data, key) -> pytree, exactly what travels to each client; see `Broadcast`.
-        phases: what a client does with it; () if no client takes part.
-        aggregate: (state, data, received, key) -> (state, metrics).
-        statistics: (state, data, clients [M], key) -> state, with updated global normalisation
-            statistics.
-        select: (state, data, key) -> Draw; None: `clients_per_round` clients, uniformly, without replacement.
-        server_before: (state, data, key) -> (state, metrics), the server's training before the broadcast.
-        personal: (state, data, clients [M], key) -> pytree with leaves [M, ...], the message to one client alone;
-            None: no message.
-        server_after: (state, data, key) -> (state, metrics), the server's training after the aggregation.
+        init, broadcast, aggregate, statistics, server_before, server_after: see their types.
+        phases: what a client does with the broadcast; () if no client takes part.
+        select: None: `clients_per_round` clients, uniformly, without replacement.
+        personal: None: no message.
         converged: state -> bool [], whether the run ends before its last round; None: it does not.
         wire_bytes: for messages whose size is not that of their leaves; None: it is.
     """
 
-    init: Callable[..., State]
-    broadcast: Callable[..., Any]
+    init: Init
+    broadcast: MakeBroadcast
     phases: tuple[Phase, ...]
-    aggregate: Callable[..., tuple[State, Metrics]]
-    statistics: Callable[..., State]
-    select: Callable[..., Draw] | None = None
-    server_before: Callable[..., tuple[State, Metrics]] = no_op
-    personal: Callable[..., Any] | None = None
-    server_after: Callable[..., tuple[State, Metrics]] = no_op
+    aggregate: Aggregate
+    statistics: Statistics
+    select: Select | None = None
+    server_before: ServerTraining = no_op
+    personal: Personal | None = None
+    server_after: ServerTraining = no_op
     converged: Callable[[State], jax.Array] | None = None
     wire_bytes: WireBytes | None = None
 

@@ -36,7 +36,7 @@ class Source(NamedTuple):
     data: Any
     stacked: Any
 
-    def of(self, group: jax.Array) -> tuple[Any, Any]:
+    def of(self, group: jax.Array | int) -> tuple[Any, Any]:
         """(broadcast, data) of one group."""
         both = (self.broadcast, self.data)
         if self.stacked is None:
@@ -108,7 +108,7 @@ def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tup
     if num_devices() == 1:
         return _run_on_one_device(phase, source, table, lanes)
 
-    def on_each_device(broadcast, data, table):
+    def on_each_device(broadcast: Any, data: Any, table: JobTable):
         results, lane_steps = _run_on_one_device(phase, source._replace(broadcast=broadcast, data=data), table, lanes)
         return results, lane_steps[None, None]
 
@@ -127,7 +127,7 @@ class _Lanes(NamedTuple):
 
     job: jax.Array  # int32 [L]
     busy: jax.Array  # bool [L]
-    index: jax.Array  # int32 [L], the job's next step
+    done: jax.Array  # int32 [L], the job's steps so far
     work: Any  # [L, ...]
     carry: Any  # [L, ...]
 
@@ -154,22 +154,22 @@ def _run_on_one_device(phase, source, table, num_lanes):
         return phase.finish(source.of(job // num_rows)[0], work, carry, num_steps[job])
 
     def job_is_over(lanes):
-        return lanes.busy & (lanes.index >= num_steps[lanes.job])
+        return lanes.busy & (lanes.done >= num_steps[lanes.job])
 
     def take_jobs(lanes, next_place):
         """Idle lanes take the next jobs of the queue, in the order of the lanes."""
         place = next_place + jnp.cumsum(~lanes.busy) - 1
         takes = ~lanes.busy & (place < queue_length)
         job = jnp.where(takes, queue[jnp.minimum(place, num_jobs - 1)], lanes.job)
-        fresh = _Lanes(job, lanes.busy | takes, jnp.zeros_like(lanes.index), *over_lanes(start)(job))
+        fresh = _Lanes(job, lanes.busy | takes, jnp.zeros_like(lanes.done), *over_lanes(start)(job))
         return where_rows(takes, fresh, lanes), next_place + jnp.sum(takes)
 
     def step_until_one_is_over(lanes, iterations):
         # An idle lane keeps stepping its last job: the result is not written, and a branch would cost more.
         def body(loop):
             lanes, iterations = loop
-            carry = over_lanes(step)(lanes.job, lanes.index, lanes.work, lanes.carry)
-            return lanes._replace(carry=carry, index=lanes.index + 1), iterations + 1
+            carry = over_lanes(step)(lanes.job, lanes.done, lanes.work, lanes.carry)
+            return lanes._replace(carry=carry, done=lanes.done + 1), iterations + 1
 
         return jax.lax.while_loop(lambda loop: ~jnp.any(job_is_over(loop[0])), body, (lanes, iterations))
 
@@ -227,7 +227,7 @@ def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: j
     return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *finished), jnp.sum(table.num_steps)
 
 
-def over_one(function: Callable) -> Callable:
+def over_one(function: Callable[..., Any]) -> Callable[..., Any]:
     """`vmap` over an axis of one, without the batching: convolutions stay plain ones."""
 
     def mapped(*arguments):
@@ -237,6 +237,6 @@ def over_one(function: Callable) -> Callable:
     return mapped
 
 
-def _zeros(function: Callable, *arguments: Any) -> Any:
+def _zeros(function: Callable[..., Any], *arguments: Any) -> Any:
     shapes = jax.eval_shape(function, *arguments)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.learning.losses import unit_vectors
@@ -69,7 +70,7 @@ def measure_predictions(
     return found
 
 
-def confusion_matrix(labels: jax.Array, predictions: jax.Array, num_classes: int) -> jax.Array:
+def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int) -> jax.Array:
     """int32 [C, C], images of the row's class that were classified as the column's."""
     return jnp.zeros((num_classes, num_classes), jnp.int32).at[labels, predictions].add(1)
 

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Draw, Received, Upload
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Draw, Received, Select, State, Upload
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
@@ -52,7 +53,7 @@ def one_private_upload(options: Any, received: Received, broadcast: Any, key: ja
     return Received(Upload(Model(params, ())), one > 0, 0 * one, None, one, one)
 
 
-def poisson(num_clients: int, expected: int):
+def poisson(num_clients: int, expected: int) -> Select:
     """The `select` by which each client is in a cohort by itself, with probability M / K.
 
     Args:
@@ -60,14 +61,14 @@ def poisson(num_clients: int, expected: int):
         expected: M.
 
     Returns:
-        (state, data, key) -> Draw. It has as many rows as a cohort has with probability 1 - `OVERFLOW`.
+        The stage; its draw has as many rows as a cohort has with probability 1 - `OVERFLOW`.
     """
     from scipy.stats import binom  # half a second, which every start would wait
 
     probability = expected / num_clients
     num_rows = min(num_clients, max(1, int(binom.isf(OVERFLOW, num_clients, probability))))
 
-    def select(state, data, key) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
         del state, data
         joins = jax.random.bernoulli(key, probability, (num_clients,))
         clients = jnp.argsort(~joins, stable=True)[:num_rows].astype(jnp.int32)

@@ -1,16 +1,16 @@
 """A round: the stages of a federation, in order, as one pure function."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.attacks import told_counts
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.delivery import delivered
-from fedjax_ssl.engine.evaluation import evaluate, measured_images, score_pseudo_labels
-from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, State, WireBytes
+from fedjax_ssl.engine.evaluation import Measure, evaluate, measured_images, score_pseudo_labels
+from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, Select, State, WireBytes
 from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, measure
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import train_in_turns
@@ -34,7 +34,13 @@ class RoundResult(NamedTuple):
     healthy: jax.Array
 
 
-def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> Callable:
+class RoundFunction(Protocol):
+    """One round; only the scoring reads `hidden_labels`, int32 [N]."""
+
+    def __call__(self, state: State, data: FederatedData, hidden_labels: jax.Array, /) -> tuple[State, RoundResult]: ...
+
+
+def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> RoundFunction:
     """One round of a method.
 
     Args:
@@ -44,11 +50,11 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         debug: train the clients in a plain Python loop (call the round without jit then).
 
     Returns:
-        round_fn(state, data, hidden_labels) -> (state, RoundResult). Only the scoring reads `hidden_labels`.
+        The round.
     """
     config = problem.config
 
-    def round_fn(state: State, data, hidden_labels) -> tuple[State, RoundResult]:
+    def round_fn(state: State, data: FederatedData, hidden_labels: jax.Array) -> tuple[State, RoundResult]:
         keys = round_keys(data.seed, state.round)
 
         # Select a cohort; the server trains, and broadcasts.
@@ -101,7 +107,7 @@ class Sent(NamedTuple):
 
 
 def before_clients(
-    problem: Problem, method: Method, state: State, data, keys: "RoundKeys"
+    problem: Problem, method: Method, state: State, data: FederatedData, keys: "RoundKeys"
 ) -> tuple[State, Sent, Metrics]:
     """The stages of a round up to the clients: select, server before, broadcast, personal.
 
@@ -117,7 +123,7 @@ def before_clients(
     return state, Sent(draw, broadcast, personal), metrics
 
 
-def received_rows(config: Any, data, result: CohortResult, accepted: jax.Array) -> Received:
+def received_rows(config: Any, data: FederatedData, result: CohortResult, accepted: jax.Array) -> Received:
     """A cohort's uploads, and whose they are. Those that are not accepted are there, but do not count.
 
     Args:
@@ -140,7 +146,7 @@ def aggregate_uploads(
     problem: Problem,
     method: Method,
     state: State,
-    data,
+    data: FederatedData,
     sent: Sent,
     result: CohortResult,
     received: Received,
@@ -193,7 +199,7 @@ def aggregate_uploads(
     return state, metrics, usable
 
 
-def measure_model(problem: Problem, model: Model, data, hidden_labels: jax.Array) -> Metrics:
+def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:
     """How good a model is on the validation images, or without any on the test set, by `config.eval_measures`."""
     name, images, labels = measured_images(data, hidden_labels)
     more = _measures(problem, data, hidden_labels), _measures_of_features(problem, model, data)
@@ -204,7 +210,7 @@ def measure_model(problem: Problem, model: Model, data, hidden_labels: jax.Array
     return {**measured, "attack_success": jnp.mean(jnp.argmax(logits, axis=1) == problem.config.attack.to_class)}
 
 
-def _measures(problem: Problem, data, hidden_labels) -> Callable:
+def _measures(problem: Problem, data: FederatedData, hidden_labels: jax.Array) -> Measure:
     """What `config.eval_measures` adds to accuracy and loss, for `evaluate`; and what an attack on a class reached."""
     attack = problem.config.attack
     names, shots = problem.config.eval_measures, problem.config.eval_shots
@@ -221,7 +227,7 @@ def _measures(problem: Problem, data, hidden_labels) -> Callable:
     return measured
 
 
-def _measures_of_features(problem: Problem, model: Model, data) -> Callable | None:
+def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -> Measure | None:
     """What it adds of features, which are compared with those of the server's labelled images; None: nothing."""
     config, rows = problem.config, data.anchor_index
     if "knn" not in config.eval_measures:
@@ -249,17 +255,17 @@ class RoundKeys(NamedTuple):
     statistics: jax.Array
 
 
-def uniform(clients_per_round: int) -> Callable[..., Draw]:
+def uniform(clients_per_round: int) -> Select:
     """The `select` of FedAvg: so many of all clients, uniformly, without replacement."""
 
-    def select(state, data, key) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
         del state
         return Draw(jax.random.choice(key, len(data.client_size), (clients_per_round,), replace=False))
 
     return select
 
 
-def selection(problem: Problem, method: Method) -> Callable[..., Draw]:
+def selection(problem: Problem, method: Method) -> Select:
     """The method's own `select`, or FedAvg's, or the one of `privacy.cohorts`."""
     config = problem.config
     if config.privacy.noise and config.privacy.cohorts == "poisson":
@@ -267,11 +273,11 @@ def selection(problem: Problem, method: Method) -> Callable[..., Draw]:
     return method.select or uniform(config.clients_per_round)
 
 
-def num_jobs(problem: Problem, method: Method, state: State, data) -> int:
+def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
     """Jobs that can train side by side: the rows of a `Draw`, or of one of its turns; from shapes alone."""
     turns = []
 
-    def draw_clients(state, data):
+    def draw_clients(state: State, data: FederatedData):
         draw = selection(problem, method)(state, data, jax.random.key(0))
         turns.append(draw.turns)
         return draw.clients
@@ -295,12 +301,12 @@ class Exchange(NamedTuple):
     upload: Any
 
 
-def trace_exchange(problem: Problem, method: Method, state: State, data) -> Exchange:
+def trace_exchange(problem: Problem, method: Method, state: State, data: FederatedData) -> Exchange:
     """The messages of a round, from shapes alone; nothing is computed."""
 
     turns = []
 
-    def exchange(state, data):
+    def exchange(state: State, data: FederatedData):
         draw, broadcast, cohort = one_job(problem, method, state, data)
         turns.append(draw.turns)
         upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0).upload
@@ -311,7 +317,7 @@ def trace_exchange(problem: Problem, method: Method, state: State, data) -> Exch
     return Exchange(draw._replace(turns=turns[0]), *messages)
 
 
-def one_job(problem: Problem, method: Method, state: State, data) -> tuple[Draw, Any, Cohort]:
+def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Draw, Any, Cohort]:
     """The draw of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
     key, client = jax.random.key(0), jnp.zeros((1,), jnp.int32)
     draw = selection(problem, method)(state, data, key)
@@ -337,12 +343,12 @@ def init_key(seed: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), 0)
 
 
-def _sizes(data, result: CohortResult) -> jax.Array:
+def _sizes(data: FederatedData, result: CohortResult) -> jax.Array:
     """Examples of each row's client, 0 for padding."""
     return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
-def _of_those_who_answer(config: Any, data, result: CohortResult):
+def _of_those_who_answer(config: Any, data: FederatedData, result: CohortResult) -> FederatedData:
     """The federation, in which clients that do not answer in this round have no images, for the exchange of statistics.
 
     A client with several jobs answers if one of them is done.
@@ -356,7 +362,7 @@ def _of_those_who_answer(config: Any, data, result: CohortResult):
 
 def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -> Metrics:
     """The cohort's mean of each metric over the accepted uploads that had a step; NaN without one."""
-    means = {}
+    means: Metrics = {}
     for metrics, had_a_step in phases:
         counted = accepted & had_a_step
         count = jnp.sum(counted)

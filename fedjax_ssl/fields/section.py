@@ -13,11 +13,12 @@ its default's kind. Numbers are finite, and fit the 32 bits in which they are co
 import dataclasses
 import math
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference, config_dict
 
-from fedjax_ssl.errors import UserError, known_are
+from fedjax_ssl.errors import UserError, known_are, nearest
 
 MOST_SEED = 2**32 - 1  # uint32, as a random key takes it
 _MOST = {int: 2**31 - 1, float: 3.4e38}  # int32, float32
@@ -35,6 +36,7 @@ class Range:
         optional: whether it may be None.
         least, above, most, below: a number's ends; None where it has none but those of 32 bits.
         choices: of a text; () for any text.
+        code: whether the import path of a user's code may stand in the place of a choice.
         each: what a tuple's entries may be; None for anything.
         distinct: whether they must differ.
     """
@@ -48,13 +50,14 @@ class Range:
     choices: tuple[str, ...] = ()
     each: "Range | None" = None
     distinct: bool = False
+    code: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raises a UserError, one line that begins with the field's name, unless the field may have this value."""
         if self.optional and value is None:
             return
         if self.choices:
-            if value not in self.choices:
+            if value not in self.choices and not (self.code and ":" in str(value)):
                 raise UserError(f"{name} is {value!r}{known_are(value, self.choices)}")
         elif not self._is_of_kind(value):
             raise UserError(f"{name} must be {_KINDS[self.kind]}, not {value!r}")
@@ -66,7 +69,7 @@ class Range:
     def words(self) -> str:
         """The range in words, as in 'whole, at least 1'."""
         if self.choices:
-            return ", ".join(map(repr, self.choices))
+            return ", ".join([*map(repr, self.choices), *["or FILE.py:NAME"] * self.code])
         ends = self._ends()
         if self.each is not None:
             of = f" of {', '.join(self.each.choices)}" if self.each.choices else f", each {self.each._ends()}"
@@ -143,9 +146,9 @@ def share(default: float) -> Declared:
     return real(default, least=0, most=1)
 
 
-def word(default: str, *others: str) -> Declared:
-    """One of some words, of which the default may be named twice."""
-    return Declared(default, Range(str, choices=tuple(dict.fromkeys((default, *others)))))
+def word(default: str, *others: str, code: bool = False) -> Declared:
+    """One of some words, of which the default may be named twice; or with `code` a user's code, by its import path."""
+    return Declared(default, Range(str, choices=tuple(dict.fromkeys((default, *others))), code=code))
 
 
 def several(default: tuple, each: Declared, *, distinct: bool = False) -> Declared:
@@ -193,6 +196,23 @@ class Section:
         section = Section()
         for name in fields:
             setattr(section, name, fields.get_ref(name) if fields[name] is None else fields[name])
+        return section
+
+    def changed(self, defaults: Mapping[str, Any]) -> "Section":
+        """Another section, with other defaults within the fields' ranges, and with the new fields that are declared.
+
+        Raises:
+            UserError: a default is out of its field's range, or of no field.
+        """
+        section = Section()
+        section._fields.update(self._fields)
+        for name, value in defaults.items():
+            if not isinstance(value, Declared):
+                if not isinstance(self._fields.get(name), Declared):
+                    hint = nearest(name, self._fields)
+                    raise UserError(f"{name} is no field{hint}; a new one is declared, as in whole(2, least=1)")
+                value = Declared(value, self._fields[name].range)
+            setattr(section, name, value)
         return section
 
     def config(self) -> ConfigDict:

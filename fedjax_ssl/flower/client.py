@@ -234,7 +234,7 @@ def _remembered(node: Node, state: Any, client: int, counted: int, like: Any) ->
 def _figures(result: CohortResult, size: int) -> dict[str, int | float]:
     """What a job tells besides its upload, as `answers.read_reply` reads it."""
     qualified = size if result.report is None else int(np.sum(result.report.qualified))
-    figures = {
+    figures: dict[str, int | float] = {
         "num-examples": size,
         "num-qualified": qualified,
         "num-steps": int(result.num_steps),

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -83,8 +83,8 @@ class Roster:
         new = sorted(connected - self._asked)
         self._asked.update(new)
         if new:
-            hello = [self._message(node, {"facts": self._facts}, "query.hello", 0) for node in new]
-            sent = zip(self._grid.push_messages(hello), new)
+            hellos = [self._message(node, {"facts": self._facts}, "query.hello", 0) for node in new]
+            sent = zip(self._grid.push_messages(hellos), new)
             self._awaited.update({message: node for message, node in sent if message})
         for answer in self._grid.pull_messages(list(self._awaited)) if self._awaited else []:
             node = self._awaited.pop(answer.metadata.reply_to_message_id)
@@ -117,12 +117,12 @@ class Roster:
             self._classes_at[node] = hello.classes
         say(f"clients {', '.join(map(str, hello.clients))} are at node {node}")
 
-    def labels(self) -> np.ndarray | None:
+    def labels(self) -> Any:
         """How many labels of each class all clients have, float32 [C]; None if they were not asked."""
         told = [self._classes_at[node] for node in set(self._node_of.values()) if node in self._classes_at]
         return np.sum(told, axis=0).astype(np.float32) if told else None
 
-    def nodes_of(self, clients: Sequence[int]) -> dict[int, list[int]]:
+    def nodes_of(self, clients: Iterable[int]) -> dict[int, list[int]]:
         """The nodes of some clients, each with the places among `clients` that are its own."""
         found: dict[int, list[int]] = {}
         for place, client in enumerate(clients):

@@ -1,7 +1,7 @@
 """The ServerApp: the stages of a round at the server, with Flower's nodes for clients."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -158,7 +158,7 @@ class Server:
         """The clients' part of a round: turn after turn, a message to each node that has a job in it."""
         draw, turns = sent.draw, int(sent.draw.turns)
         rows = np.arange(len(draw.clients)).reshape(turns, -1)
-        group = np.repeat(np.arange(turns), len(rows[0])) if turns > 1 and draw.group is None else draw.group
+        group: Any = np.repeat(np.arange(turns), len(rows[0])) if turns > 1 and draw.group is None else draw.group
         broadcast = to_record(sent.broadcast)
         replies, accepted = [], []
         for of_turn in rows:
@@ -171,11 +171,9 @@ class Server:
             accepted.append(np.asarray(self._screen(result, sent.broadcast, longest)))
             self._counted[draw.clients[of_turn][accepted[-1]]] = self._turns
             replies += told
-        result, accepted = self._stack(replies, draw.clients, group), np.concatenate(accepted)
-        figure = lambda name: np.array([int(one.figures.get(name, 0)) for one in replies], np.int32)  # noqa: E731
-        received = Received(
-            result.upload, accepted, draw.clients, group, figure("num-examples"), figure("num-qualified")
-        )
+        result, all_accepted = self._stack(replies, draw.clients, group), _on_host(np.concatenate(accepted))
+        counts = _figures(replies, "num-examples"), _figures(replies, "num-qualified")
+        received = Received(result.upload, all_accepted, draw.clients, group, *counts)
         return result, received
 
     def _ask(self, of_turn, clients, group, broadcast, sent: Sent, number: int) -> list[Reply]:
@@ -225,7 +223,7 @@ class Server:
         down = jax.vmap(lambda one: self._wire_bytes.down(sent.broadcast, one), axis_size=len(rows))(personal)
         return np.asarray(down) > 0
 
-    def _gather(self, state: State, cohort: np.ndarray, number: int) -> tuple[State, Sums | None]:
+    def _gather(self, state: State, cohort: Any, number: int) -> tuple[State, Sums | None]:
         """The exchange of normalisation statistics: what clients told, None where the policy asks none.
 
         Of several passes it is the last one's, and the state has the statistics of those before.
@@ -281,33 +279,39 @@ class Server:
         self._down += sum(map(array_bytes, contents.values()))
         return self._roster.send(contents, kind, number + 1)
 
-    def _stack(self, replies: Iterable[Reply], clients: np.ndarray, group: np.ndarray | None) -> CohortResult:
+    def _stack(self, replies: Iterable[Reply], clients: Any, group: Any) -> CohortResult:
         """Replies as a cohort's result on one device; a row of which nothing came took no part."""
         replies, like = list(replies), self._result_like
         number = len(replies)
-        whole = lambda name: np.array([int(one.figures.get(name, 0)) for one in replies], np.int32)  # noqa: E731
         rows = [
             one.upload if one.upload is not None else jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), like.upload)
             for one in replies
         ]
         metrics = []
         for phase, (names, _) in enumerate(like.metrics):
-            of_phase = {
-                name: np.array([one.figures.get(f"metric-{phase}-{name}", 0) for one in replies], np.float32)
-                for name in names
-            }
-            metrics.append((of_phase, whole(f"stepped-{phase}") > 0))
+            of_phase = {name: _figures(replies, f"metric-{phase}-{name}", np.float32) for name in names}
+            metrics.append((of_phase, _figures(replies, f"stepped-{phase}") > 0))
         return CohortResult(
             upload=jax.tree.map(lambda leaf, *of_rows: np.stack(of_rows).astype(leaf.dtype), like.upload, *rows),
-            job=np.arange(number, dtype=np.int32),
+            job=_on_host(np.arange(number, dtype=np.int32)),
             clients=clients,
             group=group,
-            present=np.ones(number, bool),
-            took_part=np.array([one.upload is not None for one in replies]),
-            num_steps=whole("num-steps"),
+            present=_on_host(np.ones(number, bool)),
+            took_part=_on_host([one.upload is not None for one in replies]),
+            num_steps=_figures(replies, "num-steps"),
             report=None,
             metrics=tuple(metrics),
             labelled={},
             trained={},
-            lane_steps=np.int32(0),
+            lane_steps=_on_host(np.int32(0)),
         )
+
+
+def _on_host(values: Any, dtype: Any = None) -> Any:
+    """A NumPy array in the place of JAX's: the next compiled stage takes it to the device."""
+    return np.asarray(values, dtype)
+
+
+def _figures(replies: Sequence[Reply], name: str, dtype: Any = np.int32) -> Any:
+    """What each job told under a name, as such an array [R]; 0 from those that did not."""
+    return _on_host([one.figures.get(name, 0) for one in replies], dtype)

@@ -4,6 +4,7 @@ Nothing is listed by name. Every stage is traced, and the trace says which array
 takes more of the tables of images and labels than rows. That these rows are its own side's is not seen everywhere.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -63,7 +64,7 @@ def check_supported(experiment: Experiment) -> None:
     draw, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data
     )
-    result = jax.eval_shape(lambda *down: train_cohort(method.phases, *down, lanes=0), sent, data, cohort)
+    result = jax.eval_shape(functools.partial(train_cohort, method.phases, lanes=0), sent, data, cohort)
     received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(draw)))
     key = jax.random.key(0)
     gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
@@ -88,10 +89,11 @@ def check_supported(experiment: Experiment) -> None:
         result = train_cohort(method.phases, sent, data, cohort, 1)
         return result.upload, result.labelled, result.trained, result.num_steps
 
-    for what, arguments in {
+    clients: dict[str, tuple[Any, ...]] = {
         "work": (upload, sent, data, cohort),
         "first memory": (lambda _, data: method.init(data, key).clients, (), data),
-    }.items():
+    }
+    for what, arguments in clients.items():
         traced = trace(*arguments)
         found = reads(traced)
         for field in AT_SERVER:

@@ -118,7 +118,7 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
     shape, classes = tuple(facts["image_shape"]), facts["num_classes"]
     arrays = read_arrays(file, ("images",), optional=("labels",))
     images = arrays["images"]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.reshape(len(images), -1).size == 0:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
         raise UserError(f"{file}: images are {images.dtype} {list(images.shape)}; they must be uint8 [n, H, W, C]")
     images = images[..., np.newaxis] if images.ndim == 3 else images
     if images.shape[1:] != shape:

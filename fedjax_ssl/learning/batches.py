@@ -1,31 +1,32 @@
 """Large plain batches: running a function over many rows in chunks that fit a memory bound."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.devices import num_devices, on_each_device
+from fedjax_ssl.learning.devices import num_devices, on_each_device, platform
 
 # On a CPU what few rows bring forth stays in the caches; more are slower, and their memory is fresh in each round.
 ROWS_AT_ONCE = {"cpu": 64}
 MOST_ROWS = 500  # elsewhere
+Count = TypeVar("Count", int, jax.Array)
 
 
-def map_batches(function: Callable, rows: Any, batch_size: int | None) -> Any:
+def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | None) -> Any:
     """`function` over the leading axis of `rows`, at most `batch_size` rows at a time on each device.
 
     Args:
         function: a pytree with leaves [B, ...] to a pytree with leaves [B, ...], each row on its own.
         rows: leaves [n, ...]. Pass indices rather than images: each chunk then gathers its own.
-        batch_size: B at the most; None: what is fast on the backend.
+        batch_size: B at the most; None: what is fast on the platform.
 
     Returns:
         The function's result with leaves [n, ...].
     """
     count, devices = len(jax.tree.leaves(rows)[0]), num_devices()
-    batch_size = batch_size or ROWS_AT_ONCE.get(jax.default_backend(), MOST_ROWS)
+    batch_size = batch_size or ROWS_AT_ONCE.get(platform(), MOST_ROWS)
     num_chunks = -(-count // (batch_size * devices)) * devices
     chunk = -(-count // num_chunks)  # even chunks: the least padding
 
@@ -52,17 +53,17 @@ def epoch_orders(key: jax.Array, included: jax.Array, epochs: int) -> jax.Array:
     return jnp.argsort(jnp.where(included, draws, jnp.inf), axis=1)
 
 
-def draw_with_replacement(key: jax.Array, size: jax.Array, count: int) -> jax.Array:
+def draw_with_replacement(key: jax.Array, size: jax.Array | int, count: int) -> jax.Array:
     """`count` positions drawn from 0..size-1: int32 [count]."""
     return jnp.minimum(jnp.floor(jax.random.uniform(key, (count,)) * size).astype(jnp.int32), size - 1)
 
 
-def num_batches(count: jax.Array, batch_size: int) -> jax.Array:
+def num_batches(count: Count, batch_size: int) -> Count:
     """Batches of an epoch over `count` examples, a short last one included: the local steps of an epoch."""
     return -(-count // batch_size)
 
 
-def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """The places of batch number `batch` in a list of `count` entries.
 
     Returns:

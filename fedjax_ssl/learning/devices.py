@@ -1,12 +1,33 @@
-"""The devices that share a program's work: which they are, and how rows are split over them."""
+"""The devices that a program is for: of which platform, how many share its work, how rows are split over them."""
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
 AXIS = "lanes"  # of the device mesh
+_platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+
+
+def platform() -> str:
+    """'cpu', 'gpu' or 'tpu': what programs that are traced here will run on; JAX's default without `use_platform`."""
+    return _platform.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def use_platform(name: str) -> Iterator[None]:
+    """Code that is traced inside is for this platform, which need not be here.
+
+    As `jax.jit` does not trace a function again that it has traced for another platform, jit inside.
+    """
+    token = _platform.set(name)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
 
 
 def num_devices() -> int:

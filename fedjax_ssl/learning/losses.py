@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ssl.learning.trees import add_up
+
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None = None) -> jax.Array:
     """Mean cross-entropy over the examples that count: sum_b w_b H(y_b, p_b) / (number that count).
@@ -76,13 +78,13 @@ def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Arra
 def proximal_term(params: Any, reference: Any) -> jax.Array:
     """1/2 |w - w_t|^2 over all leaves, FedProx (Li et al., 2020, eq. 2) without its mu: float32 []."""
     squares = jax.tree.map(lambda leaf, other: jnp.sum(jnp.square(leaf - other)), params, reference)
-    return 0.5 * sum(jax.tree.leaves(squares))
+    return 0.5 * add_up(jax.tree.leaves(squares))
 
 
 def mean_square_distances(params: Any, reference: Any) -> jax.Array:
     """The sum over all leaves of mean((w - w')^2), so that each tensor weighs the same: float32 []."""
     means = jax.tree.map(lambda leaf, other: jnp.mean(jnp.square(leaf - other)), params, reference)
-    return sum(jax.tree.leaves(means))
+    return add_up(jax.tree.leaves(means))
 
 
 def unit_vectors(vectors: jax.Array) -> jax.Array:

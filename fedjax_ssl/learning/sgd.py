@@ -46,7 +46,7 @@ def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[st
 
 
 def step(
-    loss_fn: Callable, optimizer: optax.GradientTransformation, learner: Learner, parts: tuple[str, ...]
+    loss_fn: Callable[[Model], Any], optimizer: optax.GradientTransformation, learner: Learner, parts: tuple[str, ...]
 ) -> tuple[Learner, Any]:
     """One update of the named parts; the others take no gradient, no momentum and no weight decay.
 

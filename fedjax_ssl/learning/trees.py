@@ -1,6 +1,8 @@
 """Arithmetic of pytrees: norms, cosines, rows, bytes."""
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,13 +29,19 @@ def small_joined(leaves: Iterable[jax.Array], batch_ndim: int = 0) -> list[jax.A
         leaves: of equal first `batch_ndim` axes.
         batch_ndim: how many axes stay.
     """
-    joined, small = [], {}
+    joined: list[jax.Array] = []
+    small: dict[Any, list[jax.Array]] = {}
     for leaf in leaves:
         if math.prod(leaf.shape[batch_ndim:]) < SMALL:
             small.setdefault(leaf.dtype, []).append(leaf.reshape(*leaf.shape[:batch_ndim], -1))
         else:
             joined.append(leaf)
     return joined + [jnp.concatenate(group, axis=-1) for group in small.values()]
+
+
+def add_up(terms: Iterable[jax.Array]) -> jax.Array:
+    """The sum of arrays, of which there is at least one, in their order."""
+    return functools.reduce(operator.add, terms)
 
 
 def cosines(updates: Any, direction: Any) -> jax.Array:

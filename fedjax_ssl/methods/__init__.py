@@ -5,13 +5,15 @@
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import RECIPES, WORDS, Section, real, several, share, shared_fields, whole, word
 from fedjax_ssl.imports import import_own, is_own, one_line
-from fedjax_ssl.methods.entry import Entry, check_entry
+from fedjax_ssl.methods.entry import Entry, check_entry, named
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES
 
@@ -70,7 +72,8 @@ def find_method(name: str) -> Entry:
 
     Args:
         name: of the library's, of a registered one, or MODULE:NAME or FILE.py:NAME, where NAME is an `Entry`, or a
-            function from a Problem to a Method that needs nothing else.
+            function from a Problem to a Method that needs nothing else. NAME is the method's; of FILE.py:ENTRY, as the
+            library's own files call theirs, it is FILE.
 
     Raises:
         UserError: no method has this name.
@@ -86,8 +89,9 @@ def find_method(name: str) -> Entry:
 
 
 def section_of(name: str) -> str:
-    """The section of the configuration that belongs to a method: its name, without the file."""
-    return name.rpartition(":")[2]
+    """The section of the configuration that belongs to a method: its name, see `find_method`."""
+    place, _, section = name.rpartition(":")
+    return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and section == "ENTRY" else section
 
 
 def known_method(name: str) -> Entry | None:
@@ -101,8 +105,8 @@ def _import_method(name: str) -> Entry:
     _check_name(section, where, {"a registered method": registered()})
     if not callable(method) and not isinstance(method, Entry):
         raise UserError(f"method={name} is no function from a Problem to a Method, and no Entry with one")
-    entry = method if isinstance(method, Entry) else Entry(method)
     with one_line("method", name, "its Entry cannot be used", file):
+        entry = _under(section, method if isinstance(method, Entry) else Entry(method))
         check_entry(section, entry, where)
 
     def factory(problem: Problem) -> Method:
@@ -133,20 +137,29 @@ def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -
     """
     if name not in METHODS or name in NAMES:
         _check_name(name)
-    new = factory if isinstance(factory, Entry) else Entry(factory, **entry)
+    new = _under(name, factory if isinstance(factory, Entry) else Entry(factory, **entry))
     check_entry(name, new)
     METHODS[name] = new
+
+
+def _under(name: str, entry: Entry) -> Entry:
+    """The entry of a user's method, which may know its section by the name of the method that it is a version of."""
+    if entry.defaults is None:
+        return entry
+    is_version = entry.known_as != name and (entry.reads or entry.known_as in METHODS)
+    return named(name, entry) if is_version else dataclasses.replace(entry, reads=name)
 
 
 def _check_name(name: str, where: str = "", taken: Mapping[str, Collection[str]] = {}) -> None:
     if not name.isidentifier():
         raise UserError(f"{where}a method's name must be a Python name, for it names a section of fields, not {name!r}")
-    for meaning, names in {
+    meanings: dict[str, Any] = {  # to what has names in it
         "a method of the library": NAMES,
         "a field of the configuration": shared_fields(),
         "an argument of configs": {**WORDS, **RECIPES, **BACKBONES},
         **taken,
-    }.items():
+    }
+    for meaning, names in meanings.items():
         if name in names:
             raise UserError(f"{where}{name} is {meaning} already; give the method another name")
 

@@ -5,10 +5,10 @@ With `data.centralised` the same code is the centralised fully supervised bound 
 """
 
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 
-VARIANTS = {"no_pretraining": {"server.pretrain_epochs": 0}}
+VARIANTS: Variants = {"no_pretraining": {"server.pretrain_epochs": 0}}
 
 
 def anchors_only(problem: Problem) -> Method:

@@ -1,6 +1,7 @@
 """What the library knows about a method besides its code: one entry, in the method's file."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from fedjax_ssl.data.labels import LABELS as LABELS_AT
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, shared_fields
+
+Variants = Mapping[str, Mapping[str, Any]]  # name -> fields in which a variant differs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Entry:
         advice: function of the configuration: a warning before the first round, what may go wrong with these settings
             and what helps; '' for none.
         tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
+        reads: the name under which the method's code, `fields`, `variants` and `tiny` know its section; '': that of the
+            factory. It matters where a user's file gives a method of the library another name, see `named`.
     """
 
     factory: Callable[[Problem], Method]
@@ -46,7 +51,7 @@ class Entry:
     settings: tuple[str, ...] = ("server",)
     defaults: Callable[[], Section | ConfigDict] | None = None
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    variants: Variants = dataclasses.field(default_factory=dict)
     heads: Mapping[str, Callable[[ConfigDict], Callable | None]] = dataclasses.field(default_factory=dict)
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Callable]]] = dataclasses.field(default_factory=dict)
@@ -56,6 +61,31 @@ class Entry:
     unlabelled: bool = True
     advice: Callable[[ConfigDict], str] = lambda config: ""
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    reads: str = ""
+
+    def derived(
+        self, factory: Callable[[Problem], Method] | None = None, *, defaults: Mapping[str, Any] = {}, **changes: Any
+    ) -> "Entry":
+        """A changed version of this method, for a user's file. It has the section of this one, under its own name.
+
+        Args:
+            factory: problem -> Method, which may call this entry's and replace stages of the result; None: this one's.
+            defaults: other values of fields of the section; a new field is declared, as in `real(0.5, above=0)`.
+            changes: other attributes; `fields` and `variants` are added to this entry's, the rest replaces it.
+
+        Raises:
+            UserError: when its section is made: a default is out of the field's range, or of no field.
+        """
+        for added in {"fields", "variants"} & set(changes):
+            changes[added] = {**getattr(self, added), **changes[added]}
+        if defaults:
+            changes["defaults"] = lambda: Section.of(self.defaults() if self.defaults else Section()).changed(defaults)
+        return dataclasses.replace(self, factory=factory or self.factory, reads=self.known_as, **changes)
+
+    @property
+    def known_as(self) -> str:
+        """The name of its section in its code."""
+        return self.reads or getattr(self.factory, "__name__", "")
 
     def section(self) -> Section | None:
         """The fields of its section, with their ranges."""
@@ -64,6 +94,38 @@ class Entry:
     def heads_of(self, config: ConfigDict) -> dict[str, Callable[[ConfigDict], Callable | None]]:
         """The heads that a run's model has besides the classifier."""
         return {name: make for name, make in self.heads.items() if self.heads_if.get(name, lambda _: True)(config)}
+
+
+def named(name: str, entry: Entry) -> Entry:
+    """The entry under another name: its section is `config.{name}`, which its code finds as `config.{entry.known_as}`.
+
+    So a changed copy of a method, or what `Entry.derived` gives, has fields of its own and leaves the library's alone.
+    """
+    known = entry.known_as
+
+    def seen(config: ConfigDict) -> ConfigDict:
+        config = config.copy_and_resolve_references()
+        with config.unlocked():
+            config[known] = config[name]
+        return config
+
+    def of_seen(functions: Mapping[str, Callable]) -> dict[str, Callable]:
+        return {key: lambda config, function=function: function(seen(config)) for key, function in functions.items()}
+
+    def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {re.sub(rf"^{re.escape(known)}\.", f"{name}.", field): value for field, value in fields.items()}
+
+    return dataclasses.replace(
+        entry,
+        factory=lambda problem: entry.factory(problem._replace(config=seen(problem.config))),
+        fields=renamed(entry.fields),
+        variants={variant: renamed(fields) for variant, fields in entry.variants.items()},
+        heads_if=of_seen(entry.heads_if),
+        companions=of_seen(entry.companions),
+        advice=lambda config: entry.advice(seen(config)),
+        tiny=renamed(entry.tiny),
+        reads=name,
+    )
 
 
 def check_entry(name: str, entry: Entry, where: str = "") -> None:

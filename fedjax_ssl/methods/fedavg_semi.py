@@ -19,11 +19,11 @@ import jax.numpy as jnp
 from fedjax_ssl.client import ACCEPTED, STANDARD
 from fedjax_ssl.engine import Method, Problem, Received
 from fedjax_ssl.fields import Section, share, word
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 
 FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "trainer.threshold": 0.9}
-VARIANTS = {
+VARIANTS: Variants = {
     "uniform": {"fedavg_semi.unlabelled_weights": "uniform"},
     "by_size": {"fedavg_semi.unlabelled_weights": "size"},
     "together": {"fedavg_semi.apart": False},  # FedAvg in SemiAnAgg's ablation

@@ -26,16 +26,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, Work, global_model, local_sgd, own_optimizers
-from fedjax_ssl.engine import CLASSIFIER, Jobs, Method, Phase, Problem, State
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Method, Metrics, Phase, Previous, Problem, State
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence, negative_cosine
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import moving_average, repeated, row, select, where_rows
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Projector, heads_drawn
 from fedjax_ssl.server import CLASSIFICATION, train_on_anchors
+from fedjax_ssl.server.training import AnchorLoss, AnchorLossResult
 
 # The projector, an entry of a client's memory and a part of the model that it trains; its target, and whether it has
 # one; and the server's second network.
@@ -64,7 +66,7 @@ _OPTIMISERS = {
     "server.clip_norm": 0.0,
     "server.persistent": False,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of the public code, IID
         **_OPTIMISERS,
         "num_rounds": 200,
@@ -109,7 +111,7 @@ def fedcon(problem: Problem) -> Method:
     config, network, options = problem.config, problem.network, problem.config.fedcon
     frame = alternating(problem, (local_training(problem),), parts=SENT)
 
-    def init(data, key) -> State:
+    def init(data: FederatedData, key: jax.Array) -> State:
         state = frame.init(data, key)
         features = jax.eval_shape(lambda images: network.predict(state.model, images).features, data.inputs[:1])
         keys = jax.random.split(jax.random.fold_in(key, 1), config.num_clients)
@@ -124,14 +126,14 @@ def fedcon(problem: Problem) -> Method:
             clients={**clients, **own_optimizers(problem, trained, TRAINED)},
         )
 
-    def broadcast(state: State, data, key):
+    def broadcast(state: State, data: FederatedData, key: jax.Array):
         received = global_model(problem, state)
         if options.client_schedule == "shared":
             return received
         rate = warmed_up(config.client.learning_rate, state.round, options.warm_up_rounds, config.num_rounds)
         return received._replace(learning_rate=rate)
 
-    def server_after(state: State, data, key):
+    def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         """The epochs of L_server; the student is a part of the model in the meantime, which no gradient reaches."""
         number = state.round + 1  # the first is the pre-training's
         student = state.server.get(STUDENT, select(state.model.params, CLASSIFIER))
@@ -159,7 +161,7 @@ def fedcon(problem: Problem) -> Method:
 # --- The server. -----------------------------------------------------------------------------------------------------
 
 
-def two_view_loss(problem: Problem, data, number: jax.Array):
+def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> AnchorLoss:
     """L_server = (CE(y, z1) + CE(y, z2)) / 2 + w(t) (KL(s2, z1) + KL(s1, z2)) / 2 in the server's training t.
 
     z are the network's predictions of two weak views, s the student's; w(t) = exp(-5 (1 - min(t, R) / R)^2).
@@ -167,7 +169,7 @@ def two_view_loss(problem: Problem, data, number: jax.Array):
     network, options = problem.network, problem.config.fedcon
     ramp = jnp.exp(-5 * (1 - jnp.minimum(number / max(options.ramp_rounds, 1), 1.0)) ** 2)
 
-    def loss_fn(model, rows, labels, mask, key):
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> AnchorLossResult:
         images = data.inputs[rows]
         views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(key))
         (one, two), batch_stats = network.train(model, views, mask)
@@ -208,7 +210,7 @@ def local_training(problem: Problem) -> Phase:
     """L_client = D(h(g(x1)), g_t(x2)) / 2 + D(h(g(x2)), g_t(x1)) / 2 of two weak views, D the negative cosine."""
     network, config, options = problem.network, problem.config.client, problem.config.fedcon
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         """At its first visit a client's target is the backbone that it receives."""
         del previous
         examples, seen = Examples.of(data, cohort), cohort.own[SEEN]
@@ -216,7 +218,7 @@ def local_training(problem: Problem) -> Phase:
         target = where_rows(seen, cohort.own[TARGET], received.model.params["backbone"])
         return Jobs(deck.num_steps(config.batch_size), Work(deck), own={TARGET: target, SEEN: jnp.ones_like(seen)})
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images = batch.inputs
         views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(at.key))
         (of_one, of_two), _ = network.train(at.received.model.with_parts(backbone=at.own[TARGET]), views, batch.mask)
@@ -233,7 +235,7 @@ def local_training(problem: Problem) -> Phase:
         target = moving_average(own[TARGET], model.params["backbone"], options.target_decay)
         return {TARGET: target, PROJECTOR: model.params[PROJECTOR]}
 
-    def begin(received, work, own) -> Model:
+    def begin(received: Broadcast, work, own) -> Model:
         del work
         return received.model.with_parts(**{PROJECTOR: own[PROJECTOR]})
 
@@ -243,7 +245,7 @@ def local_training(problem: Problem) -> Phase:
 def project(problem: Problem, params: Any, views: list[jax.Array], mask: jax.Array) -> list[jax.Array]:
     """The projections of some views' features [B, F], each view with its own batch statistics: [B, F] each."""
     stacked, masks = jnp.concatenate(views), jnp.tile(mask, len(views))
-    projected = projector_of(problem).apply({"params": params}, stacked, True, masks, len(views))
+    projected: Any = projector_of(problem).apply({"params": params}, stacked, True, masks, len(views))
     return jnp.split(projected, len(views))
 
 

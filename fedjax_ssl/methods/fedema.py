@@ -18,16 +18,18 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedjax_ssl.client import byol
-from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import Broadcast, Method, Problem
 from fedjax_ssl.fields import Section, real, share, word
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import moving_average, repeated, select
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedu import EXPERIMENT, FIELDS
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
 
 ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 is none yet
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": EXPERIMENT,
     "code": {"fedema.alias_first_target": True},
     "constant": {"fedema.scale": 1.0},
@@ -58,20 +60,20 @@ def fedema(problem: Problem) -> Method:
             return jnp.float32(options.scale)
         return jnp.where(scale > 0, scale, options.tau / jnp.maximum(distance, jnp.finfo(jnp.float32).tiny))
 
-    def measured(received, own):
+    def measured(received: Broadcast, own):
         """lambda_k and d_k at the beginning of a visit."""
         if of_training:
             return own[SCALE], own[DIVERGENCE]
         distance = byol.divergence(own[ONLINE]["backbone"], received.model.params["backbone"])
         return autoscaled(own[SCALE], distance), distance
 
-    def begin(received, own):
+    def begin(received: Broadcast, own):
         scale, distance = measured(received, own)
         mu = jnp.minimum(1.0, scale * distance)
         online = moving_average(own[ONLINE], select(received.model.params, byol.ONLINE), mu)
         return received.model.with_parts(**online)
 
-    def leave(received, own, before, after):
+    def leave(received: Broadcast, own, before, after):
         scale, distance = measured(received, own)
         has_trained = own[byol.LAST_ROUND] >= 0
         if of_training:
@@ -82,13 +84,14 @@ def fedema(problem: Problem) -> Method:
         memory = {ONLINE: select(after.params, byol.ONLINE), DIVERGENCE: distance, SCALE: scale}
         return memory, {"divergence": distance}
 
-    def is_new(received, own):
+    def is_new(received: Broadcast, own):
         is_first = own[byol.LAST_ROUND] < 0
         return is_first | (own[byol.LAST_ROUND] != received.extra - 1) if options.selective else is_first
 
-    def own(data, model) -> dict[str, Any]:
+    def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {ONLINE: select(model.params, byol.ONLINE), DIVERGENCE: jnp.zeros(()), SCALE: jnp.zeros(())}
-        return {**byol.own_targets(problem, model), **repeated(memory, problem.config.num_clients)}
+        number = problem.config.num_clients
+        return {**byol.own_targets(number, model), **repeated(memory, number)}
 
     phase = byol.byol_phase(
         problem,

@@ -17,10 +17,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedjax_ssl.client import byol
-from fedjax_ssl.engine import Method, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import Broadcast, Method, Problem
 from fedjax_ssl.fields import Section, real, share, word
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated, where
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
 
@@ -52,7 +54,7 @@ EXPERIMENT = {  # on CIFAR-10, of FedU's paper and FedEMA's
     "client.learning_rate": 0.032,
     "client.clip_norm": 0.0,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": EXPERIMENT,
     "code": {"fedu.alias_first_target": True},
     "both": {"fedu.update_encoder": "both"},
@@ -73,18 +75,19 @@ def fedu(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
     options = problem.config.fedu
 
-    def begin(received, own):
+    def begin(received: Broadcast, own):
         is_near = own[DIVERGENCE] < options.threshold
         predictor = where(is_near, received.model.params[byol.PREDICTOR], own[byol.PREDICTOR])
         return received.model.with_parts(**{byol.PREDICTOR: predictor})
 
-    def leave(received, own, before, after):
+    def leave(received: Broadcast, own, before, after):
         moved = byol.divergence(before.params["backbone"], after.params["backbone"])
         return {byol.PREDICTOR: after.params[byol.PREDICTOR], DIVERGENCE: moved}, {"divergence": moved}
 
-    def own(data, model) -> dict[str, Any]:
+    def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {byol.PREDICTOR: model.params[byol.PREDICTOR], DIVERGENCE: jnp.zeros(())}
-        return {**byol.own_targets(problem, model), **repeated(memory, problem.config.num_clients)}
+        number = problem.config.num_clients
+        return {**byol.own_targets(number, model), **repeated(memory, number)}
 
     phase = byol.byol_phase(
         problem,

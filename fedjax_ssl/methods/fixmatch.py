@@ -2,6 +2,7 @@
 
 Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020 (arXiv
 2001.07685), as the baseline of SemiFL (its Table 4), FedAnchor (Tables 1 and 2) and FedLabel (Table 1). What differs
+from fedjax_ssl.learning.sgd import Model
 from FedAvg:
   1. the pseudo-label of an image is made in the same step that trains on it, by the client's current model (or by the
      received one: `consistency.labels_from`);
@@ -18,11 +19,12 @@ from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, share, word
 from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.methods.entry import LABELS_AT, Entry
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
-VARIANTS = {
+VARIANTS: Variants = {
     "parallel": {"fixmatch.server": "parallel"},  # SemiFL's Table 4
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+FixMatch; no paper gives mu
     "lpl": {"consistency.labels_from": "local"},  # SAGE's FixMatch-LPL, labels of the client's current model
@@ -49,10 +51,12 @@ def fixmatch(problem: Problem) -> Method:
     options, data = problem.config.fixmatch, problem.config.data
     confidence = make_confidence(problem, options.threshold)
 
-    def label(batch: TwoBatches, at: At):  # eq. 4: hard labels of the weak views, 1 for a confident one
+    def label(batch: TwoBatches, at: At):
+        """Eq. 4: hard labels of the weak views, with a weight of 1 where they are confident, else 0."""
         return weighed(confidence, at, jax.nn.softmax(by_one_model(problem, batch.unlabelled)))
 
-    def loss(model, batch: TwoBatches, at: At, labels, weights) -> Loss:  # eq. 4, the mean over all of the batch
+    def loss(model: Model, batch: TwoBatches, at: At, labels: jax.Array, weights: jax.Array) -> Loss:
+        """Eq. 4: cross-entropy of the strong views, the mean over all of the batch."""
         images = batch.unlabelled
         return unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, images.mask, weights))
 

@@ -34,16 +34,18 @@ from fedjax_ssl.client import (
     make_confidence,
     own_confidence,
 )
-from fedjax_ssl.engine import Jobs, Method, Phase, Problem, Received
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem, Received, State
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, soft_label_loss
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import norm
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import Flow, Link, fedavg
 
 FIELDS = {"confidence.kind": "sat"}  # CAT; another rule may be named in its place
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on CIFAR-10, to be named behind the recipe `strong`
         "num_rounds": 800,
         "data.partition": "dirichlet_clients",
@@ -124,7 +126,7 @@ def fl2(problem: Problem) -> Method:
     )
 
 
-def weigh_by_status(flow: Flow, current, state, data, received: Received, key) -> Flow:
+def weigh_by_status(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
     """LSAA: beta_k is the share of 1 - tau_k; if all clients are certain their weights are equal."""
     del current, state, data, key
     room = jnp.where(received.accepted, jnp.maximum(1 - received.uploads.metadata[STATUS], 0.0), 0.0)
@@ -136,7 +138,7 @@ def local_training(problem: Problem) -> Phase:
     network, config, options = problem.network, problem.config.client, problem.config.fl2
     confidence = make_confidence(problem, options.threshold, options.strictly, hard=True)
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         """CAT: tau_k is the client's mean confidence, tau_k(c) by how often c is predicted."""
         del previous
         label_keys, shuffle_keys = jax.vmap(jax.random.split, out_axes=1)(cohort.keys())
@@ -158,7 +160,7 @@ def local_training(problem: Problem) -> Phase:
         )
         return Jobs(work.deck.num_steps(config.batch_size), work, made.report, made.own)
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         strong_key, weak_key = jax.random.split(at.key)
         images, labels = batch.inputs, at.work.labels[batch.positions]
         strong = problem.strong(strong_key, images)  # one draw for all passes

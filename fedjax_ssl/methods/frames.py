@@ -6,6 +6,7 @@ Replace a stage with `alternating(...)._replace(...)`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,11 @@ from fedjax_ssl.client import (
     self_training,
     trained_parts_of,
 )
+from fedjax_ssl.client.local_sgd import Adapt
+from fedjax_ssl.client.self_training import Tell
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Phase, Problem, Received, State
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server import (
     CLASSIFICATION,
     Aggregation,
@@ -34,11 +39,14 @@ from fedjax_ssl.server import (
     with_probe,
 )
 
+# (data, model) -> a method's entries of the clients' memory, leaves [K, ...].
+Own = Callable[[FederatedData, Model], dict[str, Any]]
+
 
 def alternating(
     problem: Problem,
     phases: tuple[Phase, ...],
-    own: Callable | None = None,
+    own: Own | None = None,
     *,
     parts: tuple[str, ...] = CLASSIFIER,
     aggregation: Aggregation | None = None,
@@ -51,7 +59,7 @@ def alternating(
         problem: the run. `server.epochs = 0` skips the server's training, `server.pretrain_epochs = 0` the
             pre-training.
         phases: what a client does with the global model (`Broadcast`); () if no client takes part.
-        own: (data, model) -> the method's entries of the clients' memory, leaves [K, ...].
+        own: the method's entries of the clients' memory.
         parts: of the model that clients train and upload.
         aggregation: of these parts; None: `config.aggregation`'s chain.
 
@@ -60,7 +68,7 @@ def alternating(
     """
     config, aggregation = problem.config, aggregation or fedavg(problem, parts=parts)
 
-    def init(data, key):
+    def init(data: FederatedData, key: jax.Array) -> State:
         state = pretrained_classifier(problem, data, key)
         model = state.model
         optimizers = own_optimizers(problem, model, parts) if phases else {}
@@ -87,25 +95,25 @@ def alternating(
 def self_supervised(
     problem: Problem,
     phases: tuple[Phase, ...],
-    own: Callable | None = None,
+    own: Own | None = None,
     *,
     parts: tuple[str, ...],
     aggregation: Aggregation | None = None,
-    adapt: Callable | None = None,
+    adapt: Adapt | None = None,
 ) -> Method:
     """Clients train without labels and the server averages; its labels serve to fit a classifier alone, `config.probe`.
 
     Args:
         problem: the run.
         phases: what a client does with the broadcast, whose `extra` is the number of the round, int32 [].
-        own: (data, model) -> the method's entries of the clients' memory, leaves [K, ...].
+        own: the method's entries of the clients' memory.
         parts: of the model that clients train and upload; not the classifier.
         aggregation: of these parts; None: `config.aggregation`'s chain.
         adapt: of the phase's optimiser, see `local_sgd`.
     """
     aggregation = aggregation or fedavg(problem, parts=parts)
 
-    def init(data, key):
+    def init(data: FederatedData, key: jax.Array) -> State:
         model = problem.network.init(key)
         memory = {**own_optimizers(problem, model, parts, adapt=adapt), **(own(data, model) if own else {})}
         return State(jnp.int32(0), model, aggregation.init(model.params), memory)
@@ -128,8 +136,8 @@ def trained_by_role(
     unlabelled: Callable[[Received], jax.Array] | None,
     share: float,
     *,
-    tell: Callable | None = None,
-    own: Callable | None = None,
+    tell: Tell | None = None,
+    own: Own | None = None,
 ) -> Method:
     """FedAvg of clients with labels and clients without, whose local training is `config.trainer`.
 
@@ -152,7 +160,7 @@ def trained_by_role(
     problem = with_given_heads(problem, trained_parts_of(problem))
     config, parts = problem.config, trained_parts_of(problem)
 
-    def memory(data, model):
+    def memory(data: FederatedData, model: Model) -> dict[str, Any]:
         return {**own_trainer(problem, data), **(own(data, model) if own else {})}
 
     weighted_by = None if unlabelled is None else by_role(labelled_images, unlabelled, share)
@@ -161,7 +169,7 @@ def trained_by_role(
     if not needs_prior(problem):
         return method
 
-    def init(data, key):
+    def init(data: FederatedData, key: jax.Array) -> State:
         state = method.init(data, key)
         shares = class_shares(given_labels(problem, data), config.client)
         return state._replace(server={**state.server, PRIOR: shares})
@@ -190,7 +198,7 @@ def unlabelled_images(received: Received) -> jax.Array:
     return jnp.where(received.accepted, jnp.maximum(received.sizes - labelled_images(received), 0.0), 0.0)
 
 
-def given_labels(problem: Problem, data) -> jax.Array:
+def given_labels(problem: Problem, data: FederatedData) -> jax.Array:
     """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
     if problem.told_labels is not None:
         return problem.told_labels

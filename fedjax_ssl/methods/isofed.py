@@ -40,12 +40,14 @@ from fedjax_ssl.client import (
     trained_parts_of,
 )
 from fedjax_ssl.client.by_role import at_unlabelled_rate, unlabelled_problem
-from fedjax_ssl.engine import CLASSIFIER, Finished, Jobs, Method, Phase, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Finished, Jobs, Method, Phase, Previous, Problem, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import information_loss
 from fedjax_ssl.learning.optimizers import without_parts
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating, trained_by_role, unlabelled_images
 from fedjax_ssl.server import labelled_clients, only_eligible
 
@@ -57,7 +59,7 @@ FIELDS = {
     "client.labelled_views": "weak",
     "client.spare_classifier": False,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "no_adaptation": {"isofed.adaptation": "none"},
     "unlabelled_first": {"isofed.order": "unlabelled_first"},
     "mean_teacher": {"isofed.unlabelled_loss": "mean_teacher"},
@@ -94,14 +96,14 @@ def isofed(problem: Problem) -> Method:
             raise UserError("isofed.unlabelled_loss='mean_teacher' has no labels; leave confidence.debias 'none'")
         how = {"temperature": 0.5, "decay": options.ema_decay, "statistics": "averaged"}
         with_teacher = mean_teacher_phase(problem, lambda received: options.consistency_weight, **how)
-        phases, own = (labelled_phase(problem), with_teacher), lambda data, model: own_teachers(problem, model)
-        method = alternating(problem, phases, own)
+        phases, number = (labelled_phase(problem), with_teacher), problem.config.num_clients
+        method = alternating(problem, phases, own=lambda data, model: own_teachers(number, model))
     if options.adaptation != "none":
         labelled, unlabelled = method.phases
         first, second = adaptation(problem, of_labelled=True), adaptation(problem, of_labelled=False)
         method = method._replace(phases=(first, continued(labelled), continued(second), unlabelled))
 
-    def has_turn(state, data) -> jax.Array:
+    def has_turn(state: State, data: FederatedData) -> jax.Array:
         return labelled_clients(data) == is_labelled_turn(options, state.round)
 
     return only_eligible(problem, method, has_turn)
@@ -126,14 +128,14 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
     config.persistent = False
     metric = "labelled_adaptation_loss" if of_labelled else "unlabelled_adaptation_loss"
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del received, previous
         examples = Examples.of(data, cohort)
         chosen = labelled_clients(data)[cohort.clients] == of_labelled
         deck = Deck.shuffled(examples, examples.present & chosen[:, None], examples.keys, options.adaptation_epochs)
         return Jobs(deck.num_steps(config.batch_size), OnLabels(deck))
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images = problem.weak(at.key, batch.inputs)
 
         (outputs,), batch_stats = network.train(model, (images,), batch.mask)
@@ -154,20 +156,20 @@ def continued(phase: Phase) -> Phase:
         phase: begins with the received model; its upload has the parts of the one before.
     """
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = phase.prepare(received, data, cohort, previous)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         work = jobs.work, trained_models(received, previous)
         return jobs._replace(work=work, takes_part=takes_part | previous.took_part)
 
-    def start(received, data, work, own):
+    def start(received: Broadcast, data: FederatedData, work, own):
         training = phase.start(received, data, work[0], own)
         return training._replace(learner=training.learner._replace(model=work[1]))
 
-    def step(received, data, work, carry, index, key):
+    def step(received: Broadcast, data: FederatedData, work, carry, index: jax.Array, key: jax.Array):
         return phase.step(received, data, work[0], carry, index, key)
 
-    def finish(received, work, carry, num_steps) -> Finished:
+    def finish(received: Broadcast, work, carry, num_steps) -> Finished:
         return phase.finish(received, work[0], carry, num_steps)
 
     return Phase(prepare, start, step, finish)

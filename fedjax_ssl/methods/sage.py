@@ -24,10 +24,11 @@ from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss, wei
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, real, share
 from fedjax_ssl.learning.losses import soft_label_loss
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on CIFAR-10, and of ProxyFL's
         "num_rounds": 300,
         "num_clients": 20,
@@ -71,7 +72,7 @@ def sage(problem: Problem) -> Method:
         labels = weighed(confidence, at, local), weighed(confidence, at, received)
         return mixed_labels(local, received, *labels, half_gap=options.half_gap)
 
-    def loss(model, batch: TwoBatches, at: At, targets, weights) -> Loss:
+    def loss(model: Model, batch: TwoBatches, at: At, targets, weights) -> Loss:
         images = batch.unlabelled
         return unlabelled_loss(problem, soft_label_loss(images.strong.logits, targets, weights, images.mask))
 
@@ -79,7 +80,7 @@ def sage(problem: Problem) -> Method:
     return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
 
 
-def mixed_labels(local, received, local_labels, global_labels, *, half_gap: float):
+def mixed_labels(local: jax.Array, received: jax.Array, local_labels, global_labels, *, half_gap: float):
     """The mixture of both models' labels: lambda y_l + (1 - lambda) y_g, lambda = exp(-kappa |c_l - c_g|).
 
     Args:

@@ -21,16 +21,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
-from fedjax_ssl.engine import Method, Phase, Problem, Received
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import Broadcast, Method, Phase, Problem, Received
 from fedjax_ssl.fields import MOST_SEED, Section, share, whole, word
 from fedjax_ssl.learning.losses import unit_vectors
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.untrained import kaiming_model
 
 FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "trainer.threshold": 0.9}
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
         "num_rounds": 500,
         "num_clients": 10,
@@ -85,7 +87,7 @@ def semianagg(problem: Problem) -> Method:
     """Eq. 2 to 6 as a Method."""
     options, network = problem.config.semianagg, problem.network
 
-    def own(data, model) -> dict:
+    def own(data: FederatedData, model: Model) -> dict:
         del model
         anchor = kaiming_model(network, jax.random.key(options.anchor_seed))
         rows, size = data.client_index, problem.config.eval_batch_size
@@ -154,7 +156,7 @@ def diversity(cosines: jax.Array, unlabelled: jax.Array) -> jax.Array:
 def without_memory(phase: Phase, name: str) -> Phase:
     """A phase whose steps neither read nor carry an entry of the clients' memory, which its `prepare` reads."""
 
-    def start(received, data, work, own):
+    def start(received: Broadcast, data: FederatedData, work, own):
         return phase.start(received, data, work, {entry: value for entry, value in own.items() if entry != name})
 
     return phase._replace(start=start)

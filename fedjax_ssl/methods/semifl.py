@@ -16,12 +16,13 @@ could not without sharing them, draws mix partners anew in each epoch, and begin
 
 from fedjax_ssl.augment.mixup import MIX_ORDERS
 from fedjax_ssl.client import Examples, Labelled, fix_mix_phase, label_cohort, make_confidence, own_confidence
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Problem
 from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments, behind the recipe `strong`; with 1,000 labels or less, batches of 10
         "num_rounds": 800,
         "data.partition": "dirichlet_clients",
@@ -59,7 +60,7 @@ def semifl(problem: Problem) -> Method:
     options, network = problem.config.semifl, problem.network
     confidence = make_confidence(problem, options.threshold)
 
-    def label(received: Broadcast, data, examples: Examples) -> Labelled:
+    def label(received: Broadcast, data: FederatedData, examples: Examples) -> Labelled:
         """Eq. 4: the global model's hard labels, and which of them reach the threshold."""
         return label_cohort(
             problem,

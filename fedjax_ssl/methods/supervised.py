@@ -19,12 +19,12 @@ may then have few of them, or none; `labelled_cohorts` draws no others.
 from fedjax_ssl.client import jobs_on_labels, local_sgd, loss_on_labels
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, word
-from fedjax_ssl.methods.entry import LABELS_AT, Entry
+from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import labelled_clients, only_eligible
 
 FIELDS = {"server.augmentation": "weak"}
-VARIANTS = {
+VARIANTS: Variants = {
     "all_labels": {"data.reveal_labels": True},
     "fedprox": {"client.proximal": 0.01},
     "no_server": {"server.epochs": 0},  # FedAvg alone: no alternate training

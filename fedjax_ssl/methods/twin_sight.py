@@ -48,13 +48,14 @@ from fedjax_ssl.client.consistency import train_views
 from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.self_training import fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
-from fedjax_ssl.engine import CLASSIFIER, Images, Jobs, Method, Phase, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Jobs, Method, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import DIVISORS, info_nce, neighbourhood_loss
 from fedjax_ssl.learning.optimizers import without_parts
 from fedjax_ssl.learning.sgd import BatchStats, Model
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Outputs, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
@@ -69,7 +70,7 @@ FIELDS = {
     "client.labelled_views": "weak",
     "client.spare_classifier": False,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments; of RandAugment's (3, 5) this flavour draws the 5 itself
         "num_rounds": 500,
         "num_clients": 10,
@@ -179,7 +180,7 @@ def on_labels(problem: Problem) -> Phase:
     """CE + 0.5 L_i + L_n on labelled images."""
     views_of, num_trained = views(problem), 2 if problem.config.client.labelled_views == "both" else 1
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)
 
         seen = see(problem, model, first, second, batch.mask)
@@ -195,7 +196,7 @@ def without_labels(problem: Problem) -> Phase:
     options, trainer = problem.config.twin_sight, make_trainer(problem)
     views_of, plain_jobs = views(problem), jobs_without_labels(problem)
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = plain_jobs(received, data, cohort, previous)
         if not options.pseudo_labels:
             return jobs
@@ -206,7 +207,7 @@ def without_labels(problem: Problem) -> Phase:
         made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, confident)
         return jobs._replace(work=Work(jobs.work.deck, made.prior), report=made.report, own=renewed)
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)
 
         seen = see(problem, model, first, second, batch.mask)

@@ -14,10 +14,11 @@ from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss, weighed
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, real, share, word
 from fedjax_ssl.learning.losses import soft_label_loss
-from fedjax_ssl.methods.entry import LABELS_AT, Entry
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 
-VARIANTS = {
+VARIANTS: Variants = {
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+UDA; no paper gives mu
     "lpl": {"consistency.labels_from": "local"},
     "gpl": {"consistency.labels_from": "received"},
@@ -43,7 +44,7 @@ def uda(problem: Problem) -> Method:
         _, weights = weighed(confidence, at, jax.nn.softmax(logits))
         return jax.nn.softmax(logits / options.temperature), weights
 
-    def loss(model, batch: TwoBatches, at: At, targets, weights) -> Loss:
+    def loss(model: Model, batch: TwoBatches, at: At, targets, weights) -> Loss:
         images = batch.unlabelled
         return unlabelled_loss(problem, soft_label_loss(images.strong.logits, targets, weights, images.mask))
 

@@ -6,7 +6,9 @@ by a short name if it is added here: `BACKBONES["mine"] = MyBackbone`.
 """
 
 import functools
+from collections.abc import Callable
 
+import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_ssl.errors import UserError, known_are
@@ -35,7 +37,7 @@ __all__ = [
     "is_own",
 ]
 
-BACKBONES = {
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "cnn": SmallCNN,
     "lenet": LeNet,  # RSCFed's
     "resnet8": functools.partial(ResNet, blocks=(1, 1, 1), width=16),

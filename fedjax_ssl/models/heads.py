@@ -17,12 +17,12 @@ class Outputs(NamedTuple):
     Attributes:
         logits: [B, C], the classifier's; [B, 0] without one.
         heads: the other heads' outputs [B, D], by their names.
-        features: [B, F], the backbone's.
+        features: [B, F], the backbone's; () where nobody reads them.
     """
 
     logits: jax.Array
     heads: Mapping[str, jax.Array]
-    features: jax.Array
+    features: Any
 
 
 class Linear(nn.Dense):
@@ -52,17 +52,19 @@ class Heads(nn.Module):
     Attributes:
         backbone: module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its
           attribute `classifier_bias` is False.
-        num_classes: C; 0: there is no classifier.
+        num_classes: C.
         heads: name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword
-          `name`, as a class of modules does. None: another linear classifier. A module with an attribute `reads` that
+          `name`, as a class of modules does. None: a linear classifier. A module with an attribute `reads` that
           names another head takes that one's outputs in place of the features.
         classifier_init: one of `CLASSIFIER_INITS`.
+      classifies: whether there is a classifier; a companion has none.
     """
 
     backbone: nn.Module
     num_classes: int
     heads: Mapping[str, Callable[..., nn.Module] | None]
     classifier_init: str = "lecun"
+    classifies: bool = True
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1) -> Outputs:
@@ -80,9 +82,9 @@ class Heads(nn.Module):
         bias = getattr(self.backbone, "classifier_bias", True)
         first = CLASSIFIER_INITS[self.classifier_init]
         classifier = functools.partial(Linear, self.num_classes, use_bias=bias, kernel_init=first)
-        logits = classifier(name="classifier")(features) if self.num_classes else features[:, :0]
+        logits = classifier(name="classifier")(features) if self.classifies else features[:, :0]
         modules = {name: (head or classifier)(name=name) for name, head in self.heads.items()}
-        heads = {}
+        heads: dict[str, jax.Array] = {}
         for name, module in sorted(modules.items(), key=lambda entry: bool(_reads(entry[1]))):  # stable
             heads[name] = module(heads[_reads(module)] if _reads(module) else features, train, mask, num_views)
         return Outputs(logits, {name: heads[name] for name in modules}, features)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models import passes
 from fedjax_ssl.models.cpu import convolution as on_cpu
 
@@ -36,7 +37,7 @@ class Conv(nn.Module):
     kernel_size: tuple[int, int] = (3, 3)
     strides: int = 1
     dtype: jnp.dtype = jnp.float32
-    init: nn.initializers.Initializer = convolution_init
+    init: nn.initializers.Initializer = convolution_init  # type: ignore[assignment]  # in place of Module.init
 
     @nn.compact
     def __call__(self, x):
@@ -67,7 +68,7 @@ def conv2d(x, kernel, stride=1, implementation=None):
         UserError: the implementation is unknown, or does not have this kernel or stride.
     """
     if implementation is None:
-        implementation = on_cpu.fastest(x, kernel, stride) if jax.default_backend() == "cpu" else "lax"
+        implementation = on_cpu.fastest(x, kernel, stride) if platform() == "cpu" else "lax"
     if implementation not in _PASSES:
         raise UserError(f"unknown convolution {implementation!r}; known: {', '.join(sorted(_PASSES))}")
     if implementation == "winograd" and (*kernel.shape[:2], stride) != (3, 3, 1):

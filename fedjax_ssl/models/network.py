@@ -57,7 +57,8 @@ class Network(NamedTuple):
 
     def predict(self, model: Model, inputs: jax.Array) -> Outputs:
         """Evaluation mode: inputs [B, ...] to Outputs, each example independent of the others."""
-        return self.module.apply(self._variables(model), self.inputs.to_network(inputs), train=False)
+        outputs: Any = self.module.apply(self._variables(model), self.inputs.to_network(inputs), train=False)
+        return outputs
 
     def probabilities(self, model: Model, inputs: jax.Array) -> jax.Array:
         """The classifier's softmax in evaluation mode: float32 [B, C]."""
@@ -148,7 +149,7 @@ def _overlaid(fresh: Any, given: Any) -> Any:
 
 def build_network(
     config,
-    facts: dict[str, Any],
+    facts: Mapping[str, Any],
     heads: Mapping[str, Callable] | None = None,
     embedding: str = "",
     companions: Mapping[str, Callable] = {},
@@ -178,5 +179,5 @@ def build_network(
         embedding=embedding,
     )
     # Modules of Flax are descriptions: both networks may share one of the backbone, and each has its own numbers.
-    others = {name: module.clone(num_classes=0, heads=heads_of(config)) for name, heads_of in companions.items()}
+    others = {name: module.clone(classifies=False, heads=heads_of(config)) for name, heads_of in companions.items()}
     return network._replace(companions={name: network._replace(module=other) for name, other in others.items()})

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.devices import platform
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
@@ -58,7 +59,7 @@ def use_lane_form(form):
 
 def lane_form():
     """The form of `LANE_FORMS` that is taken here."""
-    form = _forced_lane_form.get() or DEFAULT_LANE_FORM.get(jax.default_backend(), "grouped")
+    form = _forced_lane_form.get() or DEFAULT_LANE_FORM.get(platform(), "grouped")
     if form not in LANE_FORMS:
         raise UserError(f"unknown form of convolutions in lanes {form!r}; known: {', '.join(LANE_FORMS)}")
     return form

@@ -1,10 +1,12 @@
 """Checkpoints of a run's state: Orbax's files with their checksums, written whole or not at all."""
 
+import asyncio
+import contextlib
 import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -332,10 +334,30 @@ def _read(folder: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
     to_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
     arguments = ocp.args.PyTreeRestore(item=item, restore_args=to_host, partial_restore=True)
     try:
-        with _checkpointer(ocp.PyTreeCheckpointHandler) as checkpointer:
+        with _checkpointer(ocp.PyTreeCheckpointHandler) as checkpointer, _late_reads_are_ignored():
             return checkpointer.restore(_item(folder), args=arguments)
     except Exception as error:  # As above.
         raise _DamagedError(first_line(error)) from error
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that ignores what ends after it was closed."""
+
+    def call_soon_threadsafe(self, callback, *args, context=None):  # type: ignore[override]  # typed by its callback
+        return None if self.is_closed() else super().call_soon_threadsafe(callback, *args, context=context)
+
+
+@contextlib.contextmanager
+def _late_reads_are_ignored() -> Iterator[None]:
+    """Orbax reads all leaves at once, and closes its event loop at the first that cannot be read.
+
+    TensorStore then prints a traceback for each of the others, as it ends.
+    """
+    original, asyncio.new_event_loop = asyncio.new_event_loop, _Loop
+    try:
+        yield
+    finally:
+        asyncio.new_event_loop = original
 
 
 def _to_dict(state: Any) -> dict[str, Any]:

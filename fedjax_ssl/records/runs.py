@@ -329,7 +329,8 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
         UserError: a folder holds no run at all, or none of them has finished a round.
     """
     groups: dict[tuple[str, int], tuple[list[str], list[RunRecords]]] = {}
-    seen, times, skipped = set(), collections.Counter(), []
+    times: collections.Counter[tuple[str, int]] = collections.Counter()
+    seen, skipped = set(), []
     for folder in folders:
         for path in find_runs(folder):
             if path.resolve() in seen:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.config import complete, differences
+from fedjax_ssl.config import complete, differences, flatten
 from fedjax_ssl.errors import BusyError, UserError, first_line
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import (
@@ -22,7 +22,7 @@ from fedjax_ssl.files import (
     replace_file,
     replaced,
 )
-from fedjax_ssl.imports import is_own
+from fedjax_ssl.imports import CODE_FIELDS, is_own
 from fedjax_ssl.methods import METHODS, section_of
 
 try:
@@ -112,7 +112,8 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
         config: complete.
         remedy: what to do for a folder that one trusts.
     """
-    for field, name in {"method": config["method"], "model.name": config["model"]["name"]}.items():
+    fields = flatten(dict(config))
+    for field, name in ((field, fields[field]) for field in CODE_FIELDS):
         if is_own(name) and name not in METHODS:
             raise UserError(f"the run in {folder} names code, {field}={name}, which would be run; {remedy}")
 

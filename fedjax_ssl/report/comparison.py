@@ -1,5 +1,6 @@
 """Several runs in one report: curves with a band over seeds, and the table as HTML, CSV, Markdown and LaTeX."""
 
+import functools
 import itertools
 import os
 import pathlib
@@ -148,7 +149,9 @@ class _Pictures:
     """The pictures of a comparison: each is saved when it is made, and held for the page."""
 
     def __init__(self, folder: pathlib.Path):
-        self._folder, self._made, self._names = folder, {}, set()
+        self._folder = folder
+        self._made: dict[str, list[page.Picture]] = {}
+        self._names: set[str] = set()
 
     def add(self, title: str, name: str, figure: Figure | None, caption: str) -> None:
         """Saves a figure and holds it for a section; None: no run has data for it."""
@@ -185,14 +188,14 @@ def _draw(groups: list[Group], pictures: _Pictures, data: str = "") -> None:
         add(
             "Accuracy",
             f"{of}_accuracy",
-            lambda groups, of=of: figures.accuracy(groups, of),
+            functools.partial(figures.accuracy, measured=of),
             f"{of.capitalize()} accuracy.",
         )
     for of in sets:
         add(
             "Accuracy",
             f"{of}_accuracy_over_bytes",
-            lambda groups, of=of: figures.accuracy_over_bytes(groups, of),
+            functools.partial(figures.accuracy_over_bytes, measured=of),
             f"{of.capitalize()} accuracy over what has travelled.",
         )
     for of in sets:
@@ -200,7 +203,7 @@ def _draw(groups: list[Group], pictures: _Pictures, data: str = "") -> None:
             add(
                 "Accuracy",
                 f"{of}_{name}",
-                lambda groups, of=of, name=name, words=words: _measure(groups, f"{of}_{name}", f"{of} {words} (%)"),
+                functools.partial(_measure, metric=f"{of}_{name}", label=f"{of} {words} (%)"),
                 f"{of.capitalize()} {words}.",
             )
     add("Accuracy", "client_accuracy", _clients, "Accuracy on each client's mix of classes, last models.")

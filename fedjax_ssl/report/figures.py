@@ -319,7 +319,7 @@ def rounds_of(run: RunRecords) -> np.ndarray:
 def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number: int) -> None:
     """Curve number 0, 1, ...: the mean of values [seeds, rounds], and their range as a band."""
     style = curve_style(number)
-    alone = {"marker": "o", "markersize": 4} if values.shape[1] == 1 else {}  # one round makes no line
+    alone: dict[str, Any] = {"marker": "o", "markersize": 4} if values.shape[1] == 1 else {}  # one round makes no line
     axes.plot(x, nan_mean(values), label=label, **style, **alone)
     if len(values) > 1:
         with warnings.catch_warnings():
@@ -364,7 +364,7 @@ def draw_bars(axes: Axes, values: dict[str, float], label: str) -> None:
     axes.grid(False, axis="y")
     widest = max(values.values()) or 1.0
     axes.set_xlim(0, 1.18 * widest)
-    for row, value in zip(place, values.values()):
+    for row, value in enumerate(values.values()):
         axes.text(value + 0.01 * widest, row, f"{value:.3g}", va="center", fontsize=8, color=INK)
 
 

@@ -2,6 +2,7 @@
 
 import html
 import pathlib
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from fedjax_ssl.errors import UserError, printable
@@ -102,9 +103,7 @@ def code(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>"
 
 
-def table(
-    columns: list[str], rows: list[list[Any]], changed: set[int] = frozenset(), long: tuple[int, ...] = ()
-) -> str:
+def table(columns: list[str], rows: list[list[Any]], changed: Collection[int] = (), long: tuple[int, ...] = ()) -> str:
     """A table.
 
     Args:

@@ -31,7 +31,7 @@ WIDE = (9.6, 3.2)
 DPI = 150
 KINDS = ("png", "svg")  # of a picture's files
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
@@ -57,7 +57,7 @@ _STYLE = {
 }
 
 
-def curve_style(number: int) -> dict[str, str]:
+def curve_style(number: int) -> dict[str, Any]:
     """Colour and line of a picture's curve number 0, 1, 2, ..."""
     return {
         "color": COLOURS[number % len(COLOURS)],

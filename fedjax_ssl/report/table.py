@@ -138,7 +138,7 @@ def make_runs_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     lines = []
     for row in rows:
         for run in row.runs:
-            by_round = {}
+            by_round: dict[str, Any] = {}
             for measured in sets:
                 empty = dict.fromkeys(rounds_columns(measured, sets, target))
                 by_round |= by_rounds(run, measured, sets, target) if run.measured == measured else empty

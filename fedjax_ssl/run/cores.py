@@ -37,7 +37,7 @@ def use_every_core(config: ConfigDict | None = None) -> None:
     given = " ".join([*os.environ, os.environ.get("XLA_FLAGS", "")])
     if cores == 1 or any(name in given for name in SET_BY_USER) or (config is not None and config.devices == 1):
         return
-    if jax.config.jax_num_cpu_devices == cores:  # a second run of this process
+    if jax.config.values["jax_num_cpu_devices"] == cores:  # a second run of this process
         return
     try:
         jax.config.update("jax_num_cpu_devices", cores)

@@ -66,7 +66,7 @@ class Trace(NamedTuple):
     paths: list[str]
 
 
-def trace(stage: Callable, *arguments: Any) -> Trace:
+def trace(stage: Callable[..., Any], *arguments: Any) -> Trace:
     """Traces a function of arrays or shapes."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(arguments)]
     return Trace(jax.make_jaxpr(stage)(*arguments).jaxpr, paths)

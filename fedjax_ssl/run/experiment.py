@@ -81,10 +81,11 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             for c, file in zip(configs, partition_files)
         ]
 
-    partitions = tree_from_first(find_partitions, [Partition(0, [0] * config.num_clients, 0, 0)] * len(configs))
+    partitions = tree_from_first(find_partitions, [Partition._make((0, [0] * config.num_clients, 0, 0))] * len(configs))
     width = max(len(rows) for partition in partitions for rows in partition.client_rows)
     shared = make_problem(config, dataset_facts(dataset))
-    experiments, first = [], None
+    experiments: list[Experiment] = []
+    first = None
     for c, partition in zip(configs, partitions):
         problem = shared._replace(config=c)
         method = make_method(problem)
@@ -104,7 +105,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         else:
             _check_delivery(config, method)
             init = initialiser(problem, method)
-            shape = init.eval_shape(data)
+            shape = jax.eval_shape(init, data)
             check_private(problem, method, shape, data)
         experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, init, shape))
     return experiments
@@ -152,7 +153,8 @@ def in_training(network: Network, normalisation: str) -> Network:
     """The network as the method has it, for all that it trains and labels, where tests have `network`."""
     if normalisation != "cifar10_in_training":
         return network
-    return network._replace(inputs=network.inputs._replace(**NORMALISATIONS[normalisation]))
+    images: Any = network.inputs  # no others have such a normalisation
+    return network._replace(inputs=images._replace(**NORMALISATIONS[normalisation]))
 
 
 def initialise(experiment: Experiment, data: FederatedData, given: Model | None = None) -> State:
@@ -173,7 +175,7 @@ def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], S
     """The first state of data; jitted, so that one trace serves whoever asks for its shapes, and whoever compiles."""
 
     @jax.jit
-    def init(data):
+    def init(data: FederatedData) -> State:
         key = init_key(data.seed)
         state = method.init(data, key)
         if method.phases and has_memory(problem.config):

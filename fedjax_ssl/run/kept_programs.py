@@ -24,12 +24,13 @@ import sys
 import sysconfig
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from fedjax_ssl.files import PACKAGE, read_whole, replaced
+from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS, registered
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.models.cpu.processor import description
@@ -102,18 +103,19 @@ def key_of(machine: Machine, experiments: Sequence[Experiment]) -> str | None:
 
 def _is_beside_xla() -> bool:
     """Whether XLA's cache is where the library puts it: who has JAX keep programs elsewhere, or not at all, decides."""
-    return jax.config.jax_compilation_cache_dir == str(cache_folder() / "xla")
+    return jax.config.values["jax_compilation_cache_dir"] == str(cache_folder() / "xla")
 
 
 def _is_of_library(experiment: Experiment) -> bool:
-    """Whether the method and the backbone are the library's, and no user's."""
+    """Whether the method, the backbone and the rule for confidence are the library's, and no user's."""
     config = experiment.problem.config
     backbone = BACKBONES.get(config.model.name)
     is_ours = getattr(getattr(backbone, "func", backbone), "__module__", "").partition(".")[0] == "fedjax_ssl"
+    is_ours = is_ours and not is_own(config.confidence.kind)
     return is_ours and config.method in METHODS and config.method not in registered()
 
 
-def find(key: str | None, names: Sequence[str]) -> dict[str, Callable]:
+def find(key: str | None, names: Sequence[str]) -> dict[str, jax.stages.Compiled]:
     """The programs that were kept, by name; without those that are not there, or not what this user wrote."""
     folder = None if key is None else private_cache(FOLDER, MOST_BYTES)
     found = {}

@@ -1,5 +1,6 @@
 """The loop over rounds: a dispatch, then the listeners' turn, until the runs are over. Knows no listener by name."""
 
+import functools
 import time
 from typing import Any, NamedTuple, Protocol
 
@@ -131,14 +132,14 @@ def run_rounds(
     traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
     accountant = make_accountant(config)
     state, rounds = machine.put(group.join(states)), 1  # the first dispatch measures how long a round takes
-    none = [[]] * num_runs
+    none: list[list[Any]] = [[]] * num_runs
     turn = Turn(done, has_ended(experiment, state, done), state, none, none, [True] * num_runs)
     for listener in listeners:
         listener.take(turn)
     while not turn.is_last:
         due = [listener.next_due(done) for listener in listeners]
         rounds = min(rounds, *(number - done for number in (*due, config.num_rounds) if number is not None))
-        rounds = hosts.from_first(lambda number=rounds: number)  # by its clock, and all of its listeners
+        rounds = hosts.from_first(functools.partial(int, rounds))  # by its clock, and all of its listeners
         before = time.monotonic()
         result = program.dispatch(state, group.data, group.hidden_labels, machine.put(jnp.int32(rounds)))
         state, on_host, ran = result.state, jax.device_get(result.results), int(result.rounds_done)

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.devices import AXIS
+from fedjax_ssl.learning.devices import AXIS, platform, use_platform
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.models.cpu.processor import has_wide_vectors
 from fedjax_ssl.models.passes import use_lane_form
@@ -131,6 +131,7 @@ def use_machine(config: ConfigDict, data: FederatedData | None = None) -> Iterat
 def use(machine: Machine) -> Iterator[Machine]:
     """Programs that are traced and run inside are those of this machine."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(use_platform(machine.platform))
         if machine.mesh is not None:
             stack.enter_context(jax.set_mesh(machine.mesh))
         if machine.lane_form:
@@ -150,8 +151,7 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
     Raises:
         UserError: the machine has fewer devices, or hosts do not have equally many.
     """
-    devices, platform = jax.devices(), jax.default_backend()
-    num_hosts = hosts.count()
+    devices, num_hosts = jax.devices(), hosts.count()
     if config.devices is not None and config.devices > len(devices):
         raise UserError(f"devices is {config.devices}, but JAX finds {len(devices)} ({devices[0].platform})")
     if config.devices is not None and config.devices % num_hosts:
@@ -161,22 +161,23 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
         if tuned is not None:
             return machine_of(tuned)._replace(is_tuned=True)
     most = config.devices or len(devices)
-    if config.devices is None and platform == "cpu":
+    if config.devices is None and platform() == "cpu":
         most = max(min(most, most_devices(config, data)) // num_hosts, 1) * num_hosts
-    options = _compiler_options(config.model.name, platform)
-    return machine_of(Choice(most, config.lanes or MOST_LANES.get(platform), options=options))
+    options = _compiler_options(config.model.name)
+    return machine_of(Choice(most, config.lanes or MOST_LANES.get(platform()), options=options))
 
 
 def machine_of(choice: Choice) -> Machine:
     """The machine on which clients are laid out in this way."""
     devices = _devices_of_each_host(choice.devices // hosts.count())
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
-    return Machine(jax.default_backend(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
+    return Machine(platform(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
 
 
 def _devices_of_each_host(number: int) -> list[jax.Device]:
     """So many devices of each host, in JAX's order."""
-    taken, chosen = collections.Counter(), []
+    taken: collections.Counter[int] = collections.Counter()
+    chosen = []
     for device in jax.devices():
         taken[device.process_index] += 1
         if taken[device.process_index] <= number:
@@ -194,7 +195,8 @@ def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
 
 def use_compilation_cache() -> None:
     """Keeps compiled programs in the user's cache folder, unless JAX is configured otherwise."""
-    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
+    set_by_user = jax.config.values
+    if set_by_user["jax_compilation_cache_dir"] is None and set_by_user["jax_enable_compilation_cache"]:
         folder = private_cache("xla", MOST_CACHE_BYTES)
         if folder is not None:
             jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -211,20 +213,20 @@ def memory_limit() -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def _compiler_options(backbone: str, platform: str) -> dict[str, str]:
+def _compiler_options(backbone: str) -> dict[str, str]:
     """XLA's options for a backbone's programs; docs/performance.md has the figures.
 
     On a CPU XLA hands matrix products and convolutions to a library. Without vectors of 512 bits it is fast for small
     ones and slow for large ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 without, the small CNN's 6.3
     with and 9.4 without. With such vectors it is the faster one for both.
     """
-    slow = platform == "cpu" and backbone in LARGE_BACKBONES and not has_wide_vectors()
+    slow = platform() == "cpu" and backbone in LARGE_BACKBONES and not has_wide_vectors()
     return dict(WITHOUT_LIBRARY) if slow and _knows_options() else {}
 
 
 def compiler_option_sets() -> list[dict[str, str]]:
-    """The options of XLA that are worth a measurement on this backend, the default first."""
-    return [{}, dict(WITHOUT_LIBRARY)] if jax.default_backend() == "cpu" and _knows_options() else [{}]
+    """The options of XLA that are worth a measurement on this platform, the default first."""
+    return [{}, dict(WITHOUT_LIBRARY)] if platform() == "cpu" and _knows_options() else [{}]
 
 
 @functools.cache

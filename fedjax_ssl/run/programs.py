@@ -28,9 +28,10 @@ DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 class Program(NamedTuple):
     """The compiled functions of a run, the same for every seed."""
 
-    init: Callable | None  # (data, the model to begin with or None) -> state
-    dispatch: Callable  # (states, data, hidden labels, number of rounds) -> Dispatch
-    snapshots: Mapping[str, Callable]  # a set's name -> (model, its images, its labels) -> what `make_snapshot` says
+    init: jax.stages.Compiled | None  # (data, the model to begin with or None) -> state
+    dispatch: jax.stages.Compiled  # (states, data, hidden labels, number of rounds) -> Dispatch
+    # A set's name -> (model, its images, its labels) -> what `make_snapshot` says.
+    snapshots: Mapping[str, jax.stages.Compiled]
     seconds: float  # that compiling took
 
 
@@ -76,7 +77,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
 
 def _compile(
     machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]], key: str | None
-) -> dict[str, Callable]:
+) -> dict[str, jax.stages.Compiled]:
     """Traces programs one after the other, and compiles each while the next is traced; the last is the largest."""
     with doing("compiling") as task, Compilers(key) as compilers:
         for name, function in lower.items():
@@ -172,7 +173,7 @@ def _lower_snapshot(machine: Machine, experiment: Experiment, name: str) -> jax.
     return snapshot.lower(model, images, jax.ShapeDtypeStruct(rows.shape, jnp.int32))
 
 
-def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> Callable:
+def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.stages.Compiled:
     """Compiles the program of many rounds alone.
 
     Raises:
@@ -198,4 +199,4 @@ def lower_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.stage
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
     capacity = max(config.rounds_per_dispatch or 0, DISPATCH_CAPACITY)
     dispatch = machine.jit(make_dispatch(round_fn, capacity, first.method.converged), donate_argnums=0)
-    return dispatch.lower(state, data, first.hidden_labels, jnp.int32(1))
+    return dispatch.lower(state, data, first.hidden_labels, jax.ShapeDtypeStruct((), jnp.int32))

@@ -7,6 +7,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -89,7 +90,7 @@ def train(
         StoppedError: the disk, a file or the memory ended the run, whose last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP; with a checkpoint written.
     """
-    config = hosts.config_of_first(lambda given=config: given)
+    config = hosts.config_of_first(lambda: config)
     validate(config)
     use_compilation_cache()
     hosts.check_same("JAX and devices", lambda: f"JAX {jax.__version__} with {jax.local_device_count()} devices")
@@ -152,12 +153,12 @@ def open_runs(
         UserError: a folder, the data or a field is not usable.
     """
     configs = [for_seed(config, seed) for seed in config.seeds or (config.seed,)]
-    folders = [None] * len(configs)
+    folders: list[Workdir | None] = [None] * len(configs)
     if hosts.is_first():
         apart = workdir is not None and config.seeds
         if apart:
             check_folder(workdir)
-        paths = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
+        paths: list[Any] = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
         refuse_links(paths if apart else [])
         folders = [
             open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict())))
@@ -253,7 +254,7 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     if not runs:
         return []
     together = 1 if runs[0].experiment.method.converged else machine.seeds_together(len(runs))
-    groups = []
+    groups: list[list[Run]] = []
     for run in runs:
         if not groups or len(groups[-1]) == together or groups[-1][-1].round != run.round:
             groups.append([])

@@ -16,6 +16,7 @@ from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, Phase
 from fedjax_ssl.engine.round import num_jobs, selection
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.run.choices import Choice, remember
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
 from fedjax_ssl.run.machine import compiler_option_sets, machine_of, most_devices, use, use_compilation_cache
@@ -87,7 +88,7 @@ def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
 def first_choices(config: ConfigDict, experiment: Experiment, jobs: int) -> list[Choice]:
     """Where the search begins: on a processor one core or a client on each, one lane; elsewhere more and more lanes."""
     everything = jax.device_count()
-    if jax.default_backend() == "cpu":
+    if platform() == "cpu":
         most = min(everything, most_devices(config, experiment.data))
         return [Choice(n, 1, "", options) for n in sorted({1, most}) for options in compiler_option_sets()]
     on_each = -(-jobs // everything)

@@ -1,21 +1,32 @@
 """From stacked uploads to one model, as a chain: weights, screening, mean, the server's model, server optimiser."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, Received, State, completed, trained_parts
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import (
+    CLASSIFIER,
+    Aggregate,
+    Metrics,
+    Problem,
+    Received,
+    State,
+    completed,
+    trained_parts,
+)
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, norm, select, weighted_sum, where
+from fedjax_ssl.models.network import Network
 from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")
 # The server's step along the mean of the clients' updates, by optax.
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation | None]] = {
     "fedavg": lambda options: None,  # the mean itself (McMahan et al., 2017)
     "fedavgm": lambda options: optax.sgd(options.learning_rate, options.momentum),  # SemiFL's server momentum
     "fedadagrad": lambda options: optax.adagrad(options.learning_rate, eps=options.adaptivity),
@@ -23,7 +34,7 @@ OPTIMIZERS = {
     "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, options.adaptivity),
 }
 # One model of the uploads: (uploads, weights, the model if none counts, the share that may lie) -> model.
-MEANS = {
+MEANS: dict[str, Callable[[Model, jax.Array, Model, float], Model]] = {
     "mean": lambda uploads, weights, otherwise, share: weighted_mean(uploads, weights, otherwise),
     "median": robust.coordinate_median,
     "trimmed_mean": robust.trimmed_mean,
@@ -52,7 +63,7 @@ class Flow(NamedTuple):
     shares: jax.Array
     model: Model
     moved: jax.Array
-    memory: dict[str, Any]
+    memory: Mapping[str, Any]
 
     @property
     def weights(self) -> jax.Array:
@@ -60,16 +71,23 @@ class Flow(NamedTuple):
         return jnp.where(self.shares > 0, self.scores * self.shares, 0.0)
 
 
+class Apply(Protocol):
+    """Passes the value on; `current` is the model that the clients received, the key the link's own."""
+
+    def __call__(
+        self, flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key: jax.Array, /
+    ) -> Flow: ...
+
+
 class Link(NamedTuple):
     """One link of the chain.
 
     Attributes:
-        apply: (flow, current, state, data, received, key) -> flow; `current` is the model that the clients received,
-            the key the link's own.
+        apply: flow -> flow.
         init: params -> the entries of `State.server` that the link needs.
     """
 
-    apply: Callable[..., Flow]
+    apply: Apply
     init: Callable[[Any], dict[str, Any]] = lambda params: {}
 
 
@@ -78,18 +96,18 @@ class Aggregation(NamedTuple):
 
     Attributes:
         init: params -> the entries of `State.server` that aggregation needs.
-        aggregate: (state, data, received, key) -> (state, metrics), the stage of a method.
+        aggregate: the stage of a method.
     """
 
     init: Callable[[Any], dict[str, Any]]
-    aggregate: Callable[..., tuple[State, Metrics]]
+    aggregate: Aggregate
 
 
-def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
+def chain(network: Network, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
     """The aggregation by a chain of links.
 
     Args:
-        problem: the run.
+        network: the architecture.
         links: applied in this order.
         parts: of the model that the uploads hold.
 
@@ -100,8 +118,8 @@ def chain(problem: Problem, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -
     def init(params) -> dict[str, Any]:
         return {name: entry for link in links for name, entry in link.init(select(params, parts)).items()}
 
-    def aggregate(state: State, data, received: Received, key):
-        current = trained_parts(problem.network, state.model, parts)
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
+        current = trained_parts(network, state.model, parts)
         shares = jnp.where(received.accepted, 1.0 if received.discount is None else received.discount, 0.0)
         flow = Flow(jnp.ones_like(shares), shares, current, jnp.bool_(False), state.server)
         for link, own_key in zip(links, jax.random.split(key, len(links))):
@@ -146,15 +164,15 @@ def fedavg(
     links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
     links += [combine or mean(options.mean, options.malicious_share, options.norm_bound), *after_mean]
-    links += [] if server_model is None else [with_server_model(problem, server_model, parts)]
+    links += [] if server_model is None else [with_server_model(problem.network, server_model, parts)]
     links += [] if rule is None else [optimizer(rule)]
-    return chain(problem, *links, parts=parts)
+    return chain(problem.network, *links, parts=parts)
 
 
 def weights(kind: str) -> Link:
     """How much each upload counts: see `client_weights`."""
 
-    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         scores = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
         return flow._replace(scores=scores)
 
@@ -164,7 +182,7 @@ def weights(kind: str) -> Link:
 def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
     """How much each upload counts, by a method's rule: received -> float32 [R]; if it was not accepted, anything."""
 
-    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         return flow._replace(scores=rule(received))
 
     return Link(apply)
@@ -178,7 +196,7 @@ def weights_told(name: str) -> Link:
 def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
     """Multiplies the weights by a method's rule: (state, received) -> float32 or bool [R]."""
 
-    def apply(flow: Flow, current, state, data, received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         return flow._replace(scores=flow.scores * rule(state, received))
 
     return Link(apply)
@@ -193,7 +211,7 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
         norm_bound: to which longer updates are shortened beforehand; 0: none is.
     """
 
-    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         uploads = received.uploads.model
         if norm_bound:
             uploads = robust.bounded(uploads, current, norm_bound)
@@ -224,7 +242,7 @@ def half_told(name: str) -> Link:
         name: of the model in `Upload.metadata`.
     """
 
-    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         accepted = received.accepted.astype(jnp.float32)
         of_told = weighted_mean(received.uploads.metadata[name], accepted, otherwise=flow.model)
         of_uploads = weighted_mean(received.uploads.model, flow.weights, otherwise=flow.model)
@@ -235,12 +253,12 @@ def half_told(name: str) -> Link:
 
 
 def with_server_model(
-    problem: Problem, model_of: Callable[[State], Model], parts: tuple[str, ...] = CLASSIFIER
+    network: Network, model_of: Callable[[State], Model], parts: tuple[str, ...] = CLASSIFIER
 ) -> Link:
     """Gives the server's model half the weight, or all of it if no client changed the model."""
 
-    def apply(flow: Flow, current, state: State, data, received, key) -> Flow:
-        own = trained_parts(problem.network, model_of(state), parts)
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
+        own = trained_parts(network, model_of(state), parts)
         half = jax.tree.map(lambda clients, server: 0.5 * clients + 0.5 * server, flow.model, own)
         return flow._replace(model=where(flow.moved, half, own), moved=jnp.bool_(True))
 
@@ -250,7 +268,7 @@ def with_server_model(
 def optimizer(rule: optax.GradientTransformation) -> Link:
     """A step of optax along the change so far, of the parameters alone; no step if nothing changed."""
 
-    def apply(flow: Flow, current: Model, state, data, received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         # The optimiser takes the negative mean update for a gradient.
         gradient = jax.tree.map(jnp.subtract, current.params, flow.model.params)
         opt_state = flow.memory[OPT_STATE]

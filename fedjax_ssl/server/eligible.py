@@ -5,11 +5,23 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Draw, Jobs, Method, Phase, Problem, State, WireBytes
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import (
+    Broadcast,
+    Cohort,
+    Draw,
+    Jobs,
+    Method,
+    Phase,
+    Previous,
+    Problem,
+    State,
+    WireBytes,
+)
 from fedjax_ssl.learning.trees import tree_bytes, where_rows
 
 
-def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, object], jax.Array]) -> Method:
+def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, FederatedData], jax.Array]) -> Method:
     """A method whose rounds are of eligible clients alone, drawn uniformly and without replacement.
 
     A round has room for `clients_per_round` of them. Where fewer are eligible, others fill its rows, who get no message
@@ -21,7 +33,7 @@ def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, o
         eligible: (state, data) -> bool [K].
     """
 
-    def select(state: State, data, key) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
         chosen = eligible(state, data)
         places = jax.random.uniform(key, chosen.shape) + chosen  # the eligible from 1 on, the others below
         return Draw(jax.lax.top_k(places, problem.config.clients_per_round)[1])
@@ -37,7 +49,7 @@ def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, o
     )
 
 
-def labelled_clients(data) -> jax.Array:
+def labelled_clients(data: FederatedData) -> jax.Array:
     """bool [K], who has a labelled image."""
     return data.labelled_size > 0
 
@@ -45,7 +57,7 @@ def labelled_clients(data) -> jax.Array:
 def _of_eligible(phase: Phase) -> Phase:
     """A phase in which clients that are not eligible have no step and take no part."""
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs, is_eligible = phase.prepare(received, data, cohort, previous), cohort.personal
         report = jobs.report
         if report is not None:

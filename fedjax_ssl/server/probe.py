@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import CLASSIFIER, Method, Problem, State
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import CLASSIFIER, Method, Metrics, Problem, State
 from fedjax_ssl.server.training import supervised_loss, train_on_anchors
 
 FEDERATED = "federated"  # the entry of `State.server` with the model that travels, where the tested one is fine-tuned
@@ -28,7 +29,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
     config, network = problem.config, problem.network
     epochs = config.probe.epochs
 
-    def statistics(state: State, data, clients, key) -> State:
+    def statistics(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> State:
         state = method.statistics(state, data, clients, key)
         rows = data.anchor_index
         features = network.predict_rows(state.model, data.inputs, rows, config.eval_batch_size).features
@@ -56,7 +57,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
         )
         return method.statistics(tuned, data, clients, key)
 
-    def server_before(state: State, data, key):
+    def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         if epochs:
             state = state._replace(model=state.server[FEDERATED])
         return method.server_before(state, data, key)

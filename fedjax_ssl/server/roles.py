@@ -5,7 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Received
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Received, State
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import add_up
 from fedjax_ssl.server.aggregation import Flow, Link
 
 
@@ -25,7 +28,7 @@ def by_role(
         share: l1.
     """
 
-    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         counts = jnp.where(received.accepted, labelled(received), 0.0)
         scores = jnp.where(received.accepted, unlabelled(received), 0.0)
         return flow._replace(scores=role_weights(counts, scores, share))
@@ -47,4 +50,4 @@ def role_weights(labelled: jax.Array, unlabelled: jax.Array, share: float) -> ja
     first = jnp.where(of_labelled > 0, jnp.where(of_unlabelled > 0, share, 1.0), 0.0)
     second = jnp.where(of_unlabelled > 0, jnp.where(of_labelled > 0, 1.0 - share, 1.0), 0.0)
     parts = (first, labelled, of_labelled), (second, unlabelled, of_unlabelled)
-    return sum(weight * scores / jnp.where(total > 0, total, 1.0) for weight, scores, total in parts)
+    return add_up(weight * scores / jnp.where(total > 0, total, 1.0) for weight, scores, total in parts)

@@ -1,12 +1,12 @@
 """The global normalisation statistics under the 'static' policy: whose images they are taken from."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import State, Statistics
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section
 from fedjax_ssl.learning.devices import num_devices, on_each_device
@@ -27,10 +27,10 @@ class Sums(NamedTuple):
     """
 
     total: BatchStats
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # tuple.count is never asked for
 
 
-def make_statistics(network: Network, section: Section, source: str | None = None) -> Callable:
+def make_statistics(network: Network, section: Section, source: str | None = None) -> Statistics:
     """The `statistics` stage of a method.
 
     Under 'moments' owners tell the moments of each layer's input, in evaluation mode, about the current statistics'
@@ -47,9 +47,6 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
             images as one pool, which is what SemiFL's code does (with the privacy caveat of its paper); 'moments',
             the anchors and every client, with the variance between them.
 
-    Returns:
-        (state, data, clients int32 [M], key) -> state.
-
     Raises:
         UserError: when the stage is traced: the server has no images.
     """
@@ -57,7 +54,7 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
         return lambda state, data, clients, key: state
     source = source or section.statistics
 
-    def refresh(state, data: FederatedData, clients, key):
+    def refresh(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> State:
         del key
         owners = [(data.anchor_index[None], jnp.array([len(data.anchor_index)]))]
         if len(data.anchor_index) == 0:

@@ -1,29 +1,40 @@
 """The server's training: epochs over its labelled anchors. Without anchors it does not train."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.augment.mixup import mix_images
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.server.statistics import make_statistics
+
+AnchorLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]
+
+
+class AnchorLoss(Protocol):
+    """The loss of one step on rows [B] of anchors, with labels [B] and mask [B]: (loss, (batch_stats, metrics))."""
+
+    def __call__(
+        self, model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array, /
+    ) -> AnchorLossResult: ...
 
 
 def train_on_anchors(
     state: State,
-    data,
-    loss_fn: Callable,
+    data: FederatedData,
+    loss_fn: AnchorLoss,
     config,
-    learning_rate: jax.Array,
+    learning_rate: jax.Array | float,
     key: jax.Array,
     *,
     parts: tuple[str, ...],
@@ -33,13 +44,13 @@ def train_on_anchors(
     steps: int | None = None,
     shuffle: bool = True,
     after_step: Callable[[Model, Model, jax.Array], Model] | None = None,
-) -> tuple[State, dict[str, jax.Array]]:
+) -> tuple[State, Metrics]:
     """SGD over the anchors, shuffled anew in each epoch.
 
     Args:
         state: whose model is trained.
         data: the federation's data.
-        loss_fn: (model, rows [B], labels [B], mask [B], key) -> (loss, (batch_stats, metrics)).
+        loss_fn: of one step.
         config: the optimiser's section, see `sgd.make_optimizer`.
         learning_rate: float32 [].
         key: of this training.
@@ -76,7 +87,7 @@ def train_on_anchors(
         rows = orders[epoch, jnp.minimum(positions, len(anchors) - 1)]
         step_key = jax.random.fold_in(steps_key, index)
 
-        def loss_of_batch(model):
+        def loss_of_batch(model: Model):
             return loss_fn(model, rows, data.visible_labels[rows], mask, step_key)
 
         after, metrics = sgd.step(loss_of_batch, optimizer, learner, parts)
@@ -111,13 +122,13 @@ class Training(NamedTuple):
 
     Attributes:
         memory: the entry of `State.server` for its optimiser, see `own_optimizer`.
-        loss: data -> a loss function for `train_on_anchors`.
+        loss: of its steps.
         parts: that it trains.
         batch_size: of its steps.
     """
 
     memory: str
-    loss: Callable
+    loss: Callable[[FederatedData], AnchorLoss]
     parts: tuple[str, ...]
     batch_size: int
 
@@ -125,7 +136,7 @@ class Training(NamedTuple):
 def train_in_turn(
     problem: Problem,
     state: State,
-    data,
+    data: FederatedData,
     key: jax.Array,
     trainings: tuple[Training, ...],
     rates: Sequence[jax.Array | float],
@@ -144,7 +155,8 @@ def train_in_turn(
     Returns:
         The state, and the metrics of all; see `train_on_anchors`.
     """
-    metrics, keys = {}, jax.random.split(key, len(trainings))
+    metrics: Metrics = {}
+    keys = jax.random.split(key, len(trainings))
     for training, rate, num_epochs, own_key in zip(trainings, rates, epochs, keys, strict=True):
         state, of_training = train_on_anchors(
             state,
@@ -165,7 +177,7 @@ def train_in_turn(
 CLASSIFICATION = "classification"  # the entry in `State.server` of the epochs of cross-entropy
 
 
-def train_classifier(problem: Problem, state: State, data, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+def train_classifier(problem: Problem, state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
     """The server's epochs of cross-entropy in a round, on augmented anchors; its metric is `server_loss`."""
     config = problem.config
     return train_on_anchors(
@@ -182,7 +194,7 @@ def train_classifier(problem: Problem, state: State, data, key: jax.Array) -> tu
     )
 
 
-def pretrained_classifier(problem: Problem, data, key: jax.Array) -> State:
+def pretrained_classifier(problem: Problem, data: FederatedData, key: jax.Array) -> State:
     """Fresh weights, trained on the anchors by cross-entropy for `server.pretrain_epochs`: before the first round.
 
     With `server.pretrain_persistent` the state has the optimiser's in its entry `CLASSIFICATION`.
@@ -206,7 +218,7 @@ def pretrained_classifier(problem: Problem, data, key: jax.Array) -> State:
     )[0]
 
 
-def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:
+def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) -> AnchorLoss:
     """Cross-entropy of the classification head on augmented anchors: l(f(A(x)), y).
 
     Args:
@@ -215,11 +227,11 @@ def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:
         augmentation: 'strong' or 'weak'.
 
     Returns:
-        A loss function for `train_on_anchors`; its metric is `server_loss`.
+        The loss; its metric is `server_loss`.
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
-    def loss_fn(model, rows, labels, mask, key):
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> AnchorLossResult:
         views = (augment(key, data.inputs[rows]),)
         (outputs,), batch_stats = problem.network.train(model, views, mask)
         loss = cross_entropy(outputs.logits, labels, mask)
@@ -229,8 +241,8 @@ def supervised_loss(problem: Problem, data, augmentation: str) -> Callable:
 
 
 def supervised_mixup_loss(
-    problem: Problem, data, augmentation: str, alpha: float, mix_weight: float, mix_order: str
-) -> Callable:
+    problem: Problem, data: FederatedData, augmentation: str, alpha: float, mix_weight: float, mix_order: str
+) -> AnchorLoss:
     """The clients' two losses on the anchors (FedAnchor's earlier version, section 3.5): all of them are the fix set.
 
     Args:
@@ -242,12 +254,12 @@ def supervised_mixup_loss(
         mix_order: see `fix_mix.mix_images`.
 
     Returns:
-        A loss function for `train_on_anchors`; its metrics are `server_loss` on the fix set and `server_mix_loss` on
+        The loss; its metrics are `server_loss` on the fix set and `server_mix_loss` on
         mixtures of it with anchors drawn with replacement from all.
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
-    def loss_fn(model, rows, labels, mask, key):
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> AnchorLossResult:
         augment_key, partner_key, mix_key = jax.random.split(key, 3)
         anchors = data.anchor_index
         partners = anchors[draw_with_replacement(partner_key, len(anchors), len(rows))]
@@ -271,7 +283,7 @@ def add_server_model(state: State) -> State:
     return state._replace(server={**state.server, SERVER_MODEL: state.model})
 
 
-def train_server_model(problem: Problem, state: State, data, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+def train_server_model(problem: Problem, state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
     """A stage of a method: trains the server's model from the global one, which stays as it is (FedIL, eq. 22).
 
     Under the 'static' policy its statistics are those of the server's images.

@@ -161,11 +161,11 @@ def test_every_config_is_valid_and_says_how_to_run_it(path):
     assert f"python launch.py --config=configs/{path.name}" in source or path == launch.QUICKSTART
 
 
-def test_naming_a_method_leaves_the_threshold_of_the_file_behind():
+def test_naming_a_method_leaves_the_rule_for_confidence_of_the_file_behind():
     path = str(launch.QUICKSTART.parent / "fedanchor_cifar10.py")
     found, semifl = load_config_file(f"{path}:surest"), load_config_file(f"{path}:surest,semifl")
-    assert (found.threshold.kind, found.threshold.share) == ("share", 0.3)
-    assert semifl.threshold.to_dict() == base_config().threshold.to_dict() != found.threshold.to_dict()
+    assert (found.confidence.kind, found.confidence.share) == ("share", 0.3)
+    assert semifl.confidence.to_dict() == base_config().confidence.to_dict() != found.confidence.to_dict()
     assert semifl.schedule == found.schedule == "cosine"  # the recipe stays
 
 

@@ -119,8 +119,8 @@ def test_scores_by_a_model_of_each_job_s_own():
     """Each job's row of the models scores each of its examples."""
     clients, factors = [2, 0, 3, 1], jnp.array([1.0, -2.0, 3.0, 5.0])
     found = score_by_own_models(
-        problem_with(), lambda model, x: model["factor"] * by_table(x), {"factor": factors}, DATA.inputs,
-        examples_of(clients).rows,
+        lambda model, x: model["factor"] * by_table(x), {"factor": factors}, DATA.inputs, examples_of(clients).rows,
+        problem_with().config.eval_batch_size,
     )  # fmt: skip
     for job, client in enumerate(clients):
         rows = CLIENTS[client]

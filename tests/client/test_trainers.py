@@ -99,9 +99,7 @@ def test_weights_are_those_of_numpy_in_every_batch(name):
 def test_each_choice_of_freematch_changes_what_counts(name):
     """Or the test above could not tell it from the plain rule."""
     logits = logits_of()
-    plain, varied = (
-        over_batches(trainer_of("freematch", **fields), logits) for fields in ({}, RULES[name][0])
-    )
+    plain, varied = (over_batches(trainer_of("freematch", **fields), logits) for fields in ({}, RULES[name][0]))
     assert any(np.any(a[0] != b[0]) for [a], [b] in zip(plain[0], varied[0])) or plain[1].level != varied[1].level
 
 

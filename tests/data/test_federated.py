@@ -94,7 +94,7 @@ def test_seeds_are_stacked_with_their_own_labels():
     federations = [labelled_federation(rows)[2] for rows in ([9, 0], [7, 2])]
     stacked = stack_seeds(federations)
     np.testing.assert_array_equal(stacked.labelled_size, [[1, 0, 0, 1], [2, 0, 0, 0]])
-    assert stacked.anchor_index.shape == (2, 0) and stacked.images.shape == federations[0].images.shape
+    assert stacked.anchor_index.shape == (2, 0) and stacked.inputs.shape == federations[0].inputs.shape
 
 
 def test_permuting_hidden_labels_changes_nothing_that_a_method_sees():

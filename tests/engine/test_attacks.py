@@ -252,7 +252,7 @@ def test_crafted_images_are_a_seed_s_own_and_how_far_they_lead_is_measured():
     """Two seeds stacked are what each is alone; success and the attacked class by NumPy."""
     (dataset, _, one, config), two = poisoned(**{"attack.targets": 2}), poisoned(seed=1, **{"attack.targets": 2})[2]
     stacked, network = stack_seeds([one, two]), SmallNetwork()
-    assert stacked.images.shape == (2, 80, 2, 2, 1) and stacked.test_images.shape == (9, 2, 2, 1)
+    assert stacked.inputs.shape == (2, 80, 2, 2, 1) and stacked.test_inputs.shape == (9, 2, 2, 1)
     model = network.init(jax.random.key(2))
     problem = types.SimpleNamespace(config=config, network=network, num_classes=3)
     apart = [measure_model(problem, model, data, jnp.asarray(dataset.y_train)) for data in (one, two)]
@@ -268,7 +268,7 @@ def test_crafted_images_are_a_seed_s_own_and_how_far_they_lead_is_measured():
         for name, value in expected.items():
             assert apart[number][name] == pytest.approx(value), name
             assert together[name][number] == pytest.approx(value), name
-    assert stack_seeds([federated("none")[2]] * 2).images.ndim == 4
+    assert stack_seeds([federated("none")[2]] * 2).inputs.ndim == 4
 
 
 @pytest.mark.parametrize(("fields", "error"), [

@@ -33,7 +33,7 @@ def walk(number):
         takes_part = None if number == 0 else data["part"][cohort.clients]
         return Jobs(data["steps"][number][cohort.clients], work, own=own, takes_part=takes_part)
 
-    def start(broadcast, work, own):
+    def start(broadcast, data, work, own):
         return {"x": broadcast + work["begin"], "visits": own["visits"]}
 
     def step(broadcast, data, work, carry, index, key):
@@ -188,7 +188,7 @@ def test_steps_draw_apart_from_preparing():
     def finish(broadcast, work, carry, num_steps):
         return Finished({"same": carry}, {}, {})
 
-    phase = Phase(prepare, lambda broadcast, work, own: jnp.int32(0), step, finish)
+    phase = Phase(prepare, lambda broadcast, data, work, own: jnp.int32(0), step, finish)
     result = jax.jit(lambda cohort: train_cohort((phase, phase), BROADCAST, None, cohort, 2))(cohort_of())
     np.testing.assert_array_equal(result.upload["same"], np.zeros(len(CLIENTS)))
     np.testing.assert_array_equal(result.num_steps, np.full(len(CLIENTS), 6))

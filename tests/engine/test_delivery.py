@@ -120,7 +120,7 @@ def test_late_uploads_count_for_less():
         jnp.ones(3, bool), jnp.arange(3), None, jnp.array(sizes), jnp.array(sizes), jnp.array([1.0, 0.5, 1.0]),
     )  # fmt: skip
     state = State(jnp.int32(0), Model({"classifier": jnp.float32(0)}, ()))
-    plain = chain(toy, own_weights(lambda received: received.sizes * 1.0), mean(), parts=("classifier",))
+    plain = chain(toy.network, own_weights(lambda received: received.sizes * 1.0), mean(), parts=("classifier",))
     for aggregation in (fedavg(toy, parts=("classifier",)), plain):
         after, _ = jax.jit(aggregation.aggregate)(state, None, received, jax.random.key(0))
         weights = sizes * [1, 0.5, 1]

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jax import export
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.learning.devices import AXIS
+from fedjax_ssl.learning.devices import AXIS, use_platform
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import make_tiny_config
@@ -46,7 +45,7 @@ def lower(npz, name, platform, dtype, devices=1):
         "num_clients": 24,
         "clients_per_round": LANES * devices,
     }
-    with mock.patch("jax.default_backend", lambda: "gpu" if platform == "cuda" else platform):
+    with use_platform("gpu" if platform == "cuda" else platform):
         experiment = build_experiment(make_tiny_config(**fields))
         round_fn = make_round(experiment.problem, experiment.method, LANES)
         arguments = experiment.state_shape, experiment.data, experiment.hidden_labels
@@ -69,7 +68,7 @@ def convolutions(text):
 def test_a_round_of_every_backbone(npz, name, platform, dtype):
     exported, experiment = lower(npz, name, platform, dtype)
     assert exported.platforms == (platform,)
-    with mock.patch("jax.default_backend", lambda: "gpu"):
+    with use_platform("gpu"):
         predict = experiment.problem.network.predict
         images = jnp.zeros((4, SIDE, SIDE, 3), jnp.uint8)
         forward = str(jax.make_jaxpr(predict)(experiment.state_shape.model, images)).count("conv_general_dilated")

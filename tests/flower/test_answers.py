@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.errors import UserError
-from tests.helpers.flower_run import needs_flower
+from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.flower.settings import digest, run_config
+from tests.helpers.flower_run import needs_flower, settings
 
 TWO = {"clients": [0, 2], "sizes": [5, 7], "labelled": [5, 0], "digest": "0123", "classes": [2, 0, 3]}
 ODD_HELLOS = {
@@ -20,7 +21,7 @@ ODD_HELLOS = {
     "twice": {"clients": [2, 2]},
     "nobody": {"clients": [], "sizes": [], "labelled": []},
     "no list": {"clients": 0},
-    "no whole number": {"sizes": [5.0, 7]},
+    "no whole number": {"sizes": [5.0, 7.0]},
     "beyond int32": {"sizes": [5, 2**31]},
     "too few": {"sizes": [5]},
     "more labels than images": {"labelled": [6, 0]},
@@ -38,6 +39,45 @@ def test_hellos_that_cannot_be():
     for odd in [{"node": {**TWO, **change}} for change in ODD_HELLOS.values()] + [{}, {"node": {"digest": "0123"}}]:
         with pytest.raises(UserError):
             read_hello(odd, "0123", 3, 3)
+
+
+@needs_flower
+def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
+    """A line says why, the other node is taken, and so is the next one that comes for the same clients."""
+    from flower_by_hand import GridByHand
+    from flwr.app import ConfigRecord
+
+    from fedjax_ssl.flower.roster import Roster
+
+    run = settings(num_clients=3)
+    own, nobody = digest(run_config(run)), {"wait": 0.0, "timeout": 1.0, "num_classes": 10}
+    grid = GridByHand(run, [{"partition-id": 1}, {"clients": "0,2"}])
+    odd_answers = {
+        name: {"node": ConfigRecord({field: value for field, value in told.items() if value is not None})}
+        for name, change in ODD_HELLOS.items()
+        for told in [{**TWO, "digest": own, "classes": [0] * 10, **change}]
+    }
+    odd_answers |= {"nothing": {}, "arrays": {"node": arrays(clients=[0, 2])}}
+    for name, odd in odd_answers.items():
+
+        def change(node, kind, content, odd=odd):
+            if node == 101:
+                content.clear()
+                content.update(odd)
+
+        grid.change = change
+        roster = Roster(grid, 3, own, "{}", **nobody)
+        with pytest.raises(TrainingError, match="2 of num_clients = 3 clients have no node: 0, 2; start"):
+            roster.wait_for_all()
+        taken, left_out = capsys.readouterr().err.splitlines()
+        assert taken == "clients 1 are at node 100", name
+        assert left_out.startswith("node 101 is not taken: "), name
+        assert roster.nodes_of([1]) == {100: [0]}, name
+
+    grid.contexts[102] = GridByHand(run, 2 * [{}] + [{"clients": "0,2"}]).contexts[102]
+    roster.wait_for_all()
+    assert roster.nodes_of([0, 1, 2]) == {100: [1], 102: [0, 2]}
+    assert capsys.readouterr().err == "clients 0, 2 are at node 102\n"
 
 
 def arrays(**named):

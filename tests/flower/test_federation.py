@@ -185,7 +185,9 @@ def test_a_node_with_images_of_its_own(tmp_path):
 @needs_flower
 def test_an_answer_that_does_not_come(capsys):
     """The round is of the other client, and what the lost one learned does not count. So is it where a node sends
-    again what it sent before."""
+    again what it sent before, or has not the images that its first answer told."""
+    from flower_by_hand import GridByHand
+
     both = ByHand(settings(), [{"partition-id": 0}, {"partition-id": 1}])
     both.grid.lost = {100}
     line = both.round()
@@ -224,6 +226,18 @@ def test_an_answer_that_does_not_come(capsys):
     with pytest.raises(TrainingError, match="no node sent anything of use"):
         both.round()
     assert "what client 1 at node 101 sent is not used: num-examples has nan" in capsys.readouterr().err
+
+    # Another node comes in the place of the second, and its first answer tells too many images.
+    both.grid.contexts[102] = GridByHand(settings(), 2 * [{}] + [{"partition-id": 1}]).contexts[102]
+    del both.grid.contexts[101]
+
+    def boast(node, kind, content):
+        if kind == "query.hello":
+            content["node"]["sizes"] = [2**31 - 1]
+
+    both.grid.change = boast
+    assert both.round()["uploads"] == 1 and both.healthy
+    assert "what client 1 at node 102 sent is not used: it tells 33 images" in capsys.readouterr().err
 
 
 @needs_flower

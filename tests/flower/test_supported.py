@@ -168,6 +168,7 @@ def test_without_flower_one_line_says_what_to_install():
 
 BAD = {
     "no images": ({"labels": np.zeros(3, int)}, "has no images"),
+    "none": ({"images": np.zeros((0, 8, 8), np.uint8), "labels": np.zeros(0, int)}, "they must be uint8"),
     "floats": ({"images": np.zeros((3, 8, 8))}, "they must be uint8"),
     "another shape": (
         {"images": np.zeros((3, 7, 8), np.uint8)},

@@ -108,7 +108,7 @@ def toy_phase(report=False, in_turns=False):
         made = Report(jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), {}) if report else None
         return Jobs(steps, work, made, own)
 
-    def start(received, work, own):
+    def start(received, data, work, own):
         return {"x": received.model.params["classifier"], "trained": own["trained"]}
 
     def step(received, data, work, carry, index, key):

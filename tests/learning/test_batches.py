@@ -1,16 +1,15 @@
 """Rows in chunks: `learning/batches.py`."""
 
-from unittest import mock
-
 import jax
 import numpy as np
 import pytest
 
 from fedjax_ssl.learning.batches import map_batches
+from fedjax_ssl.learning.devices import use_platform
 
 
 @pytest.mark.parametrize(
-    ("backend", "batch_size", "count", "chunk"),
+    ("platform", "batch_size", "count", "chunk"),
     [
         ("cpu", None, 200, 50),  # four even chunks of at most 64
         ("cpu", None, 64, 64),
@@ -21,14 +20,14 @@ from fedjax_ssl.learning.batches import map_batches
         ("cpu", 500, 7, 7),
     ],
 )
-def test_rows_come_in_even_chunks_of_what_is_fast_on_the_backend(backend, batch_size, count, chunk):
+def test_rows_come_in_even_chunks_of_what_is_fast_on_the_platform(platform, batch_size, count, chunk):
     seen = []
 
     def double(rows):
         seen.append(rows.shape)
         return 2 * rows
 
-    with mock.patch.object(jax, "default_backend", lambda: backend):
+    with use_platform(platform):
         shape = jax.eval_shape(
             lambda rows: map_batches(double, rows, batch_size), jax.ShapeDtypeStruct((count, 3), np.float32)
         ).shape

@@ -1,19 +1,26 @@
 """A method from a file, as a reader tries it from the command line: its fields and words, its runs, its mistakes."""
 
 import json
+import pathlib
+import sys
 
 import numpy as np
 import pytest
 
 import launch
 from fedjax_ssl import UserError, methods
-from fedjax_ssl.config import describe_method, validate
-from fedjax_ssl.methods import find_method
+from fedjax_ssl.client import make_confidence
+from fedjax_ssl.config import describe_method, parse_config, validate
+from fedjax_ssl.engine import no_op
+from fedjax_ssl.methods import METHODS, find_method
+from fedjax_ssl.records.workdir import refuse_code
+from fedjax_ssl.run import kept_programs
+from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.sweep import Sweep, plan
 from tests.helpers.runs import TINY_BACKBONE
 
 FILE = """
-from fedjax_ssl.methods import Section, whole
+from fedjax_ssl.methods import METHODS, Section, whole
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
 
@@ -40,6 +47,8 @@ agreement = Entry(
     fields={"server.epochs": 2},
     variants={"four_views": {"agreement.views": 4}},
 )
+half = METHODS["supervised"].derived(defaults={"cohort": "labelled"}, variants={"all": {"supervised.cohort": "all"}})
+mistaken = METHODS["supervised"].derived(defaults={"cohrt": "labelled"})
 wrong = Entry(bare, variants={"high": {"wrong.level": 1}})
 semifl = bare
 registered = bare
@@ -52,8 +61,40 @@ def no_method(problem):
 
 def fails(problem):
     return problem.config.nothing
+
+
+def rule(options, num_classes, threshold, strictly):
+    from fedjax_ssl.client import Confidence
+
+    weigh = lambda state, scores, size: (scores[..., 0] >= threshold + strictly).astype("float32")
+    return Confidence(lambda n_max: (), lambda state, *seen: state, weigh)
+
+
+def no_rule(*arguments):
+    return number
+
+
+def raises(*arguments):
+    return 1 / 0
+"""
+CHANGED = """
+from fedjax_ssl.methods import METHODS, real
+
+FIXMATCH, SEEN = METHODS["fixmatch"], None
+
+
+def build(problem):
+    global SEEN
+    SEEN = problem.config.fixmatch
+    return FIXMATCH.factory(problem)
+
+
+my_fixmatch = FIXMATCH.derived(
+    build, defaults={"threshold": 0.7, "gamma": real(0.5, above=0)}, fields={"client.proximal": 0.25}
+)
 """
 QUICKSTART = str(launch.QUICKSTART)
+SEMIFL = f"--config={QUICKSTART}:semifl"
 SMALL = [f"--config.model.name={TINY_BACKBONE}", "--config.log.report=false", "--config.log.tensorboard=false"]
 
 
@@ -132,6 +173,57 @@ def test_a_sweep_names_it_by_arguments_fields_or_an_override(own):
     assert [cell.config.agreement.views for cell in cells] == [5, 5]
 
 
+def built(words):
+    """What a command line builds, up to compiling."""
+    config = parse_config(words[0], words[1:])
+    validate(config)
+    return build_experiment(config)
+
+
+def test_a_changed_method_has_a_section_of_its_own(own):
+    (own / "changed.py").write_text(CHANGED)
+    words = [f"{QUICKSTART}:method=changed.py:my_fixmatch,lpl,parallel", f"--config.model.name={TINY_BACKBONE}"]
+    config = built(words).problem.config
+    assert dict(config.my_fixmatch) == {**config.fixmatch, "threshold": 0.7, "server": "parallel", "gamma": 0.5}
+    assert config.fixmatch.threshold == 0.95 and config.fixmatch.server == "alternate"
+    assert config.consistency.labels_from == "local" and config.client.proximal == 0.25
+    seen = sys.modules["fedjax_ssl_own_changed"].SEEN
+    assert seen.threshold == 0.7 and seen.gamma == 0.5  # as the library's code reads it, under its own name
+    assert built([*words, "--config.my_fixmatch.threshold=0.6"]).method.server_after is no_op
+    assert sys.modules["fedjax_ssl_own_changed"].SEEN.threshold == 0.6
+    with pytest.raises(UserError, match=r"my_fixmatch\.gamma must be above 0, not -1"):
+        built([*words, "--config.my_fixmatch.gamma=-1"])
+
+
+@pytest.mark.parametrize("name", ["fixmatch", "fl2"])
+def test_a_copy_of_a_methods_file_is_a_method_under_its_own_name(name, own):
+    source = (pathlib.Path(methods.__file__).parent / f"{name}.py").read_text()
+    (own / "my_copy.py").write_text(source.replace("threshold = share(0.95)", "threshold = share(0.5)"))
+    config = built([f"{QUICKSTART}:method=my_copy.py:ENTRY"]).problem.config
+    assert config.my_copy.threshold == 0.5 and config[name].threshold == 0.95
+    assert config.confidence.kind == METHODS[name].fields.get("confidence.kind", "fixed")
+    variants = find_method("my_copy.py:ENTRY").variants
+    assert any(field.startswith("my_copy.") for fields in variants.values() for field in fields)
+
+
+def test_a_rule_for_confidence_from_a_file(own):
+    """It labels as it says; other users' runs and hosts with such a rule name code, as those of a method's file do."""
+    words = [f"{QUICKSTART}:semifl", "--config.confidence.kind=my.py:rule", "--config.semifl.threshold=0.25"]
+    problem = built(words).problem
+    confidence = make_confidence(problem, problem.config.semifl.threshold)
+    scores = np.array([[0.25, 0.75], [0.2, 0.8]])
+    np.testing.assert_array_equal(confidence.weigh((), scores, 2), [1, 0])
+    with pytest.raises(UserError, match=r"names code, confidence\.kind=my\.py:rule, which would be run; ask"):
+        refuse_code(own, problem.config.to_dict(), "ask")
+    assert not kept_programs._is_of_library(built(words))
+    assert kept_programs._is_of_library(built(words[:1]))
+
+
+def test_a_methods_factory_has_its_name():
+    """So that a copy of its file is known for one, see `named`."""
+    assert [entry.known_as for entry in map(METHODS.get, methods.NAMES)] == list(methods.NAMES)
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -145,7 +237,24 @@ def test_a_sweep_names_it_by_arguments_fields_or_an_override(own):
         (["--config.method=my.py:number"], "method=my.py:number is no function from a Problem to a Method"),
         (["--config.method=my.py:no_method"], "method=my.py:no_method gives a int; it must give a "),
         (["--config.method=my.py:fails"], "method=my.py:fails: cannot be built (AttributeError in line "),
+        (["--config.method=my.py:mistaken"], "cohrt is no field; the nearest is cohort; a new one is declared"),
         (["--config.method=my.py:wrong"], "high of wrong sets wrong.level, which is no field"),
+        ([SEMIFL, "--config.confidence.kind=my.py:rul"], "my.py has no rul"),
+        (
+            [SEMIFL, "--config.confidence.kind=nowhere.py:rule"],
+            "confidence.kind=nowhere.py:rule: there is no file nowhere.py",
+        ),
+        (
+            [SEMIFL, "--config.confidence.kind=my.py:number"],
+            "confidence.kind=my.py:number is no function that gives a Conf",
+        ),
+        (
+            [SEMIFL, "--config.confidence.kind=my.py:no_rule"],
+            "confidence.kind=my.py:no_rule gives a int; it must give a Conf",
+        ),
+        ([SEMIFL, "--config.confidence.kind=my.py:raises"], "cannot be built (ZeroDivisionError in line "),
+        (["--config.confidence.kind=flexmach"], "'flexmach'; the nearest is flexmatch; known: fixed, share"),
+        ([f"--config={QUICKSTART}:fedcon", "--config.confidence.kind=my.py:rule"], "is not for the method fedcon"),
         (["--config.method=my.py:agreement", "--config.agreement.vews=3"], "nearest is config.agreement.views"),
         (["--config.method=my.py:agreement", "--config.agreement.views=1"], "agreement.views must be at least 2"),
         (["--config.method=my.py:agreement", "--config.agreement.views=two"], "a value of type int (now 2)"),

@@ -3,6 +3,7 @@
 Each fault is one that went unnoticed once, or ended in a traceback.
 """
 
+import asyncio
 import json
 import os
 import shutil
@@ -250,6 +251,22 @@ def images(finished_run):
 
 def load(folder):
     return fedjax_ssl.load(folder, allow_code=True)
+
+
+def test_reads_that_end_late_say_nothing(run, monkeypatch):
+    """Of many reads at once the first that fails ends the wait; each of the others was a traceback when it ended."""
+
+    def restore(self, *args, **kwargs):
+        loop = asyncio.new_event_loop()
+        loop.close()
+        loop.call_soon_threadsafe(print)  # as TensorStore does
+        raise ValueError("out of range")
+
+    made = asyncio.new_event_loop
+    monkeypatch.setattr("orbax.checkpoint.Checkpointer.restore", restore)
+    with pytest.raises(UserError, match="out of range"):
+        load(run)
+    assert asyncio.new_event_loop is made
 
 
 def test_a_damaged_checkpoint_is_not_loaded(run, images, capfd):

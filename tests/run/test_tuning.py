@@ -1,11 +1,13 @@
 """`tune`: which choices are measured, which is taken, and who gets it."""
 
+import contextlib
 from unittest import mock
 
 import jax
 import pytest
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.devices import platform, use_platform
 from fedjax_ssl.run import choices, machine, tuning
 from fedjax_ssl.run.choices import Choice, recall, remember
 from fedjax_ssl.run.experiment import build_experiment, initialise
@@ -21,9 +23,12 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "fedjax_ssl" / choices.TUNED
 
 
-def on(platform, devices):
+def on(name, devices):
     """A machine that is not here."""
-    return mock.patch.multiple(jax, default_backend=lambda: platform, device_count=lambda: devices)
+    stack = contextlib.ExitStack()
+    stack.enter_context(use_platform(name))
+    stack.enter_context(mock.patch.object(jax, "device_count", lambda: devices))
+    return stack
 
 
 def test_on_a_processor_cores_and_options_are_tried_with_one_lane():
@@ -137,3 +142,10 @@ def test_what_is_found_is_printed_and_remembered(cache, capsys, monkeypatch):
 def test_what_cannot_be_tuned(fields, line):
     with pytest.raises(UserError, match=line):
         tune(make_tiny_config(**fields))
+
+
+def test_programs_are_for_the_platform_of_the_machine():
+    here = machine.machine_of(Choice(1, 1))
+    with machine.use(here._replace(platform="tpu")):
+        assert platform() == "tpu"
+    assert platform() == here.platform == jax.default_backend()

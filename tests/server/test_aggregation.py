@@ -145,7 +145,7 @@ SERVER = np.array([9.0, 5.0])
 
 def aggregate(*links, accepted=(True, True, False), problem=None, batch_stats=(), state_stats=None, memory=None):
     """The state after one aggregation by this chain."""
-    aggregation = chain(problem or problem_with(), *links, parts=PARTS)
+    aggregation = chain((problem or problem_with()).network, *links, parts=PARTS)
     server = {"own": Model({**PARAMS, "classifier": jnp.float32(SERVER)}, {"mean": jnp.array([8.0])})}
     server |= {"screened": jnp.array([True, False, True]), **aggregation.init(PARAMS)}
     state = State(jnp.int32(0), Model(PARAMS, state_stats or {}), server)
@@ -160,7 +160,7 @@ def screened():
 
 
 def server_model(problem=None):
-    return with_server_model(problem or problem_with(), lambda state: state.server["own"], PARTS)
+    return with_server_model((problem or problem_with()).network, lambda state: state.server["own"], PARTS)
 
 
 @pytest.mark.parametrize("kind, shares", [("size", [0.75, 0.25]), ("qualified", [0.25, 0.75]), ("uniform", [0.5, 0.5])])

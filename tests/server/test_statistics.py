@@ -164,7 +164,7 @@ DEEP = NETWORK._replace(module=ThreeLayers())
 def inputs_by_hand(params, statistics, images, rows):
     """The inputs of the three layers in evaluation mode, by NumPy in float64: [n, C] each, a row a value."""
     params, statistics = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), (params, statistics))
-    x, inputs = (np.asarray(images, np.float64)[rows] / 255 - DEEP.mean) / DEEP.std, []
+    x, inputs = (np.asarray(images, np.float64)[rows] / 255 - DEEP.inputs.mean) / DEEP.inputs.std, []
     for number in range(3):
         inputs.append(x.reshape(-1, x.shape[-1]))
         norm, layer = params[f"norm{number}"], statistics[f"norm{number}"]

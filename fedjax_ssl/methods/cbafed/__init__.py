@@ -39,12 +39,16 @@ from fedjax_ssl.client import (
     weak_views,
 )
 from fedjax_ssl.client.debias import without_prior
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,
     Broadcast,
+    Cohort,
     Jobs,
     Method,
+    Metrics,
     Phase,
+    Previous,
     Problem,
     Received,
     Report,
@@ -53,9 +57,10 @@ from fedjax_ssl.engine import (
 )
 from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
 from fedjax_ssl.methods.cbafed.residual import RECORD, residual_over_rounds, with_residual
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating, given_labels
 from fedjax_ssl.server import fedavg, own_weights
 
@@ -67,7 +72,7 @@ FIELDS = {
     "client.labelled_views": "weak",
     "client.spare_classifier": False,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments, with as many epochs and rounds as in its code
         "num_rounds": 1002,
         "cbafed.warm_up_rounds": 501,
@@ -145,7 +150,7 @@ def cbafed(problem: Problem) -> Method:
     """Both stages as a Method."""
     config, options = problem.config, problem.config.cbafed
 
-    def init(data, key) -> State:
+    def init(data: FederatedData, key: jax.Array) -> State:
         state = method.init(data, key)
         memory = {
             GIVEN: given_labels(problem, data),
@@ -154,13 +159,13 @@ def cbafed(problem: Problem) -> Method:
         }
         return state._replace(server={**state.server, **memory})
 
-    def broadcast(state: State, data, key) -> Broadcast:
+    def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
         del data, key
         counts = state.server[GIVEN] + jnp.sum(state.server[COUNTS], axis=0)
         by = acceptance(counts, options.base, options.cap, options.rare)
         return global_model(problem, state, SentDown(by, state.round >= options.warm_up_rounds))
 
-    def aggregate(state: State, data, received: Received, key):
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = aggregation.aggregate(state, data, received, key)
         told = jnp.where(received.accepted[:, None], received.uploads.metadata[COUNTS], 0.0)
         place = jnp.where(received.sizes > 0, received.clients, config.num_clients)  # out of bounds: dropped
@@ -187,7 +192,7 @@ def on_given_labels(problem: Problem) -> Phase:
     config.client.epochs = max(options.labelled_epochs, config.client.epochs)
     longest = labelled_phase(problem._replace(config=config))
 
-    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = longest.prepare(received, data, cohort, previous)
         epochs = jnp.where(received.extra.second_stage, options.labelled_epochs, problem.config.client.epochs)
         return jobs._replace(num_steps=jobs.num_steps // config.client.epochs * epochs)
@@ -200,7 +205,7 @@ def on_accepted_labels(problem: Problem) -> Phase:
     """The received model's labels of weak views, and passes over those views; and the upload of both phases."""
     options, config, network = problem.config.cbafed, problem.config.client, problem.network
 
-    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
         view_keys, order_keys = jax.vmap(jax.random.split)(examples.keys).T
@@ -211,7 +216,7 @@ def on_accepted_labels(problem: Problem) -> Phase:
             examples._replace(keys=view_keys),
             num_views=1,
         )
-        p = jax.nn.softmax(without_prior(problem, logits, examples.unlabelled))
+        p = jax.nn.softmax(without_prior(problem.config.confidence.debias, logits, examples.unlabelled))
         labels, accepted = accept(p, received.extra.acceptance, options.second_labels)
         accepted &= examples.unlabelled & received.extra.second_stage
         deck = Deck.shuffled(examples, accepted, order_keys, config.epochs)
@@ -221,9 +226,9 @@ def on_accepted_labels(problem: Problem) -> Phase:
         num_steps = deck.num_steps(config.batch_size)
         return Jobs(num_steps, work, Report(labels, accepted), takes_part=jnp.any(accepted, axis=1))
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         keys = jnp.broadcast_to(jax.random.wrap_key_data(at.work.view_key), batch.positions.shape)
-        images = weak_views(problem, keys, batch.positions, batch.inputs)
+        images = weak_views(problem.weak, keys, batch.positions, batch.inputs)
 
         (outputs,), batch_stats = network.train(model, (images,), batch.mask)
         value = cross_entropy(outputs.logits, at.work.labels[batch.positions], batch.mask)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Finished, Phase, State
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Broadcast, Finished, Phase, Received, State
 from fedjax_ssl.learning.batches import num_batches
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import where
@@ -51,18 +52,18 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
         every: epochs.
     """
 
-    def start(received, data, work, own) -> Recorded:
+    def start(received: Broadcast, data: FederatedData, work, own) -> Recorded:
         training = phase.start(received, data, work, own)
         return Recorded(training, training.learner.model)
 
-    def step(received, data, work, carry: Recorded, index, key) -> Recorded:
+    def step(received: Broadcast, data: FederatedData, work, carry: Recorded, index, key) -> Recorded:
         training = phase.step(received, data, work, carry.training, index, key)
         done, steps = jnp.divmod(index + 1, jnp.maximum(num_batches(work.deck.size, batch_size), 1))
         model, record = drawn_back(training.learner.model, carry.record, done - 1, weight, every, steps == 0)
         record = where((steps == 0) & (done == 1), model, record)
         return Recorded(training._replace(learner=training.learner._replace(model=model)), record)
 
-    def finish(received, work, carry: Recorded, num_steps) -> Finished:
+    def finish(received: Broadcast, work, carry: Recorded, num_steps) -> Finished:
         return phase.finish(received, work, carry.training, num_steps)
 
     return phase._replace(start=start, step=step, finish=finish)
@@ -82,7 +83,7 @@ def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, 
         every: rounds.
     """
 
-    def apply(flow: Flow, current, state: State, data, received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         in_first = state.round < first_rounds
         number = jnp.where(in_first, state.round, state.round - first_rounds)
         record = where(number == 0, where(in_first, flow.model, current), flow.memory[RECORD])

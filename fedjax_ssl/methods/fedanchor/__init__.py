@@ -12,8 +12,9 @@ the shared sections, and docs/results.md has the measurements behind its default
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -28,11 +29,12 @@ from fedjax_ssl.client import (
     own_confidence,
     own_optimizers,
 )
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Problem, State
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Metrics, Problem, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import RECIPES, Section, real, share, whole, word
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedanchor.client import (
     AnchorEmbeddings,
     ClassAnchors,
@@ -57,7 +59,7 @@ from fedjax_ssl.server import (
 HEAD = "anchor_head"
 
 
-def _anchor_head(model: Section) -> Callable:
+def _anchor_head(model: Section) -> Callable[..., nn.Module]:
     if model.anchor_dim < 1:
         raise UserError("fedanchor needs an anchor head: model.anchor_dim must be at least 1")
     return functools.partial(Linear, model.anchor_dim)
@@ -71,7 +73,7 @@ CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_he
 NATURAL_IMAGES = {"server.augmentation": "weak", "server.pretrain_epochs": 40}
 
 # The systems of the paper's tables that differ from FedAnchor in a field or two: name -> fields.
-VARIANTS = {
+VARIANTS: Variants = {
     "natural_images": NATURAL_IMAGES,
     # What the paper gives; for a config whose defaults are others.
     "paper": {**RECIPES["plain"], "server.augmentation": "strong", "server.pretrain_epochs": 5},
@@ -149,7 +151,7 @@ def fedanchor(problem: Problem) -> Method:
 
     # --- Server: w_t and the anchors' latent representations go down (section 4.2). -------------------------------
 
-    def broadcast(state: State, data, key) -> Broadcast:
+    def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
         rows = data.anchor_index
         outputs = network.predict_rows(state.model, data.inputs, rows, config.eval_batch_size)
         anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
@@ -162,7 +164,7 @@ def fedanchor(problem: Problem) -> Method:
 
     # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
 
-    def label(received: Broadcast, data, examples: Examples) -> Labelled:
+    def label(received: Broadcast, data: FederatedData, examples: Examples) -> Labelled:
         anchors, threshold = received.extra
 
         def scores(images):  # eq. 3, and the classification head's probabilities
@@ -198,7 +200,7 @@ def fedanchor(problem: Problem) -> Method:
 
     # --- Server: one epoch on the classification head, one on the anchor head (section 4.4). -----------------------
 
-    def anchor_loss(data):  # eq. 1, eq. 2
+    def anchor_loss(data: FederatedData):  # eq. 1, eq. 2
         return contrastive_loss(
             problem,
             data,
@@ -210,7 +212,7 @@ def fedanchor(problem: Problem) -> Method:
             common_direction_weight=options.common_direction_weight,
         )
 
-    def classification_loss(data):
+    def classification_loss(data: FederatedData):
         if not options.server_mixup:
             return supervised_loss(problem, data, config.server.augmentation)
         mixup = options.mixup_alpha, options.mix_weight, options.mix_order  # FedAnchor (mix)
@@ -221,17 +223,17 @@ def fedanchor(problem: Problem) -> Method:
         Training("contrastive", anchor_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
     )
 
-    def server_after(state: State, data, key):
+    def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         rates = config.server.learning_rate, options.contrastive_learning_rate
         rates = [learning_rate_at(config, rate, state.round) for rate in rates]
         epochs = config.server.epochs, options.contrastive_epochs * options.contrastive
         return train_in_turn(problem, state, data, key, trainings, rates, epochs)
 
-    def init(data, key) -> State:
+    def init(data: FederatedData, key: jax.Array) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
         init_key, train_key = jax.random.split(key)
         model = network.init(init_key)
-        optimizers = {}
+        optimizers: dict[str, Any] = {}
         for training in trainings:
             optimizers |= own_optimizer(config.server, model, training.parts, training.memory)
         state = State(jnp.int32(0), model, optimizers if config.server.pretrain_persistent else {})

@@ -1,14 +1,17 @@
 """The server's contrastive training on its anchors: it shapes a head's space by labels (FedAnchor, eq. 1 and 2)."""
 
-from collections.abc import Callable
+import jax
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.losses import common_direction_penalty, label_contrastive_loss
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.server.training import AnchorLoss, AnchorLossResult
 
 
 def contrastive_loss(
     problem: Problem,
-    data,
+    data: FederatedData,
     head: str,
     *,
     augmentation: str,
@@ -16,7 +19,7 @@ def contrastive_loss(
     negatives: str,
     self_pairs: bool,
     common_direction_weight: float,
-) -> Callable:
+) -> AnchorLoss:
     """The label contrastive loss of a head's outputs on augmented anchors.
 
     Args:
@@ -28,11 +31,11 @@ def contrastive_loss(
         common_direction_weight: of `common_direction_penalty`; 0: there is none.
 
     Returns:
-        A loss function for `train_on_anchors`; its metric is `contrastive_loss`, without the penalty.
+        The loss; its metric is `contrastive_loss`, without the penalty.
     """
     augment = {"none": lambda _, images: images, "weak": problem.weak, "strong": problem.strong}[augmentation]
 
-    def loss_fn(model, rows, labels, mask, key):
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> AnchorLossResult:
         (outputs,), batch_stats = problem.network.train(model, (augment(key, data.inputs[rows]),), mask)
         embeddings = outputs.heads[head]
         loss = label_contrastive_loss(embeddings, labels, mask, problem.num_classes, temperature, negatives, self_pairs)

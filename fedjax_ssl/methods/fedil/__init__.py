@@ -20,19 +20,34 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, global_model, label_for_report, local_sgd, qualify
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Received, State, no_op
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import (
+    CLASSIFIER,
+    Broadcast,
+    Cohort,
+    Jobs,
+    Method,
+    Metrics,
+    Phase,
+    Previous,
+    Problem,
+    Received,
+    State,
+    no_op,
+)
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import cosines, select
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedil.client import advance, no_credibility
 from fedjax_ssl.methods.fedil.server import add_increment, mean_increment, no_increments, stays_below
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments, IID
         "num_rounds": 2000,
         "clients_per_round": 5,
@@ -89,7 +104,7 @@ def fedil(problem: Problem) -> Method:
         problem, (local_training(problem),), own=lambda data, model: {CREDIBILITY: no_credibility(data)}
     )
 
-    def init(data, key) -> State:
+    def init(data: FederatedData, key: jax.Array) -> State:
         state = add_server_model(frame.init(data, key))
         increments = no_increments(max(options.average_rounds, options.stop_rounds))
         return state._replace(server={**state.server, **increments})
@@ -104,7 +119,7 @@ def fedil(problem: Problem) -> Method:
 
     aggregation = fedavg(problem, screened_by=same_direction if options.cosine_screening else None)
 
-    def aggregate(state: State, data, received: Received, key):
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         """Eq. 24 and 25; if no upload passes, theta' stays."""
         after, metrics = aggregation.aggregate(state, data, received, key)
         after = add_increment(state, after, metrics["update_norm"])
@@ -131,7 +146,7 @@ def local_training(problem: Problem) -> Phase:
     """Algorithm 2: the three losses of a step, and the counts of its labels."""
     network, config, options = problem.network, problem.config.client, problem.config.fedil
 
-    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples, credibility = Examples.of(data, cohort), cohort.own[CREDIBILITY]
         work = Work(
@@ -143,7 +158,7 @@ def local_training(problem: Problem) -> Phase:
         report = label_for_report(problem, received.model, data, examples, options.threshold)
         return Jobs(work.deck.num_steps(config.batch_size), work, report)
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         work: Work = at.work
         weak_key, strong_key, set_key, set_view_key = jax.random.split(at.key, 4)
         images, mask = batch.inputs, batch.mask
@@ -181,9 +196,10 @@ def local_training(problem: Problem) -> Phase:
         }
         return Loss(value, batch_stats, metrics, aux=(batch.positions, labels, confident & agreed, counts))
 
-    def remember(own, model, aux, index):  # eq. 17 to 21
+    def remember(own, model: Model, aux, index: jax.Array):  # eq. 17 to 21
         del model, index
-        return {CREDIBILITY: advance(own[CREDIBILITY], *aux, options.successive)}
+        positions, labels, credible, counts = aux
+        return {CREDIBILITY: advance(own[CREDIBILITY], positions, labels, credible, counts, options.successive)}
 
     return local_sgd(problem, prepare, loss, hooks=Hooks(remember=remember))
 

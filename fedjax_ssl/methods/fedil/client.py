@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.data.federated import FederatedData
+
 
 class Credibility(NamedTuple):
     """A client's memory of its examples.
@@ -16,11 +18,11 @@ class Credibility(NamedTuple):
     """
 
     label: jax.Array
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # tuple.count is never asked for
     in_set: jax.Array
 
 
-def no_credibility(data) -> Credibility:
+def no_credibility(data: FederatedData) -> Credibility:
     """That of all clients before the first round, leaves [K, n_max]."""
     zeros = jnp.zeros(data.client_index.shape, jnp.int32)
     return Credibility(zeros, zeros, zeros.astype(bool))

@@ -18,7 +18,6 @@ it is short; at 0.03 and a momentum of 0.9 it overshoots: `advice`, and docs/res
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -32,6 +31,7 @@ from fedjax_ssl.client import (
     Examples,
     Hooks,
     Loss,
+    LossFunction,
     global_model,
     jobs_on_labels,
     local_sgd,
@@ -39,13 +39,26 @@ from fedjax_ssl.client import (
     own_optimizers,
     trained_models,
 )
-from fedjax_ssl.engine import CLASSIFIER, Augmentation, Broadcast, Jobs, Method, Phase, Problem, trained_parts
+from fedjax_ssl.client.local_sgd import Adapt
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import (
+    CLASSIFIER,
+    Augmentation,
+    Broadcast,
+    Cohort,
+    Jobs,
+    Method,
+    Phase,
+    Previous,
+    Problem,
+    trained_parts,
+)
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, mean_square_distances
 from fedjax_ssl.learning.optimizers import never_cleared
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedlabel.client import (
     CONFIDENCES,
     EXPERTS,
@@ -59,7 +72,7 @@ from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import fedavg, half_told, weights_told
 
 FIELDS = {"data.labels": "clients"}
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments; the learning rate and the steps are those of its code for CIFAR-100
         "num_rounds": 2000,
         "data.labelled_share": 0.2,
@@ -175,11 +188,11 @@ def fedlabel(problem: Problem) -> Method:
     )
 
 
-def unlabelled_phase(problem: Problem, adapt: Callable | None) -> Phase:
+def unlabelled_phase(problem: Problem, adapt: Adapt | None) -> Phase:
     """tau' steps of eq. 8 on unlabelled images, and the upload of both phases."""
     options, size = problem.config.fedlabel, problem.config.client.batch_size
 
-    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         examples, local = Examples.of(data, cohort), trained_models(received, previous)
         deck = Deck.drawn(examples, examples.unlabelled, examples.keys, options.unlabelled_steps, size)
         choice, report = label_drawn(  # eq. 3 and 4
@@ -208,12 +221,12 @@ def unlabelled_phase(problem: Problem, adapt: Callable | None) -> Phase:
     return local_sgd(problem, prepare, loss_on_kept(problem), hooks=hooks)
 
 
-def loss_on_kept(problem: Problem) -> Callable:
+def loss_on_kept(problem: Problem) -> LossFunction:
     """Eq. 8, the loss of the second phase."""
     options, network = problem.config.fedlabel, problem.network
     over_kept = options.loss_over == "kept"
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images, strong = batch.inputs, view(problem, problem.strong, at.data, batch.rows, at.key)
         choice = jax.tree.map(lambda leaf: leaf[batch.positions], at.work.choice)
         kept = batch.mask & (choice.probability > options.threshold)  # eq. 4
@@ -256,7 +269,7 @@ def metadata(problem: Problem, work: Work, model: Model, totals) -> dict:
     return {USED: used, **(apart if options.upload == "two_models" else {})}
 
 
-def view(problem: Problem, augment: Augmentation, data, rows: jax.Array, key: jax.Array) -> jax.Array:
+def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax.Array, key: jax.Array) -> jax.Array:
     """A view of some rows, drawn by the step's key; or the only one that each image has."""
     if problem.config.fedlabel.augment_once:
         return fixed_views(augment, data.seed, rows, data.inputs[rows])

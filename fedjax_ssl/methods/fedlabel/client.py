@@ -142,4 +142,6 @@ def score_drawn(
     made = put(positions, jnp.ones(positions.shape, bool)) & examples.present
     each = logits_of_each(problem, received, (local,), data.inputs, drawn)
     known = made & examples.unlabelled
-    return *(without_prior(problem, put(positions, scores), known) for scores in each), made
+    debias = problem.config.confidence.debias
+    of_global, of_local = (without_prior(debias, put(positions, scores), known) for scores in each)
+    return of_global, of_local, made

@@ -20,14 +20,15 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Confidence, Loss, LossFunction, global_model, make_confidence
 from fedjax_ssl.client.debias import debiased
-from fedjax_ssl.engine import Method, Problem, Received, State
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import Method, Metrics, Problem, Received, State
 from fedjax_ssl.engine.interface import completed
 from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row, zeros_unless
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedmatch import sparse
 from fedjax_ssl.methods.fedmatch.client import (
     agreed_labels,
@@ -84,7 +85,7 @@ _AT_SERVER = {  # its values where the server has the labels
     "fedmatch.least_change": 1e-5,
     "fedmatch.patience": 20,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "labels_at_client": {
         **_PAPER,
         "data.labels": "clients",
@@ -152,7 +153,7 @@ def fedmatch(problem: Problem) -> Method:
     num_helpers, smallest = min(options.helpers, config.num_clients - 1), {PSI: options.smallest}
     aggregation = fedavg(problem, parts=clients_train)
 
-    def init(data, key) -> State:
+    def init(data: FederatedData, key: jax.Array) -> State:
         """Fresh weights sigma, and psi a fifth of them; a model that is given is their sum."""
         init_key, train_key = jax.random.split(key)
         model = network.init(init_key)
@@ -184,18 +185,18 @@ def fedmatch(problem: Problem) -> Method:
 
     # --- Server: with the labels, it trains sigma. -------------------------------------------------------------------
 
-    def train_sigma(state: State, data, key, rate, epochs: int, memory: str | None = None):
+    def train_sigma(state: State, data: FederatedData, key: jax.Array, rate, epochs: int, memory: str | None = None):
         """Epochs of lambda_s CE(y, f(x; sigma + psi)) on the server's images; psi stays."""
         cross_entropy_of = supervised_loss(problem, data, config.server.augmentation)
 
-        def loss(model, *batch):
+        def loss(model: Model, *batch):
             value, aux = cross_entropy_of(merged(model), *batch)
             return options.labelled_weight * value, aux
 
         how = {"parts": (SIGMA,), "epochs": epochs, "batch_size": config.server.batch_size, "shuffle": options.shuffle}
         return train_on_anchors(state, data, loss, config.server, rate, key, memory=memory, **how)
 
-    def server_before(state: State, data, key):
+    def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         plateau, rate = state.server[PLATEAU], learning_rate_at(config, config.server.learning_rate, state.round)
         state, metrics = train_sigma(
             apart(state), data, key, rate * plateau.factor, config.server.epochs, CLASSIFICATION
@@ -209,7 +210,7 @@ def fedmatch(problem: Problem) -> Method:
     def helpers_travel(state: State) -> jax.Array:
         return (state.round + 1) % options.helper_interval == 0
 
-    def personal(state: State, data, clients, key) -> dict[str, Any]:
+    def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> dict[str, Any]:
         """The helpers' psi, which of them are present, and how many entries of all parameters travel to a client."""
         parts, uploads = state.server[PARTS], state.server[UPLOADS]
         held = row(uploads.params, clients)  # what a client has had since its last upload
@@ -246,7 +247,7 @@ def fedmatch(problem: Problem) -> Method:
 
     # --- What comes up: the uniform mean of the parts that clients train; each one's psi and vector are remembered. --
 
-    def aggregate(state: State, data, received: Received, key):
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state = apart(state)
         after, metrics = aggregation.aggregate(state, data, received, key)
         models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
@@ -270,7 +271,7 @@ def unlabelled_loss(problem: Problem, confidence: Confidence) -> LossFunction:
     """L_u, which moves psi: consistency with helpers, the vote's label for a strong view, the L1 and L2 terms."""
     network, options = problem.network, problem.config.fedmatch
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         images, (weak_key, strong_key) = batch.inputs, jax.random.split(at.key)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
         helpers, present = helper_logits(problem, at.received, at.work.personal, weak)

@@ -12,7 +12,7 @@ from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import label_for_steps
 from fedjax_ssl.client.local_sgd import Loss, local_sgd, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Jobs, Phase, Problem
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Phase, Previous, Problem
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import zeros_unless
@@ -82,11 +82,11 @@ def disjoint_phase(
     """
     network, config, with_labels = problem.network, problem.config.client, SIGMA in parts
 
-    def room_of(data) -> int:
+    def room_of(data: FederatedData) -> int:
         """The length of an unlabelled batch's arrays; it depends on shapes alone."""
         return (largest or largest_batch(problem, data.client_index.shape[1])) if with_labels else config.batch_size
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
         made = label_for_steps(problem, merged(received.model), data, examples, examples.unlabelled, confidence)
@@ -97,13 +97,13 @@ def disjoint_phase(
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * paired.batches, 0)
         return Jobs(num_steps, Work(*paired, made.confidence, made.prior, cohort.personal), made.report, made.own)
 
-    def of_sigma(model, batch: Batch, at: At) -> Loss:
+    def of_sigma(model: Model, batch: Batch, at: At) -> Loss:
         known = labelled_batch(at.work.labelled, at.step, config.batch_size).read(at.data)
         (outputs,), batch_stats = network.train(merged(model), (problem.weak(at.key, known.inputs),), known.mask)
         value = cross_entropy(outputs.logits, known.labels, known.mask)
         return Loss(labelled_weight * value, batch_stats, {"labelled_loss": value})
 
-    def of_psi(model, batch: Batch, at: At) -> Loss:
+    def of_psi(model: Model, batch: Batch, at: At) -> Loss:
         cut = at.work.deck.cut(at.step, at.work.batches, at.work.size, room_of(at.data))
         return unlabelled_loss(model, cut.read(at.data), at)
 

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Finished, Phase, Upload
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Metrics, Phase, Previous, Upload
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.methods.fedmatch import sparse
@@ -26,14 +27,14 @@ def in_turn(*phases: Phase) -> Phase:
     def without_model(training):
         return training._replace(learner=training.learner._replace(model=()))
 
-    def with_model(training, model):
+    def with_model(training, model: Model):
         return training._replace(learner=training.learner._replace(model=model))
 
-    def start(received, data, work, own):
+    def start(received: Broadcast, data: FederatedData, work, own):
         carries = [phase.start(received, data, work, own) for phase in phases]
         return carries[0].learner.model, tuple(map(without_model, carries))
 
-    def step(received, data, work, carry, index, key):
+    def step(received: Broadcast, data: FederatedData, work, carry, index: jax.Array, key: jax.Array):
         model, carries = carry
         after = []
         for number, (phase, training) in enumerate(zip(phases, carries)):
@@ -43,7 +44,7 @@ def in_turn(*phases: Phase) -> Phase:
             after.append(without_model(training))
         return model, tuple(after)
 
-    def finish(received, work, carry, num_steps) -> Finished:
+    def finish(received: Broadcast, work, carry, num_steps) -> Finished:
         model, carries = carry
         each = [
             phase.finish(received, work, with_model(training, model), num_steps)
@@ -64,7 +65,7 @@ def disjoint(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: two have an entry of the same name.
     """
-    union = {}
+    union: dict[str, Any] = {}
     for mapping in mappings:
         twice = sorted(union.keys() & mapping.keys())
         if twice:
@@ -73,7 +74,7 @@ def disjoint(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return union
 
 
-def with_plateau(phase: Phase, watched: Callable[..., jax.Array], patience: int) -> Phase:
+def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], patience: int) -> Phase:
     """A phase at each client's own learning rate: a third of it after `patience` visits without a new lowest loss.
 
     Args:
@@ -85,20 +86,20 @@ def with_plateau(phase: Phase, watched: Callable[..., jax.Array], patience: int)
         The Phase; the clients' memory has an entry `PLATEAU`, see `learning.plateau`.
     """
 
-    def at_own_rate(received, plateau):
+    def at_own_rate(received: Broadcast, plateau):
         return received._replace(learning_rate=received.learning_rate * plateau.factor)
 
-    def prepare(received, data, cohort, previous):
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None):
         jobs = phase.prepare(received, data, cohort, previous)
         return jobs._replace(work=(jobs.work, cohort.own[PLATEAU]))
 
-    def start(received, data, work, own):
+    def start(received: Broadcast, data: FederatedData, work, own):
         return phase.start(at_own_rate(received, work[1]), data, work[0], own)
 
-    def step(received, data, work, carry, index, key):
+    def step(received: Broadcast, data: FederatedData, work, carry, index: jax.Array, key: jax.Array):
         return phase.step(at_own_rate(received, work[1]), data, work[0], carry, index, key)
 
-    def finish(received, work, carry, num_steps) -> Finished:
+    def finish(received: Broadcast, work, carry, num_steps) -> Finished:
         finished = phase.finish(at_own_rate(received, work[1]), work[0], carry, num_steps)
         plateau = after_epoch(work[1], watched(work[0], finished.metrics), patience)
         return finished._replace(own={**finished.own, PLATEAU: plateau})
@@ -118,7 +119,7 @@ def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, floa
         The Phase; it tells how many `entries` travel, float32 [].
     """
 
-    def finish(received, work, carry, num_steps) -> Finished:
+    def finish(received: Broadcast, work, carry, num_steps) -> Finished:
         finished = phase.finish(received, work, carry, num_steps)
         new, metadata = finished.upload.model.params, finished.upload.metadata
         old = select(received.model.params, tuple(new))

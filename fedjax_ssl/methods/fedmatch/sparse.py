@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.learning.trees import add_up
+
 
 def cut(tree: Any, smallest: float) -> Any:
     """Every entry of magnitude `smallest` or less becomes 0."""
@@ -24,7 +26,7 @@ def differs(new: Any, old: Any, least_change: float) -> Any:
 
 def count(tree: Any) -> jax.Array:
     """How many entries of a tree of bool are True: float32 [], exact up to 16 million."""
-    return sum(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree))
+    return add_up(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree))
 
 
 def num_entries(tree: Any) -> float:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.learning.losses import proximal_term
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import add_up
 
 SIGMA, PSI = "sigma", "psi"  # the entries of `params`: what labelled images train, and what unlabelled ones train
 
@@ -24,5 +25,5 @@ def divided(params: Any, is_sum: bool) -> dict[str, Any]:
 
 def distances(params: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
     """|psi|_1 and |sigma - psi|_2^2, sums over all entries: float32 [] each."""
-    l1 = sum(jnp.sum(jnp.abs(psi)) for psi in jax.tree.leaves(params[PSI]))
+    l1 = add_up(jnp.sum(jnp.abs(psi)) for psi in jax.tree.leaves(params[PSI]))
     return l1, 2 * proximal_term(params[SIGMA], params[PSI])

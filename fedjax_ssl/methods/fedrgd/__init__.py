@@ -23,7 +23,23 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Deck, Examples, Loss, Work, global_model, label_for_report, local_sgd, qualify
 from fedjax_ssl.client.local_sgd import OPT_STATE
-from fedjax_ssl.engine import CLASSIFIER, Draw, Jobs, Method, Phase, Problem, Received, State, WireBytes, no_op
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import (
+    CLASSIFIER,
+    Broadcast,
+    Cohort,
+    Draw,
+    Jobs,
+    Method,
+    Metrics,
+    Phase,
+    Previous,
+    Problem,
+    Received,
+    State,
+    WireBytes,
+    no_op,
+)
 from fedjax_ssl.engine.interface import completed, trained_parts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, share, whole, word
@@ -31,7 +47,7 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes, where_rows
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import CLASSIFICATION, group_members
@@ -56,7 +72,7 @@ _SGD = {
     "weight_decay": 1e-4,
     "clip_norm": 0.0,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on CIFAR-10; an epoch is 1,024 steps, 64 rounds
         "num_rounds": 300 * 64,
         "num_clients": 10,
@@ -121,7 +137,7 @@ def fedrgd(problem: Problem) -> Method:
     check_own_mean(problem)
     frame = alternating(problem, (at_place(local_training(problem)),))
 
-    def init(data, key) -> State:
+    def init(data: FederatedData, key: jax.Array) -> State:
         state = frame.init(data, key)
         server, clients = dict(state.server), dict(state.clients)
         if CLASSIFICATION in server:  # each replica has an optimiser
@@ -135,7 +151,7 @@ def fedrgd(problem: Problem) -> Method:
         """Of a place, or of a client: neighbours are in one group."""
         return number * num_groups // members
 
-    def select(state, data, key) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
         """The group of the draw is the place of each user, or its group where these are fixed."""
         clients = jax.random.choice(key, config.num_clients, (config.clients_per_round,), replace=False)
         return Draw(clients, jnp.arange(len(clients)) if at_random else group_of(clients))
@@ -147,16 +163,16 @@ def fedrgd(problem: Problem) -> Method:
             rate, number, options.warm_up_rounds, options.decay_rounds or config.num_rounds, "seven_sixteenths"
         )
 
-    def broadcast(state: State, data, key):
+    def broadcast(state: State, data: FederatedData, key: jax.Array):
         rate = rate_at(state.round, config.client.learning_rate)
         return global_model(problem, state)._replace(learning_rate=rate)
 
-    def personal(state: State, data, clients, key) -> "Place":
+    def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> "Place":
         groups = group_of(jnp.arange(len(clients)) if at_random else clients)
         memory = {OPT_STATE: row(state.server[PLACES], slice(len(clients)))} if PLACES in state.server else {}
         return Place(row(state.server[GROUPS], groups), memory)
 
-    def aggregate(state: State, data, received: Received, key):
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         """The replicas' T steps; step 1, each group's mean; step 2, the mean of these."""
         rate = rate_at(state.round, config.server.learning_rate)
         replicas, state, metrics = train_replicas(problem, state, data, key, rate, num_groups, options.steps)
@@ -211,20 +227,20 @@ def at_place(phase: Phase) -> Phase:
     Its `prepare`, which is of the whole cohort, sees the broadcast's model.
     """
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = phase.prepare(received, data, cohort, previous)
         return jobs._replace(work=(jobs.work, cohort.personal))
 
-    def seen(received, place: Place):
+    def seen(received: Broadcast, place: Place):
         return received._replace(model=completed(received.model, place.model))
 
-    def start(received, data, work, own):
+    def start(received: Broadcast, data: FederatedData, work, own):
         return phase.start(seen(received, work[1]), data, work[0], {**own, **work[1].memory})
 
-    def step(received, data, work, carry, index, key):
+    def step(received: Broadcast, data: FederatedData, work, carry, index: jax.Array, key: jax.Array):
         return phase.step(seen(received, work[1]), data, work[0], carry, index, key)
 
-    def finish(received, work, carry, num_steps):
+    def finish(received: Broadcast, work, carry, num_steps):
         finished, of_place = phase.finish(seen(received, work[1]), work[0], carry, num_steps), work[1].memory
         metadata = {name: value for name, value in finished.own.items() if name in of_place}
         own = {name: value for name, value in finished.own.items() if name not in of_place}
@@ -238,7 +254,7 @@ def local_training(problem: Problem) -> Phase:
     network, config, options = problem.network, problem.config.client, problem.config.fedrgd
     self_training = options.users == "self_training"
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, options.steps)
@@ -247,7 +263,7 @@ def local_training(problem: Problem) -> Phase:
         report = label_for_report(problem, received.model, data, examples, options.threshold)
         return Jobs(jnp.where(deck.size > 0, options.steps, 0), Work(deck), report)
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         weak_key, strong_key = jax.random.split(at.key)
         images = batch.inputs
         weak = problem.weak(weak_key, images)

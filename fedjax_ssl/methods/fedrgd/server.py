@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server.aggregation import weighted_mean
@@ -10,7 +11,7 @@ from fedjax_ssl.server.training import CLASSIFICATION, supervised_loss, train_on
 
 
 def train_replicas(
-    problem: Problem, state: State, data, key: jax.Array, rate: jax.Array, number: int, steps: int
+    problem: Problem, state: State, data: FederatedData, key: jax.Array, rate: jax.Array, number: int, steps: int
 ) -> tuple[Model, State, Metrics]:
     """So many copies of the global model, each trained for some steps of cross-entropy in an order of its own.
 

@@ -22,7 +22,6 @@ whose labels are the data set's (models/Update.py:121; Michelingweo/FedTriNet, e
 so the figures of its paper cannot be had.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -44,19 +43,33 @@ from fedjax_ssl.client import (
     trained_models,
 )
 from fedjax_ssl.client.consistency import train_views
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Jobs, Method, Phase, Problem, Report, State
+from fedjax_ssl.client.local_sgd import Adapt
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import (
+    CLASSIFIER,
+    Broadcast,
+    Cohort,
+    Jobs,
+    Method,
+    Metrics,
+    Phase,
+    Previous,
+    Problem,
+    Report,
+    State,
+)
 from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated, where_rows, zeros_unless
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedtrinet.client import accept, no_labels, vote
 from fedjax_ssl.methods.fedtrinet.server import mean_confidence
 from fedjax_ssl.methods.fedtrinet.splicing import freezing, head_part, splice
 from fedjax_ssl.methods.frames import alternating
 
 FIELDS = {"data.labels": "clients", "aggregation.weights": "uniform"}
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its code, but for its network
         "num_rounds": 100,
         "num_clients": 10,
@@ -142,7 +155,7 @@ def fedtrinet(problem: Problem) -> Method:
     head = head_part(problem.network, options.head_blocks)
     adapt, splices = freezing(head) if options.freeze_head else None, options.players != "one"
 
-    def own(data, model) -> dict:
+    def own(data: FederatedData, model: Model) -> dict:
         memory = {ACCEPTED: no_labels(data)}
         if splices:
             memory |= own_optimizers(problem, model, CLASSIFIER, TUNING, adapt)
@@ -152,11 +165,11 @@ def fedtrinet(problem: Problem) -> Method:
     phases = (tuning(problem, head, adapt), training(problem, head)) if splices else (training(problem, head),)
     frame = alternating(problem, phases, own=own)
 
-    def init(data, key) -> State:
+    def init(data: FederatedData, key: jax.Array) -> State:
         state = frame.init(data, key)
         return state._replace(server={**state.server, CONFIDENCE: jnp.float32(0.0)})
 
-    def server_before(state: State, data, key):
+    def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         """Measures m when the rounds on labels alone are over."""
         del key
         images, counted = data.test_inputs, jnp.ones(len(data.test_inputs), bool)
@@ -164,12 +177,12 @@ def fedtrinet(problem: Problem) -> Method:
             images, counted = data.inputs, data.at_clients & (data.visible_labels < 0)
         now = jax.lax.cond(
             state.round == options.warm_up_rounds,
-            lambda: mean_confidence(problem, state.model, images, counted),
+            lambda: mean_confidence(problem.network, state.model, images, counted, problem.config.eval_batch_size),
             lambda: state.server[CONFIDENCE],
         )
         return state._replace(server={**state.server, CONFIDENCE: now}), {"mean_confidence": now}
 
-    def broadcast(state: State, data, key) -> Broadcast:
+    def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
         r = state.round - options.warm_up_rounds
         return global_model(problem, state, Extra(r, threshold_at(options, r, state.server[CONFIDENCE])))
 
@@ -191,11 +204,11 @@ def threshold_at(options: ConfigDict, r: jax.Array, confidence: jax.Array) -> ja
     return jnp.where(r < 0, PLAYERS[options.players] + 1.0, threshold)
 
 
-def tuning(problem: Problem, head: tuple[str, ...], adapt: Callable | None) -> Phase:
+def tuning(problem: Problem, head: tuple[str, ...], adapt: Adapt | None) -> Phase:
     """Local epochs of the spliced network on the labels."""
     on_labels = jobs_on_labels(problem)
 
-    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = on_labels(received, data, cohort, previous)
         return jobs._replace(num_steps=jnp.where(received.extra.round >= 0, jobs.num_steps, 0))
 
@@ -216,7 +229,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
     """The vote of the three players, and local epochs on labels and accepted images."""
     options, config, network = problem.config.fedtrinet, problem.config.client, problem.network
 
-    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         examples, old = Examples.of(data, cohort), cohort.own[ACCEPTED]
         voting, players = received.extra.round >= 0, ()
         if options.players == "one":
@@ -242,7 +255,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
         report = Report(labels, examples.labelled | has_one)
         return Jobs(work.deck.num_steps(config.batch_size), work, report, {ACCEPTED: accepted})
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         key, accepted_key = jax.random.split(at.key)
         more = at.work.accepted.batch(at.step, config.batch_size).read(at.data)
         mask = more.mask & at.work.apart

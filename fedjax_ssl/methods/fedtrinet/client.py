@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from fedjax_ssl.client.debias import without_prior
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.client.scores import logits_of_each
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import add_up
 
 
 class Accepted(NamedTuple):
@@ -25,7 +27,7 @@ class Accepted(NamedTuple):
     rounds: jax.Array
 
 
-def no_labels(data) -> Accepted:
+def no_labels(data: FederatedData) -> Accepted:
     """That of all clients before the first round, leaves [K, ...]."""
     return Accepted(jnp.full(data.client_index.shape, -1, jnp.int32), jnp.zeros(len(data.client_index), jnp.int32))
 
@@ -41,7 +43,8 @@ def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Ar
         float32 [M, n_max, C].
     """
     each = logits_of_each(problem, received, own, images, examples)
-    return sum(jax.nn.softmax(without_prior(problem, logits, examples.unlabelled)) for logits in each)
+    debias = problem.config.confidence.debias
+    return add_up(jax.nn.softmax(without_prior(debias, logits, examples.unlabelled)) for logits in each)
 
 
 def accept(

@@ -3,23 +3,26 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models.network import Network
 
 
-def mean_confidence(problem: Problem, model: Model, images: jax.Array, counted: jax.Array) -> jax.Array:
+def mean_confidence(
+    network: Network, model: Model, images: jax.Array, counted: jax.Array, batch_size: int | None
+) -> jax.Array:
     """The mean of max_c p(c | x) over the images that count: float32 []; 0 without any.
 
     Args:
-        problem: the run; `eval_batch_size` images are scored at a time.
+        network: the architecture.
         model: in evaluation mode.
         images: uint8 [N, H, W, C].
         counted: bool [N].
+        batch_size: images at a time, see `map_batches`.
     """
     largest = map_batches(
-        lambda rows: jnp.max(problem.network.probabilities(model, images[rows]), axis=-1),
+        lambda rows: jnp.max(network.probabilities(model, images[rows]), axis=-1),
         jnp.arange(len(images)),
-        problem.config.eval_batch_size,
+        batch_size,
     )
     return jnp.sum(jnp.where(counted, largest, 0.0)) / jnp.maximum(jnp.sum(counted), 1)

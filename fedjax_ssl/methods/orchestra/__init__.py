@@ -15,7 +15,6 @@ first comes after the first round is random, until it has seen as many images as
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,14 +23,28 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import quarter_turns
 from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, Work, global_model, local_sgd
-from fedjax_ssl.engine import Broadcast, Images, Jobs, Method, Phase, Problem, Received, State
+from fedjax_ssl.client.local_sgd import Adapt
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import (
+    Broadcast,
+    Cohort,
+    Images,
+    Jobs,
+    Method,
+    Metrics,
+    Phase,
+    Previous,
+    Problem,
+    Received,
+    State,
+)
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import assignment_loss, cross_entropy, unit_vectors
 from fedjax_ssl.learning.optimizers import followed_by
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import moving_average, select
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.methods.orchestra import client as clusters
 from fedjax_ssl.methods.orchestra.client import CENTROIDS, PROJECTIONS, Ring
@@ -56,7 +69,7 @@ FIELDS = {
     "views.second_blur": 0.1,
     "views.second_solarise": 0.2,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the cross-device setting of its experiments
         "num_rounds": 101,
         "num_clients": 100,
@@ -113,7 +126,7 @@ def orchestra(problem: Problem) -> Method:
     phases = training(problem, adapt), clusters.centroids_phase(options.local_clusters)
     method = self_supervised(problem, phases, parts=PARTS, aggregation=mean, adapt=adapt)
 
-    def init(data, key) -> State:
+    def init(data: FederatedData, key: jax.Array) -> State:
         model_key, centroids_key, rings_key = jax.random.split(key, 3)
         state = method.init(data, model_key)
         params, given = state.model.params, problem.network.given
@@ -127,7 +140,7 @@ def orchestra(problem: Problem) -> Method:
             clients={**state.clients, PROJECTIONS: Ring(rows, jnp.zeros(num_clients, jnp.int32))},
         )
 
-    def aggregate(state: State, data, received: Received, key):
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = mean.aggregate(state, data, received, key)
         local = received.uploads.metadata[CENTROIDS]
         centroids, loss = global_centroids(
@@ -139,7 +152,7 @@ def orchestra(problem: Problem) -> Method:
         )
         return state._replace(server={**state.server, CENTROIDS: centroids}), {**metrics, "clustering_loss": loss}
 
-    def broadcast(state: State, data, key) -> Broadcast:
+    def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
         return global_model(problem, state, extra=Clusters(state.server[CENTROIDS], state.round))
 
     return method._replace(init=init, aggregate=aggregate, broadcast=broadcast)
@@ -162,12 +175,12 @@ def target_projections(problem: Problem, model: Model, target: Any, images: Imag
     return unit_vectors(outputs.heads[PROJECTOR]), with_companion_statistics(model.batch_stats, TARGET, of_target)
 
 
-def training(problem: Problem, adapt: Callable) -> Phase:
+def training(problem: Problem, adapt: Adapt) -> Phase:
     """`client.epochs` passes over a client's images, of whole batches; in the first round none: it fills the memory."""
     options, config, network = problem.config.orchestra, problem.config.client, problem.network
     first_view, second_view = problem.views
 
-    def prepare(received: Broadcast, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples, is_first = Examples.of(data, cohort), received.extra.round == 0
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
@@ -184,7 +197,7 @@ def training(problem: Problem, adapt: Callable) -> Phase:
         rings = jax.lax.cond(is_first, filled, lambda rings: rings, cohort.own[PROJECTIONS])
         return Jobs(steps, Work(deck), own={PROJECTIONS: rings}, takes_part=jnp.any(examples.present, axis=1))
 
-    def loss(model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
         first_key, second_key, third_key, turns_key = jax.random.split(at.key, 4)
         images = batch.inputs
         first, second = first_view(first_key, images), second_view(second_key, images)
@@ -206,14 +219,14 @@ def training(problem: Problem, adapt: Callable) -> Phase:
         metrics = {"cluster_loss": cluster_loss, "rotation_loss": rotation_loss}
         return Loss(cluster_loss + rotation_loss, batch_stats, metrics, aux=(of_target, batch.mask))
 
-    def remember(own, model, aux, index) -> dict[str, Any]:
+    def remember(own, model: Model, aux, index: jax.Array) -> dict[str, Any]:
         del model, index
         return {PROJECTIONS: clusters.pushed(own[PROJECTIONS], *aux)}
 
     return local_sgd(problem, prepare, loss, PARTS, hooks=Hooks(remember=remember, adapt=adapt))
 
 
-def _projector(model) -> functools.partial:
+def _projector(model: ConfigDict) -> functools.partial:
     return functools.partial(Projector, model.projector_hidden, model.projector_dim, model.normalisation, True)
 
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.engine.interface import Finished, Images, Jobs, Phase, Upload
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Images, Jobs, Phase, Previous, Upload
 from fedjax_ssl.learning.losses import unit_vectors
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
@@ -74,7 +75,13 @@ def local_centroids(key: jax.Array, memory: jax.Array, number: int) -> jax.Array
     return jax.lax.fori_loop(0, ROUNDS_OF_CLUSTERING, cluster, memory[chosen])
 
 
-def filled(project: Callable, images: Images, examples: Examples, rings: Ring, batch_size: int) -> Ring:
+def filled(
+    project: Callable[[jax.Array, Images, jax.Array], jax.Array],
+    images: Images,
+    examples: Examples,
+    rings: Ring,
+    batch_size: int,
+) -> Ring:
     """The rings of a cohort after a pass over each client's first images, as many as a ring has rows.
 
     Args:
@@ -119,7 +126,7 @@ def centroids_phase(number: int) -> Phase:
         number: of centroids.
     """
 
-    def prepare(received, data, cohort, previous) -> Jobs:
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del received, data
         centroids = jax.vmap(lambda key, memory: local_centroids(key, memory, number))(
             cohort.keys(), cohort.own[PROJECTIONS].rows

@@ -33,11 +33,13 @@ from fedjax_ssl.client import (
     own_confidence,
 )
 from fedjax_ssl.client.consistency import check_both_label, in_last_epoch, unlabelled_loss, weighed
-from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received, State
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, unit_vectors
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.learning.trees import add_up
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.methods.proxyfl.server import tune_proxies
 from fedjax_ssl.models.projectors import Projection
@@ -46,7 +48,7 @@ from fedjax_ssl.server import Flow, Link, fedavg
 FEATURES, PROXIES = "feature_projection", "proxy_projection"  # the heads P_f and P_w
 PRIOR, COUNTS = "prior", "class_counts"  # entries of the server's memory, and of what clients tell
 
-VARIANTS = {
+VARIANTS: Variants = {
     "code": {
         "proxyfl.confident": "either",
         "proxyfl.loss_over": "batch",
@@ -110,7 +112,7 @@ def proxyfl(problem: Problem) -> Method:
             weights = jnp.maximum(weights, weighed(confidence, at, jax.nn.softmax(images.by_local))[1])
         return labels, weights
 
-    def loss(model, batch: TwoBatches, at: At, labels, weights) -> Loss:
+    def loss(model: Model, batch: TwoBatches, at: At, labels: jax.Array, weights) -> Loss:
         images = batch.unlabelled
         counted = images.mask if options.loss_over == "batch" else images.mask & (weights > 0)  # eq. 9
         of_labels = unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, counted, weights))
@@ -192,12 +194,14 @@ def contrastive_loss(
     usable = (mask & jnp.any(sets, axis=1))[: 2 * number]
     sure = jnp.tile(counts, 2)
     groups = [usable] if options.contrastive_over == "all" else [usable & sure, usable & ~sure]
-    value = sum(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
-    sums = {COUNTS: jnp.where(in_last_epoch(problem, at), jnp.sum(told, axis=0), 0.0)}
+    value = add_up(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
+    sums = {COUNTS: jnp.where(in_last_epoch(at, problem.config.client.epochs), jnp.sum(told, axis=0), 0.0)}
     return Loss(options.contrastive_weight * value, (), {"contrastive_loss": value}, sums=sums)
 
 
-def update_prior(options, flow: Flow, current, state, data, received: Received, key) -> Flow:
+def update_prior(
+    options, flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key
+) -> Flow:
     """The share of each class, from the counts of the clients of this round; without any it stays."""
     counts = jnp.where(flow.weights[:, None] > 0, received.uploads.metadata[COUNTS], 0.0)
     totals, old = jnp.sum(counts, axis=1, keepdims=True), flow.memory[PRIOR]

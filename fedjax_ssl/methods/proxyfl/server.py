@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.engine.interface import Received
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Received, State
 from fedjax_ssl.learning.batches import batch_positions, epoch_orders, num_batches
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server.aggregation import Flow, Link
 
 
@@ -18,7 +20,7 @@ def tune_proxies(**how: Any) -> Link:
         how: the keywords of `tuned_proxies`.
     """
 
-    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         params = flow.model.params
         classifier, uploaded = params["classifier"], received.uploads.model.params["classifier"]["kernel"]
         tuned = tuned_proxies(classifier["kernel"].T, jnp.swapaxes(uploaded, 1, 2), flow.weights > 0, key, **how).T
@@ -73,7 +75,7 @@ def tuned_proxies(
     gaps = jnp.where(jnp.eye(num_classes, dtype=bool), jnp.inf, distances(average[:, None], average))
     margin = jnp.minimum(jnp.max(jnp.min(gaps, axis=1)), largest_margin)
 
-    def step(current, index):
+    def step(current: jax.Array, index: jax.Array):
         epoch, batch = jnp.divmod(index, steps)
         places, mask = batch_positions(batch, batch_size, jnp.sum(present))
         points = orders[epoch, jnp.minimum(places, len(classes) - 1)]

@@ -23,10 +23,11 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import LABELLED, global_model, labelled_phase, mean_teacher_phase, own_teachers
 from fedjax_ssl.client.mean_teacher import DIVISORS, STATISTICS
-from fedjax_ssl.engine import Draw, Method, Problem
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import Broadcast, Draw, Method, Problem, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.methods.rscfed.server import DISTANCES, distance_reweighted
 from fedjax_ssl.server import fedavg
@@ -37,7 +38,7 @@ FIELDS = {
     "client.labelled_views": "weak",
     "client.spare_classifier": False,
 }
-VARIANTS = {
+VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on SVHN and CIFAR-100
         "num_rounds": 1000,
         "num_clients": 10,
@@ -108,13 +109,13 @@ def rscfed(problem: Problem) -> Method:
             f"rscfed.group_size is {options.group_size}, but the federation has num_clients = {config.num_clients}"
         )
 
-    def select_groups(state, data, key) -> Draw:
+    def select_groups(state: State, data: FederatedData, key: jax.Array) -> Draw:
         del state
         draw = lambda key: jax.random.choice(key, len(data.client_size), (options.group_size,), replace=False)  # noqa: E731
         clients = jax.vmap(draw)(jax.random.split(key, options.groups))
         return Draw(clients.reshape(-1), turns=options.groups)
 
-    def weight(received):
+    def weight(received: Broadcast):
         ramp = jnp.minimum(received.extra / options.ramp_rounds, 1.0) if options.ramp_rounds else 1.0
         return ramp * options.consistency_weight
 
@@ -127,7 +128,7 @@ def rscfed(problem: Problem) -> Method:
         loss_over=options.loss_over,
     )
     reweighted = distance_reweighted(
-        problem,
+        config.aggregation.weights,
         options.groups,
         lambda received: received.uploads.metadata[LABELLED] > 0,
         factor=options.labelled_factor,
@@ -139,7 +140,7 @@ def rscfed(problem: Problem) -> Method:
     method = alternating(
         problem,
         (labelled_phase(problem), with_teacher),
-        own=lambda data, model: own_teachers(problem, model),
+        own=lambda data, model: own_teachers(config.num_clients, model),
         aggregation=fedavg(problem, weighted_by=reweighted),
     )
     if options.ramp_rounds:  # clients must then know the round

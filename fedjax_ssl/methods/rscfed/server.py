@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.engine.interface import Problem, Received
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import Received, State
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
 from fedjax_ssl.server.aggregation import Flow, Link, client_weights, group_members
 
@@ -14,7 +16,7 @@ DISTANCES = ("tensors", "whole")
 
 
 def distance_reweighted(
-    problem: Problem,
+    kind: str,
     num_groups: int,
     is_labelled: Callable[[Received], jax.Array],
     *,
@@ -30,7 +32,7 @@ def distance_reweighted(
     group's model is sum_i u_i w_i, u_i ~ f_i exp(-beta d_i / n_i), times the factor of a labelled client.
 
     Args:
-        problem: the run.
+        kind: of `client_weights`, from which f_i is.
         num_groups: G; `Received.group` is 0 to G - 1, None for one group.
         is_labelled: received -> bool [R], whose weight is multiplied.
         factor: by which.
@@ -39,9 +41,8 @@ def distance_reweighted(
         beta_labelled: in a group with one.
         distance: see `distances_to_mean`.
     """
-    kind = problem.config.aggregation.weights
 
-    def apply(flow: Flow, current, state, data, received: Received, key) -> Flow:
+    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         del current, state, data, key
         sizes = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
         in_group = group_members(received, num_groups)

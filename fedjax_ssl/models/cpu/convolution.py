@@ -119,7 +119,8 @@ def _kernel_gradient_in_parts(x, gradient, kernel_size):
     images = max(size for size in range(1, len(x) + 1) if len(x) % size == 0 and size <= most)
 
     def add(total, part):
-        return total + _kernel_gradient_joined(*part, kernel_size), None
+        of_x, of_gradient = part
+        return total + _kernel_gradient_joined(of_x, of_gradient, kernel_size), None
 
     parts = [array.reshape(-1, images, *array.shape[1:]) for array in (x, gradient)]
     return lax.scan(add, jnp.zeros((*kernel_size, x.shape[3], gradient.shape[3]), jnp.float32), parts)[0]

@@ -21,7 +21,7 @@ from fedjax_ssl.config import differences, flatten
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import PACKAGE
-from fedjax_ssl.imports import is_own
+from fedjax_ssl.imports import CODE_FIELDS, is_own
 from fedjax_ssl.records.resuming import typed
 from fedjax_ssl.run.hosts.cluster import find_place
 from fedjax_ssl.run.hosts.link import Link
@@ -143,7 +143,7 @@ def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False, is
     if is_first():
         return config
     fields = flatten(told)
-    named = [field for field in ("method", "model.name") if is_own(str(fields.get(field)))]
+    named = [field for field in CODE_FIELDS if is_own(str(fields.get(field)))]
     if named and not allow_code:
         here = flatten(find())
         for field in named:
@@ -182,7 +182,8 @@ def checksum(tree: Any) -> str:
     """A number that arrays with other contents nearly always have another one of."""
     found = 0
     for leaf in jax.tree.leaves(tree):
-        found = zlib.crc32(np.ascontiguousarray(leaf), found)
+        content: Any = np.ascontiguousarray(leaf)  # a buffer
+        found = zlib.crc32(content, found)
     return f"{found:08x}"
 
 

@@ -21,8 +21,8 @@ class Place(NamedTuple):
     """
 
     coordinator: str
-    count: int
-    index: int
+    count: int  # type: ignore[assignment]  # tuple.count is never asked for
+    index: int  # type: ignore[assignment]  # nor tuple.index
     local_devices: list[int] | None = None
 
     @property

@@ -185,8 +185,14 @@ def _start_service(place: Place) -> subprocess.Popen:
     host, port = place.address
     file = pathlib.Path(__file__).with_name("coordinator.py")
     command = [sys.executable, "-P", str(file), host, str(port), str(place.count), str(PORT_SECONDS)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    service = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+    service = subprocess.Popen(
+        command,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     with clock.doing(f"waiting for port {port}"):
         said = service.stdout.readline().strip()
     if said != READY:

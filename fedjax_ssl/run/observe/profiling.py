@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import validate
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.round import num_jobs, one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
@@ -114,7 +116,7 @@ def seconds_by_stage(folder: pathlib.Path, program: str, seconds: float) -> dict
         Seconds of each of `STAGES`, and of 'other'; their sum is `seconds`.
     """
     stage_of = stages_of_instructions(program)
-    busy = collections.Counter()
+    busy: collections.Counter[str] = collections.Counter()
     for path in folder.rglob("*.trace.json.gz"):
         for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
             if event.get("ph") == "X":
@@ -145,7 +147,7 @@ def step_flops(experiment: Experiment, state: Any) -> float:
     method, data = experiment.method, experiment.data
     phase = method.phases[0]
 
-    def one_step(state, data):
+    def one_step(state: State, data: FederatedData):
         _, broadcast, cohort = one_job(experiment.problem, method, state, data)
         jobs = phase.prepare(broadcast, data, cohort, None)
         work = row(jobs.work, 0)

@@ -14,6 +14,7 @@ from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import read_json
+from fedjax_ssl.learning import devices
 from fedjax_ssl.records.clients import MODELS, figure_name, over_clients
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
@@ -81,7 +82,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         "dropped_uploads": sum(line["dropped_uploads"] for line in lines),
         **({"epsilon": last["epsilon"], "delta": config.privacy.delta} if "epsilon" in last else {}),
         "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}",
-        "backend": jax.default_backend(),
+        "backend": devices.platform(),
         "versions": {
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in ("fedjax_ssl", "jax", "flax", "optax")},

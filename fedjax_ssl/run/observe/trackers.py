@@ -106,7 +106,7 @@ def open_trackers(config: ConfigDict, folder: Workdir) -> Trackers:
         config: of the run, or of all its seeds.
         folder: of one run that has begun, its records cut back to where it resumes.
     """
-    openers = {}
+    openers: dict[str, Callable[[], Any]] = {}
     if config.log.tensorboard:
         openers["TensorBoard"] = lambda: TensorBoardWriter(folder)
     if config.log.wandb_project:

@@ -1,0 +1,426 @@
+"""Compiles a run's programs for TPUs and a GPU that are not here, and says what the compiler makes of them.
+
+    python benchmarks/accelerators.py                      # the whole table, hours of a processor
+    python benchmarks/accelerators.py --target=v5e --chips=1 --model=wrn28_2 --method=fedanchor --lanes=4 --part=step
+
+Nothing is run: every figure is the compiler's. Milliseconds and shares of a chip's peak are ESTIMATES: the sum of the
+cycles by which the TPU's compiler schedules, at the chip's clock. No hardware stands behind them. For a GPU there is no
+such estimate, only the program's text and its memory. Each program is compiled by a process of its own, for a crash of
+a compiler ends its process. TPUs take the extra `accelerators` (libtpu), the GPU the extra `cuda12`.
+
+Options with several values take them with commas; every combination is compiled. Other fields of the configuration
+follow as for the command line, such as --config.client.batch_size=20. The data are random images of CIFAR-10's shape,
+the configuration is the library's default for them: 100 clients, 10 a round. Parts:
+
+  step      the first phase of a cohort of as many clients as there are lanes: start, steps and upload
+  dispatch  many rounds, with the cohort of the configuration
+
+Of a client's step, `milliseconds_per_client` is the estimate for a chip with all its lanes, divided by the lanes.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # this library, wherever it is started
+
+
+class Target(NamedTuple):
+    """An accelerator.
+
+    Attributes:
+        platform: as `Machine` has it.
+        topologies: by the number of chips, as XLA names them.
+        accelerator_type: what libtpu is to believe.
+        clock: Hz, of the estimated cycles.
+        peak: bfloat16 operations a second of a chip.
+        memory: bytes of a chip.
+    """
+
+    platform: str
+    topologies: dict[int, str]
+    accelerator_type: str
+    clock: float
+    peak: float
+    memory: float
+
+
+# Peaks and memory by the vendors' data sheets. A TPU's clock follows from its peak: a cycle has 2 x 128 x 128
+# operations for each of 4 matrix units (v5e) or 8 (v5p, two cores), 2 x 256 x 256 for each of 4 (v6e).
+TARGETS = {
+    "v5e": Target("tpu", {1: "v5e:1x1", 4: "v5e:2x2"}, "v5litepod-4", 1.5e9, 197e12, 16e9),
+    "v6e": Target("tpu", {1: "v6e:1x1", 4: "v6e:2x2"}, "v6e-4", 1.75e9, 918e12, 32e9),
+    "v5p": Target("tpu", {1: "v5p:1x1x1", 4: "v5p:2x2x1"}, "v5p-8", 1.75e9, 459e12, 95e9),
+    "h100": Target("gpu", {1: "1x1x1"}, "", 1.98e9, 989e12, 80e9),
+}
+# XLA's GpuTargetConfigProto.
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+ESTIMATE = "times and shares are estimates of the compiler, no hardware stands behind them"
+
+
+def missing(target: str) -> str:
+    """What is to be installed before anything is compiled for a target; '' if nothing is."""
+    module, extra = {"tpu": ("libtpu", "accelerators"), "gpu": ("jax_cuda12_plugin", "cuda12")}[
+        TARGETS[target].platform
+    ]
+    if importlib.util.find_spec(module) is not None:
+        return ""
+    return f"compiling for {target} takes {module}, which is not installed: pip install 'fedjax_ssl[{extra}]'"
+
+
+def environment(target: str, folder: str) -> dict[str, str]:
+    """The environment of a process that compiles for a target; it has to be set before JAX starts.
+
+    Args:
+        target: of `TARGETS`.
+        folder: for libtpu's lock and logs.
+    """
+    of_tpu = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_ACCELERATOR_TYPE": TARGETS[target].accelerator_type,
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }
+    own = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "TMPDIR": folder,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    return {**os.environ, **own, **(of_tpu if TARGETS[target].platform == "tpu" else {})}
+
+
+def machine_for(target: str, chips: int, lanes: int):
+    """(the `Machine`, a function that gives the shapes of a tree of arrays, on its devices)."""
+    import jax
+    import numpy as np
+    from jax.experimental import topologies
+    from jax.sharding import Mesh, SingleDeviceSharding
+
+    from fedjax_ssl.learning.devices import AXIS
+    from fedjax_ssl.run.machine import Machine
+
+    platform, name = TARGETS[target].platform, TARGETS[target].topologies[chips]
+    if platform == "tpu":
+        words = {"topology_name": name, **({"chips_per_host_bounds": (1, 1, 1)} if chips == 1 else {})}
+        devices = topologies.get_topology_desc(platform="tpu", **words).devices
+    else:
+        devices = topologies.get_topology_desc(platform="cuda", target_config=H100, topology=name).devices
+    if len(devices) != chips:
+        raise SystemExit(f"{target} with {chips} chips has {len(devices)} devices")
+    mesh = Mesh(np.array(devices), (AXIS,)) if chips > 1 else None
+    place = SingleDeviceSharding(devices[0]) if mesh is None else None
+
+    def shapes(tree):
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree)
+
+    return Machine(platform, mesh, lanes, "", {}, None), shapes
+
+
+def lower(part: str, target: str, chips: int, lanes: int, experiment):
+    """A program, traced and lowered for a target; of an experiment that was built outside, on the CPU."""
+    from fedjax_ssl.run.machine import use
+    from fedjax_ssl.run.programs import lower_dispatch
+
+    machine, shapes = machine_for(target, chips, lanes)
+    names = ("data", "hidden_labels", "state_shape")
+    experiment = experiment._replace(**{name: shapes(getattr(experiment, name)) for name in names})
+    with use(machine):
+        if part == "dispatch":
+            return lower_dispatch(machine, [experiment])
+        return lower_step(machine, shapes, experiment, lanes, chips)
+
+
+def lower_step(machine, shapes, experiment, lanes: int, chips: int):
+    """The first phase of `lanes` clients on each chip, without what `prepare` computes for them."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedjax_ssl.engine.lanes import JobTable, Source, run_in_lanes
+    from fedjax_ssl.engine.round import one_job
+
+    phase, number = experiment.method.phases[0], lanes * chips
+
+    def prepared(state, data):
+        _, broadcast, cohort = one_job(experiment.problem, experiment.method, state, data)
+        jobs = phase.prepare(broadcast, data, cohort, None)
+        own = {**cohort.own, **jobs.own}
+        keys, takes_part = jax.random.split(cohort.key, 1), jnp.ones(1, bool)
+        return broadcast, JobTable(keys, jobs.num_steps, takes_part, jobs.work, own)
+
+    broadcast, table = jax.eval_shape(prepared, experiment.state_shape, experiment.data)
+    table = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, number, *leaf.shape[1:]), leaf.dtype), table)
+
+    @jax.named_scope("train")
+    def train(broadcast, data, table):
+        return run_in_lanes(phase, Source(broadcast, data, None), table, lanes)
+
+    whole = (
+        {} if machine.mesh is None else {"in_shardings": jax.sharding.PartitionSpec()}
+    )  # results stay where they are
+    return jax.jit(train, **whole).lower(shapes(broadcast), experiment.data, shapes(table))
+
+
+# --- What the text says. ----------------------------------------------------------------------------------------------
+
+STEPS = re.compile(r"train/(?:shard_map/)?while/body/while$")  # the loop of `engine/lanes.py`
+BACKWARD = re.compile(r"transpose\((?:vmap\()*jvp")
+PARTS = ("forward", "gradients", "augmentation", "optimiser", "the rest")
+
+
+def part_of(program, instruction) -> str:
+    """The part of a step that an instruction belongs to, by the innermost line of Python that tells."""
+    backward = BACKWARD.search(instruction.op_name) is not None
+    for file in program.files(instruction):
+        if "fedjax_ssl/augment/" in file:
+            return "augmentation"
+        if "fedjax_ssl/models/" in file or "fedjax_ssl/learning/losses" in file or "/optax/losses/" in file:
+            return "gradients" if backward else "forward"
+        if "/optax/" in file or "fedjax_ssl/learning/optimizers" in file:
+            return "optimiser"
+    return "gradients" if backward else "the rest"
+
+
+def layer_of(instruction) -> str:
+    """The stage of the network, by its modules' names: 'backbone/stage0', 'classifier'; '' outside of it."""
+    *names, _ = instruction.attribute(r'op_name="[^"]*Heads\)*/([^"]*)"').split("/")  # modules, and JAX's operation
+    names = [name for name in names if not name.endswith(")")]  # without `jit(relu)`, `vmap()`
+    return "/".join([*names[:1], *(name.partition("_")[0] for name in names[1:2] if names[0] == "backbone")])
+
+
+def describe(compiled, target: str, lanes: int, table) -> dict:
+    """What the compiler says of a program.
+
+    Args:
+        compiled: it.
+        target: of `TARGETS`.
+        lanes: on each chip.
+        table: the table of the training inputs, [N, ...].
+    """
+    import collections
+
+    import hlo
+
+    from fedjax_ssl.run.observe.profiling import STAGES
+
+    program, memory = hlo.Program(compiled.as_text()), compiled.memory_analysis()
+    found = {
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "peak_bytes": memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes,
+        "image_table_bytes": hlo.size(table.shape) * table.dtype.itemsize,
+        "image_table_copies": len(program.copies_of({"uint8": "u8", "float32": "f32"}[str(table.dtype)], table.shape)),
+        "collectives": program.collectives(),
+        "convolutions": program.convolutions(),
+        "convolutions_of_a_step": {},
+        "milliseconds_per_client": None,
+        "milliseconds_by_part": {},
+        "milliseconds_by_layer": {},
+        "milliseconds_by_stage": {},
+    }
+    milliseconds = 1e3 / TARGETS[target].clock
+    by_part, by_layer, by_stage = collections.Counter(), collections.Counter(), collections.Counter()
+    stage = re.compile(rf"(?:^|[/(])({'|'.join(STAGES)})(?=[/)]|$)")
+    for instruction, times in program.walk():
+        by_stage[instruction.attribute(stage.pattern, "the rest")] += instruction.cycles * times
+        if instruction.opcode == "while" and STEPS.search(instruction.op_name):
+            body = instruction.attribute(r"body=%?([\w.\-]+)")
+            for kind, number in program.convolutions(body).items():
+                steps = found["convolutions_of_a_step"]
+                steps[kind] = steps.get(kind, 0) + number
+            for one, trips in program.walk(body):
+                by_part[part_of(program, one)] += one.cycles * trips
+                by_layer[layer_of(one)] += one.cycles * trips
+    if sum(by_stage.values()):
+        each = milliseconds / lanes
+        found["milliseconds_per_client"] = each * sum(by_part.values())
+        found["milliseconds_by_part"] = {name: each * by_part[name] for name in PARTS}
+        found["milliseconds_by_layer"] = {name: each * cycles for name, cycles in by_layer.most_common() if name}
+        found["milliseconds_by_stage"] = {name: milliseconds * cycles for name, cycles in by_stage.most_common()}
+    return found
+
+
+# --- A process for each program. --------------------------------------------------------------------------------------
+
+
+def experiment_for(options: dict):
+    """The parts of a run on random images."""
+    from fedjax_ssl import base_config
+    from fedjax_ssl.config import apply_arguments, validate
+    from fedjax_ssl.config.load import override
+    from fedjax_ssl.run.experiment import build_experiment
+
+    config = base_config()
+    config.data.source, config.data.path, config.data.flip = "npz", options["images"], True
+    config = apply_arguments(config, f"{options['method']},{options['model']}")
+    config.model.dtype = options["dtype"]
+    config = override(config, options["fields"])
+    validate(config)
+    return build_experiment(config)
+
+
+def compile_one(options: dict) -> dict:
+    """Compiles one program in this process, and describes it."""
+    import time
+
+    from fedjax_ssl.learning.devices import use_platform
+    from fedjax_ssl.run.observe.profiling import step_flops
+
+    experiment = experiment_for(options)
+    if not experiment.method.phases:
+        raise SystemExit(f"{options['method']} trains no clients")
+    target, lanes = options["target"], options["lanes"]
+    started = time.process_time()
+    lowered = lower(options["part"], target, options["chips"], lanes, experiment)
+    traced = time.process_time()
+    compiled = lowered.compile()
+    seconds = {"trace_cpu_seconds": traced - started, "compile_cpu_seconds": time.process_time() - traced}
+    found = describe(compiled, target, lanes, experiment.data.inputs)
+    with use_platform(TARGETS[target].platform):
+        flops = step_flops(experiment, experiment.state_shape)
+    each = found["milliseconds_per_client"]
+    counted = options["part"] == "step" or len(experiment.method.phases) == 1  # those are the first phase's operations
+    share = None if each is None or not counted else flops / (each / 1e3) / TARGETS[target].peak
+    return {
+        **seconds,
+        **found,
+        "flops_of_a_step": flops,
+        "share_of_peak": share,
+        "share_of_memory": found["peak_bytes"] / TARGETS[target].memory,
+    }
+
+
+def compile_apart(options: dict, folder: str) -> dict:
+    """`compile_one` in a process of its own; where it fails, {'failed': why}."""
+    out = pathlib.Path(folder) / "program.json"
+    out.unlink(missing_ok=True)
+    command = [sys.executable, __file__, "--compile", json.dumps(options), f"--json={out}"]
+    done = subprocess.run(command, env=environment(options["target"], folder), capture_output=True, text=True)
+    if done.returncode == 0:
+        return json.loads(out.read_text())
+    if done.returncode < 0:
+        return {"failed": f"the compiler crashed, signal {-done.returncode}"}
+    return {"failed": (done.stderr.strip().splitlines() or ["no words"])[-1][:300]}
+
+
+def images(folder: str) -> str:
+    """Random images of CIFAR-10's shape, in a file."""
+    import numpy as np
+
+    rng, path = np.random.default_rng(0), f"{folder}/images.npz"
+    parts = {"train": 50_000, "test": 10_000}
+    arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in parts.items()}
+    np.savez(path, **arrays, **{f"y_{part}": np.arange(size) % 10 for part, size in parts.items()})
+    return path
+
+
+def text_of(row: dict) -> str:
+    """A program's figures as text."""
+    title = "{method}, {model} in {dtype}, {lanes} lanes on each of {chips} {target}, {part}".format(**row)
+    if "failed" in row:
+        return f"{title}\n  FAILED: {row['failed']}"
+    lines = [
+        title,
+        f"  compiling {row['compile_cpu_seconds']:.0f} CPU-s; arguments {row['argument_bytes'] / 1e6:.0f} MB, "
+        f"temporaries {row['temporary_bytes'] / 1e6:.0f} MB, peak {row['peak_bytes'] / 1e6:.0f} MB "
+        f"({100 * row['share_of_memory']:.1f} % of the chip's); copies of the image table: {row['image_table_copies']}",
+    ]
+    if row["milliseconds_per_client"] is not None:
+        lines.append(
+            f"  ESTIMATE of the compiler: {row['milliseconds_per_client']:.3g} ms for a client's step, "
+            f"{100 * row['share_of_peak']:.2g} % of the chip's peak"
+        )
+    for name, unit in (("part", "of a step"), ("layer", "of a step"), ("stage", "of all, unknown loops once")):
+        entries = row[f"milliseconds_by_{name}"]
+        total = sum(entries.values()) or 1
+        words = ", ".join(
+            f"{key} {100 * value / total:.0f} %" for key, value in entries.items() if value > 0.005 * total
+        )
+        lines += [f"  estimated by {name}, {unit}: {words}"] if words else []
+    for name in ("convolutions_of_a_step", "convolutions"):
+        lines.append(f"  {name.replace('_', ' ')}: " + ", ".join(f"{n} {kind}" for kind, n in row[name].items()))
+    lines += [f"  {kind}: {entry['number']}, {entry['megabytes']:.3g} MB" for kind, entry in row["collectives"].items()]
+    return "\n".join(lines)
+
+
+def as_table(rows: list[dict]) -> str:
+    """All programs as a Markdown table."""
+    columns = ("target", "chips", "model", "method", "lanes", "part", "ms a client's step (estimate)", "share of peak "
+               "(estimate)", "peak, MB", "temporaries, MB", "compiling, CPU-s")  # fmt: skip
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = [str(row[name]) for name in ("target", "chips", "model", "method", "lanes", "part")]
+        if "failed" in row:
+            cells += [row["failed"], "", "", "", ""]
+        else:
+            each, share = row["milliseconds_per_client"], row["share_of_peak"]
+            cells += ["" if each is None else f"{each:.3g}", "" if share is None else f"{100 * share:.2g} %"]
+            cells += [f"{row[name] / 1e6:.0f}" for name in ("peak_bytes", "temporary_bytes")]
+            cells.append(f"{row['compile_cpu_seconds']:.0f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=",".join(TARGETS))
+    parser.add_argument("--chips", default="1,4", help="of a TPU; the GPU is one")
+    parser.add_argument("--model", default="cnn,resnet18,wrn28_2")
+    parser.add_argument("--method", default="fedanchor")
+    parser.add_argument("--lanes", default="1,4,10", help="on each chip")
+    parser.add_argument("--part", default="step,dispatch")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--json", help="a file for the figures: those of the program, or a list")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)  # in this process: what `compile_apart` asks for
+    options, fields = parser.parse_known_args(arguments)
+    if options.compile:
+        pathlib.Path(options.json).write_text(json.dumps(compile_one(json.loads(options.compile))))
+        return 0
+    names = ("target", "chips", "model", "method", "lanes", "part")
+    rows = [dict(zip(names, values)) for values in itertools.product(*(vars(options)[n].split(",") for n in names))]
+    unknown = [row["target"] for row in rows if row["target"] not in TARGETS]
+    unknown += [row["part"] for row in rows if row["part"] not in ("step", "dispatch")]
+    if unknown:
+        print(f"error: unknown: {unknown[0]}; targets: {', '.join(TARGETS)}; parts: step, dispatch", file=sys.stderr)
+        return 2
+    rows = [{**row, "chips": int(row["chips"]), "lanes": int(row["lanes"]), "dtype": options.dtype} for row in rows]
+    rows = [row for row in rows if row["chips"] in TARGETS[row["target"]].topologies]
+    for line in sorted({missing(row["target"]) for row in rows} - {""}):
+        print(f"error: {line}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        path = images(folder)
+        for row in rows:
+            row |= compile_apart({**row, "images": path, "fields": fields}, folder)
+            print(text_of(row), flush=True)
+            if options.json:
+                whole = rows[0] if len(rows) == 1 else {"note": ESTIMATE, "programs": [r for r in rows if len(r) > 7]}
+                pathlib.Path(options.json).write_text(json.dumps({"note": ESTIMATE, **whole}, indent=2) + "\n")
+    if len(rows) > 1:
+        print(f"\n{as_table(rows)}\n\n{ESTIMATE}.")
+    return 1 if any("failed" in row for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""Reads the text of a compiled program: what it computes, how often, for which line of Python, and what it costs."""
+
+import collections
+import functools
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?[\]})]) ([a-z][a-z\-]*)\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8,
+          "u64": 8, "f64": 8, "c64": 8, "c128": 16}  # fmt: skip
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+
+
+class Instruction(NamedTuple):
+    """An instruction.
+
+    Attributes:
+        name: of it.
+        type: of its result, as the text has it.
+        opcode: such as 'fusion'.
+        line: the whole.
+    """
+
+    name: str
+    type: str
+    opcode: str
+    line: str
+
+    def attribute(self, pattern: str, otherwise: str = "") -> str:
+        """The first group of a pattern in the line."""
+        found = re.search(pattern, self.line)
+        return found.group(1) if found else otherwise
+
+    @property
+    def op_name(self) -> str:
+        """The scopes and JAX's operation that it comes from."""
+        return self.attribute(r'op_name="([^"]*)"')
+
+    @property
+    def cycles(self) -> int:
+        """What the TPU's compiler estimates; 0 where it says nothing."""
+        return int(self.attribute(r'"estimated_cycles":"(\d+)"', "0"))
+
+    @property
+    def arrays(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(dtype, shape) of each array of the result."""
+        return [(dtype, tuple(map(int, filter(None, sides.split(","))))) for dtype, sides in _ARRAY.findall(self.type)]
+
+    @property
+    def bytes(self) -> float:
+        """Of the result."""
+        return sum(_BYTES.get(dtype, 4) * size(shape) for dtype, shape in self.arrays)
+
+    @property
+    def convolution(self) -> str:
+        """Its kind, such as 'convolution 3x3' or 'BackwardFilter 3x3 in 10 groups'; '' if it is none."""
+        cudnn = self.attribute(r'custom_call_target="__cudnn\$conv(\w+)"')
+        if self.opcode != "convolution" and not cudnn:
+            return ""
+        window = self.attribute(r"window=\{size=([\dx]+)")
+        if "x" not in window:  # of one axis: a batch of products
+            return "matrix product"
+        groups = [self.attribute(rf"{kind}_group_count=(\d+)", "1") for kind in ("feature", "batch")]
+        words = [f" in {number} {kind}groups" for number, kind in zip(groups, ("", "batch ")) if number != "1"]
+        return f"{cudnn or 'convolution'} {window}{''.join(words)}"
+
+
+def size(shape: tuple[int, ...]) -> int:
+    """Elements of an array."""
+    return functools.reduce(lambda a, b: a * b, shape, 1)
+
+
+class Program:
+    """A compiled program's text.
+
+    Args:
+        text: what `jax.stages.Compiled.as_text` gives.
+    """
+
+    def __init__(self, text: str):
+        self.computations: dict[str, list[Instruction]] = {}
+        self.entry = ""
+        tables: dict[str, dict[str, str]] = {}
+        table = inside = None
+        for line in text.splitlines():
+            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+                table = tables.setdefault(line, {})
+            elif not line:
+                table = None
+            elif table is not None:
+                number, _, rest = line.partition(" ")
+                table[number] = rest
+            elif (header := _COMPUTATION.match(line)) is not None:
+                inside = self.computations.setdefault(header.group(2), [])
+                self.entry = header.group(2) if header.group(1) else self.entry
+            elif inside is not None and (found := _INSTRUCTION.match(line)) is not None:
+                inside.append(Instruction(*found.groups(), line))
+        self._files = {number: name.strip('"') for number, name in tables.get("FileNames", {}).items()}
+        self._file_of = {
+            number: re.search(r"file_name_id=(\d+)", rest).group(1)
+            for number, rest in tables.get("FileLocations", {}).items()
+        }
+        self._frames = {
+            number: (
+                re.search(r"file_location_id=(\d+)", rest).group(1),
+                re.search(r"parent_frame_id=(\d+)|$", rest).group(1),
+            )
+            for number, rest in tables.get("StackFrames", {}).items()
+        }
+
+    def files(self, instruction: Instruction) -> Iterator[str]:
+        """The files of the lines of Python that it comes from, the innermost first."""
+        frame = instruction.attribute(r"stack_frame_id=(\d+)")
+        seen = set()
+        while frame in self._frames and frame not in seen:  # the outermost is its own parent
+            seen.add(frame)
+            location, frame = self._frames[frame]
+            yield self._files[self._file_of[location]]
+
+    def walk(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
+        """The instructions that are run one after the other, and how often each.
+
+        Loops of a length that the text does not tell count once, and so does every branch of a condition. What lies
+        inside a fusion is one instruction.
+
+        Args:
+            computation: where to begin; None: with the whole program.
+            times: how often that is run.
+        """
+        for instruction in self.computations[computation or self.entry]:
+            yield instruction, times
+            if instruction.opcode == "while":
+                trips = int(instruction.attribute(r'known_trip_count"?:\{"?n"?:"(\d+)"', "1"))
+                yield from self.walk(instruction.attribute(r"body=%?([\w.\-]+)"), times * trips)
+            elif instruction.opcode == "conditional":
+                for name in re.findall(r"%?([\w.\-]+)", instruction.attribute(r"branch_computations=\{([^}]*)\}")):
+                    yield from self.walk(name, times)
+            elif instruction.opcode in ("call", "async-start"):
+                name = instruction.attribute(r"(?:to_apply|calls)=%?([\w.\-]+)")
+                if name in self.computations:
+                    yield from self.walk(name, times)
+
+    def parts(self, instruction: Instruction) -> Iterator[Instruction]:
+        """The instruction, or what lies inside of it if it is a fusion."""
+        if instruction.opcode != "fusion":
+            yield instruction
+            return
+        for part in self.computations.get(instruction.attribute(r"calls=%?([\w.\-]+)"), []):
+            yield from self.parts(part)
+
+    def convolutions(self, computation: str | None = None) -> dict[str, int]:
+        """How many there are of each kind, see `Instruction.convolution`; one in a loop counts once."""
+        inside = (part for one, _ in self.walk(computation) for part in self.parts(one))
+        return dict(collections.Counter(kind for part in inside if (kind := part.convolution)).most_common())
+
+    def collectives(self) -> dict[str, dict[str, float]]:
+        """Kind -> {'number', 'megabytes' of the results}; one in a loop of unknown length counts once."""
+        found: dict[str, dict[str, float]] = {}
+        for one, times in self.walk():
+            for part in self.parts(one):
+                kind = part.opcode.removesuffix("-start")
+                if kind in COLLECTIVES:
+                    entry = found.setdefault(kind, {"number": 0, "megabytes": 0.0})
+                    entry["number"] += times
+                    entry["megabytes"] += times * part.bytes / 1e6
+        return found
+
+    def copies_of(self, dtype: str, shape: tuple[int, ...]) -> list[str]:
+        """Names of the instructions whose results are as large as an array, and of its dtype, but are not the array."""
+        same = ("parameter", "bitcast", "get-tuple-element", "tuple", "while", "call", "conditional")
+        return [
+            one.name
+            for one, _ in self.walk()
+            if one.opcode not in same and any(d == dtype and size(s) == size(shape) for d, s in one.arrays)
+        ]
