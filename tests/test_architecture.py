@@ -177,6 +177,11 @@ def test_every_folder_has_a_face_that_says_what_it_is():
         assert ast.get_docstring(ast.parse(face.read_text())), f"{face} has no docstring"
 
 
+def test_every_room_has_its_tests(root):
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms <= {path.parent.name for path in (root / "tests").glob("*/test_*.py")}
+
+
 def test_few_flat_files():
     flat = [path.name for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
     assert len(flat) <= MOST_FLAT_FILES, flat
