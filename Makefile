@@ -1,7 +1,7 @@
 # Two commands: make quickstart, make test. Both work on a fresh clone with Python 3.11 or newer and a package index.
 PYTHON ?= python3
 
-.PHONY: quickstart test test-official docs
+.PHONY: quickstart test test-official test-accelerators docs
 quickstart: .venv/installed
 	.venv/bin/python launch.py
 
@@ -15,6 +15,11 @@ test-official: .venv/installed
 	rm -rf .pytest_cache/official
 	FEDJAX_SSL_OFFICIAL_RESULTS=.pytest_cache/official .venv/bin/python -m pytest tests/official
 	.venv/bin/python tests/official/table.py .pytest_cache/official > docs/official_code.md
+
+# A tiny round of every method compiled for TPUs and a GPU that are not here; takes the extras accelerators and cuda12,
+# and skips what is not installed. An hour or two of a processor.
+test-accelerators: .venv/installed
+	.venv/bin/python -m pytest -n 0 tests/accelerators
 
 # The documentation as a site, in site/.
 docs: .venv/installed

@@ -108,7 +108,7 @@ def environment(target: str, folder: str) -> dict[str, str]:
     return {**os.environ, **own, **(of_tpu if TARGETS[target].platform == "tpu" else {})}
 
 
-def machine_for(target: str, chips: int, lanes: int):
+def machine_for(target: str, chips: int, lanes: int, form: str = ""):
     """(the `Machine`, a function that gives the shapes of a tree of arrays, on its devices)."""
     import jax
     import numpy as np
@@ -132,15 +132,15 @@ def machine_for(target: str, chips: int, lanes: int):
     def shapes(tree):
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree)
 
-    return Machine(platform, mesh, lanes, "", {}, None), shapes
+    return Machine(platform, mesh, lanes, form, {}, None), shapes
 
 
-def lower(part: str, target: str, chips: int, lanes: int, experiment):
+def lower(part: str, target: str, chips: int, lanes: int, experiment, form: str = ""):
     """A program, traced and lowered for a target; of an experiment that was built outside, on the CPU."""
     from fedjax_ssl.run.machine import use
     from fedjax_ssl.run.programs import lower_dispatch
 
-    machine, shapes = machine_for(target, chips, lanes)
+    machine, shapes = machine_for(target, chips, lanes, form)
     names = ("data", "hidden_labels", "state_shape")
     experiment = experiment._replace(**{name: shapes(getattr(experiment, name)) for name in names})
     with use(machine):
@@ -292,7 +292,7 @@ def compile_one(options: dict) -> dict:
         raise SystemExit(f"{options['method']} trains no clients")
     target, lanes = options["target"], options["lanes"]
     started = time.process_time()
-    lowered = lower(options["part"], target, options["chips"], lanes, experiment)
+    lowered = lower(options["part"], target, options["chips"], lanes, experiment, options["form"])
     traced = time.process_time()
     compiled = lowered.compile()
     seconds = {"trace_cpu_seconds": traced - started, "compile_cpu_seconds": time.process_time() - traced}
@@ -391,6 +391,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--lanes", default="1,4,10", help="on each chip")
     parser.add_argument("--part", default="step,dispatch")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--form", default="", help="of the lanes' convolutions, see `models/passes.py`")
     parser.add_argument("--json", help="a file for the figures: those of the program, or a list")
     parser.add_argument("--compile", help=argparse.SUPPRESS)  # in this process: what `compile_apart` asks for
     options, fields = parser.parse_known_args(arguments)
@@ -404,7 +405,10 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"error: unknown: {unknown[0]}; targets: {', '.join(TARGETS)}; parts: step, dispatch", file=sys.stderr)
         return 2
-    rows = [{**row, "chips": int(row["chips"]), "lanes": int(row["lanes"]), "dtype": options.dtype} for row in rows]
+    rows = [
+        {**row, "chips": int(row["chips"]), "lanes": int(row["lanes"]), "dtype": options.dtype, "form": options.form}
+        for row in rows
+    ]
     rows = [row for row in rows if row["chips"] in TARGETS[row["target"]].topologies]
     for line in sorted({missing(row["target"]) for row in rows} - {""}):
         print(f"error: {line}", file=sys.stderr)
@@ -415,7 +419,11 @@ def main(arguments: list[str]) -> int:
             row |= compile_apart({**row, "images": path, "fields": fields}, folder)
             print(text_of(row), flush=True)
             if options.json:
-                whole = rows[0] if len(rows) == 1 else {"note": ESTIMATE, "programs": [r for r in rows if len(r) > 7]}
+                whole = (
+                    rows[0]
+                    if len(rows) == 1
+                    else {"note": ESTIMATE, "programs": [r for r in rows if "peak_bytes" in r or "failed" in r]}
+                )
                 pathlib.Path(options.json).write_text(json.dumps({"note": ESTIMATE, **whole}, indent=2) + "\n")
     if len(rows) > 1:
         print(f"\n{as_table(rows)}\n\n{ESTIMATE}.")

@@ -25,11 +25,11 @@ def is_one_by_one(file: pathlib.Path) -> bool:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out slow comparisons with official code, unless they are asked for; sorts.
+    """Leaves out slow tests, of official code and of accelerators, unless their folder is asked for; sorts.
 
     Files of `ONE_BY_ONE` come last: they find their programs in the cache, and no worker waits long for the other.
     """
-    if not any("official" in argument for argument in config.args):
+    if not any(folder in argument for folder in ("official", "accelerators") for argument in config.args):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fedjax_ssl.learning.devices import platform
+
 
 class Outputs(NamedTuple):
     """What a model gives for a batch of B images, in float32.
@@ -79,6 +81,8 @@ class Heads(nn.Module):
               they had been passed one after the other.
         """
         features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
+        if platform() == "tpu":  # libtpu 0.0.42.1 crashes on SAGE's float32 heads fused with the backbone's end
+            features = jax.lax.optimization_barrier(features)
         bias = getattr(self.backbone, "classifier_bias", True)
         first = CLASSIFIER_INITS[self.classifier_init]
         classifier = functools.partial(Linear, self.num_classes, use_bias=bias, kernel_init=first)

@@ -1,0 +1,91 @@
+"""Compiles tiny rounds for a target of benchmarks/accelerators.py, in a process that a compiler's crash may end.
+
+python -m tests.accelerators.process TARGET CHIPS reads lines of JSON, a program each, and answers each with one.
+"""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+
+from tests.helpers.runs import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import accelerators
+
+
+class Compiler:
+    """Asks a process, and starts another after a crash. A context manager.
+
+    Args:
+        target: of `accelerators.TARGETS`.
+        chips: how many.
+    """
+
+    def __init__(self, target: str, chips: int):
+        self._words = [target, str(chips)]
+        self._process = None
+
+    def __enter__(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self._errors = open(pathlib.Path(self._folder.name) / "errors", "w+")
+        self._environment = accelerators.environment(self._words[0], self._folder.name)
+        self._environment.pop("XLA_FLAGS", None)  # those of the tests are for a processor
+        return self
+
+    def __exit__(self, *_):
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.wait()
+        self._errors.close()
+        self._folder.cleanup()
+
+    def __call__(self, **program) -> dict:
+        """What `accelerators.describe` says of a program.
+
+        Args:
+            program: method, variant, labels, model, part and lanes.
+
+        Raises:
+            AssertionError: it does not compile.
+        """
+        if self._process is None:
+            command = [sys.executable, "-m", "tests.accelerators.process", *self._words]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+            self._process = subprocess.Popen(command, text=True, cwd=ROOT, env=self._environment, **pipes)
+        print(json.dumps(program), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            status, self._process = self._process.wait(), None
+            self._errors.seek(0)
+            why = signal.strsignal(-status) if status < 0 else "".join(self._errors.readlines()[-3:])
+            raise AssertionError(f"{program} ended the compiler: {why}")
+        return json.loads(answer)
+
+
+def tiny_experiment(method: str, variant: str, labels: str, model: str):
+    """A tiny run; without augmentations, which are the same for all methods."""
+    from fedjax_ssl.methods import METHODS
+    from tests.helpers.tiny_methods import build, make_config
+
+    config = make_config(method, labels)
+    config.model.name = model or config.model.name
+    if variant:
+        config.update_from_flattened_dict(dict(METHODS[method].variants[variant]))
+        config.update_from_flattened_dict(dict(METHODS[method].tiny))
+    return build(config)
+
+
+def main(target: str, chips: int) -> None:
+    for line in sys.stdin:
+        program = json.loads(line)
+        part, lanes = program.pop("part"), program.pop("lanes")
+        experiment = tiny_experiment(**program)
+        compiled = accelerators.lower(part, target, chips, lanes, experiment).compile()
+        print(json.dumps(accelerators.describe(compiled, target, lanes, experiment.data.inputs)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

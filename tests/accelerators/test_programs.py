@@ -1,0 +1,80 @@
+"""A tiny round of every method, compiled for TPUs and a GPU that are not here; nothing is run.
+
+`make test-accelerators`; `pytest tests/accelerators -k 'tpu and 1-chip and fedanchor'` for a part.
+"""
+
+import contextlib
+
+import pytest
+
+from fedjax_ssl.methods import METHODS, NAMES
+from tests.accelerators.process import Compiler, accelerators
+
+
+def kinds(name):
+    """(variant, labels): each place of the labels, and each variant that sets more than numbers.
+
+    Numbers alone change no program but for its constants.
+    """
+    entry = METHODS[name]
+    words = {
+        variant: any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in fields.values())
+        for variant, fields in entry.variants.items()
+    }
+    return [("", labels) for labels in entry.settings] + [(variant, None) for variant in words if words[variant]]
+
+
+KINDS = [pytest.param(name, *kind, id=f"{name}-{kind[0] or kind[1]}") for name in NAMES for kind in kinds(name)]
+
+
+@pytest.fixture(scope="module")
+def compile_for():
+    """(target, chips, program) -> what `accelerators.describe` says; of a program that was asked for before, again."""
+    with contextlib.ExitStack() as stack:
+        compilers, found = {}, {}
+
+        def ask(target, chips, **program):
+            if accelerators.missing(target):
+                pytest.skip(accelerators.missing(target))
+            key = (target, chips, *sorted(program.items()))
+            if key not in found:
+                if (target, chips) not in compilers:
+                    compilers[target, chips] = stack.enter_context(Compiler(target, chips))
+                found[key] = compilers[target, chips](**program)
+            return found[key]
+
+        yield ask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chips", [1, 4], ids=["1-chip", "4-chips"])
+@pytest.mark.parametrize(("name", "variant", "labels"), KINDS)
+def test_a_round_compiles_for_a_tpu(compile_for, name, variant, labels, chips):
+    program = {"method": name, "variant": variant, "labels": labels, "model": "", "part": "dispatch", "lanes": 2}
+    found = compile_for("v5e", chips, **program)
+    assert sum(found["milliseconds_by_stage"].values()) > 0  # the text was read
+    assert (found["milliseconds_per_client"] > 0) == (name != "anchors_only")  # and the loop of the steps found in it
+    assert bool(found["collectives"]) == (chips > 1)
+
+
+def on_cuda(compile_for, name):
+    """A cohort of the small CNN's, in two lanes."""
+    part = "dispatch" if name == "anchors_only" else "step"
+    return compile_for("h100", 1, method=name, variant="", labels=None, model="cnn", part=part, lanes=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_copies_no_image_table(compile_for, name):
+    found = on_cuda(compile_for, name)
+    assert found["convolutions"] and found["image_table_copies"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "anchors_only"])
+@pytest.mark.xfail(strict=True, reason="kernel gradients of lanes become grouped convolutions with images for windows")
+def test_a_gpu_has_kernel_gradients_of_its_own_in_lanes(compile_for, name):
+    for kind in on_cuda(compile_for, name)["convolutions_of_a_step"]:
+        way, window, *groups = kind.split()
+        assert way != "Forward" or max(map(int, window.split("x"))) < 8, kind
+        assert way != "BackwardFilter" or not groups, kind
