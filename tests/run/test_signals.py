@@ -19,6 +19,11 @@ ALL = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM"), (s
 BUSY = "import hashlib; print('busy', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
 
 
+def hear_hangups():
+    """In a process that begins: under nohup, or where a test run has no terminal, SIGHUP may be ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start():
     started = []
@@ -26,7 +31,8 @@ def start():
     def start(*words, **more):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen([sys.executable, *map(str, words)], env=environment, **pipes, **more))
+        command = [sys.executable, *map(str, words)]
+        started.append(subprocess.Popen(command, env=environment, preexec_fn=hear_hangups, **pipes, **more))
         return started[-1]
 
     yield start
@@ -122,7 +128,7 @@ def test_rounds_are_saved_when_their_terminal_is_closed(tmp_path):
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=lambda: (hear_hangups(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
     )
     os.close(slave)
     try:
