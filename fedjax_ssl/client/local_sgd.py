@@ -152,7 +152,6 @@ def local_sgd(
     network, config = problem.network, problem.config.client
     clip_norm = 0.0 if hooks.handed_on else problem.config.aggregation.clip_norm
     size, sent = batch_size or config.batch_size, parts if hooks.sent is None else hooks.sent
-    traced = jax.jit(loss)  # for the shapes of its metrics; the second trace of the same shapes costs nothing
 
     def optimizer_at(learning_rate: jax.Array) -> optax.GradientTransformation:
         optimizer = make_optimizer(config, learning_rate)
@@ -161,14 +160,18 @@ def local_sgd(
     def batch_at(data: FederatedData, work: Any, step: jax.Array) -> Batch:
         return work.deck.batch(step, size).read(data)
 
+    @jax.jit  # so that it is traced once for the same shapes
+    def first_loss(model: Model, received: Broadcast, data: FederatedData, work: Any, own: Mapping[str, Any]) -> Loss:
+        at = At(received, data, work, own, jax.random.key(0), jnp.int32(0))
+        return loss(model, batch_at(data, work, at.step), at)
+
     def start(received: Broadcast, data: FederatedData, work, own) -> Training:
         model = received.model if hooks.begin is None else hooks.begin(received, work, own)
         learner = sgd.start(optimizer_at(received.learning_rate), model, parts)
         if config.persistent:
             learner = learner._replace(opt_state=own[hooks.memory])
         others = {name: value for name, value in own.items() if name != hooks.memory}
-        first = At(received, data, work, others, jax.random.key(0), jnp.int32(0))
-        shapes = jax.eval_shape(traced, model, batch_at(data, work, first.step), first)
+        shapes = jax.eval_shape(first_loss, model, received, data, work, others)
         totals = dict.fromkeys(shapes.metrics, jnp.zeros(()))
         return Training(learner, others, totals, {name: jnp.zeros(sum.shape) for name, sum in shapes.sums.items()})
 

@@ -37,8 +37,9 @@ def problem_of(kind, **fields):
 def weights_of(problem, scores, present, tau=0.9, own=None, strictly=False):
     """The weights of one client's images, and its memory afterwards."""
     rule = make_confidence(problem, tau, strictly)
-    own = {} if own is None else {MEMORY: jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own)}
-    _, weights, memory = once_a_round(problem, rule, jnp.asarray(scores)[None], jnp.asarray(present)[None], own)
+    own = {} if own is None else {MEMORY: jax.tree.map(lambda leaf: np.asarray(leaf)[None], own)}
+    label = jax.jit(lambda *client: once_a_round(problem, rule, *client))
+    _, weights, memory = label(scores[None], present[None], own)
     assert np.all(np.asarray(weights)[0, ~np.asarray(present)] == 0)
     return np.asarray(weights)[0, :NUMBER], jax.tree.map(lambda leaf: np.asarray(leaf)[0], memory.get(MEMORY))
 
@@ -131,10 +132,14 @@ def test_a_client_without_examples_has_finite_weights(kind):
     scores, nobody = np.full((4, CLASSES), 0.2, np.float32), np.zeros(4, bool)
     problem = problem_of(kind, momentum=0.0)
     rule = make_confidence(problem, 0.5)
-    states, weights, _ = once_a_round(problem, rule, jnp.array(scores)[None], jnp.array(nobody)[None], {})
-    assert np.all(np.asarray(weights) == 0)
-    state = jax.tree.map(lambda leaf: leaf[0], states)
-    assert np.all(np.isfinite(rule.weigh(state, jnp.array(scores), jnp.int32(0))))
+
+    @jax.jit
+    def label(scores, present):
+        states, weights, _ = once_a_round(problem, rule, scores[None], present[None], {})
+        return weights, rule.weigh(jax.tree.map(lambda leaf: leaf[0], states), scores, jnp.int32(0))
+
+    weights, unmasked = label(scores, nobody)
+    assert np.all(np.asarray(weights) == 0) and np.all(np.isfinite(unmasked))
 
 
 def test_each_label_is_held_to_its_class(client):
@@ -167,13 +172,15 @@ def test_the_averages_are_the_client_s_memory():
     chosen = jnp.array([2, 0])
     own = {MEMORY: jax.tree.map(lambda leaf: leaf[chosen], old)}
     examples = Examples.of(data, Cohort(chosen, own, jax.random.key(0)))
-    made = label_cohort(
-        problem,
-        lambda images: jnp.array(table)[images[:, 0, 0, 0] // 10],
-        data,
-        examples,
-        confidence=make_confidence(problem, 0.9),
-    )
+
+    @jax.jit
+    def label(data, examples):
+        rule = make_confidence(problem, 0.9)
+        return label_cohort(
+            problem, lambda images: jnp.array(table)[images[:, 0, 0, 0] // 10], data, examples, confidence=rule
+        )
+
+    made = label(data, examples)
     for row, (client, rows) in enumerate({2: [9, 1, 4], 0: [8, 2]}.items()):
         scores = table[rows]
         level = 0.75 * old.level[client] + 0.25 * scores.max(axis=1).mean()
