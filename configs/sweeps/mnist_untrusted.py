@@ -11,8 +11,8 @@ images, and its server none. The small CNN, clients of 100 images, Dir 0.5, one 
 clients that all take part, so that 10, 20 and 30 % of them are 1, 2 and 3 attackers in every round. Privacy needs many
 clients: 1,000, of which 100 are in a round in the mean, and their updates are clipped, to two lengths. `poison` is of
 three methods with labels at the server: two of ten clients of 200 images hold 40 crafted ones, on lines to four images
-of a 4 that are to be a 9; its control has the two ends of each line alone. IID, 20 rounds; it
-has not been run. The other parts' tables are in docs/results.md.
+of a 4 that are to be a 9; its control has the two ends of each line alone. IID, 20 rounds. The tables are in
+docs/results.md.
 """
 
 from fedjax_ssl.errors import UserError

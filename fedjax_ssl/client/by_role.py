@@ -86,7 +86,8 @@ def unlabelled_phase(
     Args:
         problem: the run.
         prepare: its work has a `Deck` of unlabelled examples named `deck`.
-        loss, parts, hooks: as those of `local_sgd`; `loss` and `hooks.metadata` get the work of `prepare`.
+        loss, parts, hooks: as those of `local_sgd`; `loss` and `hooks.metadata` get the work of `prepare`. Training
+            goes on from the labelled phase, so that `hooks.begin` is not read.
 
     Returns:
         The Phase. Every upload tells `LABELLED`.

@@ -114,6 +114,8 @@ def _watch(reading: socket.socket, farewell: Callable[[], str]) -> None:
         if number[0] not in ENDING:
             continue
         holder = _holding[-1] if _holding else None
+        if number[0] == signal.SIGHUP and holder is not None and holder.received is not None:
+            continue  # one closed terminal may send two: to the session's leader, and to its foreground group
         if holder is None or holder.received is not None:
             leave(128 + number[0], f"{_name(number[0])}: {farewell()}")
         _say(f"{_name(number[0])}: the rounds in progress end and are saved; once more leaves at once")

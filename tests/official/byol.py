@@ -61,7 +61,7 @@ def train_client(problem, job, online, target, decay, rate, alias=False):
     Returns:
         The online model, and the target's parameters.
     """
-    images, config = np.asarray(clients_data().images), problem.config.client
+    images, config = np.asarray(clients_data().inputs), problem.config.client
     params, statistics = online["params"], online["batch_stats"]
     sgd = SGD.of(config, rate)
     for rows in job.batches(config.batch_size):

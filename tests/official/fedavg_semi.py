@@ -6,12 +6,10 @@ pseudo-label counts is from the trainers' own codes. None of these is federated:
 together there, but a client here has one kind. FlexMatch is SemiAnAgg's; ACR's epoch is a client's round.
 """
 
-import types
-
 import autograd.numpy as np
 import pytest
 
-from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, train
+from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, rule_options, train
 from tests.official.reference import (
     SGD,
     backbone,
@@ -188,7 +186,7 @@ def test_rounds_of_fedavg_semi(case):
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, seed=2), rounds=4 if case == "ACR" else 3)
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.client
-    options = types.SimpleNamespace(**{**problem.config.confidence.to_dict(), **problem.config.trainer.to_dict()})
+    options = rule_options(problem)
     sgds, rules = [SGD.of(config) for _ in CLIENTS], [trainer(options, len(c)) for c in CLIENTS]
     model, weights = in_float64(run.states[0].model), []
 

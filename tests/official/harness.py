@@ -16,6 +16,7 @@ examples from the run (`Job.batches`), and that of the server's from the images 
 import json
 import os
 import pathlib
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -274,3 +275,9 @@ def agree(method: str, what: str, run: Run, expected: Any, *, code: str, found: 
 def _largest(tree: Any, other: Any) -> float:
     differences = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b), initial=0.0)), tree, other)
     return max(jax.tree.leaves(differences), default=0.0)
+
+
+def rule_options(problem: Any) -> types.SimpleNamespace:
+    """The fields of a rule for pseudo-labels: of `config.confidence` and of `config.trainer`."""
+    config = problem.config
+    return types.SimpleNamespace(**{**config.confidence.to_dict(), **config.trainer.to_dict()})

@@ -11,7 +11,17 @@ import jax
 import pytest
 
 from fedjax_ssl.models.untrained import kaiming_model
-from tests.official.harness import CLASSES, agree, federation, itself, make_problem, mirrored, rolled, train
+from tests.official.harness import (
+    CLASSES,
+    agree,
+    federation,
+    itself,
+    make_problem,
+    mirrored,
+    rolled,
+    rule_options,
+    train,
+)
 from tests.official.reference import (
     SGD,
     backbone,
@@ -107,7 +117,7 @@ def test_rounds_of_semianagg(warm_up):
         of_labelled = trained(labelled, sgds[LABELLED], on_labels)
         uploads, cosines = [], []
         for job in (job for job in of_round.jobs[1] if job.client != LABELLED):
-            rule = FlexMatch(problem.config.trainer, len(CLIENTS[job.client]))
+            rule = FlexMatch(rule_options(problem), len(CLIENTS[job.client]))
             by_global = softmax(classify(model["params"], model["batch_stats"], mirrored(images), train=False)[0])
 
             def on_pseudo_labels(outputs, rows, rule=rule, p=by_global):

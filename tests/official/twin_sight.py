@@ -9,7 +9,7 @@ import autograd.numpy as np
 import jax
 import pytest
 
-from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, train
+from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, rule_options, train
 from tests.official.reference import (
     SGD,
     backbone,
@@ -106,7 +106,7 @@ def test_rounds_of_twin_sight(case):
 
     def train_client(job, sgd):
         params, statistics = model["params"], model["batch_stats"]
-        rule = FreeMatch(problem.config.trainer) if "freematch" in arguments else FixMatch(problem.config.trainer)
+        rule = (FreeMatch if "freematch" in arguments else FixMatch)(rule_options(problem))
         for rows in job.batches(config.batch_size):
 
             def loss(params, statistics=statistics, rows=rows, start=params):

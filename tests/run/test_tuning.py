@@ -62,6 +62,10 @@ def test_other_forms_are_tried_around_the_fastest():
     measured = search(first, 10, measure)  # ten lanes do not fit
     assert asked == [*first, Choice(1, 3, "loop"), Choice(1, 3, "im2col")]
     assert fastest(measured).choice == Choice(1, 3, "im2col")
+    with on("tpu", 1):
+        measure, asked = table_of({(1, "grouped"): 3.0, (3, "grouped"): 2.0, (3, "loop"): 4.0})
+        search(first, 10, measure)
+    assert asked == [*first, Choice(1, 3, "loop")]
     # Of one lane there are no forms: those of two, where there are two jobs for a device.
     for jobs, more in ((2, [Choice(1, 2, "loop"), Choice(1, 2, "im2col")]), (1, [])):
         measure, asked = table_of({(1, ""): 1.0})
