@@ -125,8 +125,9 @@ def answer(field, value):
     """The line that `validate` answers to a value of whatever type; None if it accepts it."""
     section, _, name = field.rpartition(".")
     config = apply_arguments(base_config(), section if section in METHODS else "fedanchor")
-    with config.ignore_type():
-        (config[section] if section else config)[name] = value
+    part = config[section] if section else config
+    with part.ignore_type():
+        part[name] = value
     try:
         validate(config)
     except UserError as error:
