@@ -44,10 +44,10 @@ def test_hellos_that_cannot_be():
 @needs_flower
 def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
     """A line says why, the other node is taken, and so is the next one that comes for the same clients."""
-    from flower_by_hand import GridByHand
     from flwr.app import ConfigRecord
 
     from fedjax_ssl.flower.roster import Roster
+    from tests.helpers.flower_by_hand import GridByHand
 
     run = settings(num_clients=3)
     own, nobody = digest(run_config(run)), {"wait": 0.0, "timeout": 1.0, "num_classes": 10}

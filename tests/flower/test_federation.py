@@ -27,12 +27,11 @@ class ByHand:
     """A run whose nodes are in this process, and the simulation of the same run, for those who look at it."""
 
     def __init__(self, run, nodes):
-        from flower_by_hand import GridByHand
-
         from fedjax_ssl.data import dataset_facts
         from fedjax_ssl.flower.roster import Roster
         from fedjax_ssl.flower.server import Server
         from fedjax_ssl.flower.views import facts_text
+        from tests.helpers.flower_by_hand import GridByHand
 
         config = run_config(run)
         self.experiment = experiment = build_experiment(config)
@@ -186,7 +185,7 @@ def test_a_node_with_images_of_its_own(tmp_path):
 def test_an_answer_that_does_not_come(capsys):
     """The round is of the other client, and what the lost one learned does not count. So is it where a node sends
     again what it sent before, or has not the images that its first answer told."""
-    from flower_by_hand import GridByHand
+    from tests.helpers.flower_by_hand import GridByHand
 
     both = ByHand(settings(), [{"partition-id": 0}, {"partition-id": 1}])
     both.grid.lost = {100}
@@ -245,9 +244,8 @@ def test_nodes_that_do_not_fit(capsys):
     """Nobody else hears of a node that does not fit, and it is asked once; started anew, it is another node.
 
     A node that says that it is a client of another one, which is connected, waits until that is not."""
-    from flower_by_hand import GridByHand
-
     from fedjax_ssl.flower.roster import Roster
+    from tests.helpers.flower_by_hand import GridByHand
 
     run = settings()
     grid = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1, "data": "nowhere.npz"}])
