@@ -1,7 +1,7 @@
 # Two commands: make quickstart, make test. Both work on a fresh clone with Python 3.11 or newer and a package index.
 PYTHON ?= python3
 
-.PHONY: quickstart test test-official test-accelerators docs
+.PHONY: quickstart test test-quick test-official test-accelerators docs
 quickstart: .venv/installed
 	.venv/bin/python launch.py
 
@@ -9,6 +9,13 @@ test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/python -m mypy
 	.venv/bin/python -m pytest
+
+# What trains no run: about a minute on two cores, and less when it has compiled before. Beside it belong the tests of what
+# has changed, such as `.venv/bin/python -m pytest tests/methods/test_fixmatch.py` or `tests/methods -k fixmatch`.
+QUICK = augment config data fields learning server test_architecture.py
+test-quick: .venv/installed
+	.venv/bin/ruff check .
+	.venv/bin/python -m pytest $(addprefix tests/,$(QUICK))
 
 # Each method against an independent implementation of its official code; writes the table of docs/official_code.md.
 test-official: .venv/installed

@@ -16,4 +16,11 @@ def anchors_only(problem: Problem) -> Method:
     return alternating(problem, ())
 
 
-ENTRY = Entry(anchors_only, title="the server's training alone", variants=VARIANTS, confidence=(), unlabelled=False)
+ENTRY = Entry(
+    anchors_only,
+    title="the server's training alone",
+    variants=VARIANTS,
+    confidence=(),
+    unlabelled=False,
+    not_with_flower="has no clients",
+)

@@ -42,6 +42,9 @@ class Entry:
         advice: function of the configuration: a warning before the first round, what may go wrong with these settings
             and what helps; '' for none.
         tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
+        rests: the rounds of the tiny run, 1 or 2, in which a part of the method has nothing to do, so that metrics are
+            missing; tests.
+        not_with_flower: what the error says with which Flower refuses the tiny run; '' if it takes it; tests.
         reads: the name under which the method's code, `fields`, `variants` and `tiny` know its section; '': that of the
             factory. It matters where a user's file gives a method of the library another name, see `named`.
     """
@@ -62,6 +65,8 @@ class Entry:
     unlabelled: bool = True
     advice: Callable[[ConfigDict], str] = lambda config: ""
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rests: tuple[int, ...] = ()
+    not_with_flower: str = ""
     reads: str = ""
 
     def derived(

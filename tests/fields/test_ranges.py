@@ -1,5 +1,6 @@
 """The range of every field: declared beside its default, and held against what does not belong into it."""
 
+import functools
 import math
 
 import pytest
@@ -121,12 +122,19 @@ LARGE = named(
 )
 
 
+@functools.cache
+def config_of(section):
+    """A configuration that has the section: a method's, or one that all methods share."""
+    return apply_arguments(base_config(), section if section in METHODS else "fedanchor")
+
+
 def answer(field, value):
     """The line that `validate` answers to a value of whatever type; None if it accepts it."""
     section, _, name = field.rpartition(".")
-    config = apply_arguments(base_config(), section if section in METHODS else "fedanchor")
-    with config.ignore_type():
-        (config[section] if section else config)[name] = value
+    config = config_of(section).copy_and_resolve_references()
+    part = config[section] if section else config
+    with part.ignore_type():
+        part[name] = value
     try:
         validate(config)
     except UserError as error:

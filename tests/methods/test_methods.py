@@ -32,20 +32,13 @@ from tests.helpers.small_problem import federation, small_problem
 from tests.helpers.tiny_methods import build, compiled, make_config
 
 NUM_CLIENTS, NUM_ROUNDS = 8, 2
-FIRST_ROUND_WITHOUT_STEPS = ("orchestra",)
-ONE_ROLE_A_ROUND = ("isofed",)  # clients with labels train in one round, the others in the next
-# What Flower's server does not have, of the registry's tiny runs; the docs say what to change.
-NOT_WITH_FLOWER = {
-    "anchors_only": "method=anchors_only has no clients",
-    "fedtrinet": "its stage server_before reads clients' images or labels at the server",
-}
 OTHER_SETTINGS = [(name, labels) for name, entry in METHODS.items() for labels in entry.settings[1:]]
 
 
 def check_flower(name, experiment):
     """A real federation can run it, or says in one line why not."""
-    reason = NOT_WITH_FLOWER.get(name)
-    with contextlib.nullcontext() if reason is None else pytest.raises(UserError, match=reason):
+    reason = METHODS[name].not_with_flower
+    with pytest.raises(UserError, match=reason) if reason else contextlib.nullcontext():
         check_supported(experiment)
 
 
@@ -132,12 +125,9 @@ def test_two_rounds_train_and_stay_finite(trained):
         assert healthy and metrics["dropped_uploads"] == 0
         assert (metrics["uploads"] > 0) == bool(trained.experiment.method.phases)
         missing.append({name for name, value in metrics.items() if not np.isfinite(value)})
-    if trained.name in ONE_ROLE_A_ROUND:
-        assert missing[0] and missing[1] and not missing[0] & missing[1]
-    elif trained.name in FIRST_ROUND_WITHOUT_STEPS:
-        assert missing[0] and not missing[1]
-    else:
-        assert missing == [set()] * NUM_ROUNDS
+    rests = METHODS[trained.name].rests
+    assert [bool(names) for names in missing] == [number in rests for number in range(1, NUM_ROUNDS + 1)]
+    assert not set.intersection(*missing)  # what rests in one round works in the other
 
 
 def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):

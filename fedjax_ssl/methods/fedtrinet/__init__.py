@@ -295,4 +295,5 @@ ENTRY = Entry(
         "fedtrinet.min_new_labels": 1,
         "fedtrinet.ramp_from": 0,
     },
+    not_with_flower="its stage server_before reads clients' images or labels at the server",
 )

@@ -254,4 +254,5 @@ ENTRY = Entry(
         "orchestra.memory": 25,
         "orchestra.clustering_steps": 5,
     },
+    rests=(1,),  # clients cluster and do not train
 )
