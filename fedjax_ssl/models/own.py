@@ -4,7 +4,7 @@
     --config.model.name=path/to/file.py:MyBackbone
 
 Silent mistakes are refused before anything is compiled: statistics that another layer stores, or that
-padding and other views take part in. docs/own_model.md tells a user what a backbone is.
+padding and other views take part in. docs/how_to/own_backbone.md tells a user what a backbone is.
 """
 
 import inspect
