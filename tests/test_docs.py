@@ -11,6 +11,8 @@ import sys
 import urllib.parse
 from unittest import mock
 
+import chex
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -19,6 +21,7 @@ import launch
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.cli.source_docs import Field, read_fields
 from fedjax_ssl.config import flatten
+from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import TINY_BACKBONE
 
@@ -142,6 +145,7 @@ def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypat
         assert built(commands["weighted"], patch).problem.config.method == "weighted.py:weighted"
     monkeypatch.setattr(fedjax_ssl, "base_config", make_tiny)
     names = {}
+    use = use.replace('"cnn"', repr(TINY_BACKBONE))
     exec(compile(use, "your_method.md", "exec"), names)
     assert int(names["state"].round) == 2
     check_two_rounds(tmp_path / "runs" / "registered", "client_loss")
@@ -163,22 +167,27 @@ def test_the_example_of_a_changed_method(adding_a_method, monkeypatch):
 
 
 def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
-    """Some images have the margin and some do not, in a run; at 0 all have it."""
+    """Some images have the margin and some do not; at 0 all have it."""
     from my_rules import margin  # of the page, in the folder of this test
 
     scores = jnp.array([[0.6, 0.3, 0.1], [0.4, 0.4, 0.2], [0.1, 0.1, 0.8]])
     for threshold, weights in {0.0: [1, 1, 1], 0.25: [1, 0, 1], 0.5: [0, 0, 1]}.items():
         assert margin(None, 3, threshold, False).weigh((), scores, 3).tolist() == weights
-    words = adding_a_method[1]["margin"]
-    assert started(words, **{"semifl.threshold": 0.1, "model.name": TINY_BACKBONE}) == 0
+    fields = {"semifl.threshold": 0.1, "model.name": TINY_BACKBONE}
+    assert started(adding_a_method[1]["margin"], **fields) == 0
     lines = check_two_rounds(tmp_path / "runs" / "margin", "client_loss")
     assert all(0 < line["qualified_share"] < 1 for line in lines)
 
 
-def test_the_example_of_two_models_trains(adding_a_method, tmp_path):
-    assert started(adding_a_method[1]["co_training"], **{"model.name": TINY_BACKBONE}) == 0
-    lines = check_two_rounds(tmp_path / "runs" / "co_training", "labelled_loss")
-    assert all(line["unlabelled_loss"] > 0 for line in lines)  # a client remembers how often its models agreed
+def test_a_round_of_the_example_of_two_models(adding_a_method, monkeypatch):
+    """It is traced and not compiled: both phases upload, and a client remembers how often its models agreed."""
+    words = [*adding_a_method[1]["co_training"], f"--config.model.name={TINY_BACKBONE}"]
+    experiment = built(words, monkeypatch)
+    round_fn = make_round(experiment.problem, experiment.method, lanes=1)
+    state, result = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
+    assert {"labelled_loss", "unlabelled_loss", "uploads"} <= set(result.metrics)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
+    assert "agreement" in state.clients and "peer" in state.model.params
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +226,7 @@ def test_the_site_builds_without_a_warning(site, root):
 
 def test_equations_are_mathml(site):
     equation = '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">'
-    assert all(equation in site[f"methods/{name}.html"] for name in methods.METHODS if name != "anchors_only")
+    assert all(equation in site[f"methods/{name}.html"] for name in methods.METHODS if name != "server_only")
     assert [name for name, page in site.items() if "arithmatex" in page] == []
 
 
