@@ -3,7 +3,7 @@
     python launch.py --config=configs/sage_cinic10.py --config.data.path=cinic10.npz
     python launch.py --config=configs/sage_cinic10.py:proxyfl,alpha=0.5 --config.data.path=cinic10.npz
 
-The data set is no published one of TensorFlow Datasets: an npz of its folders train and test, 90,000 images of 32 x 32
+TensorFlow Datasets does not have the data set: make an npz of its folders train and test, 90,000 images of 32 x 32
 pixels each, see docs/tutorials/your_data.md. ResNet-8 of width 64, 20 clients of which 8 train in a round, 400 rounds,
 5 local epochs. 9,000 images have labels, 900 of each class (the papers' 10 %). They are divided over the clients apart
 from the others. Pairs of clients share near-IID parts (`dirichlet_pairs`): alpha = 0.1 is far milder here than in the

@@ -62,7 +62,7 @@ def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
     """
     factory, file = import_own(FIELD, name, ("FACTORY", "my_models:MyBackbone"))
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise UserError(f"model.name={name} is no factory; name a class, or a function that gives a Flax module")
+        raise UserError(f"model.name={name} is not a factory; name a class, or a function that gives a Flax module")
     with one_line(FIELD, name, "cannot be built", file):
         keywords = _keywords_taken(factory, {"normalisation": normalisation, "dtype": dtype})
         backbone = factory(**keywords)
