@@ -35,7 +35,7 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
         old: nested dicts, as a run's folder has them.
 
     Raises:
-        UserError: a section is none.
+        UserError: a section of the configuration is something else.
     """
     return _with_confidence(_with_server_labels(old))
 

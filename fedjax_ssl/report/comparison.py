@@ -230,7 +230,7 @@ def _labels(groups: list[Group]):
 
 
 def bundles(groups: list[Group]) -> dict[str, list[Group]]:
-    """Groups of curves for one picture each: many curves are divided by the values of a sweep's grid.
+    """Divides many curves into pictures, by the values of a sweep's grid.
 
     Returns:
         What they have in common -> the groups, named by what is left.

@@ -1,4 +1,4 @@
-"""What differential privacy promises of a run, by Google's accounting, and whether a method keeps it."""
+"""The epsilon of a run by Google's accounting, and checks that a method keeps the guarantee."""
 
 import logging
 from typing import Any
@@ -15,7 +15,7 @@ from fedjax_ssl.server.statistics import num_exchanging
 
 
 class Accountant:
-    """Epsilon after so many rounds, for `privacy.delta`; by Renyi differential privacy.
+    """Epsilon after a number of rounds, for `privacy.delta`, by Renyi differential privacy.
 
     Neighbouring federations differ in a client: in whether it is there, where cohorts are Poisson; where they have a
     fixed size, in which client it is, so that the sum may differ by 2 S (Wang et al., AISTATS 2019). Towards whoever
