@@ -39,7 +39,7 @@ def check_labels(config: Any, num_clients: int) -> None:
     check_tail(config.labelled_imbalance, config.labelled_largest_class, "labelled_")
     if config.labelled_largest_class and config.labels == "clients" and not config.num_labelled:
         raise UserError(
-            f"data.labelled_largest_class={config.labelled_largest_class} is of labelled images that are drawn apart; "
+            f"data.labelled_largest_class={config.labelled_largest_class} needs labelled images that are drawn apart; "
             "set data.num_labelled, too"
         )
     if config.labelled_largest_class and config.labels == "some_clients" and config.labelled_clients == num_clients:

@@ -112,7 +112,7 @@ def _differences(groups: list[Group], against: pathlib.Path) -> list[dict[str, s
     """The table of the other groups' differences from the runs in a folder."""
     found, _ = read_groups([against])
     if len(found) > 1:
-        raise UserError(f"differences are from one configuration; {against} has {len(found)}")
+        raise UserError(f"differences need one configuration to compare with; {against} has {len(found)}")
     (reference,) = found
     its_runs = {run.folder.resolve() for run in reference.runs}
     others = []
