@@ -63,12 +63,21 @@ def test_descriptions_are_those_of_the_source(reference):
     assert "| `fedil` | `no_label_set` | `fedil.label_set=False` |" in page
 
 
-def test_the_picture_is_what_its_script_draws(root):
-    spec = importlib.util.spec_from_file_location("draw_round", root / "docs" / "draw_round.py")
+def drawing(root, name):
+    """The script docs/NAME.py, which draws a picture."""
+    spec = importlib.util.spec_from_file_location(name, root / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (root / "docs" / "images" / "round.svg").read_text(encoding="utf-8") == module.draw()
-    for file, names in re.findall(r'class="code"[^>]*>([\w/]+\.py): ([^<]*)<', module.draw()):
+    return module
+
+
+@pytest.mark.parametrize("script, picture", [("draw_round", "round.svg"), ("draw_results", "methods.svg")])
+def test_the_pictures_are_what_their_scripts_draw(root, script, picture):
+    assert (root / "docs" / "images" / picture).read_text(encoding="utf-8") == drawing(root, script).draw()
+
+
+def test_the_picture_of_a_round_names_functions_that_exist(root):
+    for file, names in re.findall(r'class="code"[^>]*>([\w/]+\.py): ([^<]*)<', drawing(root, "draw_round").draw()):
         source = (root / "fedjax_ssl" / file).read_text(encoding="utf-8")
         for name in names.split(", "):
             assert f"def {name}(" in source, f"{file} has no {name}"
