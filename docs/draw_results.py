@@ -22,14 +22,14 @@ text { font-size: 12.5px; fill: #1d2430; }
 
 def read_column(page: str, column: str) -> list[tuple[str, float, float]]:
     """(method, mean, standard deviation) of the rows of the page's large table that have a figure, best first."""
-    table = page[page.index("| method | A |") :].partition("\n\n")[0].splitlines()
-    place = [cell.strip() for cell in table[0].split("|")].index(column)
+    table = page[page.index("| method | A: ") :].partition("\n\n")[0].splitlines()
+    place = [cell.strip().partition(":")[0] for cell in table[0].split("|")].index(column)
     found = []
     for line in table[2:]:
         cells = [cell.strip() for cell in line.split("|")]
-        if figure := re.match(r"([\d.]+) ± ([\d.]+)", cells[place]):
-            name = re.sub(r"[*`]|\(.*\)|the (?=labels)", "", cells[1]).strip()
-            found.append((name + "*" * cells[place].endswith("(old)"), float(figure[1]), float(figure[2])))
+        if figure := re.match(r"([\d.]+)\s±\s([\d.]+)", cells[place]):
+            name = re.sub(r"[*`]|the (?=labels)", "", cells[1]).strip()
+            found.append((name + "*" * cells[place].endswith("*"), float(figure[1]), float(figure[2])))
     return sorted(found, key=lambda row: -row[1])
 
 
