@@ -258,7 +258,7 @@ def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str]
     for name in dict.fromkeys(found.classes):
         if name not in names:
             raise UserError(
-                f"{folder}/{name} is not named for a class of the model{known_are(name, names)}; images without labels "
+                f"{folder}/{name} is named for no class of the model{known_are(name, names)}; images without labels "
                 "lie in the folder itself"
             )
     return found.images, found.files, np.array([names.index(name) for name in found.classes], np.int32)
@@ -287,7 +287,8 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
         )
     if labels.size and (labels.min() < -1 or labels.max() >= num_classes):
         worst = labels.min() if labels.min() < -1 else labels.max()
-        raise UserError(f"{path}: {of_labels} has {worst}; the model's are 0 to {num_classes - 1}, and -1 is no label")
+        known = f"the model's are 0 to {num_classes - 1}, and -1 means no label"
+        raise UserError(f"{path}: {of_labels} has {worst}; {known}")
     return arrays[key], None, labels.astype(np.int32)
 
 
