@@ -169,8 +169,8 @@ PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisat
 
 @pytest.mark.parametrize(("fields", "words"), [
     ({"aggregation.clip_norm": 0.0}, "needs aggregation.clip_norm"),
-    ({"aggregation.mean": "median"}, "leave aggregation.mean 'mean'"),
-    ({"aggregation.norm_bound": 1.0}, "norm_bound 0"),
+    ({"aggregation.mean": "median"}, "set aggregation.mean='mean'"),
+    ({"aggregation.norm_bound": 1.0}, "norm_bound=0"),
     ({"availability.late": 0.5}, "availability.late_weight=0"),
     ({"model.normalisation": "running"}, "running statistics travel without noise"),
     ({"model.normalisation": "static", "model.statistics": "cohort"}, "model.statistics='cohort' asks clients"),
