@@ -338,8 +338,8 @@ def test_what_describes_the_images_is_checked(run, edit, words):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("[]", "no configuration, but list"),
-        ("null", "no configuration"),
+        ("[]", "not a configuration, but list"),
+        ("null", "not a configuration"),
         ("[" * 100_000, "too many brackets"),
         ("{", "Expecting property name"),
         ('{"model": 3}', "model is 3, but must be a section of fields"),
