@@ -16,7 +16,7 @@ def augment_fields() -> Section:
     # Whose RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views equal weak ones.
     section.flavour = word("usb", "semifl", "fixmatch", "fedlabel", "fedmatch", "none")
     section.num_ops = whole(2, least=0)  # n of RandAugment: operations per image
-    # The order of flip, crop and RandAugment: the 'flavour''s own, or 'geometry_first', flip and crop first ((FL)^2).
+    # The order of flip, crop and RandAugment: the flavour's own, or 'geometry_first', flip and crop first ((FL)^2).
     section.order = word("flavour", "geometry_first")
     # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own.
     section.magnitude = whole(10, least=0, most=30)

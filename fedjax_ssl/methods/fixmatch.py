@@ -35,13 +35,15 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fixmatch`."""
     section = Section()
-    section.threshold = share(0.95)  # tau; a label counts from it on
-    section.server = word("alternate", "parallel")  # or 'parallel': of a server with labels
-    # Batch statistics in labelling: 'train', those of the weak batch, in one pass with the strong one, as the reference
-    # code does; 'eval', the model's running or static ones.
+    section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
+    section.server = word(
+        "alternate", "parallel"
+    )  # when a server with labels trains: after the mean, or beside clients
+    # Statistics for labelling: 'train', those of the weak batch, in one pass with the strong one, as in the reference
+    # code; 'eval', the model's running or static ones.
     section.label_mode = word("train", "eval")
-    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4), or over its 'confident' images (SemiFL's code): the
-    # others have no strong view and are not in its batch statistics, and a batch without any is skipped.
+    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4) or over its 'confident' images (SemiFL's code): then
+    # the others have no strong view and no part in batch statistics, and a batch without any is skipped.
     section.loss_over = word("batch", "confident")
     return section
 
