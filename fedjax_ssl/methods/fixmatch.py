@@ -36,9 +36,8 @@ def defaults() -> Section:
     """The section `config.fixmatch`."""
     section = Section()
     section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
-    section.server = word(
-        "alternate", "parallel"
-    )  # when a server with labels trains: after the mean, or beside clients
+    # A server with labels trains after the mean ('alternate') or beside the clients ('parallel').
+    section.server = word("alternate", "parallel")
     # Statistics for labelling: 'train', those of the weak batch, in one pass with the strong one, as in the reference
     # code; 'eval', the model's running or static ones.
     section.label_mode = word("train", "eval")
