@@ -35,7 +35,7 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
         old: nested dicts, as a run's folder has them.
 
     Raises:
-        UserError: a section is none.
+        UserError: a section of the configuration is something else.
     """
     return _with_confidence(_with_server_labels(old))
 
@@ -54,7 +54,7 @@ def _with_confidence(old: dict[str, Any]) -> dict[str, Any]:
     threshold, trainer = old["threshold"], old.get("trainer", {})
     for section, value in {"threshold": threshold, "trainer": trainer}.items():
         if not isinstance(value, dict):
-            raise UserError(f"{section} is {value!r}, and no section of fields")
+            raise UserError(f"{section} is {value!r}, but must be a section of fields")
     new = {name: value for name, value in old.items() if name != "threshold"}
     confidence = {name: threshold[name] for name in ("share", "debias") if name in threshold}
     confidence |= {name: trainer[name] for name in _MOVED if name in trainer}

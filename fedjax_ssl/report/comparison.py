@@ -130,7 +130,7 @@ def _differences(groups: list[Group], against: pathlib.Path) -> list[dict[str, s
     """The table of the other groups' differences from the runs in a folder."""
     found, _ = read_groups([against])
     if len(found) > 1:
-        raise UserError(f"differences are from one configuration; {against} has {len(found)}")
+        raise UserError(f"differences need one configuration to compare with; {against} has {len(found)}")
     (reference,) = found
     its_runs = {run.folder.resolve() for run in reference.runs}
     others = []
@@ -248,7 +248,7 @@ def _labels(groups: list[Group]):
 
 
 def bundles(groups: list[Group]) -> dict[str, list[Group]]:
-    """Groups of curves for one picture each: many curves are divided by the values of a sweep's grid.
+    """Divides many curves into pictures, by the values of a sweep's grid.
 
     Returns:
         What they have in common -> the groups, named by what is left.
