@@ -21,7 +21,6 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 
 STANDARD = "standard"  # the head h; the classifier is the balanced h_b
-HISTOGRAMS = ("counts", "presence")  # of `trainer.histogram`
 
 
 class Estimate(NamedTuple):
@@ -78,9 +77,8 @@ def acr(options, num_classes: int) -> Trainer:
 
     Distances are summed over the steps with a confident image, and divided by the number of all steps, as in the code.
 
-    The histogram counts labels (`trainer.histogram`). The public code adds to an index several times at once, which
-    keeps what one image of each class writes, confident or not; 'presence', 1 for each class with a confident label, is
-    the like of it that depends on no order.
+    The histogram counts labels. The public code adds to an index several times at once, which keeps what one image of
+    each class writes, confident or not; that depends on the order of a batch, and is not built.
     """
 
     def targets(old: Estimate, seen: Seen) -> tuple[tuple[Target, ...], Estimate]:
@@ -99,8 +97,6 @@ def acr(options, num_classes: int) -> Trainer:
         weights = [jnp.where(mask & one, 1.0, 0.0) for one in (sure[2] | sure[3], sure[0] | sure[1])]
         confident = mask & sure[3]
         counts = jnp.sum(jax.nn.one_hot(labels[3], num_classes) * confident[:, None], axis=0)
-        if options.histogram == "presence":
-            counts = (counts > 0).astype(jnp.float32)
         histogram = counts / jnp.maximum(jnp.sum(counts), 1.0)
         estimates = old.rounds >= options.estimate_from
         counted = estimates & jnp.any(confident)

@@ -24,6 +24,18 @@ RENAMED = {
     "trainer.counters": "confidence.memory",
 }
 
+# Each method's switches for the bugs of its public code, and their values for a bug: one switch now, METHOD.replica.
+REPLICAS = {
+    "fedcon.consistency_with": "itself",
+    "fedcon.student": "persistent",
+    "fedlabel.accumulate_gradients": True,
+    "fedu.alias_first_target": True,
+    "fedema.alias_first_target": True,
+    "twin_sight.divisor": "xor",
+}
+RENAMED |= {field: f"{field.partition('.')[0]}.replica" for field in REPLICAS}
+GONE = {"trainer.histogram": "counts"}  # fields that went, and the one value that is left of them
+
 
 def translated(old: dict[str, Any]) -> dict[str, Any]:
     """A configuration of an earlier version with the names of today; of today's version it is what it was.
@@ -32,8 +44,36 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
         old: nested dicts, as a run's folder has them.
 
     Raises:
-        UserError: a section is none.
+        UserError: a section is none, or the run did what the library no longer does.
     """
+    return _with_replica(_with_confidence(_without_gone(old)))
+
+
+def _without_gone(old: dict[str, Any]) -> dict[str, Any]:
+    new = dict(old)
+    for field, left in GONE.items():
+        section, _, name = field.partition(".")
+        if isinstance(new.get(section), dict) and name in new[section]:
+            new[section] = dict(new[section])
+            if new[section].pop(name) != left:
+                raise UserError(f"{field} is gone: it is always {left!r} now, as it was not in this run")
+    return new
+
+
+def _with_replica(old: dict[str, Any]) -> dict[str, Any]:
+    new = dict(old)
+    for field, of_bug in REPLICAS.items():
+        section, _, name = field.partition(".")
+        if isinstance(new.get(section), dict) and name in new[section]:
+            new[section] = dict(new[section])
+            has_bug = new[section].pop(name) == of_bug
+            if new[section].setdefault("replica", has_bug) != has_bug:
+                raise UserError(f"{section}.replica is for all bugs of its code at once, and this run has one of them")
+    return new
+
+
+def _with_confidence(old: dict[str, Any]) -> dict[str, Any]:
+    """The sections `threshold` and `trainer` as `confidence`."""
     if "threshold" not in old or "confidence" in old:
         return old
     threshold, trainer = old["threshold"], old.get("trainer", {})

@@ -73,7 +73,6 @@ SOURCES = ("digits", "npz", "folder", *_PUBLISHED)
 NORMALISATIONS: dict[str, dict[str, Any]] = {
     "own": {},
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)},
-    "cifar10_in_training": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)},
 }
 
 

@@ -47,8 +47,6 @@ def trainer_fields() -> Section:
     # Rounds that a client has had before it estimates its shares: its code's `epoch > 5`, which counts from 0.
     section.estimate_from = whole(6, least=0)
     section.estimate_momentum = real(0.99, least=0, below=1)  # of the estimate, over batches
-    # Of confident labels; 'presence', a BUG of its code, for replication alone: 1 for each class of a batch.
-    section.histogram = word("counts", "presence")
     return section
 
 

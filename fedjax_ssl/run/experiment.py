@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import image_views
 from fedjax_ssl.data import (
-    NORMALISATIONS,
     Dataset,
     FederatedData,
     Partition,
@@ -26,7 +25,7 @@ from fedjax_ssl.engine.round import init_key, trace_exchange
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
-from fedjax_ssl.models.network import Network, build_network
+from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.privacy import check_private
 
@@ -130,7 +129,7 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
         of_network: fields of the network that the method's has otherwise, such as `given`: whatever it makes of the
             first model, such as copies of it, it makes of that one.
     """
-    network = in_training(problem.network, problem.config.data.normalisation)._replace(**of_network)
+    network = problem.network._replace(**of_network)
     return find_method(problem.config.method).factory(problem._replace(network=network))
 
 
@@ -147,14 +146,6 @@ def _check_delivery(config: ConfigDict, method: Method) -> None:
                     f"{field}={value!r} is not for {config.method}: what a client changes is not told from the model "
                     "that went to all"
                 )
-
-
-def in_training(network: Network, normalisation: str) -> Network:
-    """The network as the method has it, for all that it trains and labels, where tests have `network`."""
-    if normalisation != "cifar10_in_training":
-        return network
-    images: Any = network.inputs  # no others have such a normalisation
-    return network._replace(inputs=images._replace(**NORMALISATIONS[normalisation]))
 
 
 def initialise(experiment: Experiment, data: FederatedData, given: Model | None = None) -> State:

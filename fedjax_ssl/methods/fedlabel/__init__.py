@@ -143,9 +143,9 @@ def defaults() -> Section:
     # Times the sum over tensors of mean((w_U - w)^2) in the second phase; the code's is 10.
     section.mean_proximal = real(0.0, least=0)
     section.augment_once = False  # one view of each image for the whole run, as the code writes them to disk
-    # A BUG of the code, for replication alone: gradients are never cleared, so step i takes the sum of those of steps 1
-    # to i, as with a momentum of 1: ten steps go as far as 55.
-    section.accumulate_gradients = False
+    # A bug of the code: gradients are never cleared, so step i takes the sum of those of steps 1 to i, as with a
+    # momentum of 1: ten steps go as far as 55.
+    section.replica = False
     return section
 
 
@@ -168,7 +168,7 @@ class Work(NamedTuple):
 def fedlabel(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fedlabel
-    adapt = never_cleared if options.accumulate_gradients else None
+    adapt = never_cleared if options.replica else None
     supervised = local_sgd(  # tau steps of cross-entropy on labelled images (eq. 1)
         problem,
         jobs_on_labels(problem, steps=options.labelled_steps),

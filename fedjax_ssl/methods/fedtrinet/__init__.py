@@ -87,7 +87,7 @@ VARIANTS: Variants = {
     "unprotected": {"fedtrinet.protection": False},
     "code_head": {"fedtrinet.freeze_head": False},  # what the code's freezing comes to, which has no effect on CIFAR-10
 }
-PLAYERS = {"one": 1, "two": 2, "three": 3}
+PLAYERS = {"one": 1, "three": 3}
 CONFIDENCE = "confidence"  # the server's entry of m
 LOCAL, ACCEPTED = "local_model", "accepted"  # entries of a client's memory
 TUNING = "tuning_opt_state"  # and of the optimiser that tunes the spliced network
@@ -106,8 +106,7 @@ def defaults() -> Section:
     section.protection = True  # in the end it is factor m / 2; False: it falls on, to 0
     section.protected_from = whole(35, least=0)  # from this round on
     # Who votes: 'three', the last local, the spliced and the global model; 'one', the global one, from which training
-    # then goes on: nothing is spliced. 'two', without the local one, is an ERROR of the code with a factor for three:
-    # nothing is accepted where 2.8 m > 2.
+    # then goes on: nothing is spliced.
     section.players = word("three", *PLAYERS)
     section.head_blocks = whole(1, least=1)  # of the backbone, in the head part; 2 in the code's demo and for MNIST
     section.freeze_head = True  # while the spliced network is tuned
@@ -238,7 +237,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
             # Without a label to be tuned on, the spliced network is taken as it is.
             spliced = jax.vmap(lambda model: splice(head, received.model, model))(cohort.own[LOCAL])
             start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
-            players = (start, cohort.own[LOCAL])[: PLAYERS[options.players] - 1]
+            players = start, cohort.own[LOCAL]
 
         votes = zeros_unless(voting, lambda: vote(problem, received.model, players, data.inputs, examples))
         accepted, chosen = accept(old, votes, received.extra.threshold, examples.unlabelled, options.min_new_labels)
