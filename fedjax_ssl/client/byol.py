@@ -24,7 +24,7 @@ ONLINE = (*ENCODER, PREDICTOR)
 TARGET, LAST_ROUND = "target", "last_round"  # a client's memory: ENCODER's parameters; int32, -1: it never trained
 
 
-class Rule(NamedTuple):
+class OnlineRule(NamedTuple):
     """How a client's model follows the global one, and its own of the rounds before.
 
     Attributes:
@@ -47,7 +47,7 @@ def own_targets(num_clients: int, model: Model) -> dict[str, Any]:
 
 
 def byol_phase(
-    problem: Problem, rule: Rule, *, decay: float, new_target: str = "kept", alias_first_target: bool = False
+    problem: Problem, rule: OnlineRule, *, decay: float, new_target: str = "kept", alias_first_target: bool = False
 ) -> Phase:
     """`client.epochs` passes over all of a client's images, of whole batches: L = l(1, 2) + l(2, 1).
 

@@ -69,7 +69,7 @@ class Rule(NamedTuple):
     loss: Callable[[Model, TwoBatches, At, Any, jax.Array], Loss]
 
 
-class Work(NamedTuple):
+class ConsistencyWork(NamedTuple):
     """What one client trains on.
 
     Attributes:
@@ -140,7 +140,9 @@ def consistency_phase(
         if fixed_length:
             length = jnp.maximum(deck.size // config.batch_size, 1)  # ours: a client of a few images takes a step
             num_steps = jnp.where(deck.size > 0, config.epochs * length, num_steps)
-        return Jobs(num_steps, Work(deck, labelled, made.confidence, num_steps, made.prior), made.report, made.own)
+        return Jobs(
+            num_steps, ConsistencyWork(deck, labelled, made.confidence, num_steps, made.prior), made.report, made.own
+        )
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)

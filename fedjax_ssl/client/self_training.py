@@ -25,7 +25,7 @@ from fedjax_ssl.models import Outputs
 ACCEPTED = "accepted"  # what every upload tells: of how many pseudo-labels it comes, see `trainer.accepted`
 
 
-class Work(NamedTuple):
+class SelfTrainingWork(NamedTuple):
     """What one client trains on.
 
     Attributes:
@@ -136,7 +136,7 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
         labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
         return Jobs(
             deck.num_steps(config.batch_size),
-            Work(deck, seen._replace(features=()) if by_received else None, metadata, prior),
+            SelfTrainingWork(deck, seen._replace(features=()) if by_received else None, metadata, prior),
             Report(labels, confident | examples.labelled),
             {MEMORY: begun(cohort.own[MEMORY], examples.rows.shape)},
         )

@@ -144,7 +144,7 @@ def labels_revealed(config: Any) -> bool:
     return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
 
 
-def num_malicious(config: Any) -> int:
+def num_byzantine(config: Any) -> int:
     """How many clients of a run attack; of a configuration as nested dicts or a ConfigDict."""
     return num_attackers(config["attack"]["share"], config["num_clients"]) if config["attack"]["kind"] != "none" else 0
 

@@ -24,6 +24,8 @@ RENAMED = {
     "trainer.counters": "confidence.memory",
 }
 
+_IN_PLACE = {"aggregation.malicious_share": "aggregation.byzantine_share"}  # of the same meaning and section
+RENAMED |= _IN_PLACE
 # Each method's switches for the bugs of its public code, and their values for a bug: one switch now, METHOD.replica.
 REPLICAS = {
     "fedcon.consistency_with": "itself",
@@ -46,7 +48,17 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a section is none, or the run did what the library no longer does.
     """
-    return _with_replica(_with_confidence(_without_gone(old)))
+    return _with_replica(_with_confidence(_with_new_names(_without_gone(old))))
+
+
+def _with_new_names(old: dict[str, Any]) -> dict[str, Any]:
+    new = dict(old)
+    for field, today in _IN_PLACE.items():
+        section, _, name = field.partition(".")
+        if isinstance(new.get(section), dict) and name in new[section]:
+            new[section] = dict(new[section])
+            new[section][today.partition(".")[2]] = new[section].pop(name)
+    return new
 
 
 def _without_gone(old: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class FederatedData(NamedTuple):
         test_inputs: [T, ...], likewise.
         test_labels: int32 [T].
         seed: uint32 [], the run's seed; data and not a constant, so that another seed needs no compilation.
-        malicious: bool [K], which clients attack, see `config.attack`; None: nobody does.
+        byzantine: bool [K], which clients attack, see `config.attack`; None: nobody does.
         mislabelled: bool [N], the images whose clients tell false labels of them: pseudo-labels are the next class's,
           and so are visible labels already; None: nobody does.
         targets: int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
@@ -46,7 +46,7 @@ class FederatedData(NamedTuple):
     test_inputs: jax.Array
     test_labels: jax.Array
     seed: jax.Array
-    malicious: jax.Array | None = None
+    byzantine: jax.Array | None = None
     mislabelled: jax.Array | None = None
     targets: jax.Array | None = None
 
@@ -127,14 +127,14 @@ def federate(
     if reveal_labels:
         visible = np.setdiff1d(np.arange(len(visible_labels)), partition.validation_index)
     visible_labels[visible] = dataset.y_train[visible]
-    malicious, mislabelled = _attackers(attack, partition, seed, len(visible_labels))
+    byzantine, mislabelled = _attackers(attack, partition, seed, len(visible_labels))
     if mislabelled is not None:
         lies = mislabelled & (visible_labels >= 0)
         visible_labels[lies] = (visible_labels[lies] + 1) % dataset.num_classes
     labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
     shared, crafted = same_images is not None, None
     if attack is not None and attack.kind == "poison":
-        crafted = poison(dataset, partition, np.flatnonzero(malicious), visible_labels >= 0, attack, seed)
+        crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
     images = dataset.x_train if crafted is None else crafted.images
     data = FederatedData(
         inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images),
@@ -147,7 +147,7 @@ def federate(
         test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.uint32),
-        malicious=None if malicious is None else jnp.asarray(malicious),
+        byzantine=None if byzantine is None else jnp.asarray(byzantine),
         mislabelled=None if mislabelled is None else jnp.asarray(mislabelled),
         targets=None if crafted is None else jnp.asarray(crafted.targets),
     )
@@ -162,16 +162,16 @@ def num_attackers(share: float, num_clients: int) -> int:
 def _attackers(
     attack: Any, partition: Partition, seed: int, num_images: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """`malicious` and `mislabelled` of a federation: floor(share K) clients, drawn by the seed."""
+    """`byzantine` and `mislabelled` of a federation: floor(share K) clients, drawn by the seed."""
     if attack is None or attack.kind == "none":
         return None, None
     num_clients = len(partition.client_rows)
     order = np.random.default_rng([seed, ATTACKERS]).permutation(num_clients)
     drawn = order[: num_attackers(attack.share, num_clients)]
-    malicious = np.zeros(num_clients, bool)
-    malicious[drawn] = True
+    byzantine = np.zeros(num_clients, bool)
+    byzantine[drawn] = True
     if attack.kind != "labels":
-        return malicious, None
+        return byzantine, None
     mislabelled = np.zeros(num_images, bool)
     mislabelled[np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in drawn)])] = True
-    return malicious, mislabelled
+    return byzantine, mislabelled

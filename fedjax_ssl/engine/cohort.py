@@ -25,7 +25,7 @@ class CohortResult(NamedTuple):
 
     Attributes:
         upload: of the last phase, leaves [R, ...]; rows that took no part are zeros.
-        job: int32 [R], the row of the `Draw`, or of its turn.
+        job: int32 [R], the row of the `Selection`, or of its turn.
         clients: int32 [R], the client of each row.
         group: int32 [R], or None.
         present: bool [R], False for padding, and for jobs that are not done.

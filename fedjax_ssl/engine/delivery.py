@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.attacks import attacked
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.compression import COMPRESSIONS, compressed, remembers
-from fedjax_ssl.engine.interface import Cohort, Draw, Metrics, Received, Upload
+from fedjax_ssl.engine.interface import Cohort, Metrics, Received, Selection, Upload
 from fedjax_ssl.engine.updates import changed_by, leaves_by_path, moved_by
 
 LOST = "compression"  # the entry of what compression has lost, in the clients' memory: by path, leaves [K, ...]
@@ -22,7 +22,7 @@ _ABSENT, _ATTACK, _COMPRESSION, _LATE = range(4)  # whose key it is
 
 
 class Late(NamedTuple):
-    """Uploads of a round that arrive in the next one, in the rows of the `Draw`.
+    """Uploads of a round that arrive in the next one, in the rows of the `Selection`.
 
     Statistics, and what is told, arrive as they were.
 
@@ -37,7 +37,7 @@ class Late(NamedTuple):
     waiting: jax.Array
 
 
-def present_jobs(options: Any, draw: Draw, key: jax.Array) -> jax.Array | None:
+def present_jobs(options: Any, draw: Selection, key: jax.Array) -> jax.Array | None:
     """Which jobs of a draw are done at all: bool [M]; None: all.
 
     Args:
@@ -57,7 +57,7 @@ def has_memory(options: Any) -> bool:
     return remembers(options.compression) or _joins_later(options)
 
 
-def first_memory(options: Any, upload: Upload, draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
+def first_memory(options: Any, upload: Upload, draw: Selection) -> tuple[dict[str, Any], dict[str, Any]]:
     """The entries of `State.clients` and of `State.server` that the way of the uploads needs, before the first round.
 
     Args:
@@ -104,7 +104,7 @@ def sent(
     """
     uploads = result.upload
     if options.attack.kind != "none":
-        lies = result.took_part & data.malicious[result.clients]
+        lies = result.took_part & data.byzantine[result.clients]
         keys = _keys(result.clients, result.group, key, _ATTACK)
         uploads = attacked(options.attack, uploads, broadcast, lies, result.took_part & ~lies, keys)
     trained = result.trained
@@ -133,7 +133,7 @@ def delivered(
     Args:
         options: the configuration.
         received: all uploads of the round, R rows.
-        job: int32 [R], the row of the `Draw` of each; of padding anything.
+        job: int32 [R], the row of the `Selection` of each; of padding anything.
         num_jobs: M, the rows of the draw.
         broadcast: what went down in this round.
         server: the server's memory.

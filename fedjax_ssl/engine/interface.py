@@ -66,7 +66,7 @@ class State(NamedTuple):
 # --- What travels. ---------------------------------------------------------------------------------------------------
 
 
-class Draw(NamedTuple):
+class Selection(NamedTuple):
     """The jobs of a round, a row each; a client may have several.
 
     Attributes:
@@ -119,7 +119,7 @@ class Received(NamedTuple):
         accepted: bool [R], whether the job uploaded, every number is finite, and it is not far longer than the
             others, see `fedjax_ssl.engine.screening.too_long`.
         clients: int32 [R], the client of each row.
-        group: int32 [R] of the `Draw`, or None.
+        group: int32 [R] of the `Selection`, or None.
         sizes: int32 [R], examples of each client; 0 for padding.
         num_qualified: int32 [R], examples that the client trained on by its report; `sizes` without a report.
         discount: float32 [R], by which the weight of each upload is multiplied, because it is late; None: 1.
@@ -294,7 +294,7 @@ class Init(Protocol):
 class Select(Protocol):
     """Draws the jobs of a round."""
 
-    def __call__(self, state: State, data: FederatedData, key: jax.Array, /) -> Draw: ...
+    def __call__(self, state: State, data: FederatedData, key: jax.Array, /) -> Selection: ...
 
 
 class ServerTraining(Protocol):

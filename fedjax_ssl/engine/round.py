@@ -10,7 +10,7 @@ from fedjax_ssl.engine.attacks import told_counts
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.delivery import delivered
 from fedjax_ssl.engine.evaluation import Measure, evaluate, measured_images, score_pseudo_labels
-from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, Select, State, WireBytes
+from fedjax_ssl.engine.interface import Cohort, Method, Metrics, Problem, Received, Select, Selection, State, WireBytes
 from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, measure
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import train_in_turns
@@ -101,7 +101,7 @@ class Sent(NamedTuple):
         personal: the message to each client alone, leaves [M, ...]; () without any.
     """
 
-    draw: Draw
+    draw: Selection
     broadcast: Any
     personal: Any
 
@@ -134,9 +134,9 @@ def received_rows(config: Any, data: FederatedData, result: CohortResult, accept
     """
     sizes = _sizes(data, result)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
-    if data.malicious is not None:
+    if data.byzantine is not None:
         sizes, num_qualified = (
-            told_counts(config.attack, counts, data.malicious[result.clients]) for counts in (sizes, num_qualified)
+            told_counts(config.attack, counts, data.byzantine[result.clients]) for counts in (sizes, num_qualified)
         )
     return Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
 
@@ -184,8 +184,8 @@ def aggregate_uploads(
         "dropped_uploads": dropped,
         "local_steps": jnp.sum(result.num_steps),
     }
-    if data.malicious is not None:
-        metrics["malicious_uploads"] = jnp.sum(result.took_part & data.malicious[result.clients])
+    if data.byzantine is not None:
+        metrics["byzantine_uploads"] = jnp.sum(result.took_part & data.byzantine[result.clients])
     if config.availability.never:
         metrics["answers"] = jnp.sum(result.present)
     if sent.draw.present is not None:
@@ -258,9 +258,9 @@ class RoundKeys(NamedTuple):
 def uniform(clients_per_round: int) -> Select:
     """The `select` of FedAvg: so many of all clients, uniformly, without replacement."""
 
-    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
-        return Draw(jax.random.choice(key, len(data.client_size), (clients_per_round,), replace=False))
+        return Selection(jax.random.choice(key, len(data.client_size), (clients_per_round,), replace=False))
 
     return select
 
@@ -274,7 +274,7 @@ def selection(problem: Problem, method: Method) -> Select:
 
 
 def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
-    """Jobs that can train side by side: the rows of a `Draw`, or of one of its turns; from shapes alone."""
+    """Jobs that can train side by side: the rows of a `Selection`, or of one of its turns; from shapes alone."""
     turns = []
 
     def draw_clients(state: State, data: FederatedData):
@@ -295,7 +295,7 @@ class Exchange(NamedTuple):
         upload: what it sends, leaves [...].
     """
 
-    draw: Draw
+    draw: Selection
     broadcast: Any
     personal: Any
     upload: Any
@@ -317,7 +317,7 @@ def trace_exchange(problem: Problem, method: Method, state: State, data: Federat
     return Exchange(draw._replace(turns=turns[0]), *messages)
 
 
-def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Draw, Any, Cohort]:
+def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Selection, Any, Cohort]:
     """The draw of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
     key, client = jax.random.key(0), jnp.zeros((1,), jnp.int32)
     draw = selection(problem, method)(state, data, key)

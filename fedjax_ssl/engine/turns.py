@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.delivery import present_jobs, sent
-from fedjax_ssl.engine.interface import Cohort, Draw, Phase
+from fedjax_ssl.engine.interface import Cohort, Phase, Selection
 from fedjax_ssl.engine.screening import accepted_rows, longest_update
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
@@ -20,7 +20,7 @@ def train_in_turns(
     memory: Mapping[str, Any],
     broadcast: Any,
     data: Any,
-    draw: Draw,
+    draw: Selection,
     personal: Any,
     key: jax.Array,
     lanes: int,

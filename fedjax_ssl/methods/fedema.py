@@ -95,7 +95,7 @@ def fedema(problem: Problem) -> Method:
 
     phase = byol.byol_phase(
         problem,
-        byol.Rule(begin, leave, is_new),
+        byol.OnlineRule(begin, leave, is_new),
         decay=options.decay,
         alias_first_target=options.replica,
     )

@@ -91,7 +91,7 @@ def fedu(problem: Problem) -> Method:
 
     phase = byol.byol_phase(
         problem,
-        byol.Rule(begin, leave),
+        byol.OnlineRule(begin, leave),
         decay=options.decay,
         new_target="received" if options.update_encoder == "both" else "kept",
         alias_first_target=options.replica,

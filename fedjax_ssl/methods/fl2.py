@@ -99,7 +99,7 @@ def defaults() -> Section:
     return section
 
 
-class Work(NamedTuple):
+class FL2Work(NamedTuple):
     """What one client trains on; leaves [n_max] are of all its images.
 
     Attributes:
@@ -152,7 +152,7 @@ def local_training(problem: Problem) -> Phase:
             num_views=options.label_views,
         )
         largest, present = made.largest, examples.present
-        work = Work(
+        work = FL2Work(
             deck=Deck.shuffled(examples, made.report.qualified, shuffle_keys, config.epochs),
             labels=made.report.labels,
             surest=largest > options.threshold if options.strictly else largest >= options.threshold,

@@ -126,7 +126,7 @@ def projector_of(config: ConfigDict) -> dict[str, Any]:
     return {PROJECTOR: head}
 
 
-class Work(NamedTuple):
+class TwinSightWork(NamedTuple):
     """What one client trains on: its unlabelled examples; the prior that is taken from its labels, see `debiased`."""
 
     deck: Deck
@@ -204,7 +204,7 @@ def without_labels(problem: Problem) -> Phase:
             renewed = {MEMORY: fresh_states(trainer, *examples.rows.shape)}
         confident = fixed(None, problem.num_classes, problem.config.trainer.threshold, strictly=False)
         made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, confident)
-        return jobs._replace(work=Work(jobs.work.deck, made.prior), report=made.report, own=renewed)
+        return jobs._replace(work=TwinSightWork(jobs.work.deck, made.prior), report=made.report, own=renewed)
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)

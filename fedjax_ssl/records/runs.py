@@ -39,6 +39,8 @@ from fedjax_ssl.records.workdir import (
     read_summary,
 )
 
+EARLIER_METRICS = {"byzantine_uploads": "malicious_uploads"}  # by their names of today
+
 
 class RunRecords(NamedTuple):
     """What one run has recorded so far.
@@ -107,7 +109,8 @@ class RunRecords(NamedTuple):
 
     def values(self, name: str) -> np.ndarray:
         """float [rounds], one metric over the rounds; NaN where it could not be measured."""
-        return np.array([np.nan if line.get(name) is None else line[name] for line in self.metrics], float)
+        found = [line.get(name, line.get(EARLIER_METRICS.get(name, name))) for line in self.metrics]
+        return np.array([np.nan if value is None else value for value in found], float)
 
     def has(self, name: str) -> bool:
         """Whether the metric was measured in any round."""

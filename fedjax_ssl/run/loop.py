@@ -50,7 +50,7 @@ class Run(NamedTuple):
         return self.experiment.problem.config.seed
 
 
-class Group(NamedTuple):
+class RunsTogether(NamedTuple):
     """Runs that go through the lanes together, all from the same round: one alone, or those of several seeds.
 
     Trees of a group are one run's as they are, or several runs' stacked.
@@ -74,11 +74,11 @@ class Group(NamedTuple):
         return [tree] if len(self.runs) == 1 else [row(tree, number) for number in range(len(self.runs))]
 
 
-def make_group(machine: Machine, runs: list[Run]) -> Group:
+def make_group(machine: Machine, runs: list[Run]) -> RunsTogether:
     """Runs with their data on all devices, stacked where the seeds differ."""
     first = runs[0].experiment
     data = first.data if len(runs) == 1 else stack_seeds([run.experiment.data for run in runs])
-    return Group(runs, *machine.put((data, first.hidden_labels)))
+    return RunsTogether(runs, *machine.put((data, first.hidden_labels)))
 
 
 class Turn(NamedTuple):
@@ -116,7 +116,7 @@ class Listener(Protocol):
 
 
 def run_rounds(
-    machine: Machine, program: Program, group: Group, states: list[State], listeners: list[Listener]
+    machine: Machine, program: Program, group: RunsTogether, states: list[State], listeners: list[Listener]
 ) -> list[State]:
     """Trains a group of runs to the end; their last states.
 

@@ -163,7 +163,7 @@ def fedavg(
     rule = OPTIMIZERS[options.optimizer](options)
     links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
-    links += [combine or mean(options.mean, options.malicious_share, options.norm_bound), *after_mean]
+    links += [combine or mean(options.mean, options.byzantine_share, options.norm_bound), *after_mean]
     links += [] if server_model is None else [with_server_model(problem.network, server_model, parts)]
     links += [] if rule is None else [optimizer(rule)]
     return chain(problem.network, *links, parts=parts)

@@ -117,7 +117,7 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
     return {memory: make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
 
 
-class Training(NamedTuple):
+class ServerTask(NamedTuple):
     """One of several trainings of a server on its anchors.
 
     Attributes:
@@ -138,7 +138,7 @@ def train_in_turn(
     state: State,
     data: FederatedData,
     key: jax.Array,
-    trainings: tuple[Training, ...],
+    trainings: tuple[ServerTask, ...],
     rates: Sequence[jax.Array | float],
     epochs: Sequence[int],
 ) -> tuple[State, Metrics]:

@@ -63,6 +63,13 @@ def test_an_override_by_an_old_name_is_told_the_new_one(field):
         override(base_config(), [f"--config.{field}=1"])
 
 
+def test_a_field_that_has_another_name_keeps_its_value():
+    config = json.loads(json.dumps(base_config().to_dict()))
+    assert config["aggregation"].pop("byzantine_share") == 0.2
+    old = {**config, "aggregation": {**config["aggregation"], "malicious_share": 0.3}}
+    assert complete(old)["aggregation"] == {**config["aggregation"], "byzantine_share": 0.3}
+
+
 @pytest.mark.parametrize("field", REPLICAS)
 def test_an_old_switch_for_a_bug_is_the_replica_of_its_method(field):
     section, _, name = field.partition(".")

@@ -19,7 +19,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import load_snapshots
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 from fedjax_ssl.run import loop
-from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, run_rounds
+from fedjax_ssl.run.loop import Listener, Run, RunsTogether, has_ended, run_rounds
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
 from fedjax_ssl.run.observe.wire import Traffic
@@ -75,7 +75,7 @@ def counting(tmp_path, monkeypatch):
                 folder = stack.enter_context(contextlib.closing(Workdir(tmp_path / f"{seed}", config.to_dict())))
                 folder.begin(begun)
                 runs.append(Run(experiment, folder, state_at(begun, begun + 100 * seed)))
-            group = Group(runs, types.SimpleNamespace(test_inputs=None, test_labels=None), None)
+            group = RunsTogether(runs, types.SimpleNamespace(test_inputs=None, test_labels=None), None)
             sizes = []
 
             def dispatch(state, data, hidden_labels, rounds):
@@ -197,11 +197,11 @@ def test_a_failure_is_raised_after_its_line_and_before_a_checkpoint(counting):
 
 def test_a_group_s_trees_are_its_runs_trees_stacked():
     trees = [{"a": jnp.arange(3), "b": jnp.float32(1)}, {"a": jnp.arange(3, 6), "b": jnp.float32(2)}]
-    group = Group([None, None], None, None)
+    group = RunsTogether([None, None], None, None)
     joined = group.join(trees)
     np.testing.assert_array_equal(joined["a"], [[0, 1, 2], [3, 4, 5]])
     for tree, again in zip(trees, group.split(joined), strict=True):
         assert jax.tree.all(jax.tree.map(np.array_equal, tree, again))
-    alone = Group([None], None, None)
+    alone = RunsTogether([None], None, None)
     assert alone.join(trees[:1]) is trees[0] and alone.split(trees[0])[0] is trees[0]
     np.testing.assert_array_equal(row(joined, 1)["b"], 2)

@@ -118,7 +118,7 @@ def defaults() -> Section:
     return section
 
 
-class SentDown(NamedTuple):
+class CBAFedExtra(NamedTuple):
     """What travels to the clients besides the model.
 
     Attributes:
@@ -130,7 +130,7 @@ class SentDown(NamedTuple):
     second_stage: jax.Array
 
 
-class Work(NamedTuple):
+class CBAFedWork(NamedTuple):
     """What a client without labels trains on.
 
     Attributes:
@@ -163,7 +163,7 @@ def cbafed(problem: Problem) -> Method:
         del data, key
         counts = state.server[GIVEN] + jnp.sum(state.server[COUNTS], axis=0)
         by = acceptance(counts, options.base, options.cap, options.rare)
-        return global_model(problem, state, SentDown(by, state.round >= options.warm_up_rounds))
+        return global_model(problem, state, CBAFedExtra(by, state.round >= options.warm_up_rounds))
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = aggregation.aggregate(state, data, received, key)
@@ -222,7 +222,7 @@ def on_accepted_labels(problem: Problem) -> Phase:
         deck = Deck.shuffled(examples, accepted, order_keys, config.epochs)
         deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # the lone image of a last batch
         counts = class_counts(jnp.where(accepted, labels, -1), problem.num_classes)
-        work = Work(deck, labels, counts, jax.random.key_data(view_keys))
+        work = CBAFedWork(deck, labels, counts, jax.random.key_data(view_keys))
         num_steps = deck.num_steps(config.batch_size)
         return Jobs(num_steps, work, Report(labels, accepted), takes_part=jnp.any(accepted, axis=1))
 

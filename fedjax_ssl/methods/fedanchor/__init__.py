@@ -47,7 +47,7 @@ from fedjax_ssl.methods.fedanchor.server import contrastive_loss
 from fedjax_ssl.models.heads import Linear
 from fedjax_ssl.server import (
     CLASSIFICATION,
-    Training,
+    ServerTask,
     fedavg,
     make_statistics,
     own_optimizer,
@@ -132,7 +132,7 @@ def defaults() -> Section:
     return section
 
 
-class SentDown(NamedTuple):
+class FedAnchorExtra(NamedTuple):
     """What travels to the clients beside the model.
 
     Attributes:
@@ -160,7 +160,7 @@ def fedanchor(problem: Problem) -> Method:
             threshold = jnp.nanquantile(own_scores, options.threshold_quantile)
         if options.travels == "class_means":
             anchors = class_anchors(anchors, num_classes, options.centred)
-        return global_model(problem, state, SentDown(anchors, threshold))
+        return global_model(problem, state, FedAnchorExtra(anchors, threshold))
 
     # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
 
@@ -219,8 +219,8 @@ def fedanchor(problem: Problem) -> Method:
         return supervised_mixup_loss(problem, data, config.server.augmentation, *mixup)
 
     trainings = (
-        Training(CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
-        Training("contrastive", anchor_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
+        ServerTask(CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
+        ServerTask("contrastive", anchor_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
     )
 
     def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:

@@ -64,7 +64,7 @@ from fedjax_ssl.methods.fedlabel.client import (
     EXPERTS,
     ORDERS,
     PARTNERS,
-    Choice,
+    ExpertChoice,
     divergence_of_other,
     label_drawn,
 )
@@ -149,7 +149,7 @@ def defaults() -> Section:
     return section
 
 
-class Work(NamedTuple):
+class FedLabelWork(NamedTuple):
     """What a client trains on in the second phase.
 
     Attributes:
@@ -160,7 +160,7 @@ class Work(NamedTuple):
     """
 
     deck: Deck
-    choice: Choice
+    choice: ExpertChoice
     supervised: Model
     labelled: jax.Array
 
@@ -208,7 +208,7 @@ def unlabelled_phase(problem: Problem, adapt: Adapt | None) -> Phase:
             partner=options.kl_partner,
         )
         labelled = options.labelled_steps * jnp.minimum(jnp.sum(examples.labelled, axis=1), size)
-        work = Work(deck, choice, local, labelled.astype(jnp.float32))
+        work = FedLabelWork(deck, choice, local, labelled.astype(jnp.float32))
         num_steps = jnp.where(received.extra >= options.unlabelled_from, deck.num_steps(size), 0)
         return Jobs(num_steps, work, report, takes_part=previous.took_part | (num_steps > 0))
 
@@ -249,7 +249,7 @@ def loss_on_kept(problem: Problem) -> LossFunction:
     return loss
 
 
-def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model:
+def both_changes(received: Broadcast, work: FedLabelWork, model: Model, totals) -> Model:
     """w + (w_L - w) + (w_U - w); statistics are the mean of those of the phases that took a step."""
     params = jax.tree.map(
         lambda u, local, w: u + (local - w), model.params, work.supervised.params, received.model.params
@@ -259,7 +259,7 @@ def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model
     return Model(params, jax.tree.map(mean, work.supervised.batch_stats, model.batch_stats))
 
 
-def metadata(problem: Problem, work: Work, model: Model, totals) -> dict[str, Any]:
+def metadata(problem: Problem, work: FedLabelWork, model: Model, totals) -> dict[str, Any]:
     """r_k; and w_L if it is averaged apart."""
     del model
     options = problem.config.fedlabel

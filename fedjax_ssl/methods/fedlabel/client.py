@@ -13,7 +13,7 @@ from fedjax_ssl.engine.interface import Problem, Report
 from fedjax_ssl.learning.sgd import Model
 
 
-class Choice(NamedTuple):
+class ExpertChoice(NamedTuple):
     """What two experts say about some images.
 
     Attributes:
@@ -47,7 +47,7 @@ PARTNERS = ("discarded", "supervised")  # who the other expert is
 ORDERS = ("trained_first", "trained_last")  # of a divergence
 
 
-def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: str = "both") -> Choice:
+def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: str = "both") -> ExpertChoice:
     """The expert that labels each image.
 
     Args:
@@ -62,7 +62,7 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
     h_chosen, h_other = jnp.where(takes_local, h_local, h_global), jnp.where(takes_local, h_global, h_local)
     other = jnp.where(takes_local[..., None], of_global, of_local)
     labels = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
-    return Choice(
+    return ExpertChoice(
         labels=labels,
         probability=jnp.exp(jnp.max(chosen, axis=-1)),
         other=other,
@@ -71,7 +71,7 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
     )
 
 
-def divergence_of_other(logits: jax.Array, choice: Choice, order: str = "trained_first") -> jax.Array:
+def divergence_of_other(logits: jax.Array, choice: ExpertChoice, order: str = "trained_first") -> jax.Array:
     """KL(p, s) of the model in training and the other expert (FedLabel, eq. 6): float32 [B].
 
     Args:
@@ -96,7 +96,7 @@ def label_drawn(
     confidence: str,
     experts: str,
     partner: str = "discarded",
-) -> tuple[Choice, Report]:
+) -> tuple[ExpertChoice, Report]:
     """The experts' labels of the unlabelled images that have a step in this round.
 
     Args:
@@ -106,7 +106,7 @@ def label_drawn(
         partner: 'supervised': the other expert is always the client's own, chosen or not.
 
     Returns:
-        The Choice, leaves [M, n_max, ...], and the report, in which visible labels count, too.
+        The ExpertChoice, leaves [M, n_max, ...], and the report, in which visible labels count, too.
     """
     of_global, of_local, made = score_drawn(problem, received, local, data, examples, deck)
     choice = choose(of_global, of_local, confidence, experts)

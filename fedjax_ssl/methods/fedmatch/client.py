@@ -24,7 +24,7 @@ from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, merged
 SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimiser has the usual entry
 
 
-class Work(NamedTuple):
+class FedMatchWork(NamedTuple):
     """What one client trains on.
 
     Attributes:
@@ -95,7 +95,9 @@ def disjoint_phase(
             keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)
         paired = pair_decks(problem, examples, keys, room_of(data), with_labels)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * paired.batches, 0)
-        return Jobs(num_steps, Work(*paired, made.confidence, made.prior, cohort.personal), made.report, made.own)
+        return Jobs(
+            num_steps, FedMatchWork(*paired, made.confidence, made.prior, cohort.personal), made.report, made.own
+        )
 
     def of_sigma(model: Model, batch: Batch, at: At) -> Loss:
         known = labelled_batch(at.work.labelled, at.step, config.batch_size).read(at.data)
@@ -107,7 +109,7 @@ def disjoint_phase(
         cut = at.work.deck.cut(at.step, at.work.batches, at.work.size, room_of(at.data))
         return unlabelled_loss(model, cut.read(at.data), at)
 
-    def watched(work: Work, of_visit) -> jax.Array:
+    def watched(work: FedMatchWork, of_visit) -> jax.Array:
         if work.labelled is None:
             return of_visit["client_loss"]
         return jnp.where(work.labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])

@@ -130,7 +130,7 @@ class Extra(NamedTuple):
     threshold: jax.Array
 
 
-class Work(NamedTuple):
+class FedTriNetWork(NamedTuple):
     """What one client trains on after labelling.
 
     Attributes:
@@ -243,7 +243,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
         accepted, chosen = accept(old, votes, received.extra.threshold, examples.unlabelled, options.min_new_labels)
         has_one = accepted.labels >= 0
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
-        work = Work(
+        work = FedTriNetWork(
             deck=Deck.shuffled(examples, examples.labelled | has_one, examples.keys, config.epochs),
             accepted=Deck.shuffled(examples, has_one, keys, config.epochs),
             labels=jnp.where(examples.labelled, examples.labels, accepted.labels),
