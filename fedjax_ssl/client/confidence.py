@@ -67,26 +67,13 @@ def make_confidence(
         hard: whether the method counts an image or not, and has no weights.
 
     Raises:
-        UserError: the method cannot use the rule, or a user's rule cannot be imported or built.
+        UserError: the method cannot use the rule, or a user's rule cannot be built.
     """
-    options, (make, file) = problem.config.confidence, _find_rule(problem.config.confidence.kind)
-    with one_line(FIELD, options.kind, "cannot be built", file):
-        rule = make(options, problem.num_classes, threshold, strictly)
-    if not isinstance(rule, Confidence):
-        raise UserError(f"{FIELD}={options.kind} gives a {type(rule).__name__}; it must give a Confidence")
+    options = problem.config.confidence
+    rule = (problem.own_rule or KINDS[options.kind])(options, problem.num_classes, threshold, strictly)
     if hard and rule.soft:
         raise UserError(f"confidence.kind={options.kind!r} gives weights, but {problem.config.method} has none")
     return rule
-
-
-def _find_rule(kind: str) -> tuple[Callable[..., Confidence], str | None]:
-    """The function that `confidence.kind` names, and a user's file that it is from."""
-    if not is_own(kind):
-        return KINDS[kind], None
-    make, file = import_own(FIELD, kind, ("RULE", "my_rules.py:margin"))
-    if not callable(make):
-        raise UserError(f"{FIELD}={kind} is no function that gives a Confidence")
-    return make, file
 
 
 def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
@@ -382,3 +369,25 @@ KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
     "freematch": freematch,
     "softmatch": softmatch,
 }
+
+
+def import_rule(kind: str) -> Callable[..., Confidence] | None:
+    """The function of a user's rule that `confidence.kind` names by its import path; None for one of `KINDS`.
+
+    Raises:
+        UserError: it cannot be imported; and when it is called, it fails, or gives no Confidence.
+    """
+    if not is_own(kind):
+        return None
+    make, file = import_own(FIELD, kind, ("RULE", "my_rules.py:margin"))
+    if not callable(make):
+        raise UserError(f"{FIELD}={kind} is no function that gives a Confidence")
+
+    def checked(*arguments: Any) -> Confidence:
+        with one_line(FIELD, kind, "cannot be built", file):
+            rule = make(*arguments)
+        if not isinstance(rule, Confidence):
+            raise UserError(f"{FIELD}={kind} gives a {type(rule).__name__}; it must give a Confidence")
+        return rule
+
+    return checked

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.confidence import Confidence
-from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import as_told, label_for_steps
+from fedjax_ssl.client.labels import as_told, debiased, label_for_steps
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem

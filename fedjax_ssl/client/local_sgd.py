@@ -25,9 +25,8 @@ from fedjax_ssl.engine.interface import (
 )
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.losses import proximal_term
-from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
+from fedjax_ssl.learning.sgd import BatchStats, Learner, Model, make_optimizer
 from fedjax_ssl.learning.trees import clip_update, repeated, select, where, where_rows
 
 OPT_STATE = "opt_state"  # the entry of a persistent optimiser in a client's memory

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from fedjax_ssl.client.acr import acr, loss_of_both
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import MEMORY, make_confidence
-from fedjax_ssl.client.debias import debiased, prior_of
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import told_outputs
+from fedjax_ssl.client.labels import debiased, prior_of, score_cohort, told_outputs
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss
-from fedjax_ssl.client.scores import score_cohort
 from fedjax_ssl.client.trainers import Seen, Trainer, by_confidence, pseudo_label_loss
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem, Report

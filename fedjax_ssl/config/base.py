@@ -13,7 +13,7 @@ from fedjax_ssl.engine.measures import words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, shared_fields
 from fedjax_ssl.imports import is_own
-from fedjax_ssl.learning.optimizers import check_optimizer
+from fedjax_ssl.learning.sgd import check_optimizer
 from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
 

@@ -9,7 +9,7 @@ code.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -36,6 +36,7 @@ class Problem(NamedTuple):
         views: the two augmentations of self-supervised methods, T and T' of `config.views`.
         told_labels: float32 [C], how many labels of each class clients told the server of before the first round; None:
             they are counted in the data.
+        own_rule: a user's rule for confidence, that `confidence.kind` names; None: it is one of the library's.
     """
 
     config: Any
@@ -45,6 +46,7 @@ class Problem(NamedTuple):
     num_classes: int
     views: tuple[Augmentation, Augmentation] | None = None
     told_labels: jax.Array | None = None
+    own_rule: Callable[..., Any] | None = None
 
 
 class State(NamedTuple):
@@ -236,36 +238,15 @@ class Previous(NamedTuple):
     took_part: jax.Array
 
 
-class Prepare(Protocol):
-    """Lays out a phase's work for the whole cohort at once; `previous` is None in the first phase."""
-
-    def __call__(
-        self, received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None, /
-    ) -> Jobs: ...
-
-
-class Start(Protocol):
-    """Makes the carry of a job, its model and optimiser, before its first step."""
-
-    def __call__(self, received: Broadcast, data: FederatedData, work: Any, own: Any, /) -> Any: ...
-
-
-class Step(Protocol):
-    """Local step number `index`, with a key of its own: carry -> carry."""
-
-    def __call__(
-        self, received: Broadcast, data: FederatedData, work: Any, carry: Any, index: jax.Array, key: jax.Array, /
-    ) -> Any: ...
-
-
-class Finish(Protocol):
-    """Makes the result of a job from its last carry.
-
-    In lanes it runs for all lanes whenever one job is over, so it must be cheap: a phase without steps does heavy work
-    in its `prepare`.
-    """
-
-    def __call__(self, received: Broadcast, work: Any, carry: Any, num_steps: jax.Array, /) -> Finished: ...
+# (received, data, cohort, what the phase before left, None in the first one): the work of the whole cohort at once.
+Prepare = Callable[[Broadcast, FederatedData, Cohort, Previous | None], Jobs]
+# (received, data, work, own) -> the carry of a job, its model and optimiser, before its first step.
+Start = Callable[[Broadcast, FederatedData, Any, Any], Any]
+# (received, data, work, carry, number of the step, its key) -> carry.
+Step = Callable[[Broadcast, FederatedData, Any, Any, jax.Array, jax.Array], Any]
+# (received, work, carry, number of steps) -> the result of a job. In lanes it runs for all lanes whenever one job is
+# over, so it must be cheap: a phase without steps does heavy work in its `prepare`.
+Finish = Callable[[Broadcast, Any, Any, jax.Array], Finished]
 
 
 class Phase(NamedTuple):
@@ -285,52 +266,21 @@ def no_op(state: State, *_: Any) -> tuple[State, Metrics]:
     return state, {}
 
 
-class Init(Protocol):
-    """Makes the first state, after the server's pre-training, if any."""
-
-    def __call__(self, data: FederatedData, key: jax.Array, /) -> State: ...
-
-
-class Select(Protocol):
-    """Draws the jobs of a round."""
-
-    def __call__(self, state: State, data: FederatedData, key: jax.Array, /) -> Selection: ...
-
-
-class ServerTraining(Protocol):
-    """Trains on the server, before the broadcast or after the aggregation."""
-
-    def __call__(self, state: State, data: FederatedData, key: jax.Array, /) -> tuple[State, Metrics]: ...
-
-
-class MakeBroadcast(Protocol):
-    """Gives a pytree, exactly what travels to each client; see `Broadcast`."""
-
-    def __call__(self, state: State, data: FederatedData, key: jax.Array, /) -> Any: ...
-
-
-class Personal(Protocol):
-    """Gives the message to one client alone: a pytree with leaves [M, ...] for clients int32 [M]."""
-
-    def __call__(self, state: State, data: FederatedData, clients: jax.Array, key: jax.Array, /) -> Any: ...
-
-
-class Aggregate(Protocol):
-    """Makes the new model of the uploads."""
-
-    def __call__(
-        self, state: State, data: FederatedData, received: Received, key: jax.Array, /
-    ) -> tuple[State, Metrics]: ...
-
-
-class Statistics(Protocol):
-    """Brings the global normalisation statistics up to date; the round's clients are int32 [M]."""
-
-    def __call__(self, state: State, data: FederatedData, clients: jax.Array, key: jax.Array, /) -> State: ...
+# Stages of a method, each with a key of its own.
+Init = Callable[[FederatedData, jax.Array], State]  # the first state, after the server's pre-training, if any
+Select = Callable[[State, FederatedData, jax.Array], Selection]  # the jobs of a round
+# Before the broadcast, or after the aggregation.
+ServerTraining = Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]]
+MakeBroadcast = Callable[[State, FederatedData, jax.Array], Any]  # what travels to each client, see `Broadcast`
+# (state, data, clients int32 [M], key) -> a message to each of these alone, leaves [M, ...].
+Personal = Callable[[State, FederatedData, jax.Array, jax.Array], Any]
+Aggregate = Callable[[State, FederatedData, Received, jax.Array], tuple[State, Metrics]]  # the uploads' model
+# (state, data, the round's clients int32 [M], key) -> the state with new statistics of the global normalisation.
+Statistics = Callable[[State, FederatedData, jax.Array, jax.Array], State]
 
 
 class Method(NamedTuple):
-    """A federated semi-supervised method, in the order of a round. Every stage has its own key.
+    """A federated semi-supervised method, in the order of a round.
 
     Attributes:
         init, broadcast, aggregate, statistics, server_before, server_after: see their types.

@@ -27,7 +27,7 @@ def confidence_fields() -> Section:
     section.uniform_alignment = True  # of 'softmatch': probabilities aligned to equally frequent classes
     section.n_sigma = real(2.0, above=0)  # n of 'softmatch': the larger, the faster a weight falls below the mean
     # 'none'; or 'app_u', probabilities divided by the client's mean of them before they label (FedDB), for methods with
-    # labels by a softmax; the others refuse it: see fedjax_ssl/client/debias.py.
+    # labels by a softmax; the others refuse it: see fedjax_ssl/client/labels.py.
     section.debias = word("none", "app_u")
     return section
 

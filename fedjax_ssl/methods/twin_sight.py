@@ -45,7 +45,7 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.client.confidence import MEMORY, fixed
 from fedjax_ssl.client.consistency import train_views
-from fedjax_ssl.client.debias import debiased
+from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.client.self_training import fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
 from fedjax_ssl.data.federated import FederatedData
@@ -53,8 +53,7 @@ from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Jobs, Metho
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import info_nce, neighbourhood_loss
-from fedjax_ssl.learning.optimizers import without_parts
-from fedjax_ssl.learning.sgd import BatchStats, Model
+from fedjax_ssl.learning.sgd import BatchStats, Model, without_parts
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Outputs, Projector

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import image_views
+from fedjax_ssl.client.confidence import import_rule
 from fedjax_ssl.data import (
     Dataset,
     FederatedData,
@@ -118,7 +119,8 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
     """
     entry, views = find_method(config.method), image_views(config, tuple(facts["image_shape"]), facts["flip"])
     network = build_network(config, facts, entry.heads_of(config), entry.embedding, entry.companions)
-    return Problem(config, network, views.weak, views.strong, facts["num_classes"], views.pair)
+    rule = import_rule(config.confidence.kind)
+    return Problem(config, network, views.weak, views.strong, facts["num_classes"], views.pair, own_rule=rule)
 
 
 def make_method(problem: Problem, **of_network: Any) -> Method:

@@ -12,9 +12,8 @@ from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
-from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import BatchStats, Model
+from fedjax_ssl.learning.sgd import BatchStats, Model, make_optimizer
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 

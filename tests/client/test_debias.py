@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import UserError
 from fedjax_ssl.client import Examples, label_cohort, make_confidence
-from fedjax_ssl.client.debias import debiased, mean_prediction
+from fedjax_ssl.client.labels import debiased, mean_prediction
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS

@@ -9,8 +9,8 @@ import pytest
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.learning.losses import negative_cosine
-from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import warmed_up
+from fedjax_ssl.learning.sgd import make_optimizer
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.methods import METHODS, fedcon
 from fedjax_ssl.sweep import load_sweep, plan

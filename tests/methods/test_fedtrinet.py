@@ -8,8 +8,7 @@ import pytest
 from fedjax_ssl import base_config
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.interface import Previous, State, Upload
-from fedjax_ssl.learning.optimizers import make_optimizer
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, make_optimizer
 from fedjax_ssl.methods import METHODS, fedtrinet
 from fedjax_ssl.methods.fedtrinet import ACCEPTED, LOCAL, Extra
 from fedjax_ssl.methods.fedtrinet.client import Accepted

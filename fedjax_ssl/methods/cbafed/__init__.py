@@ -38,7 +38,7 @@ from fedjax_ssl.client import (
     unlabelled_phase,
     weak_views,
 )
-from fedjax_ssl.client.debias import without_prior
+from fedjax_ssl.client.labels import without_prior
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,

@@ -55,8 +55,7 @@ from fedjax_ssl.engine import (
 )
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, mean_square_distances
-from fedjax_ssl.learning.optimizers import never_cleared
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, never_cleared
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedlabel.client import (

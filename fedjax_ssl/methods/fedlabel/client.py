@@ -5,9 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.debias import without_prior
 from fedjax_ssl.client.deck import Deck, Examples
-from fedjax_ssl.client.scores import logits_of_each
+from fedjax_ssl.client.labels import logits_of_each, without_prior
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem, Report
 from fedjax_ssl.learning.sgd import Model

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Confidence, Loss, LossFunction, global_model, make_confidence
-from fedjax_ssl.client.debias import debiased
+from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Method, Metrics, Problem, Received, State
 from fedjax_ssl.engine.interface import completed
