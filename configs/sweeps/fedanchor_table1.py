@@ -39,6 +39,6 @@ def get_sweep(dataset="cifar10"):
     return Sweep(
         config=f"configs/fedanchor_{dataset}.py:paper",
         methods=METHODS,
-        fields={"data.alpha": (0.1, 1000.0), "data.num_anchors": anchors},
+        fields={"data.alpha": (0.1, 1000.0), "data.server_labels": anchors},
         target_accuracy=target_accuracy,
     )

@@ -41,6 +41,6 @@ def get_sweep(dataset="cifar10"):
         config=f"configs/fedanchor_{dataset}.py:paper",
         methods={**methods, **mixed, "FedCon": ("fedcon,plain,own_optimisers", {"fedcon.projector_hidden": 3 * 128})},
         common={"model.name": "wrn28_2"},
-        fields={"data.alpha": (0.1, 1000.0), "data.num_anchors": anchors},
+        fields={"data.alpha": (0.1, 1000.0), "data.server_labels": anchors},
         target_accuracy=target_accuracy,
     )

@@ -37,7 +37,7 @@ def get_sweep(dataset="cifar10"):
     return Sweep(
         config=f"configs/fedil_{dataset}.py",
         methods={
-            "Fully supervised": ("centralised", {"data.partition": "iid", "data.num_anchors": anchors[0]}),
+            "Fully supervised": ("centralised", {"data.partition": "iid", "data.server_labels": anchors[0]}),
             "FedMatch": "fedmatch,at_server",
             "FedU": "fedu",
             "FedEMA": "fedema",
@@ -45,6 +45,6 @@ def get_sweep(dataset="cifar10"):
             "FixMatch": "fixmatch",
             "FedIL": "",
         },
-        fields={"data.partition": ("iid", "shards"), "data.num_anchors": anchors},
+        fields={"data.partition": ("iid", "shards"), "data.server_labels": anchors},
         target_accuracy=target_accuracy,
     )

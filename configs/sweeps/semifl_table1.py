@@ -42,15 +42,16 @@ CENTRAL = {"num_rounds": 400, "server.epochs": 1, "server.learning_rate": 0.1, "
 
 def get_sweep(dataset="cifar10"):
     labels, num_classes, target_accuracy = by_argument(DATASETS, dataset)
-    methods = {f"Partially supervised, {few} labels": (f"anchors_only,anchors={few}", CENTRAL) for few in labels}
+    methods = {f"Partially supervised, {few} labels": (f"server_only,server_labels={few}", CENTRAL) for few in labels}
     methods["Fully supervised"] = ("centralised", {**CENTRAL, "server.batch_size": 250})
     for few in labels:
         methods |= {
-            f"SemiFL, {few} labels, {name}": (f"anchors={few}", partition) for name, partition in PARTITIONS.items()
+            f"SemiFL, {few} labels, {name}": (f"server_labels={few}", partition)
+            for name, partition in PARTITIONS.items()
         }
     # There is no server's set; a partition has one anchor of each class at least.
     methods |= {
-        f"FedAvg with all labels, {name}": (f"supervised,all_labels,no_server,anchors={num_classes}", partition)
+        f"FedAvg with all labels, {name}": (f"supervised,all_labels,no_server,server_labels={num_classes}", partition)
         for name, partition in PARTITIONS.items()
     }
     return Sweep(

@@ -23,8 +23,12 @@ RENAMED = {
     **{f"trainer.{name}": f"confidence.{name}" for name in _MOVED},
     "trainer.counters": "confidence.memory",
 }
-
-_IN_PLACE = {"aggregation.malicious_share": "aggregation.byzantine_share"}  # of the same meaning and section
+METHODS = {"anchors_only": "server_only"}
+_IN_PLACE = {  # of the same section and meaning
+    "data.num_anchors": "data.server_labels",
+    "data.anchors": "data.server_draw",
+    "aggregation.malicious_share": "aggregation.byzantine_share",
+}
 RENAMED |= _IN_PLACE
 # Each method's switches for the bugs of its public code, and their values for a bug: one switch now, METHOD.replica.
 REPLICAS = {
@@ -52,7 +56,7 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_new_names(old: dict[str, Any]) -> dict[str, Any]:
-    new = dict(old)
+    new = {**old, "method": METHODS.get(old["method"], old["method"])} if "method" in old else dict(old)
     for field, today in _IN_PLACE.items():
         section, _, name = field.partition(".")
         if isinstance(new.get(section), dict) and name in new[section]:

@@ -29,7 +29,7 @@ def read_rscfed_partition(path: str | os.PathLike[str], labelled_clients: tuple[
         labelled_clients: those whose labels are visible; in RSCFed's files the first.
 
     Returns:
-        The partition, without anchors.
+        The partition, without images of the server.
 
     Raises:
         UserError: the file is missing, holds something else, or names what is no plain data.

@@ -229,7 +229,7 @@ class Server:
         Of several passes it is the last one's, and the state has the statistics of those before.
         """
         section, network = self._problem.config.model, self._problem.network
-        asked = asked_clients(section.statistics, len(self._data.anchor_index), cohort, len(self._roster.sizes))
+        asked = asked_clients(section.statistics, len(self._data.server_index), cohort, len(self._roster.sizes))
         if network.normalisation != "static" or asked is None:
             return state, None
         gathered, passes = None, 1

@@ -180,7 +180,7 @@ PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisat
     ({"method": "semianagg", "data.labels": "some_clients"}, "semianagg: its clients tell"),
     ({"method": "fedmatch"}, "fedmatch: its server has a message for each client"),
     ({"method": "fedtrinet"}, "fedtrinet: its stage server_before reads at the server what is the clients'"),
-    ({"method": "anchors_only"}, "here no client trains"),
+    ({"method": "server_only"}, "here no client trains"),
     ({"data.centralised": True}, "or the server has their images"),
     ({"attack.kind": "little"}, "attack.kind='little' tells of the honest updates"),
     ({"compression.kind": "top_k"}, "set compression.error_feedback=False"),

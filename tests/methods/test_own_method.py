@@ -158,13 +158,13 @@ def test_a_sweep_names_it_by_arguments_fields_or_an_override(own):
         methods={
             "Arguments": "method=my.py:agreement,four_views",
             "Fields": ("", {"agreement.views": 3, "method": "my.py:agreement"}),
-            "Other": "anchors_only",
+            "Other": "server_only",
         },
     )
     arguments, fields, other = (cell.config for cell in plan(sweep, own / "sweep"))
     assert (arguments.method, arguments.agreement.views, arguments.server.epochs) == ("my.py:agreement", 4, 2)
     assert (fields.method, fields.agreement.views, fields.server.epochs) == ("my.py:agreement", 3, 1)
-    assert other.method == "anchors_only" and "agreement" not in other
+    assert other.method == "server_only" and "agreement" not in other
     with pytest.raises(UserError, match=r"of their own for config\.method"):
         plan(sweep, own / "sweep", ["--config.method=my.py:bare"])
     one = sweep._replace(methods={"All": ""}, fields={"client.epochs": (1, 2)})
@@ -262,7 +262,7 @@ def test_a_methods_factory_has_its_name():
 @pytest.mark.usefixtures("registry")
 def test_mistakes_are_one_line_and_write_nothing(words, line, own, capfd):
     (own / "raises.py").write_text('raise RuntimeError("first\\nsecond")')
-    methods.register("registered", methods.METHODS["anchors_only"])
+    methods.register("registered", methods.METHODS["server_only"])
     before = {path for path in own.rglob("*") if "__pycache__" not in path.parts}
     assert start(*words) == 2
     error = capfd.readouterr().err.strip()
