@@ -24,21 +24,13 @@ STANDARD = "standard"  # the head h; the classifier is the balanced h_b
 
 
 class Estimate(NamedTuple):
-    """The state of a client.
+    """The state of a client."""
 
-    Attributes:
-        shares: float32 [C], u, the estimated shares of classes among its unlabelled images.
-        distances: float32 [3], summed over the steps of its round: of u to pi, to uniform and to reversed pi.
-        steps: float32 [], of these.
-        strength: float32 [], tau of the standard classifier's labels in this round.
-        rounds: int32 [], in which it took part before this one; -1 before the first.
-    """
-
-    shares: jax.Array
-    distances: jax.Array
-    steps: jax.Array
-    strength: jax.Array
-    rounds: jax.Array
+    shares: jax.Array  # float32 [C], u, the estimated shares of classes among its unlabelled images
+    distances: jax.Array  # float32 [3], summed over the steps of its round: of u to pi, to uniform and to reversed pi
+    steps: jax.Array  # float32 [], of these
+    strength: jax.Array  # float32 [], tau of the standard classifier's labels in this round
+    rounds: jax.Array  # int32 [], in which it took part before this one; -1 before the first
 
 
 def adjustment(prior: jax.Array, strength: jax.Array | float) -> jax.Array:

@@ -21,19 +21,12 @@ LABELLED = "labelled"  # what every upload tells: the client's labelled examples
 
 
 class ByRoleWork(NamedTuple):
-    """What one client trains on in the unlabelled phase.
+    """What one client trains on in the unlabelled phase."""
 
-    Attributes:
-        deck: its unlabelled examples.
-        rest: the work that the method laid out, with the same deck.
-        begin: the client's model after the labelled phase; the received one if it has no labels.
-        labelled: float32 [], its labelled examples.
-    """
-
-    deck: Deck
-    rest: Any
-    begin: Model
-    labelled: jax.Array
+    deck: Deck  # its unlabelled examples
+    rest: Any  # the work that the method laid out, with the same deck
+    begin: Model  # the client's model after the labelled phase; the received one if it has no labels
+    labelled: jax.Array  # float32 [], its labelled examples
 
 
 def labelled_phase(problem: Problem, loss: LossFunction | None = None, parts: tuple[str, ...] = CLASSIFIER) -> Phase:

@@ -189,23 +189,15 @@ def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
 
 
 class Labelled(NamedTuple):
-    """The labels of a cohort.
+    """The labels of a cohort."""
 
-    Attributes:
-        report: the labels, which of them count, and those of other rules; leaves [M, n_max].
-        own: entries of the clients' memory that the rule updated, leaves [M, ...].
-        weights: float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0.
-        confidence: the states of the rule after these labels, leaves [M, ...], see `Confidence`.
-        prior: float32 [M, C], by which the client's probabilities are divided, see `debiased`; None: by nothing.
-        largest: float32 [M, n_max], each image's largest score; None where there are no scores.
-    """
-
-    report: Report
-    own: Mapping[str, Any] = {}
-    weights: jax.Array | None = None
-    confidence: Any = ()
+    report: Report  # the labels, which of them count, and those of other rules; leaves [M, n_max]
+    own: Mapping[str, Any] = {}  # entries of the clients' memory that the rule updated, leaves [M, ...]
+    weights: jax.Array | None = None  # float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0
+    confidence: Any = ()  # the states of the rule after these labels, leaves [M, ...], see `Confidence`
+    # float32 [M, C], by which the client's probabilities are divided, see `debiased`; None: by nothing.
     prior: jax.Array | None = None
-    largest: jax.Array | None = None
+    largest: jax.Array | None = None  # float32 [M, n_max], each image's largest score; None where there are no scores
 
 
 def label_cohort(

@@ -24,19 +24,14 @@ ACCEPTED = "accepted"  # what every upload tells: of how many pseudo-labels it c
 
 
 class SelfTrainingWork(NamedTuple):
-    """What one client trains on.
+    """What one client trains on."""
 
-    Attributes:
-        deck: its unlabelled examples.
-        outputs: of the received model for a weak view of each, leaves [n_max, ...], without features; None: the model
-            in training labels (`trainer.labels_from`).
-        metadata: what the client tells besides, by name.
-        prior: float32 [C], by which the classifier's probabilities are divided, see `debiased`; None: by nothing.
-    """
-
-    deck: Deck
+    deck: Deck  # its unlabelled examples
+    # Of the received model for a weak view of each, leaves [n_max, ...], without features; None: the model in training
+    # labels (`trainer.labels_from`).
     outputs: Outputs | None
-    metadata: Mapping[str, jax.Array]
+    metadata: Mapping[str, jax.Array]  # what the client tells besides, by name
+    # float32 [C], by which the classifier's probabilities are divided, see `debiased`; None: by nothing.
     prior: jax.Array | None = None
 
 

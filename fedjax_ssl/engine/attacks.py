@@ -20,18 +20,13 @@ STRENGTHS = {"sign_flip": 1.0, "noise": 1.0, "scaled": 10.0, LABELS: 10.0}
 
 
 class AttackersView(NamedTuple):
-    """What the attackers of a cohort know of it.
+    """What the attackers of a cohort know of it."""
 
-    Attributes:
-        changes: of the parameters, by path, leaves [R, ...]: what each client learned.
-        lies, honest: bool [R], whose uploads are replaced, and whose arrive as they are.
-        keys: one for each row, [R].
-    """
-
-    changes: dict[str, jax.Array]
+    changes: dict[str, jax.Array]  # of the parameters, by path, leaves [R, ...]: what each client learned
+    # lies and honest: bool [R], whose uploads are replaced, and whose arrive as they are.
     lies: jax.Array
     honest: jax.Array
-    keys: jax.Array
+    keys: jax.Array  # one for each row, [R]
 
 
 def strength_of(options: Any) -> float:

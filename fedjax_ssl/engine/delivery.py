@@ -25,16 +25,12 @@ class Late(NamedTuple):
     """Uploads of a round that arrive in the next one, in the rows of the `Selection`.
 
     Statistics, and what is told, arrive as they were.
-
-    Attributes:
-        changes: of the parameters, by path, leaves [M, ...]: they are added to the model of the round of arrival.
-        received: `Received` without parameters.
-        waiting: bool [M], which rows hold an upload.
     """
 
+    # Of the parameters, by path, leaves [M, ...]: they are added to the model of the round of arrival.
     changes: dict[str, jax.Array]
-    received: Received
-    waiting: jax.Array
+    received: Received  # `Received` without parameters
+    waiting: jax.Array  # bool [M], which rows hold an upload
 
 
 def present_jobs(options: Any, draw: Selection, key: jax.Array) -> jax.Array | None:

@@ -26,148 +26,101 @@ CLASSIFIER = ("backbone", "classifier")  # the parts that cross-entropy trains, 
 
 
 class Problem(NamedTuple):
-    """The argument of a method's factory: all that is fixed in a run, except the data.
+    """The argument of a method's factory: all that is fixed in a run, except the data."""
 
-    Attributes:
-        config: the run's configuration.
-        network: the architecture, as pure functions of a `Model` and images.
-        weak, strong: augmentations (key, images [B, H, W, C]) -> images.
-        num_classes: C.
-        views: the two augmentations of self-supervised methods, T and T' of `config.views`.
-        told_labels: float32 [C], how many labels of each class clients told the server of before the first round; None:
-            they are counted in the data.
-        own_rule: a user's rule for confidence, that `confidence.kind` names; None: it is one of the library's.
-    """
-
-    config: Any
-    network: Network
+    config: Any  # the run's configuration
+    network: Network  # the architecture, as pure functions of a `Model` and images
+    # weak and strong: augmentations (key, images [B, H, W, C]) -> images.
     weak: Augmentation
     strong: Augmentation
-    num_classes: int
+    num_classes: int  # C
+    # The two augmentations of self-supervised methods, T and T' of `config.views`.
     views: tuple[Augmentation, Augmentation] | None = None
+    # float32 [C], how many labels of each class clients told the server of before the first round; None: they are
+    # counted in the data.
     told_labels: jax.Array | None = None
+    # A user's rule for confidence, that `confidence.kind` names; None: it is one of the library's.
     own_rule: Callable[..., Any] | None = None
 
 
 class State(NamedTuple):
-    """Everything that survives a round. Random keys do not: they are folded from the seed and the round.
+    """Everything that survives a round. Random keys do not: they are folded from the seed and the round."""
 
-    Attributes:
-        round: int32 [], rounds done.
-        model: the global model: what is tested, saved and loaded.
-        server: the server's memory besides the model, a dict with an entry for each part of the method.
-        clients: the clients' memory, likewise; every leaf is [K, ...].
-    """
-
-    round: jax.Array
-    model: Model
+    round: jax.Array  # int32 [], rounds done
+    model: Model  # the global model: what is tested, saved and loaded
+    # The server's memory besides the model, a dict with an entry for each part of the method.
     server: Mapping[str, Any] = {}
-    clients: Mapping[str, Any] = {}
+    clients: Mapping[str, Any] = {}  # the clients' memory, likewise; every leaf is [K, ...]
 
 
 # --- What travels. ---------------------------------------------------------------------------------------------------
 
 
 class Selection(NamedTuple):
-    """The jobs of a round, a row each; a client may have several.
+    """The jobs of a round, a row each; a client may have several."""
 
-    Attributes:
-        clients: int32 [M], client ids.
-        group: int32 [M], the group of each row; None: no groups, or with several turns the number of the turn.
-        turns: a Python int that divides M: the rows are so many cohorts of equal size, one behind the other, which
-            train in turn. All receive the same broadcast; a client begins each turn with the memory that the turn
-            before left it. The uploads of all turns reach `aggregate` together.
-        present: bool [M], which rows are jobs at all, so that a cohort's size may differ from round to round; None:
-            all.
-    """
-
-    clients: jax.Array
+    clients: jax.Array  # int32 [M], client ids
+    # int32 [M], the group of each row; None: no groups, or with several turns the number of the turn.
     group: jax.Array | None = None
+    # A Python int that divides M: the rows are so many cohorts of equal size, one behind the other, which train in
+    # turn. All receive the same broadcast; a client begins each turn with the memory that the turn before left it. The
+    # uploads of all turns reach `aggregate` together.
     turns: int = 1
+    # bool [M], which rows are jobs at all, so that a cohort's size may differ from round to round; None: all.
     present: jax.Array | None = None
 
 
 class Broadcast(NamedTuple):
-    """What travels down to every client of a cohort. Local training reads `model` and `learning_rate`.
+    """What travels down to every client of a cohort. Local training reads `model` and `learning_rate`."""
 
-    Attributes:
-        model: the global model.
-        learning_rate: float32 [], of this round's local training.
-        extra: any other pytree that the method sends.
-    """
-
-    model: Model
-    learning_rate: jax.Array
-    extra: Any = ()
+    model: Model  # the global model
+    learning_rate: jax.Array  # float32 [], of this round's local training
+    extra: Any = ()  # any other pytree that the method sends
 
 
 class Upload(NamedTuple):
-    """What travels up from one client: the model is aggregated, `aggregate` may read the metadata.
+    """What travels up from one client: the model is aggregated, `aggregate` may read the metadata."""
 
-    Attributes:
-        model: the parts that the client trained; `batch_stats` under the 'running' policy, else ().
-        metadata: anything else, by name.
-    """
-
-    model: Model
-    metadata: Mapping[str, Any] = {}
+    model: Model  # the parts that the client trained; `batch_stats` under the 'running' policy, else ()
+    metadata: Mapping[str, Any] = {}  # anything else, by name
 
 
 class Received(NamedTuple):
-    """What reaches the server from a cohort, in R rows, one for each job; on several devices a row may be padding.
+    """What reaches the server from a cohort, in R rows, one for each job; on several devices a row may be padding."""
 
-    Attributes:
-        uploads: Upload with leaves [R, ...].
-        accepted: bool [R], whether the job uploaded, every number is finite, and it is not far longer than the
-            others, see `fedjax_ssl.engine.screening.too_long`.
-        clients: int32 [R], the client of each row.
-        group: int32 [R] of the `Selection`, or None.
-        sizes: int32 [R], examples of each client; 0 for padding.
-        num_qualified: int32 [R], examples that the client trained on by its report; `sizes` without a report.
-        discount: float32 [R], by which the weight of each upload is multiplied, because it is late; None: 1.
-    """
-
-    uploads: Upload
+    uploads: Upload  # Upload with leaves [R, ...]
+    # bool [R], whether the job uploaded, every number is finite, and it is not far longer than the others, see
+    # `fedjax_ssl.engine.screening.too_long`.
     accepted: jax.Array
-    clients: jax.Array
-    group: jax.Array | None
-    sizes: jax.Array
-    num_qualified: jax.Array
+    clients: jax.Array  # int32 [R], the client of each row
+    group: jax.Array | None  # int32 [R] of the `Selection`, or None
+    sizes: jax.Array  # int32 [R], examples of each client; 0 for padding
+    num_qualified: jax.Array  # int32 [R], examples that the client trained on by its report; `sizes` without a report
+    # float32 [R], by which the weight of each upload is multiplied, because it is late; None: 1.
     discount: jax.Array | None = None
 
 
 class WireBytes(NamedTuple):
-    """Bytes of messages whose size depends on their values, such as sparse ones; both float32 [].
+    """Bytes of messages whose size depends on their values, such as sparse ones; both float32 []."""
 
-    Attributes:
-        down: (broadcast, the client's row of `personal`) -> bytes that one client receives.
-        up: Upload of one client -> bytes that it sends.
-    """
-
+    # (broadcast, the client's row of `personal`) -> bytes that one client receives.
     down: Callable[[Any, Any], jax.Array]
-    up: Callable[[Upload], jax.Array]
+    up: Callable[[Upload], jax.Array]  # Upload of one client -> bytes that it sends
 
 
 # --- What a client does. ---------------------------------------------------------------------------------------------
 
 
 class Cohort(NamedTuple):
-    """The clients of one round, as a phase's `prepare` sees them.
+    """The clients of one round, as a phase's `prepare` sees them."""
 
-    Attributes:
-        clients: int32 [M], one client id a job (a client may have several jobs).
-        own: the clients' memory as the phase before left it, leaves [M, ...]; {} for a method without any.
-        key: of the phase's `prepare`; steps have another. A client's randomness is folded from it by client and
-            group, never by lane or device.
-        group: int32 [M], or None.
-        personal: the message to each client alone, leaves [M, ...].
-    """
-
-    clients: jax.Array
-    own: Any
+    clients: jax.Array  # int32 [M], one client id a job (a client may have several jobs)
+    own: Any  # the clients' memory as the phase before left it, leaves [M, ...]; {} for a method without any
+    # Of the phase's `prepare`; steps have another. A client's randomness is folded from it by client and group, never
+    # by lane or device.
     key: jax.Array
-    group: jax.Array | None = None
-    personal: Any = ()
+    group: jax.Array | None = None  # int32 [M], or None
+    personal: Any = ()  # the message to each client alone, leaves [M, ...]
 
     def keys(self) -> jax.Array:
         """A key for each job, [M]."""
@@ -176,66 +129,43 @@ class Cohort(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The labels that a cohort made, for the scorer, which alone has the true ones; never uploaded.
+    """The labels that a cohort made, for the scorer, which alone has the true ones; never uploaded."""
 
-    Attributes:
-        labels: int32 [M, n_max], the pseudo-labels in use.
-        qualified: bool [M, n_max], which of its examples a client trains on.
-        others: by name, labels int32 [M, n_max] of other rules, which are scored as well.
-        facts: by name, float32 [M, n_max], numbers of each example, whose means over the unlabelled ones are reported.
-        made: bool [M, n_max], which examples got a label at all; None: all. The others are not scored.
-    """
-
-    labels: jax.Array
-    qualified: jax.Array
-    others: Mapping[str, jax.Array] = {}
+    labels: jax.Array  # int32 [M, n_max], the pseudo-labels in use
+    qualified: jax.Array  # bool [M, n_max], which of its examples a client trains on
+    others: Mapping[str, jax.Array] = {}  # by name, labels int32 [M, n_max] of other rules, which are scored as well
+    # By name, float32 [M, n_max], numbers of each example, whose means over the unlabelled ones are reported.
     facts: Mapping[str, jax.Array] = {}
+    # bool [M, n_max], which examples got a label at all; None: all. The others are not scored.
     made: jax.Array | None = None
 
 
 class Jobs(NamedTuple):
-    """The work that a phase's `prepare` lays out for its cohort.
+    """The work that a phase's `prepare` lays out for its cohort."""
 
-    Attributes:
-        num_steps: int32 [M], local steps of each job; one that takes no part makes none of them.
-        work: what a job's steps read, leaves [M, ...].
-        report: the labels that were made; None: none were.
-        own: entries of the clients' memory that labelling updated, leaves [M, ...]; they survive whether or not the
-            client takes part.
-        takes_part: bool [M], which jobs make an upload, with steps or without; None: those that have a step.
-    """
-
-    num_steps: jax.Array
-    work: Any
-    report: Report | None = None
+    num_steps: jax.Array  # int32 [M], local steps of each job; one that takes no part makes none of them
+    work: Any  # what a job's steps read, leaves [M, ...]
+    report: Report | None = None  # the labels that were made; None: none were
+    # Entries of the clients' memory that labelling updated, leaves [M, ...]; they survive whether or not the client
+    # takes part.
     own: Mapping[str, Any] = {}
+    # bool [M], which jobs make an upload, with steps or without; None: those that have a step.
     takes_part: jax.Array | None = None
 
 
 class Finished(NamedTuple):
-    """The result of a job.
+    """The result of a job."""
 
-    Attributes:
-        upload: exactly what a network would carry up; of an earlier phase, what the next one reads.
-        own: entries of the client's memory that the steps updated.
-        metrics: scalars by name, averages over the job's steps.
-    """
-
-    upload: Any
-    own: Mapping[str, Any]
-    metrics: Metrics
+    upload: Any  # exactly what a network would carry up; of an earlier phase, what the next one reads
+    own: Mapping[str, Any]  # entries of the client's memory that the steps updated
+    metrics: Metrics  # scalars by name, averages over the job's steps
 
 
 class Previous(NamedTuple):
-    """The results of a phase, for the `prepare` of the next one.
+    """The results of a phase, for the `prepare` of the next one."""
 
-    Attributes:
-        upload: leaves [M, ...], zeros for a job that took no part.
-        took_part: bool [M].
-    """
-
-    upload: Any
-    took_part: jax.Array
+    upload: Any  # leaves [M, ...], zeros for a job that took no part
+    took_part: jax.Array  # bool [M]
 
 
 # (received, data, cohort, what the phase before left, None in the first one): the work of the whole cohort at once.

@@ -21,17 +21,11 @@ PRIVACY = 2**31 - 1  # the noise's key, apart from the aggregation's own
 
 
 class RoundResult(NamedTuple):
-    """What a round gives apart from the state.
+    """What a round gives apart from the state."""
 
-    Attributes:
-        metrics: scalars, by their names in metrics.jsonl.
-        lane_steps: int32 [], steps of all lanes, those of idle lanes included; they depend on the machine.
-        healthy: bool [], whether the state is finite and an upload could be used.
-    """
-
-    metrics: Metrics
-    lane_steps: jax.Array
-    healthy: jax.Array
+    metrics: Metrics  # scalars, by their names in metrics.jsonl
+    lane_steps: jax.Array  # int32 [], steps of all lanes, those of idle lanes included; they depend on the machine
+    healthy: jax.Array  # bool [], whether the state is finite and an upload could be used
 
 
 class RoundFunction(Protocol):
@@ -93,17 +87,11 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
 
 class Sent(NamedTuple):
-    """What travels down in a round, and to whom.
+    """What travels down in a round, and to whom."""
 
-    Attributes:
-        draw: the jobs.
-        broadcast: to every client.
-        personal: the message to each client alone, leaves [M, ...]; () without any.
-    """
-
-    draw: Selection
-    broadcast: Any
-    personal: Any
+    draw: Selection  # the jobs
+    broadcast: Any  # to every client
+    personal: Any  # the message to each client alone, leaves [M, ...]; () without any
 
 
 def before_clients(
@@ -286,19 +274,12 @@ def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData
 
 
 class Exchange(NamedTuple):
-    """What one client receives and sends in a round, as shapes.
+    """What one client receives and sends in a round, as shapes."""
 
-    Attributes:
-        draw: of the round.
-        broadcast: what goes down.
-        personal: the message to the client alone, leaves [1, ...].
-        upload: what it sends, leaves [...].
-    """
-
-    draw: Selection
-    broadcast: Any
-    personal: Any
-    upload: Any
+    draw: Selection  # of the round
+    broadcast: Any  # what goes down
+    personal: Any  # the message to the client alone, leaves [1, ...]
+    upload: Any  # what it sends, leaves [...]
 
 
 def trace_exchange(problem: Problem, method: Method, state: State, data: FederatedData) -> Exchange:

@@ -41,20 +41,14 @@ app = flower("flwr.clientapp").ClientApp()
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node of the federation, and what it computes.
+    """A node of the federation, and what it computes."""
 
-    Attributes:
-        config: the run's.
-        clients: its clients' ids.
-        problem, method: the run's.
-        data: what it holds, see `node_view`.
-    """
-
-    config: ConfigDict
-    clients: tuple[int, ...]
+    config: ConfigDict  # the run's
+    clients: tuple[int, ...]  # its clients' ids
+    # problem and method: the run's.
     problem: Problem
     method: Method
-    data: FederatedData
+    data: FederatedData  # what it holds, see `node_view`
 
     def _jit(self, function: Any) -> Any:
         """`jax.jit` as a run of one device compiles."""

@@ -19,15 +19,10 @@ BatchStats = Any
 
 
 class Model(NamedTuple):
-    """A model's numbers: what is trained, travels, is averaged and tested.
+    """A model's numbers: what is trained, travels, is averaged and tested."""
 
-    Attributes:
-        params: the parameters, a dict by part ('backbone', 'classifier', a head's name).
-        batch_stats: the statistics of its normalisation layers; an empty dict if the policy has none.
-    """
-
-    params: Params
-    batch_stats: BatchStats
+    params: Params  # the parameters, a dict by part ('backbone', 'classifier', a head's name)
+    batch_stats: BatchStats  # the statistics of its normalisation layers; an empty dict if the policy has none
 
     def with_parts(self, **parts: Any) -> "Model":
         """The model with these parts in place of its own, or besides them."""
@@ -35,15 +30,10 @@ class Model(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What a training loop carries.
+    """What a training loop carries."""
 
-    Attributes:
-        model: all of it.
-        opt_state: of the parts that are trained, and of those only.
-    """
-
-    model: Model
-    opt_state: Any
+    model: Model  # all of it
+    opt_state: Any  # of the parts that are trained, and of those only
 
 
 def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[str, ...]) -> Learner:

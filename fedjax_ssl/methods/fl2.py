@@ -100,19 +100,12 @@ def defaults() -> Section:
 
 
 class FL2Work(NamedTuple):
-    """What one client trains on; leaves [n_max] are of all its images.
+    """What one client trains on; leaves [n_max] are of all its images."""
 
-    Attributes:
-        deck: D_a, the images that count.
-        labels: int32 [n_max].
-        surest: bool [n_max], D_f.
-        status: float32 [], tau_k.
-    """
-
-    deck: Deck
-    labels: jax.Array
-    surest: jax.Array
-    status: jax.Array
+    deck: Deck  # D_a, the images that count
+    labels: jax.Array  # int32 [n_max]
+    surest: jax.Array  # bool [n_max], D_f
+    status: jax.Array  # float32 [], tau_k
 
 
 def fl2(problem: Problem) -> Method:

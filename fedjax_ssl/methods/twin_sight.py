@@ -133,19 +133,12 @@ class TwinSightWork(NamedTuple):
 
 
 class Seeing(NamedTuple):
-    """What both models make of a batch.
+    """What both models make of a batch."""
 
-    Attributes:
-        value: float32 [], the weighted sum of L_i and L_n.
-        outputs: of the supervised model, for its views.
-        batch_stats: of both models after the pass.
-        metrics: L_i and L_n.
-    """
-
-    value: jax.Array
-    outputs: tuple[Outputs, ...]
-    batch_stats: BatchStats
-    metrics: dict[str, jax.Array]
+    value: jax.Array  # float32 [], the weighted sum of L_i and L_n
+    outputs: tuple[Outputs, ...]  # of the supervised model, for its views
+    batch_stats: BatchStats  # of both models after the pass
+    metrics: dict[str, jax.Array]  # L_i and L_n
 
 
 def twin_sight(problem: Problem) -> Method:

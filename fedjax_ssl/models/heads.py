@@ -14,17 +14,11 @@ from fedjax_ssl.learning.devices import platform
 
 
 class Outputs(NamedTuple):
-    """What a model gives for a batch of B images, in float32.
+    """What a model gives for a batch of B images, in float32."""
 
-    Attributes:
-        logits: [B, C], the classifier's; [B, 0] without one.
-        heads: the other heads' outputs [B, D], by their names.
-        features: [B, F], the backbone's; () where nobody reads them.
-    """
-
-    logits: jax.Array
-    heads: Mapping[str, jax.Array]
-    features: Any
+    logits: jax.Array  # [B, C], the classifier's; [B, 0] without one
+    heads: Mapping[str, jax.Array]  # the other heads' outputs [B, D], by their names
+    features: Any  # [B, F], the backbone's; () where nobody reads them
 
 
 class Linear(nn.Dense):

@@ -33,29 +33,18 @@ _TOLERANCE = 1e-5  # of the images' mean and deviation, which another machine ma
 
 
 class TrainedWith(NamedTuple):
-    """What decides a run's result, besides the code.
+    """What decides a run's result, besides the code."""
 
-    Attributes:
-        config: nested dicts, as JSON gives them.
-        dataset: see `fedjax_ssl.data.dataset_facts`; None: not known.
-        partition: the checksum of who owns which rows; None: not known.
-    """
-
-    config: dict[str, Any]
-    dataset: dict[str, Any] | None
-    partition: str | None
+    config: dict[str, Any]  # nested dicts, as JSON gives them
+    dataset: dict[str, Any] | None  # see `fedjax_ssl.data.dataset_facts`; None: not known
+    partition: str | None  # the checksum of who owns which rows; None: not known
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says of itself.
+    """What a checkpoint says of itself."""
 
-    Attributes:
-        round: after which its state is.
-        run: what it was trained with; None: it does not say.
-    """
-
-    round: int
-    run: TrainedWith | None
+    round: int  # after which its state is
+    run: TrainedWith | None  # what it was trained with; None: it does not say
 
 
 def trained_with(config: dict[str, Any], facts: dict[str, Any], partition: Partition) -> TrainedWith:

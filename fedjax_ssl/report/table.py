@@ -15,31 +15,19 @@ REVEALED = "labels revealed"  # how a bound that sees the clients' labels is mar
 
 
 class Row(NamedTuple):
-    """Runs that differ in nothing but the seed.
+    """Runs that differ in nothing but the seed."""
 
-    Attributes:
-        name: of the method, say.
-        values: the other columns that tell it from other rows.
-        runs: those that are finished.
-        num_seeds: how many are planned.
-        labels_revealed: whether they are bounds that see the clients' labels.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    runs: list[RunRecords]
-    num_seeds: int
-    labels_revealed: bool
+    name: str  # of the method, say
+    values: Mapping[str, Any]  # the other columns that tell it from other rows
+    runs: list[RunRecords]  # those that are finished
+    num_seeds: int  # how many are planned
+    labels_revealed: bool  # whether they are bounds that see the clients' labels
 
 
 class OverSeeds(NamedTuple):
-    """A figure of a row's runs, a value each; as text its mean ± standard deviation.
+    """A figure of a row's runs, a value each; as text its mean ± standard deviation."""
 
-    Attributes:
-        values: of the runs; None where it was not measured or not reached.
-    """
-
-    values: list[float | None]
+    values: list[float | None]  # of the runs; None where it was not measured or not reached
 
     @property
     def present(self) -> list[float]:

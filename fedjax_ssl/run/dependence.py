@@ -55,15 +55,10 @@ def without_clients(result: Any) -> Any:
 
 
 class Trace(NamedTuple):
-    """What a function computes.
+    """What a function computes."""
 
-    Attributes:
-        jaxpr: its operations.
-        paths: of its arguments' leaves, in the order of the operations' inputs.
-    """
-
-    jaxpr: Any
-    paths: list[str]
+    jaxpr: Any  # its operations
+    paths: list[str]  # of its arguments' leaves, in the order of the operations' inputs
 
 
 def trace(stage: Callable[..., Any], *arguments: Any) -> Trace:

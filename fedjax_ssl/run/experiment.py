@@ -32,27 +32,17 @@ from fedjax_ssl.run.privacy import check_private
 
 
 class Experiment(NamedTuple):
-    """The parts of a run, before anything is trained or written.
+    """The parts of a run, before anything is trained or written."""
 
-    Attributes:
-        problem: the fixed part.
-        method: the method.
-        data: the federation, on the device.
-        hidden_labels: int32 [N], the truth, for scoring only.
-        partition: who owns which rows.
-        dataset: on the host.
-        init: the state before the first round, of data; of this problem and method, see `initialiser`.
-        state_shape: a state's shapes.
-    """
-
-    problem: Problem
-    method: Method
-    data: FederatedData
-    hidden_labels: jax.Array
-    partition: Partition
-    dataset: Dataset
+    problem: Problem  # the fixed part
+    method: Method  # the method
+    data: FederatedData  # the federation, on the device
+    hidden_labels: jax.Array  # int32 [N], the truth, for scoring only
+    partition: Partition  # who owns which rows
+    dataset: Dataset  # on the host
+    # The state before the first round, of data; of this problem and method, see `initialiser`.
     init: Callable[[FederatedData], State]
-    state_shape: State
+    state_shape: State  # a state's shapes
 
 
 def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:

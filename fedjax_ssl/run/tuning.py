@@ -29,20 +29,14 @@ OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
 
 
 class Measured(NamedTuple):
-    """What one choice took.
+    """What one choice took."""
 
-    Attributes:
-        choice: it.
-        dtype: of the computation.
-        seconds: of a client's step, the median over the repeats, labelling of the cohort included; None: it does not
-            fit into the memory.
-        compile_seconds: tracing included.
-    """
-
-    choice: Choice
-    dtype: str
+    choice: Choice  # it
+    dtype: str  # of the computation
+    # Of a client's step, the median over the repeats, labelling of the cohort included; None: it does not fit into the
+    # memory.
     seconds: float | None
-    compile_seconds: float
+    compile_seconds: float  # tracing included
 
 
 def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:

@@ -117,19 +117,12 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
 
 
 class ServerTask(NamedTuple):
-    """One of several trainings of a server on its labelled images.
+    """One of several trainings of a server on its labelled images."""
 
-    Attributes:
-        memory: the entry of `State.server` for its optimiser, see `own_optimizer`.
-        loss: of its steps.
-        parts: that it trains.
-        batch_size: of its steps.
-    """
-
-    memory: str
-    loss: Callable[[FederatedData], ServerLoss]
-    parts: tuple[str, ...]
-    batch_size: int
+    memory: str  # the entry of `State.server` for its optimiser, see `own_optimizer`
+    loss: Callable[[FederatedData], ServerLoss]  # of its steps
+    parts: tuple[str, ...]  # that it trains
+    batch_size: int  # of its steps
 
 
 def train_in_turn(

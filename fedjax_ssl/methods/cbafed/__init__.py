@@ -119,31 +119,19 @@ def defaults() -> Section:
 
 
 class CBAFedExtra(NamedTuple):
-    """What travels to the clients besides the model.
+    """What travels to the clients besides the model."""
 
-    Attributes:
-        acceptance: which of their labels count.
-        second_stage: bool [], whether clients without labels train, too.
-    """
-
-    acceptance: Acceptance
-    second_stage: jax.Array
+    acceptance: Acceptance  # which of their labels count
+    second_stage: jax.Array  # bool [], whether clients without labels train, too
 
 
 class CBAFedWork(NamedTuple):
-    """What a client without labels trains on.
+    """What a client without labels trains on."""
 
-    Attributes:
-        deck: the images whose label was accepted.
-        labels: int32 [n_max].
-        counts: float32 [C], of the accepted labels.
-        view_key: raw key of the views that were labelled.
-    """
-
-    deck: Deck
-    labels: jax.Array
-    counts: jax.Array
-    view_key: jax.Array
+    deck: Deck  # the images whose label was accepted
+    labels: jax.Array  # int32 [n_max]
+    counts: jax.Array  # float32 [C], of the accepted labels
+    view_key: jax.Array  # raw key of the views that were labelled
 
 
 def cbafed(problem: Problem) -> Method:

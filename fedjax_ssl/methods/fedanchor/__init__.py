@@ -133,14 +133,10 @@ def defaults() -> Section:
 
 
 class FedAnchorExtra(NamedTuple):
-    """What travels to the clients beside the model.
+    """What travels to the clients beside the model."""
 
-    Attributes:
-        anchors: the server's, summed up by class or one by one.
-        threshold: float32 [], t of eq. 5 where it follows the anchors' own scores; None: it is configured.
-    """
-
-    anchors: ClassAnchors | AnchorEmbeddings
+    anchors: ClassAnchors | AnchorEmbeddings  # the server's, summed up by class or one by one
+    # float32 [], t of eq. 5 where it follows the anchors' own scores; None: it is configured.
     threshold: jax.Array | None
 
 

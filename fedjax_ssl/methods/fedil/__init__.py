@@ -82,19 +82,12 @@ def defaults() -> Section:
 
 
 class FedILWork(NamedTuple):
-    """What one client trains on; positions count the client's examples.
+    """What one client trains on; positions count the client's examples."""
 
-    Attributes:
-        deck: all its examples.
-        set_labels: int32 [n_max], labels of the set's members as they were when the round began.
-        set_first: int32 [n_max], the positions of the set's members first.
-        set_size: int32 [].
-    """
-
-    deck: Deck
-    set_labels: jax.Array
-    set_first: jax.Array
-    set_size: jax.Array
+    deck: Deck  # all its examples
+    set_labels: jax.Array  # int32 [n_max], labels of the set's members as they were when the round began
+    set_first: jax.Array  # int32 [n_max], the positions of the set's members first
+    set_size: jax.Array  # int32 []
 
 
 def fedil(problem: Problem) -> Method:

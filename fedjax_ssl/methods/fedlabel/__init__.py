@@ -149,19 +149,12 @@ def defaults() -> Section:
 
 
 class FedLabelWork(NamedTuple):
-    """What a client trains on in the second phase.
+    """What a client trains on in the second phase."""
 
-    Attributes:
-        deck: its unlabelled images.
-        choice: of the experts, for each of its images, leaves [n_max, ...].
-        supervised: w_L.
-        labelled: float32 [], labelled images in all steps of the first phase.
-    """
-
-    deck: Deck
-    choice: ExpertChoice
-    supervised: Model
-    labelled: jax.Array
+    deck: Deck  # its unlabelled images
+    choice: ExpertChoice  # of the experts, for each of its images, leaves [n_max, ...]
+    supervised: Model  # w_L
+    labelled: jax.Array  # float32 [], labelled images in all steps of the first phase
 
 
 def fedlabel(problem: Problem) -> Method:

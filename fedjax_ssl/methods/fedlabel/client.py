@@ -13,21 +13,13 @@ from fedjax_ssl.learning.sgd import Model
 
 
 class ExpertChoice(NamedTuple):
-    """What two experts say about some images.
+    """What two experts say about some images."""
 
-    Attributes:
-        labels: int32 [...], of the chosen expert.
-        probability: float32 [...], that of this label.
-        other: float32 [..., C], logarithms of the other expert's probabilities.
-        agrees: bool [...], whether both experts have this label; False where one labels alone.
-        ratio: float32 [...], h(other) / h(chosen), from 0 to 1 if the surer one was chosen.
-    """
-
-    labels: jax.Array
-    probability: jax.Array
-    other: jax.Array
-    agrees: jax.Array
-    ratio: jax.Array
+    labels: jax.Array  # int32 [...], of the chosen expert
+    probability: jax.Array  # float32 [...], that of this label
+    other: jax.Array  # float32 [..., C], logarithms of the other expert's probabilities
+    agrees: jax.Array  # bool [...], whether both experts have this label; False where one labels alone
+    ratio: jax.Array  # float32 [...], h(other) / h(chosen), from 0 to 1 if the surer one was chosen
 
 
 def variance(log_probabilities: jax.Array) -> jax.Array:

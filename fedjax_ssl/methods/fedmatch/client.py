@@ -25,22 +25,17 @@ SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimiser has
 
 
 class FedMatchWork(NamedTuple):
-    """What one client trains on.
+    """What one client trains on."""
 
-    Attributes:
-        deck, batches, size, labelled: see `PairedDecks`.
-        confidence: the rule's state, see `label_for_steps`.
-        prior: float32 [C], by which all voters' probabilities are divided, see `debiased`; None: by nothing.
-        personal: the message to this client alone.
-    """
-
+    # deck, batches, size, labelled: see `PairedDecks`.
     deck: Deck
     batches: jax.Array
     size: jax.Array
     labelled: Deck | None
-    confidence: Any
+    confidence: Any  # the rule's state, see `label_for_steps`
+    # float32 [C], by which all voters' probabilities are divided, see `debiased`; None: by nothing.
     prior: jax.Array | None
-    personal: dict[str, Any]
+    personal: dict[str, Any]  # the message to this client alone
 
 
 def own_memory(problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:

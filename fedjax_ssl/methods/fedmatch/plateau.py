@@ -10,17 +10,11 @@ LEAST = 1e-17  # the factor does not fall below it: 1e-20 of FedMatch's learning
 
 
 class Plateau(NamedTuple):
-    """What the rule remembers.
+    """What the rule remembers."""
 
-    Attributes:
-        factor: float32 [], of the learning rate.
-        lowest: float32 [], the lowest loss so far; before the first one the largest finite number.
-        waited: int32 [], epochs since the lowest loss, or since the last fall of the rate.
-    """
-
-    factor: jax.Array
-    lowest: jax.Array
-    waited: jax.Array
+    factor: jax.Array  # float32 [], of the learning rate
+    lowest: jax.Array  # float32 [], the lowest loss so far; before the first one the largest finite number
+    waited: jax.Array  # int32 [], epochs since the lowest loss, or since the last fall of the rate
 
 
 def fresh_plateau(shape: tuple[int, ...] = ()) -> Plateau:

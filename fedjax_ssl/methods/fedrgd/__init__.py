@@ -209,15 +209,11 @@ def fedrgd(problem: Problem) -> Method:
 
 
 class Place(NamedTuple):
-    """The message to a user alone.
+    """The message to a user alone."""
 
-    Attributes:
-        model: its group's mean, the trained parts.
-        memory: the entries of a client's memory that belong to the place, and not to the user: its optimiser; {}
-            where groups are fixed, or no optimiser persists.
-    """
-
-    model: Model
+    model: Model  # its group's mean, the trained parts
+    # The entries of a client's memory that belong to the place, and not to the user: its optimiser; {} where groups are
+    # fixed, or no optimiser persists.
     memory: dict[str, Any]
 
 

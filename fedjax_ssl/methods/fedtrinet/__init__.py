@@ -119,33 +119,20 @@ def defaults() -> Section:
 
 
 class Extra(NamedTuple):
-    """What travels besides the global model.
+    """What travels besides the global model."""
 
-    Attributes:
-        round: int32 [], r, below 0 while clients train on labels alone.
-        threshold: float32 [], of the sum of the players' probabilities.
-    """
-
-    round: jax.Array
-    threshold: jax.Array
+    round: jax.Array  # int32 [], r, below 0 while clients train on labels alone
+    threshold: jax.Array  # float32 [], of the sum of the players' probabilities
 
 
 class FedTriNetWork(NamedTuple):
-    """What one client trains on after labelling.
+    """What one client trains on after labelling."""
 
-    Attributes:
-        deck: its labelled and accepted images.
-        accepted: the accepted ones alone.
-        labels: int32 [n_max], visible and accepted ones.
-        apart: bool [], whether a batch of accepted images joins each step.
-        start: the model to begin with.
-    """
-
-    deck: Deck
-    accepted: Deck
-    labels: jax.Array
-    apart: jax.Array
-    start: Model
+    deck: Deck  # its labelled and accepted images
+    accepted: Deck  # the accepted ones alone
+    labels: jax.Array  # int32 [n_max], visible and accepted ones
+    apart: jax.Array  # bool [], whether a batch of accepted images joins each step
+    start: Model  # the model to begin with
 
 
 def fedtrinet(problem: Problem) -> Method:

@@ -15,15 +15,10 @@ from fedjax_ssl.learning.trees import add_up
 
 
 class Accepted(NamedTuple):
-    """A client's memory of its pseudo-labels.
+    """A client's memory of its pseudo-labels."""
 
-    Attributes:
-        labels: int32 [n_max], -1 for an image that has none.
-        rounds: int32 [], how many rounds brought enough new ones.
-    """
-
-    labels: jax.Array
-    rounds: jax.Array
+    labels: jax.Array  # int32 [n_max], -1 for an image that has none
+    rounds: jax.Array  # int32 [], how many rounds brought enough new ones
 
 
 def no_labels(data: FederatedData) -> Accepted:

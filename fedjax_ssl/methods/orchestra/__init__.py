@@ -98,15 +98,10 @@ def defaults() -> Section:
 
 
 class Clusters(NamedTuple):
-    """What travels down with the model.
+    """What travels down with the model."""
 
-    Attributes:
-        centroids: float32 [G, D], unit vectors.
-        round: int32 [], the number of the round, from 0.
-    """
-
-    centroids: jax.Array
-    round: jax.Array
+    centroids: jax.Array  # float32 [G, D], unit vectors
+    round: jax.Array  # int32 [], the number of the round, from 0
 
 
 def orchestra(problem: Problem) -> Method:

@@ -10,17 +10,13 @@ from fedjax_ssl.server.statistics import num_exchanging, num_passes
 
 
 class Traffic(NamedTuple):
-    """Bytes of a round.
+    """Bytes of a round."""
 
-    Attributes:
-        jobs: messages down; each client that takes part sends one up.
-        down, up: bytes of one client's messages.
-        statistics_down, statistics_up: of all clients, in the exchange of normalisation statistics.
-    """
-
-    jobs: int
+    jobs: int  # messages down; each client that takes part sends one up
+    # down and up: bytes of one client's messages.
     down: int
     up: int
+    # statistics_down and statistics_up: of all clients, in the exchange of normalisation statistics.
     statistics_down: int
     statistics_up: int
 
