@@ -11,7 +11,6 @@ from fedjax_ssl.client.confidence import Confidence, once_a_round, qualify
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Augmentation, Problem, Report
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
@@ -202,50 +201,39 @@ class Labelled(NamedTuple):
 
 def label_cohort(
     problem: Problem,
-    scores: Callable[[jax.Array], Any],
+    scores: Callable[[jax.Array], jax.Array],
     data: FederatedData,
     examples: Examples,
-    *,
     confidence: Confidence,
     num_views: int = 0,
-    used: str | None = None,
-    facts: tuple[str, ...] = (),
 ) -> Labelled:
-    """Labels every example with the class of its largest score; a rule says which labels count.
+    """`label_by_scores` by what a model says of every example.
 
     Args:
         problem: the run.
-        scores: images [B, H, W, C] -> float32 [B, C], the larger the surer; or with `used` a dict of such, by
-            rule.
+        scores: images [B, H, W, C] -> probabilities, float32 [B, C].
         data: the federation's.
         examples: of the cohort.
         confidence: the rule, from `make_confidence`.
         num_views: see `score_cohort`.
-        used: name of the rule in use; all rules are reported.
-        facts: names in the dict that are no rules but numbers of each image, float32 [B], to be reported.
-
-    Raises:
-        UserError: `confidence.debias` for scores of several rules, which need be no probabilities.
     """
-    debias = problem.config.confidence.debias != "none"
-    if debias and used is not None:
-        raise UserError(
-            f"confidence.debias={problem.config.confidence.debias!r} is for labels by a softmax, not {used!r}"
-        )
-    scored = score_cohort(problem, scores, data.inputs, examples, num_views)
-    known = {name: scored.pop(name) for name in facts}
-    scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
-    rules = {} if used is None else scored
-    scores_used, prior = scored if used is None else scored[used], None
-    if debias:
-        prior = mean_prediction(scores_used, examples.present)
-        scores_used = jax.nn.softmax(debiased(jnp.log(scores_used), prior[..., None, :]))
-    states, weights, own = once_a_round(problem, confidence, scores_used, examples.present, examples.own)
-    labels = jnp.argmax(scores_used, axis=-1).astype(jnp.int32)
-    others = {name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in rules.items()}
-    best, second = jnp.moveaxis(jax.lax.top_k(scores_used, 2)[0], -1, 0)
-    report = Report(labels, weights > 0, others, {"score_gap": best - second, **known})
-    return Labelled(report, own, weights, states, prior, best)
+    scored = as_told(data, examples.rows, score_cohort(problem, scores, data.inputs, examples, num_views))
+    return label_by_scores(problem, scored, examples, confidence)
+
+
+def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labelled:
+    """Labels every example with the class of its largest score, float32 [M, n_max, C]; a rule says which count.
+
+    With `confidence.debias` scores are probabilities, and divided by the client's prior.
+    """
+    prior = None
+    if problem.config.confidence.debias != "none":
+        prior = mean_prediction(scores, examples.present)
+        scores = jax.nn.softmax(debiased(jnp.log(scores), prior[..., None, :]))
+    states, weights, own = once_a_round(problem, confidence, scores, examples.present, examples.own)
+    labels = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    best, second = jnp.moveaxis(jax.lax.top_k(scores, 2)[0], -1, 0)
+    return Labelled(Report(labels, weights > 0, {}, {"score_gap": best - second}), own, weights, states, prior, best)
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:

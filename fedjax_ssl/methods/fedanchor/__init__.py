@@ -24,11 +24,12 @@ from fedjax_ssl.client import (
     Labelled,
     fix_mix_phase,
     global_model,
-    label_cohort,
     make_confidence,
     own_confidence,
     own_optimizers,
+    score_cohort,
 )
+from fedjax_ssl.client.labels import as_told, label_by_scores
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Metrics, Problem, State
 from fedjax_ssl.errors import UserError
@@ -171,16 +172,16 @@ def fedanchor(problem: Problem) -> Method:
                 "common_direction": along_common_direction(outputs.heads[HEAD], anchors),
             }
 
-        return label_cohort(  # eq. 4, eq. 5
-            problem,
-            scores,
-            data,
-            examples,
-            confidence=make_confidence(problem, options.threshold if threshold is None else threshold, strictly=True),
-            num_views=options.ensemble_views,
-            used=HEAD,
-            facts=("common_direction",),
+        scored = score_cohort(problem, scores, data.inputs, examples, options.ensemble_views)
+        common_direction = scored.pop("common_direction")
+        scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
+        confidence = make_confidence(problem, options.threshold if threshold is None else threshold, strictly=True)
+        made = label_by_scores(problem, scored[HEAD], examples, confidence)  # eq. 4, eq. 5
+        report = made.report._replace(
+            others={name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in scored.items()},
+            facts={**made.report.facts, "common_direction": common_direction},
         )
+        return made._replace(report=report)
 
     local_training = fix_mix_phase(  # eq. 5 to 10
         problem,
