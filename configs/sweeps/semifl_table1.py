@@ -19,7 +19,7 @@ The paper's accuracies, the best of all rounds:
     FedAvg with all labels, 2 classes            51.5           72.3            3.1
 Its FedMatch and FedRGD are versions that leave out most of both, and are not here; FedAvg+FixMatch is the paper's Table
 4. The rows have each client's own batches of statistics; the variant `code`, of which its figures most likely are,
-differs (docs/methods.md).
+differs (docs/methods/semifl.md).
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument

@@ -224,12 +224,12 @@ def complete(old: dict[str, Any]) -> dict[str, Any]:
     added as well.
 
     Raises:
-        UserError: it is no configuration: a section or a field is not of the kind that it must be.
+        UserError: it is not a configuration: a section or a field is not of the kind that it must be.
     """
     if not isinstance(old, dict):
-        raise UserError(f"it is no configuration, but {type(old).__name__}")
+        raise UserError(f"it is not a configuration, but {type(old).__name__}")
     if not isinstance(old.get("method", ""), str):
-        raise UserError(f"method is {old['method']!r}, which is no name")
+        raise UserError(f"method is {old['method']!r}, which is not a name")
     old = translated(old)
     filled = json.loads(json.dumps(base_config().to_dict()))
     name = old.get("method", filled["method"])

@@ -9,7 +9,7 @@ def data_fields() -> Section:
     # 'digits', 'npz', 'folder', or of TensorFlow Datasets cifar10, cifar100, svhn_cropped, mnist, fashion_mnist,
     # emnist/byclass: see docs/data.md.
     section.source = "cifar10"
-    section.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/own_data.md
+    section.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/tutorials/your_data.md
     section.image_size = whole(0, least=0)  # for a folder: resize all to N x N pixels; 0: they have one size
     # Before that: cut out the square in the middle, or 'stretch': resize the whole image.
     section.fit = word("crop", "stretch")

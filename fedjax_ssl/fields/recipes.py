@@ -15,7 +15,7 @@ ARGUMENT_FIELDS = {"server_labels": "data.server_labels", "alpha": "data.alpha",
 
 # Recipes: fragments of a configuration that any method takes, so that methods are compared under the same. The
 # published systems differ in their recipes as much as in their ideas, and accuracies by tens of points with them.
-# `plain` is what FedAnchor's tables must have used for all their rows (docs/methods.md); `strong` is SemiFL's own.
+# `plain` is most likely what FedAnchor's tables used for all rows, see docs/concepts/recipes.md; `strong` is SemiFL's.
 RECIPES = {
     "plain": {
         "schedule": "constant",

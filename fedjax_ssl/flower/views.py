@@ -114,7 +114,7 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
         UserError: there is no such file, or its arrays are not as above.
     """
     if not expanded(file).is_file():
-        raise UserError(f"--node-config data={file} is no file; give an npz with images, and labels if there are any")
+        raise UserError(f"--node-config data={file} is not a file; give an npz with images and perhaps labels")
     shape, classes = tuple(facts["image_shape"]), facts["num_classes"]
     arrays = read_arrays(file, ("images",), optional=("labels",))
     images = arrays["images"]

@@ -154,7 +154,7 @@ def least_epsilon(rdp, orders, delta):
 
 
 def test_epsilon_of_cohorts_is_that_of_their_papers():
-    """The figures of docs/untrusted.md. The library has more orders."""
+    """The figures of docs/how_to/privacy.md. The library has more orders."""
     drawn = accountant(**{"privacy.cohorts": "poisson"}).epsilon(100)
     np.testing.assert_allclose(drawn, poisson_epsilon(0.1, 1.0, 100, 1e-5), rtol=0.02)
     assert f"{drawn:.1f}" == "7.9"

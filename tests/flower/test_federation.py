@@ -254,7 +254,7 @@ def test_nodes_that_do_not_fit(capsys):
     with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 1; start flower-supernode"):
         roster.wait_for_all()
     said = capsys.readouterr().err
-    assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is no file" in said
+    assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is not a file" in said
 
     # Two come that fit; the answer of the first does not come before the next round.
     fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts

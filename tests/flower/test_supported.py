@@ -149,7 +149,7 @@ def test_the_words_of_a_node():
         ({}, "names no client"),
         ({"client": 1}, "nearest is clients"),
         ({"clients": "0,x"}, "give client ids"),
-        ({"clients": "0,4"}, "4 is no client of num_clients = 4"),
+        ({"clients": "0,4"}, "4 is not a client of num_clients = 4"),
         ({"clients": "1,1"}, "1 is named twice"),
         ({"clients": "0,1", "data": "a.npz"}, "is one client's, but the node is 2"),
     ):

@@ -234,8 +234,8 @@ def test_a_methods_factory_has_its_name():
         (["--config.method=my.py:number"], "method=my.py:number is no function from a Problem to a Method"),
         (["--config.method=my.py:no_method"], "method=my.py:no_method gives a int; it must give a "),
         (["--config.method=my.py:fails"], "method=my.py:fails: cannot be built (AttributeError in line "),
-        (["--config.method=my.py:mistaken"], "cohrt is no field; the nearest is cohort; a new one is declared"),
-        (["--config.method=my.py:wrong"], "high of wrong sets wrong.level, which is no field"),
+        (["--config.method=my.py:mistaken"], "cohrt is not a field; the nearest is cohort; a new one is declared"),
+        (["--config.method=my.py:wrong"], "high of wrong sets wrong.level, which is not a field"),
         ([SEMIFL, "--config.confidence.kind=my.py:rul"], "my.py has no rul"),
         (
             [SEMIFL, "--config.confidence.kind=nowhere.py:rule"],

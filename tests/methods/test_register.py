@@ -64,8 +64,8 @@ def test_registering_again_replaces():
     [
         ({"settings": ("server", "moon")}, "settings of mine names 'moon'; known: server, clients, some_clients"),
         ({"embedding": "projector"}, "embedding of mine names 'projector'; known: none"),
-        ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch, which is no field"),
-        ({"variants": {"high": {"mien.level": 0.9}}}, "high of mine sets mien.level, which is no field"),
+        ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch, which is not a field"),
+        ({"variants": {"high": {"mien.level": 0.9}}}, "high of mine sets mien.level, which is not a field"),
         ({"variants": {"high": {"mine.level": "h"}}}, "high of mine sets mine.level to 'h', of another type"),
         ({"variants": {"high": {"mine.level": 2.0}}}, "high of mine: mine.level must be at least 0 and at most 1"),
         ({"tiny": {"client.epochs": 0}}, "tiny of mine: client.epochs must be at least 1, not 0"),

@@ -159,7 +159,7 @@ def test_factories(own_folder):
     assert network("own_factories:wide").module.backbone.module.width == 9
     assert network("own_factories:function", dtype="bfloat16").module.backbone.module.dtype == jnp.bfloat16
     expect_line("own_factories:Mine", ["cannot be built (TypeError", "width"])
-    expect_line("own_factories:ready", ["is no factory"])
+    expect_line("own_factories:ready", ["is not a factory"])
     expect_line("own_factories:nothing", ["gives a int", "flax.linen.Module"])
 
 
