@@ -61,7 +61,7 @@ def poisson(num_clients: int, expected: int) -> Select:
         expected: M.
 
     Returns:
-        The stage; its draw has as many rows as a cohort has with probability 1 - `OVERFLOW`.
+        The stage; its selection has as many rows as a cohort has with probability 1 - `OVERFLOW`.
     """
     from scipy.stats import binom  # half a second, which every start would wait
 

@@ -163,7 +163,7 @@ def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], S
         state = method.init(data, key)
         if method.phases and has_memory(problem.config):
             exchange = trace_exchange(problem, method, state, data)
-            clients, server = first_memory(problem.config, exchange.upload, exchange.draw)
+            clients, server = first_memory(problem.config, exchange.upload, exchange.selection)
             state = state._replace(clients={**state.clients, **clients}, server={**state.server, **server})
         return method.statistics(state, data, jnp.zeros((0,), jnp.int32), key)
 

@@ -28,7 +28,7 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
         return Traffic(0, 0, 0, 0, 0)
 
     exchange = trace_exchange(problem, method, state, data)
-    jobs, up = len(exchange.draw.clients), tree_bytes(exchange.upload)
+    jobs, up = len(exchange.selection.clients), tree_bytes(exchange.upload)
     if config.compression.kind != "none":
         params = exchange.upload.model.params
         up += compressed_bytes(config.compression, params) - tree_bytes(params)
