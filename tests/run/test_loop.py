@@ -16,7 +16,7 @@ from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.snapshots import load_snapshots
+from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 from fedjax_ssl.run import loop
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, has_ended, run_rounds
@@ -157,7 +157,8 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
         timings = run.folder.read(TIMINGS)
         assert [line["lane_steps"] for line in timings if "seconds" in line] == list(range(11, 18))
         assert [line["round"] for line in timings if "checkpoint_seconds" in line] == [3, 6, 7]
-        snapshots = load_snapshots(run.folder.path / "snapshots")
+        files = snapshot_files(run.folder.path / "snapshots")
+        snapshots = {number: load_snapshot(file) for number, file in files.items()}
         assert {number: float(each["w"]) for number, each in snapshots.items()} == {
             number: 100 * seed + number for number in (0, 2, 5, 7)
         }
