@@ -17,37 +17,26 @@ class FederatedData(NamedTuple):
     """Everything a method may see, on the device for the whole run.
 
     Per-example state of a method is a flat [N] array, independent of who owns an example.
-
-    Attributes:
-        inputs: [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C].
-        visible_labels: int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever
-          a label is hidden, as are those of validation images.
-        client_index: int32 [K, n_max], rows of `inputs` of each client, padded with 0 beyond `client_size`.
-        client_size: int32 [K], number of examples of each client, possibly 0.
-        labelled_size: int32 [K], how many of them have a visible label.
-        server_index: int32 [S], rows of `inputs` that the server holds; S may be 0.
-        validation_index: int32 [V], rows of `inputs` that nobody holds: to measure a model each round. V may be 0.
-        test_inputs: [T, ...], likewise.
-        test_labels: int32 [T].
-        seed: uint32 [], the run's seed; data and not a constant, so that another seed needs no compilation.
-        byzantine: bool [K], which clients attack, see `config.attack`; None: nobody does.
-        mislabelled: bool [N], the images whose clients tell false labels of them: pseudo-labels are the next class's,
-          and so are visible labels already; None: nobody does.
-        targets: int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
     """
 
-    inputs: jax.Array
+    inputs: jax.Array  # [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C]
+    # int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever a label is hidden,
+    # as are those of validation images.
     visible_labels: jax.Array
-    client_index: jax.Array
-    client_size: jax.Array
-    labelled_size: jax.Array
-    server_index: jax.Array
+    client_index: jax.Array  # int32 [K, n_max], rows of `inputs` of each client, padded with 0 beyond `client_size`
+    client_size: jax.Array  # int32 [K], number of examples of each client, possibly 0
+    labelled_size: jax.Array  # int32 [K], how many of them have a visible label
+    server_index: jax.Array  # int32 [S], rows of `inputs` that the server holds; S may be 0
+    # int32 [V], rows of `inputs` that nobody holds: to measure a model each round. V may be 0.
     validation_index: jax.Array
-    test_inputs: jax.Array
-    test_labels: jax.Array
-    seed: jax.Array
-    byzantine: jax.Array | None = None
+    test_inputs: jax.Array  # [T, ...], likewise
+    test_labels: jax.Array  # int32 [T]
+    seed: jax.Array  # uint32 [], the run's seed; data and not a constant, so that another seed needs no compilation
+    byzantine: jax.Array | None = None  # bool [K], which clients attack, see `config.attack`; None: nobody does
+    # bool [N], the images whose clients tell false labels of them: pseudo-labels are the next class's, and so are
+    # visible labels already; None: nobody does.
     mislabelled: jax.Array | None = None
+    # int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
     targets: jax.Array | None = None
 
     @property

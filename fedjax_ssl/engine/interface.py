@@ -210,28 +210,20 @@ Statistics = Callable[[State, FederatedData, jax.Array, jax.Array], State]
 
 
 class Method(NamedTuple):
-    """A federated semi-supervised method, in the order of a round.
-
-    Attributes:
-        init, broadcast, aggregate, statistics, server_before, server_after: see their types.
-        phases: what a client does with the broadcast; () if no client takes part.
-        select: None: `clients_per_round` clients, uniformly, without replacement.
-        personal: None: no message.
-        converged: state -> bool [], whether the run ends before its last round; None: it does not.
-        wire_bytes: for messages whose size is not that of their leaves; None: it is.
-    """
+    """A federated semi-supervised method, in the order of a round; what a stage gets and gives is said at its type."""
 
     init: Init
     broadcast: MakeBroadcast
-    phases: tuple[Phase, ...]
+    phases: tuple[Phase, ...]  # what a client does with the broadcast; () if no client takes part
     aggregate: Aggregate
     statistics: Statistics
-    select: Select | None = None
+    select: Select | None = None  # None: `clients_per_round` clients, uniformly, without replacement
     server_before: ServerTraining = no_op
-    personal: Personal | None = None
+    personal: Personal | None = None  # None: no message
     server_after: ServerTraining = no_op
+    # State -> bool [], whether the run ends before its last round; None: it does not.
     converged: Callable[[State], jax.Array] | None = None
-    wire_bytes: WireBytes | None = None
+    wire_bytes: WireBytes | None = None  # of messages whose size is not that of their leaves; None: it is
 
 
 def completed(model: Model, trained: Model) -> Model:

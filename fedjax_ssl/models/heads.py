@@ -45,21 +45,18 @@ class Heads(nn.Module):
 
     The parameters' top level is 'backbone', 'classifier', and the heads' names.
 
-    Attributes:
-        backbone: module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its
-          attribute `classifier_bias` is False.
-        num_classes: C.
-        heads: name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword
-          `name`, as a class of modules does. None: a linear classifier. A module with an attribute `reads` that
-          names another head takes that one's outputs in place of the features.
-        classifier_init: one of `CLASSIFIER_INITS`.
       classifies: whether there is a classifier; a companion has none.
     """
 
+    # Module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its attribute
+    # `classifier_bias` is False.
     backbone: nn.Module
-    num_classes: int
+    num_classes: int  # C
+    # Name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword `name`, as a
+    # class of modules does. None: a linear classifier. A module with an attribute `reads` that names another head takes
+    # that one's outputs in place of the features.
     heads: Mapping[str, Callable[..., nn.Module] | None]
-    classifier_init: str = "lecun"
+    classifier_init: str = "lecun"  # one of `CLASSIFIER_INITS`
     classifies: bool = True
 
     @nn.compact

@@ -37,8 +37,17 @@ from fedjax_ssl.methods.fedmatch.client import (
     inter_client_consistency,
     own_memory,
 )
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU, sparse_upload
-from fedjax_ssl.methods.fedmatch.plateau import after_epoch, fresh_plateau
+from fedjax_ssl.methods.fedmatch.phases import (
+    PLATEAU,
+    PSI,
+    SIGMA,
+    after_epoch,
+    distances,
+    divided,
+    fresh_plateau,
+    merged,
+    sparse_upload,
+)
 from fedjax_ssl.methods.fedmatch.server import (
     ENTRIES,
     changed_entries,
@@ -49,7 +58,6 @@ from fedjax_ssl.methods.fedmatch.server import (
     remember_uploads,
     sparse_wire_bytes,
 )
-from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, distances, divided, merged
 from fedjax_ssl.server import (
     CLASSIFICATION,
     fedavg,

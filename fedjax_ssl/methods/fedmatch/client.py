@@ -17,9 +17,7 @@ from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import zeros_unless
 from fedjax_ssl.methods.fedmatch.paired_batches import labelled_batch, largest_batch, pair_decks
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU, in_turn, with_plateau
-from fedjax_ssl.methods.fedmatch.plateau import fresh_plateau
-from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, merged
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau, in_turn, merged, with_plateau
 
 SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimiser has the usual entry
 

@@ -63,9 +63,8 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated, where_rows, zeros_unless
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.fedtrinet.client import accept, no_labels, vote
+from fedjax_ssl.methods.fedtrinet.client import accept, freezing, head_part, no_labels, splice, vote
 from fedjax_ssl.methods.fedtrinet.server import mean_confidence
-from fedjax_ssl.methods.fedtrinet.splicing import freezing, head_part, splice
 from fedjax_ssl.methods.frames import alternating
 
 FIELDS = {"data.labels": "clients", "aggregation.weights": "uniform"}
