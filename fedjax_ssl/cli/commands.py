@@ -117,6 +117,18 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     print(page)
 
 
+def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Shows runs in a browser while they train.
+
+    The page has a table, curves and the time left, and is refreshed as the runs
+    grow. It can be opened on this machine alone unless --host says otherwise.
+    """
+    with doing("loading what draws the curves"):
+        from fedjax_ssl.report.watch import watch
+
+    watch(words, own.host, own.port)
+
+
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
     """Classifies the images of a file or a folder by a run's model.
 
@@ -164,6 +176,14 @@ COMMANDS = {
             "out": (None, "NAME.html, for several runs"),
             "target": ("0.9", "accuracy to which rounds are counted"),
             "against": (None, "runs of one configuration, to take paired differences from"),
+        },
+        "RUN...",
+    ),
+    "watch": Command(
+        run_watch,
+        {
+            "host": ("localhost", "the address to listen on; 0.0.0.0: every machine of the network can open the page"),
+            "port": (8000, "0 takes a free one"),
         },
         "RUN...",
     ),
