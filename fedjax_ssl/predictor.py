@@ -237,7 +237,7 @@ def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str]
     for name in dict.fromkeys(found.classes):
         if name not in names:
             raise UserError(
-                f"{folder}/{name} is named for no class of the model{known_are(name, names)}; images without labels "
+                f"{folder}/{name} is not named for a class of the model{known_are(name, names)}; images without labels "
                 "lie in the folder itself"
             )
     return found.images, found.files, np.array([names.index(name) for name in found.classes], np.int32)

@@ -111,9 +111,12 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     with doing("loading what draws the report"):
         from fedjax_ssl.report import report
+        from fedjax_ssl.report.table import Look
 
     with doing("drawing the report"):
-        page = report(words, own.out, own.target, own.against)
+        columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
+        look = Look(columns, own.interval, own.caption or "", own.label or "")
+        page = report(words, own.out, own.target, own.against, look)
     print(page)
 
 
@@ -176,6 +179,10 @@ COMMANDS = {
             "out": (None, "NAME.html, for several runs"),
             "target": ("0.9", "accuracy to which rounds are counted"),
             "against": (None, "runs of one configuration, to take paired differences from"),
+            "columns": (None, "of the table, such as 'method,test accuracy'; the CSV has all"),
+            "interval": (False, "mean ± half of the 95 % confidence interval, not the deviation"),
+            "caption": (None, "of the LaTeX table"),
+            "label": (None, "of the LaTeX table"),
         },
         "RUN...",
     ),

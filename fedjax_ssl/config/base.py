@@ -254,7 +254,7 @@ def _check_kinds(old: dict[str, Any], known: dict[str, Any], prefix: str = "") -
         if isinstance(default, dict) and isinstance(value, dict):
             _check_kinds(value, default, f"{prefix}{name}.")
         elif isinstance(default, dict):
-            raise UserError(f"{prefix}{name} is {value!r}, and no section of fields")
+            raise UserError(f"{prefix}{name} is {value!r}, but must be a section of fields")
         elif default is not None and value is not None and not isinstance(value, _alike(default)):
             raise UserError(f"{prefix}{name} is {value!r}, but must be of the kind of {default!r}")
 

@@ -50,7 +50,7 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
         old: nested dicts, as a run's folder has them.
 
     Raises:
-        UserError: a section is none, or the run did what the library no longer does.
+        UserError: a section of the configuration is something else, or the run did what the library no longer does.
     """
     return _with_replica(_with_confidence(_with_new_names(_without_gone(old))))
 
@@ -95,7 +95,7 @@ def _with_confidence(old: dict[str, Any]) -> dict[str, Any]:
     threshold, trainer = old["threshold"], old.get("trainer", {})
     for section, value in {"threshold": threshold, "trainer": trainer}.items():
         if not isinstance(value, dict):
-            raise UserError(f"{section} is {value!r}, and no section of fields")
+            raise UserError(f"{section} is {value!r}, but must be a section of fields")
     new = {name: value for name, value in old.items() if name != "threshold"}
     confidence = {name: threshold[name] for name in ("share", "debias") if name in threshold}
     confidence |= {name: trainer[name] for name in _MOVED if name in trainer}

@@ -130,7 +130,7 @@ def _find_images(root: pathlib.Path) -> tuple[dict[str, list[pathlib.Path]], dic
         test = {name: [classes[name][row] for row in rows[name]] for name in classes if rows[name]}
         if not test:
             raise UserError(
-                f"{root} has no class of {TEST_EVERY} images or more, so that no fifth one can be for the test; add "
+                f"{root} has no class of {TEST_EVERY} or more images, so none would be for the test; add "
                 f"images, or divide them into {folders[0]}/CLASS/IMAGE and {folders[1]}/CLASS/IMAGE"
             )
         train = {

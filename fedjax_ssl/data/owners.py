@@ -1,4 +1,4 @@
-"""Who owns which rows of the training set: a partition as data, whatever drew it."""
+"""A partition: who owns which rows of the training set."""
 
 from typing import NamedTuple
 

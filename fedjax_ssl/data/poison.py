@@ -1,4 +1,4 @@
-"""Crafted images without labels, by which attackers have images of one class labelled as another.
+"""Crafted images without labels, with which attackers get images of one class labelled as another.
 
 Carlini, Poisoning the Unlabeled Dataset of Semi-Supervised Learning, USENIX Security 2021 (arXiv 2105.01622).
 A model that labels images for itself carries a label from image to image where neighbours look alike. So an attacker

@@ -1,4 +1,4 @@
-"""The ServerApp: the stages of a round at the server, with Flower's nodes for clients."""
+"""The ServerApp: the server's stages of a round, with Flower's nodes as clients."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -207,7 +207,7 @@ class Server:
         return list(replies.values())
 
     def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
-        """What a job sent up; nothing, and a line, if it is not what was asked for."""
+        """What a job sent up. If it is not what was asked for: nothing, and a line."""
         try:
             size = int(self._roster.sizes[client])
             reply = read_reply(content, place, size, self._result_like, self._turns)
@@ -282,7 +282,7 @@ class Server:
         return self._roster.send(contents, kind, number + 1)
 
     def _stack(self, replies: Iterable[Reply], clients: Any, group: Any) -> CohortResult:
-        """Replies as a cohort's result on one device; a row of which nothing came took no part."""
+        """Replies as a cohort's result on one device; a client without a reply took no part."""
         replies, like = list(replies), self._result_like
         number = len(replies)
         rows = [

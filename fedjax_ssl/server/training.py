@@ -1,4 +1,4 @@
-"""The server's training: epochs over its labelled images. Without any it does not train."""
+"""The server's training: epochs over its labelled images. A server without images does not train."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -58,7 +58,7 @@ def train_on_server_labels(
         batch_size: the last batch of an epoch may be short; its padding is masked.
         memory: the entry of `state.server` with the optimiser's state, which `own_optimizer` made; None, or no such
             entry: the optimiser starts afresh.
-        steps: so many in place of `epochs`, from the first epoch on.
+        steps: this many steps instead of `epochs`, starting with the first epoch.
         shuffle: False: the orders of the epochs are the same in every training.
         after_step: (model before, model after, step from 0) -> the model after a step, in which it may change parts
             that are not trained.
@@ -105,7 +105,7 @@ def train_on_server_labels(
 
 
 def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> dict[str, Any]:
-    """The entry of `State.server` for one of the server's trainings; nothing where optimisers start afresh.
+    """The optimiser's entry in `State.server` for one of the server's trainings; empty where optimisers start fresh.
 
     Args:
         config: the server's section.
