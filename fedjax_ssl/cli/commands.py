@@ -37,7 +37,6 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl.records.resuming import saved_config
         from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
-        from fedjax_ssl.run.kept_programs import use_kept_programs
 
     def find_config() -> Any:
         saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
@@ -47,7 +46,6 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         # A folder alone is the first process's.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
         use_every_core(config)
-        use_kept_programs()
         train(config, own.workdir)
 
 
@@ -65,10 +63,8 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("loading JAX"):
         from fedjax_ssl import sweep
         from fedjax_ssl.run.cores import use_every_core
-        from fedjax_ssl.run.kept_programs import use_kept_programs
 
     use_every_core()
-    use_kept_programs()
     sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run, own.rows)
 
 

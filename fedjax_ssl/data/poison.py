@@ -28,14 +28,10 @@ PER_MILLE = 5.0  # `attack.strength` where it is 0
 
 
 class Poison(NamedTuple):
-    """What the attackers made.
+    """What the attackers made."""
 
-    Attributes:
-        images: uint8 [N, H, W, C], the training images with the crafted ones.
-        targets: int32 [T], rows of the images that are to be labelled as `attack.to_class`; they stay as they are.
-    """
-
-    images: np.ndarray
+    images: np.ndarray  # uint8 [N, H, W, C], the training images with the crafted ones
+    # int32 [T], rows of the images that are to be labelled as `attack.to_class`; they stay as they are.
     targets: np.ndarray
 
 

@@ -16,10 +16,8 @@ def data_fields() -> Section:
     section.tfds_dir = ""  # data_dir of TensorFlow Datasets; '': its default, ~/tensorflow_datasets
     section.flip = False  # for an npz or a folder: whether a mirrored image still belongs to its class
     section.standardise = True  # subtract means, divide by deviations of channels; False: pixels are 0 to 1 (FedMatch)
-    # By whose: their 'own'; or as public codes have it on every data set: 'cifar10', all by CIFAR-10's (FedLabel), or
-    # 'cifar10_in_training', a BUG of SAGE's and ProxyFL's: those who train by CIFAR-10's mean and deviations of 0.247,
-    # 0.244 and 0.262, tests by the own ones.
-    section.normalisation = word("own", "cifar10", "cifar10_in_training")
+    # By whose: their 'own'; or 'cifar10', by CIFAR-10's for every data set, as in FedLabel's code.
+    section.normalisation = word("own", "cifar10")
     section.labels = word("server", "clients", "some_clients")  # who holds them; see docs/data.md
     # With 'clients': the share of each client's images that has labels.
     section.labelled_share = real(0.1, above=0, most=1)

@@ -27,7 +27,7 @@ def confidence_fields() -> Section:
     section.uniform_alignment = True  # of 'softmatch': aligns probabilities to equally frequent classes
     section.n_sigma = real(2.0, above=0)  # n of 'softmatch': a larger n makes weights fall faster below the mean
     # 'none'; or 'app_u', probabilities divided by the client's mean of them before they label (FedDB), for methods with
-    # labels by a softmax; the others refuse it: see fedjax_ssl/client/debias.py.
+    # labels by a softmax; the others refuse it: see fedjax_ssl/client/labels.py.
     section.debias = word("none", "app_u")
     return section
 
@@ -47,8 +47,6 @@ def trainer_fields() -> Section:
     # Rounds of a client before it estimates its class shares; ACR's code has `epoch > 5`, counted from 0.
     section.estimate_from = whole(6, least=0)
     section.estimate_momentum = real(0.99, least=0, below=1)  # of the estimate, over batches
-    # Of confident labels; 'presence', a BUG of its code, for replication alone: 1 for each class of a batch.
-    section.histogram = word("counts", "presence")
     return section
 
 

@@ -20,7 +20,7 @@ def aggregation_fields() -> Section:
     # docs/how_to/robustness.md.
     section.mean = word("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
     # Of 'trimmed_mean', 'krum' and 'multi_krum': the part of a cohort that may lie.
-    section.malicious_share = real(0.2, least=0, below=0.5)
+    section.byzantine_share = real(0.2, least=0, below=0.5)
     # The server shortens longer updates to this length; 0: none.
     section.norm_bound = real(0.0, least=0)
     section.optimizer = word("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")  # of their mean

@@ -61,11 +61,11 @@ def check_supported(experiment: Experiment) -> None:
             "nobody would be protected; Flower takes 0"
         )
 
-    draw, sent, cohort = jax.eval_shape(
+    selection, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data
     )
     result = jax.eval_shape(functools.partial(train_cohort, method.phases, lanes=0), sent, data, cohort)
-    received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(draw)))
+    received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(selection)))
     key = jax.random.key(0)
     gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
     # Here the first state is known from what clients tell, and statistics from their sums.
@@ -74,7 +74,7 @@ def check_supported(experiment: Experiment) -> None:
         "statistics": server_stages(problem, gathered)["statistics"],
     }
     for stage, function in stages.items():
-        traced = trace(function, state, data, received, draw)
+        traced = trace(function, state, data, received, selection)
         found = reads(traced)
         for field in AT_CLIENTS:
             if f"[1].{field}" in found:

@@ -2,7 +2,6 @@
 
 Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020 (arXiv
 2001.07685), as the baseline of SemiFL (its Table 4), FedAnchor (Tables 1 and 2) and FedLabel (Table 1). What differs
-from fedjax_ssl.learning.sgd import Model
 from FedAvg:
   1. the pseudo-label of an image is made in the same step that trains on it, by the client's current model (or by the
      received one: `consistency.labels_from`);

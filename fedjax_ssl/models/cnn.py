@@ -17,14 +17,10 @@ class SmallCNN(nn.Module):
     last normalisation the network dies within a few steps at the papers' learning rate of 0.03 with momentum 0.9.
 
     Any image of 8x8 or more; the linear layer's size depends on the image's.
-
-    Attributes:
-        normalisation: policy of `Normalisation`.
-        dtype: dtype of the computation.
     """
 
-    normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    normalisation: str = "static"  # policy of `Normalisation`
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
@@ -50,16 +46,12 @@ class LeNet(nn.Module):
 
     Source: Liang et al., RSCFed, CVPR 2022, and its public code.
 
-    Attributes:
-        normalisation: 'none'.
-        dtype: dtype of the computation.
-
     Raises:
         UserError: another normalisation is asked for, or images are smaller.
     """
 
-    normalisation: str = "none"
-    dtype: jnp.dtype = jnp.float32
+    normalisation: str = "none"  # 'none'
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

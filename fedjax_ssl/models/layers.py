@@ -23,20 +23,13 @@ _PASSES = {"lax": (passes.forward, passes.input_gradient, passes.kernel_gradient
 
 
 class Conv(nn.Module):
-    """Convolution without bias; parameter `kernel` [kernel_h, kernel_w, in, out], float32.
+    """Convolution without bias; parameter `kernel` [kernel_h, kernel_w, in, out], float32."""
 
-    Attributes:
-        features: output channels.
-        kernel_size: (height, width), odd.
-        strides: 1 or 2.
-        dtype: dtype of the computation and of the output.
-        init: initialiser of the kernel.
-    """
-
-    features: int
-    kernel_size: tuple[int, int] = (3, 3)
-    strides: int = 1
-    dtype: jnp.dtype = jnp.float32
+    features: int  # output channels
+    kernel_size: tuple[int, int] = (3, 3)  # (height, width), odd
+    strides: int = 1  # 1 or 2
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation and of the output
+    # Initialiser of the kernel.
     init: nn.initializers.Initializer = convolution_init  # type: ignore[assignment]  # in place of Module.init
 
     @nn.compact

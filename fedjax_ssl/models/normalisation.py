@@ -42,14 +42,10 @@ class Normalisation(nn.Module):
     An evaluation pass with the mutable collection 'moments' writes each example's there, [N, C]: `mean`, that of
     x - m, and `var`, that of (x - m)^2 over its positions, where m is the stored mean. About m and not about 0, for
     E[x^2] - E[x]^2 of a mean that is large beside the deviation would be float32's rounding.
-
-    Attributes:
-        policy: 'static', 'running', 'group' or 'none'.
-        affine: whether it scales and shifts; without, it has no parameters.
     """
 
-    policy: str = "static"
-    affine: bool = True
+    policy: str = "static"  # 'static', 'running', 'group' or 'none'
+    affine: bool = True  # whether it scales and shifts; without, it has no parameters
 
     @nn.compact
     def __call__(self, x, train=False, mask=None, num_views=1):

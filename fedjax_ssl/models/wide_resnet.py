@@ -40,18 +40,12 @@ class WideResNet(nn.Module):
     dropout. With a classifier, WRN-28-2 has 1,467,610 parameters for 10 classes, WRN-28-8 23,401,012 for 100.
 
     Source: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016.
-
-    Attributes:
-        depth: number of convolutions, 6n + 4.
-        width: k.
-        normalisation: policy of `Normalisation`.
-        dtype: dtype of the computation.
     """
 
-    depth: int = 28
-    width: int = 2
-    normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    depth: int = 28  # number of convolutions, 6n + 4
+    width: int = 2  # k
+    normalisation: str = "static"  # policy of `Normalisation`
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

@@ -45,17 +45,11 @@ a { color: var(--accent); }
 
 
 class Picture(NamedTuple):
-    """A picture of a page.
+    """A picture of a page."""
 
-    Attributes:
-        svg: the element.
-        caption: what it shows, in a sentence or two.
-        wide: whether it takes the page's whole width.
-    """
-
-    svg: str
-    caption: str
-    wide: bool = False
+    svg: str  # the element
+    caption: str  # what it shows, in a sentence or two
+    wide: bool = False  # whether it takes the page's whole width
 
 
 def _text(text: str) -> str:

@@ -21,33 +21,20 @@ LOW_IS_GOOD = "spread over clients"  # how the names of such columns begin
 
 
 class Row(NamedTuple):
-    """Runs that differ in nothing but the seed.
+    """Runs that differ in nothing but the seed."""
 
-    Attributes:
-        name: of the method, say.
-        values: the other columns that tell it from other rows.
-        runs: those that are finished.
-        num_seeds: how many are planned.
-        labels_revealed: whether they are bounds that see the clients' labels.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    runs: list[RunRecords]
-    num_seeds: int
-    labels_revealed: bool
+    name: str  # of the method, say
+    values: Mapping[str, Any]  # the other columns that tell it from other rows
+    runs: list[RunRecords]  # those that are finished
+    num_seeds: int  # how many are planned
+    labels_revealed: bool  # whether they are bounds that see the clients' labels
 
 
 class OverSeeds(NamedTuple):
-    """A figure of a row's runs, a value each; as text its mean ± standard deviation.
+    """A figure of a row's runs, a value each; as text its mean ± standard deviation."""
 
-    Attributes:
-        values: of the runs; None where it was not measured or not reached.
-        seeds: of the same runs.
-    """
-
-    values: list[float | None]
-    seeds: Sequence[int] = ()
+    values: list[float | None]  # of the runs; None where it was not measured or not reached
+    seeds: Sequence[int] = ()  # of the same runs
 
     @property
     def present(self) -> list[float]:
@@ -99,20 +86,13 @@ class Seeds(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a table is shown in Markdown, LaTeX and on a page; its CSV has every column and number.
+    """How a table is shown in Markdown, LaTeX and on a page; its CSV has every column and number."""
 
-    Attributes:
-        columns: those that are shown, in this order; (): all.
-        interval: whether figures over seeds are mean ± half of their confidence interval, in place of the standard
-            deviation.
-        caption: of the LaTeX table.
-        label: of the LaTeX table.
-    """
-
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # those that are shown, in this order; (): all
+    # Whether figures over seeds are mean ± half of their confidence interval, in place of the standard deviation.
     interval: bool = False
-    caption: str = ""
-    label: str = ""
+    caption: str = ""  # of the LaTeX table
+    label: str = ""  # of the LaTeX table
 
     def of(self, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The table's chosen columns.

@@ -17,19 +17,12 @@ TUNED = "tuned.json"  # in the user's cache
 
 
 class Choice(NamedTuple):
-    """One way to train a cohort.
+    """One way to train a cohort."""
 
-    Attributes:
-        devices: how many share it.
-        lanes: clients side by side on each of them; None: all that it has.
-        lane_form: of `LANE_FORMS`, how convolutions of several lanes are computed; '': the backend's own.
-        options: of XLA's compiler.
-    """
-
-    devices: int
-    lanes: int | None
-    lane_form: str = ""
-    options: Mapping[str, Any] = {}
+    devices: int  # how many share it
+    lanes: int | None  # clients side by side on each of them; None: all that it has
+    lane_form: str = ""  # of `LANE_FORMS`, how convolutions of several lanes are computed; '': the backend's own
+    options: Mapping[str, Any] = {}  # of XLA's compiler
 
     def __str__(self) -> str:
         lanes = "all lanes" if self.lanes is None else f"{self.lanes} lane{'s' * (self.lanes > 1)}"

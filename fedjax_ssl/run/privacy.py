@@ -107,7 +107,7 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
     upload = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), exchange.upload)
     received = jax.eval_shape(lambda upload: some_received(upload, None, 1), upload)
     for stage, function in server_stages(problem, method).items():
-        found = reads(trace(function, state, data, received, exchange.draw.clients))
+        found = reads(trace(function, state, data, received, exchange.selection.clients))
         if any(f"[1].{field}" in found for field in OF_CLIENTS) or any(
             path.startswith("[0].clients") for path in found
         ):

@@ -16,7 +16,7 @@ from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.run import hosts, kept_programs
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
@@ -55,15 +55,9 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     lower["the rounds"] = functools.partial(lower_dispatch, machine, experiments)
 
     started = time.monotonic()
-    with doing("looking for the programs of an earlier start"):
-        key = kept_programs.key_of(machine, experiments) if given is None else None
-        programs = kept_programs.find(key, list(lower))
-    missing = {name: function for name, function in lower.items() if name not in programs}
-    words = "compiling (a later start takes it from the cache)" if missing else "compiled by an earlier start"
     if hosts.is_first():
-        print(words, file=sys.stderr, flush=True)
-    if missing:
-        programs |= _compile(machine, missing, key)
+        print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
+    programs = _compile(machine, lower)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -75,11 +69,9 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     )
 
 
-def _compile(
-    machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]], key: str | None
-) -> dict[str, jax.stages.Compiled]:
+def _compile(machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, jax.stages.Compiled]:
     """Traces programs one after the other, and compiles each while the next is traced; the last is the largest."""
-    with doing("compiling") as task, Compilers(key) as compilers:
+    with doing("compiling") as task, Compilers() as compilers:
         for name, function in lower.items():
             task.text = f"tracing {name}"
             lowered = function()
@@ -117,13 +109,8 @@ class Compilers:
     The main thread only waits, so that Python still handles signals; after an exception nobody waits for the threads.
     """
 
-    def __init__(self, key: str | None = None):
-        """Starts nothing yet.
-
-        Args:
-            key: by which each program is kept as soon as it is compiled, see `kept_programs`; None: they are not.
-        """
-        self._key = key
+    def __init__(self) -> None:
+        """Starts nothing yet."""
         self._large, self._aside = (concurrent.futures.ThreadPoolExecutor(1, "compiler") for _ in range(2))
         self._programs: dict[str, concurrent.futures.Future[jax.stages.Compiled]] = {}
 
@@ -137,7 +124,7 @@ class Compilers:
     def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
         """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
         pool = self._aside if aside else self._large
-        self._programs[name] = pool.submit(kept_programs.compile_and_keep, lowered, self._key, name)
+        self._programs[name] = pool.submit(lowered.compile)
 
     def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
         """The compiled programs by name, in the order of their start, when all are ready.

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, Phase
-from fedjax_ssl.engine.round import num_jobs, selection
+from fedjax_ssl.engine.round import num_jobs, select_of
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.run.choices import Choice, remember
@@ -29,20 +29,14 @@ OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
 
 
 class Measured(NamedTuple):
-    """What one choice took.
+    """What one choice took."""
 
-    Attributes:
-        choice: it.
-        dtype: of the computation.
-        seconds: of a client's step, the median over the repeats, labelling of the cohort included; None: it does not
-            fit into the memory.
-        compile_seconds: tracing included.
-    """
-
-    choice: Choice
-    dtype: str
+    choice: Choice  # it
+    dtype: str  # of the computation
+    # Of a client's step, the median over the repeats, labelling of the cohort included; None: it does not fit into the
+    # memory.
     seconds: float | None
-    compile_seconds: float
+    compile_seconds: float  # tracing included
 
 
 def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
@@ -152,9 +146,9 @@ def time_steps(experiment: Experiment, choice: Choice, state: Any, jobs: int, re
 def cohort_steps(experiment: Experiment, jobs: int, lanes: int, state: Any, data: Any) -> tuple[Any, jax.Array]:
     """The uploads of a cohort whose clients each make `STEPS` steps of every phase; and their steps, int32 [R]."""
     method, key = experiment.method, jax.random.key(0)
-    draw = selection(experiment.problem, method)(state, data, key)
-    clients, group = draw.clients[:jobs], None if draw.group is None else draw.group[:jobs]
-    if group is None and draw.turns > 1:
+    selection = select_of(experiment.problem, method)(state, data, key)
+    clients, group = selection.clients[:jobs], None if selection.group is None else selection.group[:jobs]
+    if group is None and selection.turns > 1:
         group = jnp.zeros_like(clients)
     personal = () if method.personal is None else method.personal(state, data, clients, key)
     own = jax.tree.map(lambda leaf: leaf[clients], state.clients)

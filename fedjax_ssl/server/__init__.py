@@ -24,7 +24,7 @@ from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,
     SERVER_MODEL,
-    Training,
+    ServerTask,
     add_server_model,
     own_optimizer,
     pretrained_classifier,
@@ -42,7 +42,7 @@ __all__ = [
     "Aggregation",
     "Flow",
     "Link",
-    "Training",
+    "ServerTask",
     "add_server_model",
     "by_role",
     "chain",

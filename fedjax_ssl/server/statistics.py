@@ -19,14 +19,11 @@ WEIGHTS = ("batches", "samples")  # of the batches in their mean
 
 
 class Sums(NamedTuple):
-    """What an owner of images reports: the sums of its batches' statistics, and the sum of their weights.
+    """What an owner of images reports: the sums of its batches' statistics, and the sum of their weights."""
 
-    Attributes:
-        total: the sum over the batches of each one's statistics, or under 'moments' of its moments, times its count.
-        count: float32 [], the sum of the counts.
-    """
-
+    # The sum over the batches of each one's statistics, or under 'moments' of its moments, times its count.
     total: BatchStats
+    # float32 [], the sum of the counts.
     count: jax.Array  # type: ignore[assignment]  # tuple.count is never asked for
 
 

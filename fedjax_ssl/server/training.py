@@ -12,9 +12,8 @@ from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
-from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import BatchStats, Model
+from fedjax_ssl.learning.sgd import BatchStats, Model, make_optimizer
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 
@@ -117,20 +116,13 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
     return {memory: make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
 
 
-class Training(NamedTuple):
-    """One of several trainings of a server on its labelled images.
+class ServerTask(NamedTuple):
+    """One of several trainings of a server on its labelled images."""
 
-    Attributes:
-        memory: the entry of `State.server` for its optimiser, see `own_optimizer`.
-        loss: of its steps.
-        parts: that it trains.
-        batch_size: of its steps.
-    """
-
-    memory: str
-    loss: Callable[[FederatedData], ServerLoss]
-    parts: tuple[str, ...]
-    batch_size: int
+    memory: str  # the entry of `State.server` for its optimiser, see `own_optimizer`
+    loss: Callable[[FederatedData], ServerLoss]  # of its steps
+    parts: tuple[str, ...]  # that it trains
+    batch_size: int  # of its steps
 
 
 def train_in_turn(
@@ -138,7 +130,7 @@ def train_in_turn(
     state: State,
     data: FederatedData,
     key: jax.Array,
-    trainings: tuple[Training, ...],
+    trainings: tuple[ServerTask, ...],
     rates: Sequence[jax.Array | float],
     epochs: Sequence[int],
 ) -> tuple[State, Metrics]:

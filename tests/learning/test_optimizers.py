@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import validate
-from fedjax_ssl.learning.optimizers import make_optimizer
+from fedjax_ssl.learning.sgd import make_optimizer
 
 PARAMS, GRADIENTS = np.array([1.0, -2.0, 0.5]), [np.array([0.3, -0.1, 0.2]), np.array([-0.2, 0.4, 0.1])]
 
