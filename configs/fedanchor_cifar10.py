@@ -1,13 +1,13 @@
 """FedAnchor on CIFAR-10, the paper's experiment (arXiv 2402.10191, Tables 1 to 3).
 
     python launch.py --config=configs/fedanchor_cifar10.py
-    python launch.py --config=configs/fedanchor_cifar10.py:paper,wrn28_2,anchors=250,alpha=0.1
+    python launch.py --config=configs/fedanchor_cifar10.py:paper,wrn28_2,server_labels=250,alpha=0.1
     python launch.py --config=configs/fedanchor_cifar10.py:mix,iid --config.data.source=npz --config.data.path=FILE \\
         --config.data.flip=true
 
 100 clients of 495 images, Dir 0.1, 500 labelled anchors at the server, 10 clients a round, 5 local epochs, 500
 rounds. The threshold is the paper's, 0.6; the recipe is `strong`, with 40 epochs on weak views of the anchors before
-the first round, with which clients teach the model something (docs/results.md). `paper` is the paper's own recipe:
+the first round, with which clients teach the model something (docs/notebook/cifar10.md). `paper` is the paper's own:
 plain SGD, 5 epochs. Arguments: paper, surest, wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each
 client), and the other variants of fedjax_ssl/methods/fedanchor/. Another method that is named keeps the recipe and
 has its own threshold.
@@ -26,6 +26,6 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "cifar10"
-    config.data.num_anchors = 500
+    config.data.server_labels = 500
     apply_arguments(config, "strong,natural_images")
     return apply_arguments(config, arguments)

@@ -15,9 +15,9 @@ def get_config(arguments=""):
     config.num_clients = 20
     config.clients_per_round = 5
     config.data.source = "digits"
-    config.data.num_anchors = 50
+    config.data.server_labels = 50
     config.data.alpha = 0.5
     config.model.name = "cnn"
-    config.server.augmentation = "weak"  # strong, as in the paper, costs this small model some points: docs/results.md
+    config.server.augmentation = "weak"  # strong, as in the paper, costs points here: docs/results/fedanchor.md
     config.augment.padding = 1
     return apply_arguments(config, arguments)

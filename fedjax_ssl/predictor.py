@@ -258,7 +258,7 @@ def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str]
     for name in dict.fromkeys(found.classes):
         if name not in names:
             raise UserError(
-                f"{folder}/{name} is named for no class of the model{known_are(name, names)}; images without labels "
+                f"{folder}/{name} is not named for a class of the model{known_are(name, names)}; images without labels "
                 "lie in the folder itself"
             )
     return found.images, found.files, np.array([names.index(name) for name in found.classes], np.int32)
@@ -283,11 +283,12 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
     if labels.shape != of_images or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(
             f"{path}: {of_labels} is {labels.dtype} of shape {labels.shape}; labels must be {list(of_images)} "
-            "integers, one an image: give them another name if they are none"
+            "integers, one per image: rename the array if it has something else"
         )
     if labels.size and (labels.min() < -1 or labels.max() >= num_classes):
         worst = labels.min() if labels.min() < -1 else labels.max()
-        raise UserError(f"{path}: {of_labels} has {worst}; the model's are 0 to {num_classes - 1}, and -1 is none")
+        known = f"the model's are 0 to {num_classes - 1}, and -1 means no label"
+        raise UserError(f"{path}: {of_labels} has {worst}; {known}")
     return arrays[key], None, labels.astype(np.int32)
 
 

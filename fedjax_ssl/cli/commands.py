@@ -115,10 +115,25 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     with doing("loading what draws the report"):
         from fedjax_ssl.report import report
+        from fedjax_ssl.report.table import Look
 
     with doing("drawing the report"):
-        page = report(words, own.out, own.target, own.against)
+        columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
+        look = Look(columns, own.interval, own.caption or "", own.label or "")
+        page = report(words, own.out, own.target, own.against, look)
     print(page)
+
+
+def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Shows runs in a browser while they train.
+
+    The page has a table, curves and the time left, and is refreshed as the runs
+    grow. It can be opened on this machine alone unless --host says otherwise.
+    """
+    with doing("loading what draws the curves"):
+        from fedjax_ssl.report.watch import watch
+
+    watch(words, own.host, own.port)
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -150,7 +165,7 @@ COMMANDS = {
             "allow_code": (False, "--workdir=RUN alone may import FILE.py:NAME"),
             "coordinator": (None, "HOST:PORT of the first of several hosts' processes"),
             "num_processes": (None, "in all; a SLURM job and a TPU pod need none of the three"),
-            "process_id": (None, "of this one, from 0 on; docs/many_machines.md"),
+            "process_id": (None, "of this one, from 0 on; docs/how_to/hosts.md"),
         },
     ),
     "sweep": Command(
@@ -168,6 +183,18 @@ COMMANDS = {
             "out": (None, "NAME.html, for several runs"),
             "target": ("0.9", "accuracy to which rounds are counted"),
             "against": (None, "runs of one configuration, to take paired differences from"),
+            "columns": (None, "of the table, such as 'method,test accuracy'; the CSV has all"),
+            "interval": (False, "mean ± half of the 95 % confidence interval, not the deviation"),
+            "caption": (None, "of the LaTeX table"),
+            "label": (None, "of the LaTeX table"),
+        },
+        "RUN...",
+    ),
+    "watch": Command(
+        run_watch,
+        {
+            "host": ("localhost", "the address to listen on; 0.0.0.0: every machine of the network can open the page"),
+            "port": (8000, "0 takes a free one"),
         },
         "RUN...",
     ),

@@ -1,4 +1,4 @@
-"""A run's configuration: its fields with their defaults, checks, and loading. Knows the methods, no run.
+"""A run's configuration: its fields with their defaults, checks, and loading. Imports the methods, no run.
 
 `base_config()` has every field. `load_config_file` reads a config file; `parse_config` the words of a command line.
 """

@@ -22,7 +22,10 @@ RENAMED = {
     **{f"threshold.{name}": f"confidence.{name}" for name in ("kind", "share", "momentum", "debias")},
     **{f"trainer.{name}": f"confidence.{name}" for name in _MOVED},
     "trainer.counters": "confidence.memory",
+    "data.num_anchors": "data.server_labels",
+    "data.anchors": "data.server_draw",
 }
+METHODS = {"anchors_only": "server_only"}
 
 
 def translated(old: dict[str, Any]) -> dict[str, Any]:
@@ -32,14 +35,26 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
         old: nested dicts, as a run's folder has them.
 
     Raises:
-        UserError: a section is none.
+        UserError: a section of the configuration is something else.
     """
+    return _with_confidence(_with_server_labels(old))
+
+
+def _with_server_labels(old: dict[str, Any]) -> dict[str, Any]:
+    names = {name.removeprefix("data."): new.removeprefix("data.") for name, new in RENAMED.items() if "data." in name}
+    new = {**old, "method": METHODS.get(old["method"], old["method"])} if "method" in old else dict(old)
+    if isinstance(old.get("data"), dict):
+        new["data"] = {names.get(name, name): value for name, value in old["data"].items()}
+    return new
+
+
+def _with_confidence(old: dict[str, Any]) -> dict[str, Any]:
     if "threshold" not in old or "confidence" in old:
         return old
     threshold, trainer = old["threshold"], old.get("trainer", {})
     for section, value in {"threshold": threshold, "trainer": trainer}.items():
         if not isinstance(value, dict):
-            raise UserError(f"{section} is {value!r}, and no section of fields")
+            raise UserError(f"{section} is {value!r}, but must be a section of fields")
     new = {name: value for name, value in old.items() if name != "threshold"}
     confidence = {name: threshold[name] for name in ("share", "debias") if name in threshold}
     confidence |= {name: trainer[name] for name in _MOVED if name in trainer}

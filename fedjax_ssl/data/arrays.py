@@ -1,4 +1,4 @@
-"""What every source returns, and the checks that the sources of a user's data share."""
+"""The arrays that every source returns, and checks that sources of users' data share."""
 
 import pathlib
 from typing import NamedTuple

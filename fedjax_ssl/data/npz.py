@@ -159,7 +159,7 @@ def _header(archive: np.lib.npyio.NpzFile, path: str, key: str, field: str) -> M
                 (2, 0): np.lib.format.read_array_header_2_0,
             }.get(version)
             if read_header is None:
-                raise ValueError("it is no array of numbers")
+                raise ValueError("it is not an array of numbers")
             shape, _, dtype = read_header(opened)
             rest = archive.zip.getinfo(name).file_size - opened.tell()
         member = Member(key, shape, dtype)
@@ -211,10 +211,10 @@ def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, imag
     if not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {key} is {labels.dtype}; labels must be integers, 0 to C - 1")
     if labels.ndim != 1:
-        raise UserError(f"{path}: {key} has shape {labels.shape}; labels must be [N], one integer an image")
+        raise UserError(f"{path}: {key} has shape {labels.shape}; labels must be [N], one integer per image")
     if len(labels) != images.shape[0]:
         raise UserError(
-            f"{path}: {images_key} has {images.shape[0]} images but {key} {len(labels)} labels; give one an image"
+            f"{path}: {images_key} has {images.shape[0]} images but {key} {len(labels)} labels; give one per image"
         )
     if labels.min() < 0:
         row = int(np.argmin(labels))

@@ -1,4 +1,4 @@
-"""Crafted images without labels, by which attackers have images of one class labelled as another.
+"""Crafted images without labels, with which attackers get images of one class labelled as another.
 
 Carlini, Poisoning the Unlabeled Dataset of Semi-Supervised Learning, USENIX Security 2021 (arXiv 2105.01622).
 A model that labels images for itself carries a label from image to image where neighbours look alike. So an attacker
@@ -76,8 +76,8 @@ def poison(
     own = np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in attackers)])
     hidden = rng.permutation(own[~visible[own]])
     targets = hidden[labels[hidden] == attack.from_class][: attack.targets]
-    anchors = partition.anchor_index
-    known = anchors if len(anchors) else own
+    at_server = partition.server_index
+    known = at_server if len(at_server) else own
     starts = rng.permutation(known[labels[known] == attack.to_class])
     rest = hidden[~np.isin(hidden, np.concatenate([targets, starts]))]
     in_all = sum(len(rows) for rows in partition.client_rows)

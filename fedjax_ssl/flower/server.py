@@ -1,4 +1,4 @@
-"""The ServerApp: the stages of a round at the server, with Flower's nodes for clients."""
+"""The ServerApp: the server's stages of a round, with Flower's nodes as clients."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -118,7 +118,7 @@ class Server:
         """The state before the first round, without the clients' memory, which each of them makes itself."""
         state, nobody = self._init(self._data), np.zeros(0, np.int32)
         state, gathered = self._gather(state, nobody, 0)
-        self._down = self._up = 0  # as in the simulation, what is before the first round is no round's
+        self._down = self._up = 0  # as in the simulation, bytes before the first round belong to no round
         return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
 
     def round(self, state: State) -> tuple[State, dict[str, np.ndarray], bool]:
@@ -205,7 +205,7 @@ class Server:
         return list(replies.values())
 
     def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
-        """What a job sent up; nothing, and a line, if it is not what was asked for."""
+        """What a job sent up. If it is not what was asked for: nothing, and a line."""
         try:
             size = int(self._roster.sizes[client])
             reply = read_reply(content, place, size, self._result_like, self._turns)
@@ -229,7 +229,7 @@ class Server:
         Of several passes it is the last one's, and the state has the statistics of those before.
         """
         section, network = self._problem.config.model, self._problem.network
-        asked = asked_clients(section.statistics, len(self._data.anchor_index), cohort, len(self._roster.sizes))
+        asked = asked_clients(section.statistics, len(self._data.server_index), cohort, len(self._roster.sizes))
         if network.normalisation != "static" or asked is None:
             return state, None
         gathered, passes = None, 1
@@ -280,7 +280,7 @@ class Server:
         return self._roster.send(contents, kind, number + 1)
 
     def _stack(self, replies: Iterable[Reply], clients: Any, group: Any) -> CohortResult:
-        """Replies as a cohort's result on one device; a row of which nothing came took no part."""
+        """Replies as a cohort's result on one device; a client without a reply took no part."""
         replies, like = list(replies), self._result_like
         number = len(replies)
         rows = [

@@ -1,4 +1,4 @@
-"""Which runs a real federation can do: those whose server reads no client's images or memory, and the other way round.
+"""Which runs can be a real federation: the server reads no client's images or memory, and clients none of the server's.
 
 Nothing is listed by name. Every stage is traced, and the trace says which arrays its result depends on, and whether it
 takes more of the tables of images and labels than rows. That these rows are its own side's is not seen everywhere.
@@ -19,9 +19,9 @@ from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
 
 AT_CLIENTS = ("client_index",)  # without which nothing tells which images are a client's
-AT_SERVER = ("anchor_index", "validation_index", "test_inputs", "test_labels")
-DOCS = "see docs/flower.md"
-# What befalls messages in a simulation: field -> the only value that it may have.
+AT_SERVER = ("server_index", "validation_index", "test_inputs", "test_labels")
+DOCS = "see docs/reference/flower.md"
+# Simulated attacks, failures and compression: field -> the only value that Flower accepts.
 SIMULATED = {
     "attack.kind": "none",
     "availability.never": 0.0,

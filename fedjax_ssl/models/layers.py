@@ -1,6 +1,6 @@
-"""Convolution and pooling. On a GPU a convolution is XLA's; what a CPU takes in its place lies in `cpu/`.
+"""Convolution and pooling. GPUs use XLA's convolution; `cpu/` has the one for CPUs.
 
-Pooling does without `reduce_window`, whose gradient is as slow there.
+Pooling avoids `reduce_window`, whose gradient is slow on CPUs, too.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The passes of a convolution, forward and two gradients: XLA's own; and what becomes of a pass in lanes."""
+"""The passes of a convolution, forward and two gradients, as XLA has them, and their forms under lanes."""
 
 import contextlib
 import contextvars

@@ -1,4 +1,4 @@
-"""Heads that map features to a space of their own: a projector with a hidden layer, and a square linear map."""
+"""Projection heads: one with a hidden layer, and a square linear map."""
 
 import flax.linen as nn
 

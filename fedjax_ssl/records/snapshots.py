@@ -25,7 +25,7 @@ BEST = "best.npz"
 
 
 def save_best(folder: pathlib.Path, round_number: int, snapshot: dict[str, np.ndarray]) -> None:
-    """Writes what the model of the best round so far predicts on the test set, in place of an earlier one's.
+    """Writes the predictions of the best model so far on the test set, replacing earlier ones.
 
     Args:
         folder: of the run's snapshots.

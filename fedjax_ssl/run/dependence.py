@@ -1,4 +1,4 @@
-"""Which arrays each stage of a server depends on, from its trace: whether it reads what is the clients' alone.
+"""Which arrays each stage of a server depends on, from its trace: whether it reads data of clients.
 
 Nothing is listed by name, so a method from outside the library is judged, too. What is not seen: a stage that reads
 images or labels of the whole table, `data.inputs` or `data.visible_labels`, and not by rows that are somebody's.

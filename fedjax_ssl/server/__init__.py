@@ -1,4 +1,4 @@
-"""What the server does: training, aggregation, statistics. Knows the engine's language, never the client."""
+"""What the server does: training, aggregation, statistics. Uses the engine's types and never imports client code."""
 
 from fedjax_ssl.server.aggregation import (
     Aggregation,
@@ -32,7 +32,7 @@ from fedjax_ssl.server.training import (
     supervised_mixup_loss,
     train_classifier,
     train_in_turn,
-    train_on_anchors,
+    train_on_server_labels,
     train_server_model,
 )
 
@@ -62,7 +62,7 @@ __all__ = [
     "supervised_mixup_loss",
     "train_classifier",
     "train_in_turn",
-    "train_on_anchors",
+    "train_on_server_labels",
     "train_server_model",
     "weighted_mean",
     "weights",

@@ -180,7 +180,7 @@ def weights(kind: str) -> Link:
 
 
 def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
-    """How much each upload counts, by a method's rule: received -> float32 [R]; if it was not accepted, anything."""
+    """Weights of uploads by a method's rule: received -> float32 [R]; values of uploads not accepted are ignored."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         return flow._replace(scores=rule(received))
@@ -189,7 +189,7 @@ def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
 
 
 def weights_told(name: str) -> Link:
-    """How much each upload counts, by a number that the client sends, float32 [] in `Upload.metadata`."""
+    """Weights of uploads by a number that the client sends, float32 [] in `Upload.metadata`."""
     return own_weights(lambda received: received.uploads.metadata[name])
 
 
@@ -203,7 +203,7 @@ def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
 
 
 def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Link:
-    """One model of the uploads; if all weights are 0 the model does not change.
+    """Averages the uploads into one model; if all weights are 0 the model does not change.
 
     Args:
         kind: of `MEANS`.
@@ -222,7 +222,7 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
 
 
 def check_own_mean(problem: Problem) -> None:
-    """For a method whose mean is its own.
+    """Refuses fields of the mean that a method with its own mean does not read.
 
     Raises:
         UserError: the configuration names another.

@@ -1,4 +1,4 @@
-"""Rounds in which only some clients are eligible: they are drawn first, and nothing travels to or from the others."""
+"""Rounds in which only some clients are eligible. Nothing travels to or from the others."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, F
 
 
 def labelled_clients(data: FederatedData) -> jax.Array:
-    """bool [K], who has a labelled image."""
+    """bool [K], which clients have a labelled image."""
     return data.labelled_size > 0
 
 

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import scipy.stats
 from PIL import Image
 from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
 
@@ -22,7 +23,20 @@ from fedjax_ssl.report.figures import confusion_matrix, who_holds_what
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of, profile_of
-from fedjax_ssl.report.table import Row, as_text, make_runs_table, make_table, to_csv, to_latex, to_markdown
+from fedjax_ssl.report.table import (
+    Interval,
+    Look,
+    MeanOfSeeds,
+    OverSeeds,
+    Row,
+    as_text,
+    best_cells,
+    make_runs_table,
+    make_table,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from tests.helpers.runs import make_tiny_config
 
 PICTURES = {
@@ -69,9 +83,9 @@ def test_a_run_keeps_what_its_report_needs(finished_fedanchor_run):
     counts, labels = run.class_counts(), load_dataset(make_tiny_config().data).y_train
     with np.load(workdir / "partition.npz") as partition:
         held = np.split(partition["client_index"], np.cumsum(partition["client_size"])[:-1])
-        anchors = partition["anchor_index"]
+        anchors = partition["server_index"]
     assert counts["clients"].tolist() == [[int(np.sum(labels[rows] == c)) for c in range(10)] for rows in held]
-    assert counts["anchors"].tolist() == [4] * 10 == [int(np.sum(labels[anchors] == c)) for c in range(10)]
+    assert counts["server"].tolist() == [4] * 10 == [int(np.sum(labels[anchors] == c)) for c in range(10)]
     assert counts["train"].sum() == len(labels)
 
 
@@ -100,13 +114,13 @@ def test_a_report_is_the_same_when_it_is_made_again(reported_run):
 
 
 COUNTS = {  # 3 clients, 2 classes
-    "train": np.array([9, 8]), "anchors": np.array([0, 0]), "clients": np.array([[5, 2], [0, 4], [4, 1]]),
+    "train": np.array([9, 8]), "server": np.array([0, 0]), "clients": np.array([[5, 2], [0, 4], [4, 1]]),
     "labelled": np.array([[1, 1], [0, 2], [0, 0]]), "validation": np.array([0, 0]),
 }  # fmt: skip
-AT_SERVER = COUNTS | {"anchors": np.array([2, 1]), "labelled": np.zeros((3, 2), int)}
+AT_SERVER = COUNTS | {"server": np.array([2, 1]), "labelled": np.zeros((3, 2), int)}
 SETTINGS = {  # fields of data -> who holds labels
     "40 labels at the server": {},
-    "1 label at the server": {"num_anchors": 1},
+    "1 label at the server": {"server_labels": 1},
     "every client has labels for 10 % of its images: 4 in all": {"labels": "clients"},
     "every client has labels for 0.5 % of its images: 4 in all": {"labels": "clients", "labelled_share": 0.005},
     "every client has labels for 2 images of each of its classes: 4 in all": {
@@ -153,11 +167,11 @@ def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs,
     for field in ("labels", "labelled_share", "labels_per_class", "num_labelled", "labelled_clients"):
         config["data"].pop(field)
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "anchors", "clients")})
+    run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "server", "clients")})
     assert run.class_counts()["labelled"].tolist() == [[0, 0]] * 3
     assert "40 labels at the server" in lead_of(run)
     text = write_report(tmp_path / "run").read_text()
-    assert "before and after the server took its anchors" in text and "who holds what" in text
+    assert "before and after the server took its labelled images" in text and "who holds what" in text
 
 
 def test_the_picture_of_clients_shows_which_images_have_labels():
@@ -183,7 +197,7 @@ def test_the_picture_of_clients_shows_which_images_have_labels():
     assert bars == {
         "before: the training set": [(0, 9), (0, 8)],
         "after: all clients": [(0, 9), (0, 7)],
-        "anchors at the server": [(9, 2), (7, 1)],
+        "at the server, with labels": [(9, 2), (7, 1)],
     }
     _, bars = drawn(AT_SERVER | {"validation": np.array([1, 3])})
     assert bars["held out for validation"] == [(11, 1), (8, 3)]
@@ -195,10 +209,10 @@ def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
     rng = np.random.default_rng(0)
     held = rng.integers(0, 9, (8, 10))
     labelled = held // 3 if labels == "clients" else held * (np.arange(8) == 5)[:, None]
-    counts = {"train": held.sum(axis=0), "anchors": np.zeros(10, int), "clients": held, "labelled": labelled}
+    counts = {"train": held.sum(axis=0), "server": np.zeros(10, int), "clients": held, "labelled": labelled}
     run = relabelled(tmp_path / "run", {"labels": labels}, counts)
     text = write_report(run.folder).read_text()
-    assert "those of them that have labels, and both by class" in text and "took its anchors" not in text
+    assert "those of them that have labels, and both by class" in text and "took its labelled images" not in text
     assert f"images: {labelled.sum()} in all" in text
     picture = np.asarray(Image.open(run.folder / "figures" / "who_holds_what.png").convert("RGB")).astype(int)
     is_orange = np.abs(picture - [0xE6, 0x9F, 0x00]).max(axis=-1) < 12
@@ -397,6 +411,55 @@ def test_tables_in_three_languages(three_runs):
     assert r"50 \% \& more\_ (labels revealed) & 0.1 & 1 of 3" in latex and latex.count(r"\\") == 2
 
 
+def over_seeds(*values, seeds=(0, 1, 2)):
+    return OverSeeds(list(values), seeds)
+
+
+def test_the_best_and_what_chance_may_tell_from_it_is_bold():
+    """Against SciPy's paired t-test: a row is as good as the best if p is above 0.05."""
+    best, close, far, one = [90.0, 92.0, 95.0], [89.0, 92.5, 94.0], [80.0, 83.0, 84.5], [90.0]
+    assert scipy.stats.ttest_rel(best, close).pvalue > 0.05 > scipy.stats.ttest_rel(best, far).pvalue
+    rows = {"best": over_seeds(*best), "close": over_seeds(*close), "far": over_seeds(*far),
+            "other seeds": over_seeds(*close, seeds=(3, 4, 5)), "one": over_seeds(*one, seeds=(0,)),
+            "bound (labels revealed)": over_seeds(99.0, 99.0, 99.0)}  # fmt: skip
+    low = {"best": over_seeds(1.0, 1.1, 1.2), "far": over_seeds(5.0, 5.1, 5.2)}
+    nothing = over_seeds(None, None, None)
+    table = [
+        {"method": name, "test accuracy": cell, "spread over clients": low.get(name, nothing),
+         "seconds": MeanOfSeeds([1.0], (0,))}
+        for name, cell in rows.items()
+    ]  # fmt: skip
+    assert best_cells(table) == {(0, "test accuracy"), (1, "test accuracy"), (0, "spread over clients")}
+    assert best_cells(table[:1]) == set()  # of one row none is the best
+    lines = to_markdown(table, best_cells(table)).splitlines()[2:]
+    assert lines[0].startswith("| best | **92.33 ± 2.52** | **1.10 ± 0.10** | 1 |") and "**" not in lines[2]
+    latex = to_latex(table, {(0, "test accuracy")}, "50 % of all", "tab:one")
+    assert r"best & \textbf{92.33 $\pm$ 2.52} &" in latex
+    head = [r"\begin{table}", r"\centering", r"\caption{50 \% of all}", r"\label{tab:one}"]
+    assert latex.splitlines()[:4] == head and latex.endswith("\\end{tabular}\n\\end{table}\n")
+
+
+def test_intervals_are_those_of_student():
+    values = [90.0, 92.0, 95.0]
+    low, high = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
+    (row,) = Look(("method", "accuracy"), True).of([{"method": "a", "accuracy": over_seeds(*values), "seconds": 1}])
+    assert str(row["accuracy"]) == f"92.33 ± {(high - low) / 2:.2f}" and list(row) == ["method", "accuracy"]
+    assert str(Interval([90.0, None])) == "90.00 (1 of 2)" and str(Interval([None])) == "-"
+
+
+def test_a_table_of_chosen_columns(three_runs, tmp_path):
+    out, runs = tmp_path / "all.html", [str(three_runs / "a"), str(three_runs / "b")]
+    words = ["--columns=method, seeds,test accuracy", "--interval", "--caption=Ours.", "--label=tab:ours"]
+    assert launch.main(["report", *runs, f"--out={out}", *words]) == 0
+    lines = (tmp_path / "all.md").read_text().splitlines()
+    assert lines[0] == "| method | seeds | test accuracy |" and len(lines) == 4
+    latex = (tmp_path / "all.tex").read_text()
+    assert r"\caption{Ours.}" in latex and r"\label{tab:ours}" in latex and r"\textbf{" in latex
+    assert "half of the 95 % confidence interval over seeds" in out.read_text()
+    (line, _) = csv.DictReader((tmp_path / "all.csv").open())
+    assert "seconds" in line and line["method"].count("*") == 0
+
+
 def test_many_groups_are_drawn_apart():
     groups = [Group(f"method {number}/alpha={alpha}", []) for number in range(14) for alpha in (0.1, 1.0)]
     found = bundles(groups)
@@ -443,6 +506,8 @@ def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_p
         ([str(reported_run), f"--out={tmp_path / 'c.html'}", "--target=90"], "above 0 and at most 1"),
         ([str(reported_run), f"--out={reported_run / 'config.json' / 'c.html'}"], "cannot write"),
         ([str(reported_run), f"--against={reported_run}"], "--out=NAME.html"),
+        ([str(reported_run), "--interval"], "--out=NAME.html"),
+        ([str(reported_run), f"--out={tmp_path / 'c.html'}", "--columns=acuracy"], "the table has no column 'acuracy'"),
         ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={three_runs}"], "from one configuration"),
         (
             [str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={reported_run}"],

@@ -247,7 +247,7 @@ def test_a_program_that_xla_s_cache_had_is_known(kept):
 
 def test_a_second_start_finds_the_first_one_s_programs(tmp_path):
     words = [
-        "--config=configs/quickstart.py:anchors_only,anchors=20",
+        "--config=configs/quickstart.py:server_only,server_labels=20",
         "--config.num_rounds=2",
         "--config.log.report=False",
     ]

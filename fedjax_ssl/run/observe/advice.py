@@ -1,4 +1,4 @@
-"""What a run says of itself while there is time to change it: that nobody trains on a label, that it takes days."""
+"""Warnings during a run: no pseudo-label qualifies, or the run would take days."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from fedjax_ssl.methods import find_method, section_of
 from fedjax_ssl.run.loop import Group, Listener, Turn
 
 ROUNDS_WITHOUT_LABELS = 5
-ROUNDS_FOR_SPEED = 3  # after this many the rest of a run is foretold; the first round, which warms up, is left out
+ROUNDS_FOR_SPEED = 3  # after this many the time left is estimated, without the first round
 DAY = 24 * 60 * 60
 
 
