@@ -72,7 +72,7 @@ def lane_form():
 
 def kernel_gradient_form(form):
     """That of a kernel's gradient: XLA makes a GPU's grouped ones convolutions whose windows are as large as images."""
-    return "im2col" if form == "grouped" and platform() == "gpu" else form
+    return "im2col" if form in ("grouped", "packed") and platform() == "gpu" else form
 
 
 def in_lanes(one_lane, by_columns, form, stride, **sizes):
