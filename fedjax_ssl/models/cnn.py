@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models.layers import Conv, max_pool2d
+from fedjax_ssl.models.layers import Conv, FlatDense, max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
 
 
@@ -22,6 +22,8 @@ class SmallCNN(nn.Module):
     normalisation: str = "static"  # policy of `Normalisation`
     dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
+    narrow_channels = 32  # of the second convolution, see `packing`
+
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, 128]; arguments as in `Heads`."""
@@ -30,8 +32,7 @@ class SmallCNN(nn.Module):
             x = Conv(features, dtype=self.dtype, name=f"conv{layer}")(x)
             x = Normalisation(self.normalisation, name=f"norm{layer}")(x, train, mask, num_views)
             x = max_pool2d(nn.relu(x))
-        x = x.reshape(x.shape[0], -1)
-        x = nn.Dense(128, use_bias=False, dtype=self.dtype, name="hidden")(x)
+        x = FlatDense(128, dtype=self.dtype, name="hidden")(x)
         return nn.relu(Normalisation(self.normalisation, name="norm2")(x, train, mask, num_views))
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.models import packing
 
 
 class Outputs(NamedTuple):
@@ -71,7 +72,7 @@ class Heads(nn.Module):
             num_views: V. The views share every convolution call, but each has its own batch statistics, as if
               they had been passed one after the other.
         """
-        features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
+        features = packing.apply(self.backbone, images, train, mask, num_views).astype(jnp.float32)
         if platform() == "tpu":  # libtpu 0.0.42.1 crashes on SAGE's float32 heads fused with the backbone's end
             features = jax.lax.optimization_barrier(features)
         bias = getattr(self.backbone, "classifier_bias", True)

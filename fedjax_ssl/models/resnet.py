@@ -86,6 +86,11 @@ class ResNet(nn.Module):
     normalisation: str = "static"  # policy of `Normalisation`
     dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
+    @property
+    def narrow_channels(self):
+        """Of the first stage, see `packing`."""
+        return self.width
+
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `Heads`."""

@@ -27,6 +27,11 @@ class ResNet9(nn.Module):
 
     classifier_bias = False  # of the linear classifier on top, see `Heads`
 
+    @property
+    def narrow_channels(self):
+        """Of the first stage, see `packing`."""
+        return self.width
+
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, 8 width]; arguments as in `Heads`."""

@@ -17,6 +17,7 @@ from fedjax_ssl.engine.interface import Cohort, Phase
 from fedjax_ssl.engine.round import num_jobs, select_of
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.models.passes import lane_form
 from fedjax_ssl.run.choices import Choice, remember
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
 from fedjax_ssl.run.machine import compiler_option_sets, machine_of, most_devices, use, use_compilation_cache
@@ -24,7 +25,7 @@ from fedjax_ssl.run.observe.clock import doing
 
 STEPS = 4  # of each client in a measurement
 # Forms of several lanes that are tried around the fastest choice. A TPU's compiler estimates 'im2col' to be far slower.
-OTHER_FORMS = {"tpu": ("loop",)}
+OTHER_FORMS = {"tpu": ("grouped", "loop")}
 OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
 
 
@@ -88,7 +89,7 @@ def first_choices(config: ConfigDict, experiment: Experiment, jobs: int) -> list
         most = min(everything, most_devices(config, experiment.data))
         return [Choice(n, 1, "", options) for n in sorted({1, most}) for options in compiler_option_sets()]
     on_each = -(-jobs // everything)
-    return [Choice(everything, lanes, "grouped") for lanes in sorted({1, min(3, on_each), min(10, on_each), on_each})]
+    return [Choice(everything, lanes, lane_form()) for lanes in sorted({1, min(3, on_each), min(10, on_each), on_each})]
 
 
 def search(first: list[Choice], jobs: int, measure: Callable[[Choice], Measured]) -> list[Measured]:
