@@ -1,6 +1,6 @@
-"""Clients that send something else than what they learned: what becomes of their uploads. Knows no method.
+"""Attackers: clients whose uploads are replaced by something else than what they learned, under every method.
 
-Who they are is data: `FederatedData.byzantine`. Two kinds lie about data instead, and leave uploads as they are:
+`FederatedData.byzantine` says who attacks. Two kinds lie about data instead, and leave uploads as they are:
 'labels', where the labels that attackers train on are false (`FederatedData.mislabelled`), and 'poison', where some of
 their images are crafted (`fedjax_ssl.data.poison`).
 """

@@ -1,4 +1,4 @@
-"""Uploads in fewer bytes: what the server has of an update after its way through 8-bit numbers, or the largest few.
+"""Compression of uploads: updates rounded to 8-bit numbers, or their largest entries alone.
 
 Pure functions of one client's update. The update is what the client changed in all parameters that it sends; running
 statistics, and what is told, travel as they are.

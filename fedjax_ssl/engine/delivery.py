@@ -1,4 +1,4 @@
-"""The way of a cohort's messages: who does not answer, who lies, what is compressed, what comes a round late.
+"""Delivery of a cohort's messages: clients that do not answer, attacks, compression, late uploads.
 
 `config.availability`, `config.attack` and `config.compression`, in the order in which they meet an upload. Knows no
 method. A client's randomness is folded by client and group, as its training's is.

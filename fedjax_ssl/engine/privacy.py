@@ -1,4 +1,4 @@
-"""Differential privacy of clients: of a round's uploads the server gets one, their clipped sum with Gaussian noise.
+"""Differential privacy of clients: the server gets a round's uploads only as their clipped sum with Gaussian noise.
 
 All that a method makes of it is after the noise, whatever the method is: no aggregation can break the promise. Source:
 McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, Algorithm 1, with the fixed

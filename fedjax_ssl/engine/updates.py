@@ -1,4 +1,4 @@
-"""An upload as the change that it makes to what went down: its leaves by their paths, which both may share."""
+"""Updates: the difference between an upload and the broadcast, leaf by leaf, by path."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A residual connection over time: every few epochs a model is drawn back to a record of itself (CBAFed).
+"""A residual connection over time: every few epochs a model is averaged with an earlier one (CBAFed).
 
 `with_residual` is of a client's epochs, `residual_over_rounds` of the global model's rounds.
 """

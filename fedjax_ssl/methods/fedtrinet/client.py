@@ -1,4 +1,4 @@
-"""Networks spliced of two models, and pseudo-labels for good: where several models' sum is sure, once (FedTriNet)."""
+"""Spliced networks, and permanent pseudo-labels where the sum of several models is confident once (FedTriNet)."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
