@@ -238,7 +238,11 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
 
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:
-        if {"-h", "--help", "help"} & set(argv):
+        if argv == ["--version"]:
+            import fedjax_ssl
+
+            print(f"fedjax_ssl {fedjax_ssl.__version__}", flush=True)
+        elif {"-h", "--help", "help"} & set(argv):
             named = next((word for word in argv if word in COMMANDS), None)
             text = help.of_command(named, COMMANDS[named]) if named else help.overview(COMMANDS)
             print(text.replace("python launch.py", program), flush=True)

@@ -88,6 +88,7 @@ def overview(commands: Mapping[str, Command]) -> str:
             "",
             "  python launch.py [COMMAND] [--config=FILE[:ARGUMENTS]] [--workdir=FOLDER]",
             "                   [--config.FIELD=VALUE ...]",
+            "  python launch.py --version",
             "",
             "Commands; python launch.py COMMAND --help says more",
             _rows(((name, summary(command.run.__doc__)) for name, command in commands.items()), 12),

@@ -9,6 +9,7 @@ from typing import Any
 from fedjax_ssl.config import describe_method
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
+from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.workdir import MODEL_CARD
 from fedjax_ssl.report.conditions import conditions
@@ -63,6 +64,8 @@ def model_card(run: RunRecords) -> str:
     versions = (run.summary or {}).get("versions", {})
     made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
     made_with = _plain(made_with)
+    facts = [start.facts() for start in read_starts(run.folder)[-1:]]
+    origin = "".join(f"\n| {name} | {_plain(each[name])} |" for each in facts for name in ("code", "command"))
     return f"""# {_plain(config["model"]["name"])} trained with {method} on {name}
 
 {"".join(note + chr(10) for note in notes)}An image classifier trained by federated semi-supervised learning over \
@@ -88,7 +91,7 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | test accuracy | {accuracy} {best} |{measures}
 | test loss | {"-" if loss is None else format(loss, ".3f")} |{measured}
 | communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
-| made with | {made_with} |
+| made with | {made_with} |{origin}
 
 The accuracy is that of one seed on images like those of training. {chosen}
 Nothing is known about images from elsewhere; look at the accuracy by class in `report.html`.

@@ -12,6 +12,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import read_json
 from fedjax_ssl.records.clients import OVER_CLIENTS, over_clients
+from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
@@ -222,8 +223,16 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         page.section(
             "Time", pictures.of("time"), page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""
         ),
+        page.section("Where it comes from", *_origin(run)),
         page.section("Configuration", *_configuration(run)),
     ]
+
+
+def _origin(run: RunRecords) -> list[str]:
+    """The newest start's code, command and machine."""
+    starts = read_starts(run.folder)
+    rows = [list(pair) for pair in starts[-1].facts().items()] if starts else []
+    return [page.table(["", ""], rows, long=(1,))] if rows else []
 
 
 def _configuration(run: RunRecords) -> list[str]:

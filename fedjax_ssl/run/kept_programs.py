@@ -12,7 +12,6 @@ of the file and of all folders above it, not through a link, and by an HMAC with
 import contextlib
 import hashlib
 import hmac
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -21,7 +20,6 @@ import re
 import secrets
 import stat
 import sys
-import sysconfig
 import threading
 import zlib
 from collections.abc import Sequence
@@ -29,11 +27,12 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl.files import PACKAGE, read_whole, replaced
+from fedjax_ssl.files import read_whole, replaced
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS, registered
 from fedjax_ssl.models import BACKBONES
 from fedjax_ssl.models.cpu.processor import description
+from fedjax_ssl.records.origin import loaded_files, packages
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import cache_folder, private_cache
 from fedjax_ssl.run.experiment import Experiment
@@ -83,11 +82,10 @@ def key_of(machine: Machine, experiments: Sequence[Experiment]) -> str | None:
         other_source = _loaded_source()
     except OSError:  # a file that was loaded is gone: nobody knows what it was
         return None
-    installed = [found.metadata for found in importlib.metadata.distributions()]  # a file is read at each asking
     parts = {
         "library": hosts.checksum_of_library(),
         "other source": other_source,
-        "installed": sorted(f"{found['Name']} {found['Version']}" for found in installed),
+        "installed": packages(),
         "python": sys.version,
         "jax": {name: repr(value) for name, value in sorted(jax.config.values.items()) if "cache" not in name},
         "XLA": [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
@@ -198,8 +196,4 @@ def _digest(folder: pathlib.Path, name: str, content: bytes, make: bool = False)
 
 def _loaded_source() -> list[str]:
     """Checksums of the loaded files that are neither Python's, nor installed, nor the library's: a user's code."""
-    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    known = (*map(os.path.realpath, installed), str(PACKAGE))
-    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}
-    others = sorted(path for path in map(os.path.realpath, paths) if not path.startswith(known))
-    return [f"{path} {zlib.crc32(read_whole(pathlib.Path(path)))}" for path in others if path.endswith(".py")]
+    return [f"{path} {zlib.crc32(read_whole(pathlib.Path(path)))}" for path in loaded_files()]

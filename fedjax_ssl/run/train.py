@@ -23,6 +23,7 @@ from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.manifest import trained_with
+from fedjax_ssl.records.origin import look, note_end, note_start, what_differs
 from fedjax_ssl.records.resuming import save_seeds
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
@@ -90,6 +91,7 @@ def train(
         StoppedError: the disk, a file or the memory ended the run, whose last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP; with a checkpoint written.
     """
+    look()
     config = hosts.config_of_first(lambda: config)
     validate(config)
     use_compilation_cache()
@@ -99,6 +101,7 @@ def train(
         # User errors are raised here, before anything is written.
         with doing("reading and dividing the data"):
             runs = open_runs(config, workdir, open_folders, root)
+        _warn_of_other_code(runs)
         machine = open_folders.enter_context(use_machine(config, runs[0].experiment.data))
         groups = group_runs(machine, [run for run in runs if not is_over(run)])
         if groups and is_first and (machine.mesh is not None or machine.is_tuned):
@@ -243,6 +246,14 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
     return restored.state
 
 
+def _warn_of_other_code(runs: list[Run]) -> None:
+    """Says of the runs that go on, in a line for all, how their code differs from what is here."""
+    resumed = [run for run in runs if run.folder is not None and run.state is not None and not is_over(run)]
+    differ = next(filter(None, (what_differs(run.folder.path) for run in resumed)), "")
+    if differ:
+        print(f"warning: other code trained this run before ({differ})", file=sys.stderr, flush=True)
+
+
 def is_over(run: Run) -> bool:
     """Whether a run has no round left to do."""
     return run.state is not None and has_ended(run.experiment, run.state, run.round)
@@ -290,6 +301,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         for run in written:
             run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
             _write_facts(run)
+            note_start(run.folder.path)
         trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in written]
         title = title_of(config.seeds, [run.seed for run in runs])
         progress = RoundProgress(config.num_rounds, first_round, title, None, measured_each_round(config))
@@ -313,7 +325,10 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             *([SaveCheckpoints(group, checkpoints, every, signals)] if written else []),
             StopOnSignal(signals),
         ]
-        return run_rounds(machine, program, group, states, listeners)
+        trained = run_rounds(machine, program, group, states, listeners)
+        for run in written:
+            note_end(run.folder.path)
+        return trained
 
 
 def _with_outputs(config: ConfigDict, group: Group, program: Program) -> list[Listener]:
