@@ -139,6 +139,20 @@ def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
         print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} images with a label")
 
 
+def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Writes a run's model in a format that others read.
+
+    safetensors has the parameters, stablehlo and onnx the whole program from pixels
+    to probabilities. hub is a folder for the Hugging Face Hub with both of the
+    first two and a model card. onnx needs pip install 'fedjax_ssl[onnx]'.
+    """
+    with doing("loading JAX"):
+        from fedjax_ssl.export import export_run
+
+    with doing("exporting"):
+        print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
+
+
 CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS, what to run; default: configs/quickstart.py")}
 WORKDIR = {"workdir": (None, "where results go; default: a fresh folder under runs/")}
 COMMANDS = {
@@ -181,6 +195,16 @@ COMMANDS = {
             "key": ("", "the images' name in the npz; by default images, x, x_test or test_images"),
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
         },
+    ),
+    "export": Command(
+        run_export,
+        {
+            "format": (None, "safetensors, stablehlo, onnx or hub"),
+            "out": (None, "the file to be written; of hub the folder"),
+            "license": ("unknown", "of the model, for the card of hub, such as apache-2.0"),
+            "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
+        },
+        "RUN",
     ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),

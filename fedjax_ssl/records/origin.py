@@ -26,7 +26,7 @@ from fedjax_ssl.files import PACKAGE, make_folder, read_json, read_whole, replac
 from fedjax_ssl.models.cpu.processor import description
 from fedjax_ssl.records.workdir import ORIGIN, ORIGIN_FILES
 
-MOST_BYTES = 20_000_000  # of a file or a diff that is copied; of a longer one there is the checksum alone
+MOST_BYTES, MOST_FILES = 20_000_000, 100  # of a copy, and copies; beyond there is the checksum alone
 GIT_SECONDS = 10  # after which a repository counts as none
 # Packages whose versions can change a result; a resumed run names those that differ.
 COMPUTING = ("jax", "jaxlib", "flax", "optax", "numpy", "scikit_learn")
@@ -113,7 +113,7 @@ def note_start(folder: pathlib.Path) -> None:
     untracked = {path: content for path, content in files.items() if path not in repository.tracked}
     contents = {**_named(files), **({"changes.diff": repository.diff} if repository.diff else {})}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    for name, content in contents.items():
+    for name, content in list(contents.items())[-MOST_FILES:]:  # the diff is the last
         copy = folder / ORIGIN_FILES / _copy_name(digests[name], name)
         make_folder(copy.parent)
         if len(content) <= MOST_BYTES and not os.path.lexists(copy):
@@ -183,11 +183,15 @@ def packages() -> dict[str, str]:
     From the names of their folders: reading each package's metadata takes 0.3 s for 180 packages.
     """
     found: dict[str, str] = {}
-    for place in map(pathlib.Path, sys.path):
-        for entry in place.glob("*.dist-info") if place.is_dir() else ():
-            name, _, version = entry.name.removesuffix(".dist-info").rpartition("-")
-            found.setdefault(re.sub(r"[-_.]+", "_", name).lower(), version)
+    for entry in _metadata_folders():
+        name, _, version = entry.name.removesuffix(".dist-info").rpartition("-")
+        found.setdefault(re.sub(r"[-_.]+", "_", name).lower(), version)
     return dict(sorted(found.items()))
+
+
+@functools.cache
+def _metadata_folders() -> list[pathlib.Path]:
+    return [entry for place in map(pathlib.Path, sys.path) if place.is_dir() for entry in place.glob("*.dist-info")]
 
 
 @functools.cache
@@ -228,13 +232,14 @@ def _git(place: pathlib.Path, *words: str) -> bytes | None:
 
 
 def loaded_files() -> list[str]:
-    """The real paths of loaded Python files that are neither Python's, nor installed, nor the library's."""
+    """The real paths of loaded Python files that are neither Python's, nor of a package, nor the library's."""
     return [path for path in _loaded() if not _in_library(path)]
 
 
 def _loaded() -> list[str]:
     """The same with the library's."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed |= {str(entry.parent) for entry in _metadata_folders()}  # of users, of clusters
     folders = tuple(f"{path}{os.sep}" for path in {*installed, *map(os.path.realpath, installed)})
     paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}
     # Real paths of thousands of installed modules would take a tenth of a second.
