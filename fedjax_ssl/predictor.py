@@ -18,7 +18,7 @@ from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.files import replace_arrays, replace_file
+from fedjax_ssl.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, find_method
@@ -135,7 +135,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         UserError: the folder has no run or no checkpoint that can be used, or it cannot be read, or it names code and
             `allow_code` is False.
     """
-    folder = pathlib.Path(workdir)
+    folder = expanded(workdir)
     if not (folder / CONFIG).exists():
         runs = [path.parent.name for path in sorted(folder.glob(f"*/{CONFIG}"))]
         seeds = f"; its runs are in {', '.join(runs[:3])}" if runs else ""

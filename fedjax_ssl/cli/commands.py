@@ -14,6 +14,7 @@ from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
 from fedjax_ssl.files import CONFIGS, expanded, replace_file
+from fedjax_ssl.run.observe import log
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.under_way import folder_under_way
 
@@ -262,6 +263,7 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
 
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:
+        words = _without_level(words)
         if argv == ["--version"]:
             import fedjax_ssl
 
@@ -294,6 +296,18 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
         say(f"error: {reason} (details: {write_log(error)})")
         return 2
     return 0
+
+
+LEVELS = {"--quiet": log.QUIET, "--verbose": log.VERBOSE}
+
+
+def _without_level(words: list[str]) -> list[str]:
+    """The other words, after --quiet or --verbose among them has taken effect."""
+    found = sorted({word for word in words if word in LEVELS})
+    if len(found) > 1:
+        raise UserError(f"{' and '.join(found)} are opposites; give one of them")
+    log.set_level(LEVELS[found[0]] if found else log.NORMAL)
+    return [word for word in words if word not in LEVELS]
 
 
 def farewell(argv: list[str]) -> str:

@@ -90,6 +90,8 @@ def overview(commands: Mapping[str, Command]) -> str:
             "                   [--config.FIELD=VALUE ...]",
             "  python launch.py --version",
             "",
+            "Each command takes --quiet, for warnings and errors alone, and --verbose.",
+            "",
             "Commands; python launch.py COMMAND --help says more",
             _rows(((name, summary(command.run.__doc__)) for name, command in commands.items()), 12),
             "Examples",

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl.config import complete, section_of
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.export import hub, programs
-from fedjax_ssl.files import replaced
+from fedjax_ssl.files import expanded, replaced
 from fedjax_ssl.predictor import Predictor, load
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import read_config
@@ -79,7 +79,7 @@ def export_run(
         raise UserError(f"export takes --format={'|'.join(FORMATS)} and --out=PATH")
     if format not in FORMATS:
         raise UserError(f"--format is {format!r}{known_are(format, FORMATS)}")
-    path = pathlib.Path(out)
+    path = expanded(out)
     if format == "hub":
         hub.check_folder(path)
         hub.check_license(license)
@@ -87,7 +87,7 @@ def export_run(
         raise UserError(f"--out={path} is a folder; {format} is written into a file")
     if format == "onnx":
         programs.import_jax2onnx()  # before anything takes long
-    model = _exported(pathlib.Path(workdir), allow_code)
+    model = _exported(expanded(workdir), allow_code)
     if format == "hub":
         files = {name: FILES[name](model) for name in ("safetensors", "stablehlo")}
         contents = hub.contents(model.folder, model.facts, files, license)

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections, section_of
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import read_json
+from fedjax_ssl.files import expanded, read_json
 from fedjax_ssl.records.clients import OVER_CLIENTS, over_clients
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
@@ -37,7 +37,7 @@ def write_report(workdir: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
         UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
     """
-    run = read_run(pathlib.Path(workdir))
+    run = read_run(expanded(workdir))
     pictures = _Pictures(run.folder / FIGURES)
     try:
         with style.styled():

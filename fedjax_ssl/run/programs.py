@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.clock import Doing, doing
+from fedjax_ssl.run.observe.log import VERBOSE, say
 
 DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 
@@ -61,7 +61,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     missing = {name: function for name, function in lower.items() if name not in programs}
     words = "compiling (a later start takes it from the cache)" if missing else "compiled by an earlier start"
     if hosts.is_first():
-        print(words, file=sys.stderr, flush=True)
+        say(words)
     if missing:
         programs |= _compile(machine, missing, key)
     machine.check_memory(programs["the rounds"])
@@ -137,7 +137,13 @@ class Compilers:
     def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
         """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
         pool = self._aside if aside else self._large
-        self._programs[name] = pool.submit(kept_programs.compile_and_keep, lowered, self._key, name)
+        self._programs[name] = pool.submit(self._compile, name, lowered)
+
+    def _compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        started = time.monotonic()
+        program = kept_programs.compile_and_keep(lowered, self._key, name)
+        say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
+        return program
 
     def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
         """The compiled programs by name, in the order of their start, when all are ready.
