@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ssl.cli import help
+from fedjax_ssl.cli import completion, help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
 from fedjax_ssl.files import CONFIGS, expanded, replace_file
@@ -154,6 +154,16 @@ def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
         print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
 
 
+def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Prints what makes a shell complete commands, configs and fields: bash or zsh.
+
+    Of an installed fedjax-ssl, in ~/.bashrc or, after compinit, in ~/.zshrc:
+
+      eval "$(fedjax-ssl completion bash)"
+    """
+    print(completion.script(words[0], COMMANDS), end="")
+
+
 CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS, what to run; default: configs/quickstart.py")}
 WORKDIR = {"workdir": (None, "where results go; default: a fresh folder under runs/")}
 COMMANDS = {
@@ -208,6 +218,7 @@ COMMANDS = {
         "RUN",
     ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
+    "completion": Command(run_completion, {}, "SHELL"),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),
 }
 

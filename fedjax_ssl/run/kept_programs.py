@@ -74,7 +74,7 @@ def key_of(machine: Machine, experiments: Sequence[Experiment]) -> str | None:
         experiments: of the seeds that share the programs.
     """
     configs = [experiment.problem.config.to_dict() for experiment in experiments]
-    if not (_is_wanted and _is_beside_xla() and _is_of_library(experiments[0])) or hosts.count() > 1:
+    if not (may_keep() and _is_of_library(experiments[0])) or hosts.count() > 1:
         return None
     for config in configs:
         del config["log"]
@@ -97,6 +97,11 @@ def key_of(machine: Machine, experiments: Sequence[Experiment]) -> str | None:
         "networks": [repr((e.problem.num_classes, e.problem.network[1:5])) for e in experiments],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:32]
+
+
+def may_keep() -> bool:
+    """Whether this process keeps programs, and what it has learnt of them, in the user's cache."""
+    return _is_wanted and _is_beside_xla()
 
 
 def _is_beside_xla() -> bool:

@@ -16,6 +16,7 @@ from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run import hosts, kept_programs
+from fedjax_ssl.run.choices import recall_seconds, remember_seconds
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
@@ -59,11 +60,17 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         key = kept_programs.key_of(machine, experiments) if given is None else None
         programs = kept_programs.find(key, list(lower))
     missing = {name: function for name, function in lower.items() if name not in programs}
-    words = "compiling (a later start takes it from the cache)" if missing else "compiled by an earlier start"
+    like, remembers = (first.problem.config, first.data.inputs.shape[1:]), hosts.is_first() and kept_programs.may_keep()
+    seconds = recall_seconds(*like) if remembers else None
+    last = "" if seconds is None else f"last time this took {seconds:.0f} s; "
+    words = f"compiling ({last}a later start takes it from the cache)" if missing else "compiled by an earlier start"
     if hosts.is_first():
         say(words)
     if missing:
+        before = time.monotonic()
         programs |= _compile(machine, missing, key)
+        if remembers and with_init:  # of a run that is resumed there is less to compile
+            remember_seconds(*like, time.monotonic() - before)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import zlib
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -243,6 +244,37 @@ def test_a_program_that_xla_s_cache_had_is_known(kept):
     """On a CPU it can be written, but what is read then does not run."""
     number = new_number()
     assert [compile_one(number)[1] for _ in range(2)] == [True, False]
+
+
+def test_a_start_says_how_long_compiling_took_the_last_time(kept, monkeypatch, capfd):
+    experiment, clock = experiment_of(), iter([0.0, 0.0, 22.4, 30.0, 40.0, 40.0, 43.0, 50.0])
+    monkeypatch.setattr(programs.time, "monotonic", lambda: next(clock))
+    compiled = {"the first state": 1, "the rounds": 2, "the outputs on test images": 3}
+    monkeypatch.setattr(programs, "_compile", lambda *_: compiled)
+    monkeypatch.setattr(programs.kept_programs, "key_of", lambda *_: None)
+    monkeypatch.setattr(programs, "doing", mock.MagicMock())
+    for said in ("compiling (a later", "compiling (last time this took 22 s; a later"):
+        programs.compile_program(mock.Mock(), [experiment], True, None)
+        assert capfd.readouterr().err.startswith(said)
+    shape = experiment.data.inputs.shape[1:]
+    assert choices.recall_seconds(experiment.problem.config, shape) == 3.0
+    assert choices.recall_seconds(experiment.problem.config, (9, 9, 1)) is None
+
+
+def test_remembered_seconds_are_few_and_a_damaged_file_is_as_none(kept, tmp_path, monkeypatch):
+    config, file = make_tiny_config(), tmp_path / "fedjax_ssl" / "compiled.json"
+    file.parent.mkdir()
+    for text in ("[", "[1]", "3", '{"a": '):
+        file.write_text(text)
+        assert choices.recall_seconds(config, (8, 8, 1)) is None
+        choices.remember_seconds(config, (8, 8, 1), 5.0)
+        assert choices.recall_seconds(config, (8, 8, 1)) == 5.0
+    monkeypatch.setattr(choices, "MOST_KEPT", 2)
+    for side in (1, 2, 3):
+        choices.remember_seconds(config, (side, side, 1), side)
+    assert [choices.recall_seconds(config, (side, side, 1)) for side in (8, 1, 2, 3)] == [None, None, 2, 3]
+    monkeypatch.setattr(choices, "replace_file", mock.Mock(side_effect=OSError(28, "full")))
+    choices.remember_seconds(config, (8, 8, 1), 5.0)
 
 
 def test_a_second_start_finds_the_first_one_s_programs(tmp_path):
