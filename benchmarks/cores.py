@@ -69,7 +69,7 @@ def work(options: argparse.Namespace) -> None:
         "data.path": str(options.npz),
         "data.flip": True,
         "data.partition": "iid",
-        "data.num_anchors": options.anchors,
+        "data.server_labels": options.anchors,
         "data.examples_per_client": options.images,
         "server.pretrain_epochs": 0,
         "model.name": options.model,

@@ -129,7 +129,7 @@ def cifar10_config(name: str, options):
     config = base_config()
     config.model.name, config.model.dtype = name, options.round_dtype
     config.data.source, config.data.path, config.data.flip = "npz", options.npz or random_npz(), True
-    config.data.num_anchors = 250
+    config.data.server_labels = 250
     config.data.examples_per_client = options.images
     config.client.epochs = options.epochs
     config.rounds_per_dispatch = max(options.rounds, options.warm_rounds)

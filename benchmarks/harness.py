@@ -85,7 +85,7 @@ def random_federation(
     num_images: int,
     image_shape: tuple[int, int, int],
     num_classes: int = 10,
-    num_anchors: int = 1,
+    server_labels: int = 1,
     num_test: int = 1,
 ) -> FederatedData:
     """A federation of random images, for timing: what the images show changes no time.
@@ -95,7 +95,7 @@ def random_federation(
         num_images: of the clients; as many more as there are anchors come behind them.
         image_shape: (height, width, channels).
         num_classes: C. Every image's label is visible, for benchmarks whose clients are given theirs.
-        num_anchors: labelled images at the server.
+        server_labels: labelled images at the server.
         num_test: test images.
     """
     rng = np.random.default_rng(0)
@@ -104,12 +104,12 @@ def random_federation(
         return jnp.asarray(rng.integers(0, 256, (count, *image_shape), np.uint8))
 
     return FederatedData(
-        inputs=images(num_images + num_anchors),
-        visible_labels=jnp.asarray(np.arange(num_images + num_anchors) % num_classes, jnp.int32),
+        inputs=images(num_images + server_labels),
+        visible_labels=jnp.asarray(np.arange(num_images + server_labels) % num_classes, jnp.int32),
         client_index=jnp.asarray(client_index, jnp.int32),
         client_size=jnp.full(len(client_index), client_index.shape[1], jnp.int32),
         labelled_size=jnp.full(len(client_index), client_index.shape[1], jnp.int32),
-        anchor_index=jnp.arange(num_images, num_images + num_anchors, dtype=jnp.int32),
+        server_index=jnp.arange(num_images, num_images + server_labels, dtype=jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=images(num_test),
         test_labels=jnp.asarray(np.arange(num_test) % num_classes, jnp.int32),

@@ -40,7 +40,7 @@ def main() -> None:
         for number in range(options.runs):
             config = base_config()
             config.data.source = "digits"
-            config.data.num_anchors = 40
+            config.data.server_labels = 40
             config.data.examples_per_client = 33
             config.num_clients, config.clients_per_round, config.num_rounds = 8, 4, 2
             config.model.name, config.model.anchor_dim = "cnn", 64 + number

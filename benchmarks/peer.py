@@ -272,7 +272,7 @@ def compare(name, options):
         client_index=jnp.asarray(rows.reshape(options.clients, -1)),
         client_size=jnp.full(options.clients, options.images, jnp.int32),
         labelled_size=jnp.full(options.clients, options.images, jnp.int32),
-        anchor_index=jnp.zeros(1, jnp.int32),
+        server_index=jnp.zeros(1, jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=jnp.zeros((1, *image_shape), jnp.uint8),
         test_labels=jnp.zeros(1, jnp.int32),

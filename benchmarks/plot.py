@@ -1,6 +1,6 @@
 """Draws the README's picture: accuracies over rounds, the mean and the range over seeds.
 
-    python benchmarks/plot.py runs/mnist/fedanchor runs/mnist/anchors_only --out=docs/images/mnist.png
+    python benchmarks/plot.py runs/mnist/fedanchor runs/mnist/server_only --out=docs/images/mnist.png
 
 Each argument is a folder of runs, one for each seed, as `benchmarks/seeds.py` and sweeps leave them; all must measure
 the same set each round, the test set or validation images. Needs matplotlib.

@@ -1,4 +1,4 @@
-"""Faults at scale, of all kinds; docs/reliability.md has the figures, and the tests have each fault once.
+"""Faults at scale, of all kinds; docs/notebook/reliability.md has the figures, and the tests have each fault once.
 
     python benchmarks/reliability.py                       # all parts, one after the other
     python benchmarks/reliability.py --part=flips,kills    # some

@@ -244,7 +244,7 @@ def federation_part(options, memory: dict[int, dict]) -> list[dict]:
 def class_counts(seed: int) -> np.ndarray:
     """Examples of each class that each client has, [K, C]: FedAnchor's partition of labels like CIFAR-10's."""
     config = base_config().data
-    config.num_anchors, config.partition, config.alpha = 500, "lda", 0.1
+    config.server_labels, config.partition, config.alpha = 500, "lda", 0.1
     labels = np.random.default_rng(seed).permutation(np.arange(LABELS) % CLASSES)
     partition = make_partition(labels, CLASSES, config, LANES_CLIENTS, seed)
     return np.stack([np.bincount(labels[rows], minlength=CLASSES) for rows in partition.client_rows])

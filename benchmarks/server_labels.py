@@ -92,7 +92,7 @@ def main() -> None:
                 found = network.predict(model, images)
                 return found.heads[HEAD], jax.nn.softmax(found.logits), found.features
 
-            rows = jnp.concatenate([data.anchor_index, data.validation_index])
+            rows = jnp.concatenate([data.server_index, data.validation_index])
             return map_batches(outputs, data.inputs[rows], config.eval_batch_size)
 
         def one_round(state, key):
@@ -103,7 +103,7 @@ def main() -> None:
         state = machine.jit(lambda data: initialise(experiment, data))(data)
         print(f"# {' '.join(sys.argv[1:])}\n# {describe()}\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
         truth = np.asarray(experiment.hidden_labels)
-        labels, unseen = truth[np.asarray(data.anchor_index)], truth[np.asarray(data.validation_index)]
+        labels, unseen = truth[np.asarray(data.server_index)], truth[np.asarray(data.validation_index)]
         for number in range(max(shown) + 1):
             if number in shown:
                 head, probabilities, features = (np.asarray(leaf, np.float64) for leaf in outputs_of(state.model))

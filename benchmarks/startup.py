@@ -61,7 +61,7 @@ def command_of(options: argparse.Namespace, images: pathlib.Path, workdir: pathl
         "data.source": "npz",
         "data.path": images,
         "data.flip": "true",
-        "data.num_anchors": options.anchors,
+        "data.server_labels": options.anchors,
         "server.pretrain_epochs": options.pretrain_epochs,
         "data.examples_per_client": IMAGES_EACH,
         "fedanchor.threshold": -1.0,

@@ -1,7 +1,7 @@
 """FedAnchor on CIFAR-10, the paper's experiment (arXiv 2402.10191, Tables 1 to 3).
 
     python launch.py --config=configs/fedanchor_cifar10.py
-    python launch.py --config=configs/fedanchor_cifar10.py:paper,wrn28_2,anchors=250,alpha=0.1
+    python launch.py --config=configs/fedanchor_cifar10.py:paper,wrn28_2,server_labels=250,alpha=0.1
     python launch.py --config=configs/fedanchor_cifar10.py:mix,iid --config.data.source=npz --config.data.path=FILE \\
         --config.data.flip=true
 
@@ -26,6 +26,6 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "cifar10"
-    config.data.num_anchors = 500
+    config.data.server_labels = 500
     apply_arguments(config, "strong,natural_images")
     return apply_arguments(config, arguments)

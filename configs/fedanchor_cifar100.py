@@ -1,7 +1,7 @@
 """FedAnchor on CIFAR-100, the paper's experiment (arXiv 2402.10191, Tables 1 and 2).
 
     python launch.py --config=configs/fedanchor_cifar100.py
-    python launch.py --config=configs/fedanchor_cifar100.py:wrn28_2,anchors=2500,iid
+    python launch.py --config=configs/fedanchor_cifar100.py:wrn28_2,server_labels=2500,iid
 
 100 clients of 400 images, Dir 0.1, 10,000 labelled anchors at the server, 10 clients a round, 500 rounds.
 Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each client), and the variants of
@@ -21,6 +21,6 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "cifar100"
-    config.data.num_anchors = 10000
+    config.data.server_labels = 10000
     config.fedanchor.contrastive_batch_size = 250  # as many examples of a class as 25 have with 10 classes
     return apply_arguments(config, arguments)

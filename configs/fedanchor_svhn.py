@@ -1,7 +1,7 @@
 """FedAnchor on SVHN without its extra images, the paper's experiment (arXiv 2402.10191, Tables 1 to 3).
 
     python launch.py --config=configs/fedanchor_svhn.py
-    python launch.py --config=configs/fedanchor_svhn.py:wrn28_2,anchors=250 --config.num_rounds=800
+    python launch.py --config=configs/fedanchor_svhn.py:wrn28_2,server_labels=250 --config.num_rounds=800
 
 100 clients of 722 images, Dir 0.1, 1,000 labelled anchors at the server, 10 clients a round, 500 rounds (the earlier
 version of the paper trains 800 with 250 anchors). Images are never flipped.
@@ -22,5 +22,5 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     config.data.source = "svhn_cropped"
-    config.data.num_anchors = 1000
+    config.data.server_labels = 1000
     return apply_arguments(config, arguments)

@@ -1,7 +1,7 @@
 """FedCon on CIFAR-10 in the setting of its public code (arXiv 2109.04533), on ResNet-18 instead of its own CNN.
 
     python launch.py --config=configs/fedcon_cifar10.py
-    python launch.py --config=configs/fedcon_cifar10.py:two_classes,anchors=5000
+    python launch.py --config=configs/fedcon_cifar10.py:two_classes,server_labels=5000
     python launch.py --config=configs/fedcon_cifar10.py:code
 
 A hundredth of the training set at the server, drawn at random, or a tenth; 100 clients, 10 a round, 200 rounds, one
@@ -20,6 +20,6 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fedcon,paper,resnet18")
-    config.data.num_anchors = 500
+    config.data.server_labels = 500
     config.fedcon.projector_hidden = 3 * 512
     return apply_arguments(config, arguments)

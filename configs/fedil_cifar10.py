@@ -16,5 +16,5 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fedil,paper,wrn28_2")
-    config.data.num_anchors = 500
+    config.data.server_labels = 500
     return apply_arguments(config, arguments)

@@ -17,6 +17,6 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fedil,paper,wrn28_2")
     config.data.source = "cifar100"
-    config.data.num_anchors = 5000
+    config.data.server_labels = 5000
     config.data.classes_per_client = 20
     return apply_arguments(config, arguments)

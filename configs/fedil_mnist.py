@@ -17,5 +17,5 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fedil,paper,cnn")
     config.data.source = "mnist"
-    config.data.num_anchors = 600
+    config.data.server_labels = 600
     return apply_arguments(config, arguments)

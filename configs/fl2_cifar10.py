@@ -1,7 +1,7 @@
 """(FL)^2 on CIFAR-10 with 10 or 40 labels at the server, its Table 1 (NeurIPS 2024, arXiv 2410.23227).
 
     python launch.py --config=configs/fl2_cifar10.py
-    python launch.py --config=configs/fl2_cifar10.py:anchors=10,alpha=0.1
+    python launch.py --config=configs/fl2_cifar10.py:server_labels=10,alpha=0.1
     python launch.py --config=configs/fl2_cifar10.py:code --config.data.partition=iid
 
 Wide-ResNet-28-2, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe `strong`. The
@@ -22,5 +22,5 @@ from fedjax_ssl.config import apply_arguments, base_config
 def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fl2,strong,paper,wrn28_2")
-    config.data.num_anchors, config.data.alpha = 40, 0.3
+    config.data.server_labels, config.data.alpha = 40, 0.3
     return apply_arguments(config, arguments)

@@ -1,7 +1,7 @@
 """(FL)^2 on CIFAR-100 with 100 or 400 labels at the server, its Table 1 (NeurIPS 2024, arXiv 2410.23227).
 
     python launch.py --config=configs/fl2_cifar100.py
-    python launch.py --config=configs/fl2_cifar100.py:anchors=100,alpha=0.1
+    python launch.py --config=configs/fl2_cifar100.py:server_labels=100,alpha=0.1
 
 As configs/fl2_cifar10.py, with Wide-ResNet-28-8 and a perturbation of radius 1. The paper's test accuracy (three
 seeds), (FL)^2 / SemiFL:
@@ -20,5 +20,5 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fl2,strong,paper,cifar100,wrn28_8")
     config.data.source = "cifar100"
-    config.data.num_anchors, config.data.alpha = 400, 0.3
+    config.data.server_labels, config.data.alpha = 400, 0.3
     return apply_arguments(config, arguments)

@@ -1,7 +1,7 @@
 """(FL)^2 on SVHN without its extra images, 40 or 250 labels at the server, its Table 1 (arXiv 2410.23227).
 
     python launch.py --config=configs/fl2_svhn.py
-    python launch.py --config=configs/fl2_svhn.py:anchors=250,alpha=0.1
+    python launch.py --config=configs/fl2_svhn.py:server_labels=250,alpha=0.1
 
 As configs/fl2_cifar10.py; images are flipped here too. The paper's test accuracy (three seeds), (FL)^2 / SemiFL:
                  labels            40                    250
@@ -20,5 +20,5 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "fl2,strong,paper,wrn28_2")
     config.data.source, config.augment.flip = "svhn_cropped", "always"
-    config.data.num_anchors, config.data.alpha = 40, 0.3
+    config.data.server_labels, config.data.alpha = 40, 0.3
     return apply_arguments(config, arguments)

@@ -3,11 +3,11 @@
     python launch.py --config=configs/sage_cinic10.py --config.data.path=cinic10.npz
     python launch.py --config=configs/sage_cinic10.py:proxyfl,alpha=0.5 --config.data.path=cinic10.npz
 
-The data set is no published one of TensorFlow Datasets: an npz of its folders train and test, 90,000 images of 32 x 32
-pixels each, see docs/own_data.md. ResNet-8 of width 64, 20 clients of which 8 train in a round, 400 rounds, 5 local
-epochs. 9,000 images have labels, 900 of each class (the papers' 10 %). They are divided over the clients apart from the
-others. Pairs of clients share near-IID parts (`dirichlet_pairs`): alpha = 0.1 is far milder here than in the other
-configs. Test accuracy as ProxyFL prints it (CVPR 2026, arXiv 2602.21078); of which round is not said:
+TensorFlow Datasets does not have the data set: make an npz of its folders train and test, 90,000 images of 32 x 32
+pixels each, see docs/tutorials/your_data.md. ResNet-8 of width 64, 20 clients of which 8 train in a round, 400 rounds,
+5 local epochs. 9,000 images have labels, 900 of each class (the papers' 10 %). They are divided over the clients apart
+from the others. Pairs of clients share near-IID parts (`dirichlet_pairs`): alpha = 0.1 is far milder here than in the
+other configs. Test accuracy as ProxyFL prints it (CVPR 2026, arXiv 2602.21078); of which round is not said:
     alpha                         0.1    0.5      1
     FedAvg, labels alone       57.17  60.09  61.54
     FedAvg, all labels         77.82  80.42  81.29

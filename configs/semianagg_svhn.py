@@ -4,7 +4,8 @@
     python launch.py --config=configs/semianagg_svhn.py --config.init_from=runs/warm_up
     python launch.py --config=configs/semianagg_svhn.py:fedavg_semi,uniform --config.init_from=runs/warm_up
 
-ResNet-18, ten clients by Dir 0.8 (RSCFed's partition, whose published files can be given: docs/data.md), all take part.
+ResNet-18, ten clients by Dir 0.8 (RSCFed's partition, whose published files can be given, see docs/how_to/own_data.md).
+All take part.
 One has labels for all its images. 250 rounds of that client alone, then 500 of all; configs/sweeps/semianagg_table.py
 does both. Numbers that the paper leaves out are its public code's. Test accuracy as published, of which round is not
 said:

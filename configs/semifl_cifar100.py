@@ -1,7 +1,7 @@
 """SemiFL on CIFAR-100, its Table 1 (NeurIPS 2022, arXiv 2106.01432).
 
     python launch.py --config=configs/semifl_cifar100.py
-    python launch.py --config=configs/semifl_cifar100.py:iid,anchors=2500
+    python launch.py --config=configs/semifl_cifar100.py:iid,server_labels=2500
 
 Wide-ResNet-28-8, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe
 `strong`; its optimisers of all clients take 9.4 GB. The paper's best test accuracy of 800 rounds (four seeds):
@@ -22,8 +22,8 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "semifl,strong,paper,wrn28_8")
     config.data.source = "cifar100"
-    config.data.num_anchors = 10000
+    config.data.server_labels = 10000
     apply_arguments(config, arguments)
-    if config.data.num_anchors <= 1000:
+    if config.data.server_labels <= 1000:
         config.server.batch_size = 10
     return config

@@ -1,7 +1,7 @@
 """SemiFL on SVHN without its extra images, its Table 1 (NeurIPS 2022, arXiv 2106.01432).
 
     python launch.py --config=configs/semifl_svhn.py
-    python launch.py --config=configs/semifl_svhn.py:iid,anchors=250
+    python launch.py --config=configs/semifl_svhn.py:iid,server_labels=250
 
 Wide-ResNet-28-2, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe
 `strong`. Images are never flipped. The paper's best test accuracy of 800 rounds (four seeds):
@@ -22,8 +22,8 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "semifl,strong,paper,wrn28_2")
     config.data.source = "svhn_cropped"
-    config.data.num_anchors = 1000
+    config.data.server_labels = 1000
     apply_arguments(config, arguments)
-    if config.data.num_anchors <= 1000:
+    if config.data.server_labels <= 1000:
         config.server.batch_size = 10
     return config

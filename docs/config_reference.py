@@ -56,7 +56,7 @@ def _fields() -> Iterator[str]:
             section, group = new_section, None
             yield f"\n## {SECTIONS.get(section, section)} {{ #{section or 'run'} }}\n"
             if section in METHODS:
-                yield f"Fields of the method [{section}](methods.md#{section}) alone.\n"
+                yield f"Fields of the method [{section}](methods/{section}.md).\n"
         if field.group != group:
             group = field.group
             yield f"\n{_text(group)}\n" if group else ""
@@ -81,11 +81,11 @@ command line as `--config.FIELD=VALUE` is applied after all of them.
     yield "| argument | sets |\n|---|---|"
     for name, entry in METHODS.items():
         yield f"| `{name}` | {_assigned(entry.fields)} |"
-    yield "\nA recipe ([methods](methods.md#recipes)), a backbone, and the rest:\n"
+    yield "\nA [recipe](concepts/recipes.md), a backbone, and the rest:\n"
     yield "| argument | sets |\n|---|---|"
     for name, changes in ARGUMENTS.items():
         yield f"| `{name}` | {_assigned(changes)} |"
-    yield "\nA variant of the method that has been named:\n"
+    yield "\n### Variants { #variants }\n\nA variant of the method that was named before it:\n"
     yield "| method | argument | sets |\n|---|---|---|"
     for method, entry in METHODS.items():
         for name, changes in entry.variants.items():
@@ -100,7 +100,7 @@ def _text(comment: str) -> str:
     """A comment as a cell of a table: pages it names become links, and nothing in it is markup."""
     text = comment.replace("|", "&#124;").replace("<", "&lt;").replace("*", "&#42;")
     text = re.sub(r"\bfedjax_ssl/[\w/]+\.py", lambda found: f"`{found[0]}`", text)
-    return re.sub(r"\bdocs/(\w+)\.md", r"[\1](\1.md)", text)
+    return re.sub(r"\bdocs/([\w/]+)\.md", r"[\1](\1.md)", text)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ x = (np.eye(4, 20)[y] * 5 + rng.normal(size=(1000, 20))).astype(np.float32)
 dataset = Dataset("vectors", x[:800], y[:800], x[800:], y[800:], 4, mean=(), std=(), flip=False)
 
 config = base_config()
-config.num_clients, config.clients_per_round, config.data.num_anchors = 10, 5, 20
+config.num_clients, config.clients_per_round, config.data.server_labels = 10, 5, 20
 config.model.normalisation, config.data.alpha = "none", 100.0
 config.client.learning_rate, config.server.pretrain_epochs = 0.01, 20
 network = Network(Heads(Perceptron(), 4, {}), Vectors((20,)), config.model.normalisation)

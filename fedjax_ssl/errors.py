@@ -1,4 +1,4 @@
-"""The errors that a user can get: a request that cannot be fulfilled, a training that failed, a stopped run."""
+"""Errors for users: a request that cannot be fulfilled, training that failed, a run that was stopped."""
 
 import difflib
 import json
@@ -62,7 +62,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """A text that may come from anywhere, such as a folder's name, in letters that a page and a line can hold.
 
-    Control characters, those that turn the direction of writing, and bytes that are no UTF-8 become escapes.
+    Control characters, those that turn the direction of writing, and bytes that are not UTF-8 become escapes.
     """
     joiners = "\u200c\u200d"  # without which some scripts and emoji fall apart
     return "".join(
@@ -72,7 +72,7 @@ def printable(text: str) -> str:
 
 
 def known_are(word: object, known: Iterable[str]) -> str:
-    """The end of a message about a word that is none of those known: the nearest, if one is like it, and all."""
+    """The end of a message about an unknown word: the nearest known word, if one is similar, and all known words."""
     known = list(known)
     return f"{nearest(str(word), known)}; known: {', '.join(known)}"
 

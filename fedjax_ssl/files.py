@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all and are on the disk when the call returns; and files that are read.
+"""Reading files, and writing them whole or not at all, synced to the disk before the call returns.
 
 A run's folder may come from anybody, so nothing is written through a link that lies in it.
 """
@@ -37,14 +37,14 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:
-    """Writes a text file; what is no UTF-8, as in a folder's name of another encoding, is escaped."""
+    """Writes a text file; characters that are not UTF-8, as in a folder's name of another encoding, are escaped."""
     with replaced(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
 def replace_arrays(path: pathlib.Path, **arrays: Any) -> None:
     """Writes an npz file of arrays."""
-    import numpy as np  # here, for whoever only replaces text should not wait for it
+    import numpy as np  # here: callers that only replace text should not wait for it
 
     with replaced(path) as file:
         np.savez_compressed(file, **arrays)
@@ -75,10 +75,10 @@ def open_to_append(path: pathlib.Path) -> IO[str]:
     """
     refuse_link(path)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    number = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # not waiting for whoever would read a pipe
+    number = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # does not wait for a reader of a pipe
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(errno.EINVAL, f"{path} is no file")
+        raise OSError(errno.EINVAL, f"{path} is not a file")
     return os.fdopen(number, "a")
 
 
@@ -113,7 +113,7 @@ def read_whole(path: pathlib.Path) -> bytes:
         OSError: it cannot be read, or it is a pipe, for which one would wait.
     """
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no file", str(path))
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
     return path.read_bytes()
 
 
@@ -122,7 +122,7 @@ def read_json(path: pathlib.Path) -> Any:
 
     Raises:
         OSError: see `read_whole`.
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
     """
     try:
         return json.loads(read_whole(path))

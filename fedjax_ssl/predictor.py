@@ -300,11 +300,11 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
     if labels.shape != of_images or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(
             f"{path}: {of_labels} is {labels.dtype} of shape {labels.shape}; labels must be {list(of_images)} "
-            "integers, one an image: give them another name if they are none"
+            "integers, one per image: rename the array if it has something else"
         )
     if labels.size and (labels.min() < -1 or labels.max() >= num_classes):
         worst = labels.min() if labels.min() < -1 else labels.max()
-        raise UserError(f"{path}: {of_labels} has {worst}; the model's are 0 to {num_classes - 1}, and -1 is none")
+        raise UserError(f"{path}: {of_labels} has {worst}; the model's are 0 to {num_classes - 1}, and -1 means no label")
     return arrays[key], None, labels.astype(np.int32)
 
 

@@ -74,7 +74,7 @@ def imports_of(path, module, modules):
             if found in modules:
                 inside.add(found)
                 return
-        raise AssertionError(f"{module} imports {name}, which is no module")
+        raise AssertionError(f"{module} imports {name}, which is not a module")
 
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

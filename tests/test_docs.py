@@ -3,12 +3,17 @@
 import importlib.util
 import json
 import os
+import pathlib
 import re
 import shlex
 import subprocess
 import sys
+import urllib.parse
 from unittest import mock
 
+import chex
+import jax
+import jax.numpy as jnp
 import pytest
 
 import fedjax_ssl
@@ -16,6 +21,7 @@ import launch
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.cli.source_docs import Field, read_fields
 from fedjax_ssl.config import flatten
+from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import TINY_BACKBONE
 
@@ -33,10 +39,9 @@ TINY = {
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def reference(root):
-    """docs/config_reference.py, which makes the configuration's page."""
-    spec = importlib.util.spec_from_file_location("config_reference", root / "docs" / "config_reference.py")
+def script(root, name):
+    """docs/NAME.py as a module."""
+    spec = importlib.util.spec_from_file_location(name, root / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -48,7 +53,7 @@ def test_every_field_is_described():
     assert [name for name, meaning in described.items() if not meaning] == []
 
 
-def test_descriptions_are_those_of_the_source(reference):
+def test_descriptions_are_those_of_the_source(root):
     fields = read_fields()
     assert fields["seed"].meaning == "partition, initialisation, cohorts, everything random"  # behind the code
     assert fields["server.nesterov"].meaning == "Nesterov's form of the momentum"  # in a section that is shared
@@ -56,7 +61,7 @@ def test_descriptions_are_those_of_the_source(reference):
     assert fields["confidence.kind"].group == ""
     assert fields["devices"].group.startswith("Performance only")
     assert fields["fedanchor.mix_weight"] == Field("1.0", "b of eq. 10", "Local training (section 4.3, appendix B).")
-    page = reference.page()
+    page = script(root, "config_reference").page()
     assert "| `fedanchor.threshold` | `0.6` | at least -1 | t of eq. 5" in page
     assert "| `lanes` | `None` | whole, at least 1; or None | clients trained side by side" in page
     assert "| `iid` | `data.alpha=1000.0` |" in page
@@ -64,14 +69,23 @@ def test_descriptions_are_those_of_the_source(reference):
 
 
 def test_the_picture_is_what_its_script_draws(root):
-    spec = importlib.util.spec_from_file_location("draw_round", root / "docs" / "draw_round.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script(root, "draw_round")
     assert (root / "docs" / "images" / "round.svg").read_text(encoding="utf-8") == module.draw()
     for file, names in re.findall(r'class="code"[^>]*>([\w/]+\.py): ([^<]*)<', module.draw()):
         source = (root / "fedjax_ssl" / file).read_text(encoding="utf-8")
         for name in names.split(", "):
             assert f"def {name}(" in source, f"{file} has no {name}"
+
+
+def test_the_page_of_each_method_is_up_to_date(root):
+    """Where it is not, `python docs/method_reference.py` writes it."""
+    module = script(root, "method_reference")
+    overview = (root / "docs" / "methods.md").read_text(encoding="utf-8")
+    pages = {file.stem: file.read_text(encoding="utf-8") for file in module.PAGES.glob("*.md")}
+    assert set(pages) == set(methods.METHODS)
+    for name, page in pages.items():
+        assert page == module.page(name), f"docs/methods/{name}.md: run python docs/method_reference.py"
+        assert f"(methods/{name}.md)" in overview
 
 
 def make_tiny():
@@ -82,8 +96,9 @@ def make_tiny():
 
 @pytest.fixture
 def adding_a_method(root, tmp_path, monkeypatch):
-    """The page's files, by name, its commands, by workdir, and its use from Python, in a folder with the files."""
-    page = (root / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
+    """The pages' files, by name, their commands, by workdir, and the use from Python, in a folder with the files."""
+    pages = ("tutorials/your_method.md", "how_to/change_a_method.md", "how_to/extend_a_method.md")
+    page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in pages)
     files, uses = {}, []
     for text in FENCE.findall(page):
         name = re.match(r"# (\w+\.py)\n", text)
@@ -130,7 +145,8 @@ def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypat
         assert built(commands["weighted"], patch).problem.config.method == "weighted.py:weighted"
     monkeypatch.setattr(fedjax_ssl, "base_config", make_tiny)
     names = {}
-    exec(compile(use, "adding_a_method.md", "exec"), names)
+    use = use.replace('"cnn"', repr(TINY_BACKBONE))
+    exec(compile(use, "your_method.md", "exec"), names)
     assert int(names["state"].round) == 2
     check_two_rounds(tmp_path / "runs" / "registered", "client_loss")
 
@@ -151,21 +167,27 @@ def test_the_example_of_a_changed_method(adding_a_method, monkeypatch):
 
 
 def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
-    """Fewer images count the larger the margin must be; at 0 all do."""
-    words = adding_a_method[1]["margin"]
-    shares = []
-    for threshold in (0.0, 0.1):
-        fields = {"semifl.threshold": threshold, "model.name": TINY_BACKBONE}
-        assert started([*words[:-1], f"--workdir=runs/{threshold}"], **fields) == 0
-        lines = check_two_rounds(tmp_path / "runs" / str(threshold), "client_loss")
-        shares.append([line["qualified_share"] for line in lines])
-    assert shares[0] == [1, 1] and all(0 < share < 1 for share in shares[1])
+    """Some images have the margin and some do not; at 0 all have it."""
+    from my_rules import margin  # of the page, in the folder of this test
+
+    scores = jnp.array([[0.6, 0.3, 0.1], [0.4, 0.4, 0.2], [0.1, 0.1, 0.8]])
+    for threshold, weights in {0.0: [1, 1, 1], 0.25: [1, 0, 1], 0.5: [0, 0, 1]}.items():
+        assert margin(None, 3, threshold, False).weigh((), scores, 3).tolist() == weights
+    fields = {"semifl.threshold": 0.1, "model.name": TINY_BACKBONE}
+    assert started(adding_a_method[1]["margin"], **fields) == 0
+    lines = check_two_rounds(tmp_path / "runs" / "margin", "client_loss")
+    assert all(0 < line["qualified_share"] < 1 for line in lines)
 
 
-def test_the_example_of_two_models_trains(adding_a_method, tmp_path):
-    assert started(adding_a_method[1]["co_training"], **{"model.name": TINY_BACKBONE}) == 0
-    lines = check_two_rounds(tmp_path / "runs" / "co_training", "labelled_loss")
-    assert all(line["unlabelled_loss"] > 0 for line in lines)  # a client remembers how often its models agreed
+def test_a_round_of_the_example_of_two_models(adding_a_method, monkeypatch):
+    """It is traced and not compiled: both phases upload, and a client remembers how often its models agreed."""
+    words = [*adding_a_method[1]["co_training"], f"--config.model.name={TINY_BACKBONE}"]
+    experiment = built(words, monkeypatch)
+    round_fn = make_round(experiment.problem, experiment.method, lanes=1)
+    state, result = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
+    assert {"labelled_loss", "unlabelled_loss", "uploads"} <= set(result.metrics)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
+    assert "agreement" in state.clients and "peer" in state.model.params
 
 
 @pytest.fixture(scope="module")
@@ -188,12 +210,14 @@ def site_folder(root, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(site_folder):
-    """Its pages, by name."""
-    return {file.name: file.read_text(encoding="utf-8") for file in site_folder.glob("*.html")}
+    """Its pages, by name, such as 'methods/sage.html'."""
+    files = {str(file.relative_to(site_folder)): file for file in site_folder.rglob("*.html")}
+    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
 def test_the_site_builds_without_a_warning(site, root):
-    pages = {file.stem for file in (root / "docs").glob("*.md")} | {"configs"}
+    docs = root / "docs"
+    pages = {str(file.relative_to(docs).with_suffix("")) for file in docs.rglob("*.md")} | {"configs"}
     assert pages <= {name.removesuffix(".html") for name in site}
     assert [
         name for name in flatten(base_config().to_dict()) if f"<code>{name}</code>" not in site["configs.html"]
@@ -201,7 +225,8 @@ def test_the_site_builds_without_a_warning(site, root):
 
 
 def test_equations_are_mathml(site):
-    assert site["methods.html"].count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">') > 20
+    equation = '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">'
+    assert all(equation in site[f"methods/{name}.html"] for name in methods.METHODS if name != "server_only")
     assert [name for name, page in site.items() if "arithmatex" in page] == []
 
 
@@ -220,6 +245,7 @@ def test_the_search_works_from_a_file(site_folder, browser):
     tab.locator("input.md-search__input").press_sequentially("pseudo", delay=50)
     found = tab.locator("a.md-search-result__link").first
     found.wait_for(state="visible", timeout=30_000)
-    assert (site_folder / found.get_attribute("href").partition("?")[0].rpartition("/")[2]).exists()
+    target = urllib.parse.urlsplit(found.evaluate("link => link.href"))
+    assert pathlib.Path(urllib.parse.unquote(target.path)).exists()
     assert [url for url in asked if not url.startswith(("file:", "data:", "about:"))] == []
     tab.close()

@@ -115,10 +115,10 @@ def test_fedanchor_cifar10(execute, tmp_path):
         FIELDS=SMALL,
     )
     workdir = tmp_path / "runs" / "fedanchor_cifar10"
-    for name in ("fedanchor", "anchors_only"):
+    for name in ("fedanchor", "server_only"):
         assert [len(metrics(workdir / name / f"seed_{seed}")) for seed in (0, 1)] == [2, 2]
     (table,) = shown(notebook, "text/markdown")
-    assert "| fedanchor | 2 of 2 |" in table and "| anchors only | 2 of 2 |" in table
+    assert "| fedanchor | 2 of 2 |" in table and "| server only | 2 of 2 |" in table
     assert "<svg" in shown(notebook, "text/html")[-1].replace("&lt;", "<")
     assert "seed 1: " in printed(notebook)
 
@@ -130,7 +130,7 @@ def test_new_method(execute, tmp_path):
         NUM_ROUNDS=2,
         NUM_CLIENTS=4,
         CLIENTS_PER_ROUND=2,
-        OTHERS=("anchors_only",),
+        OTHERS=("server_only",),
         FIELDS={**SMALL, "entropy_gate.max_entropy": 1.0, "entropy_gate.mixup_alpha": 0.0},
     )
     workdir = tmp_path / "runs" / "new_method"
@@ -139,16 +139,16 @@ def test_new_method(execute, tmp_path):
     # Up to the largest entropy every label counts.
     assert all(line["qualified_share"] == 1 and 0 <= line["pseudo_label_accuracy"] <= 1 for line in lines)
     assert json.loads((workdir / "entropy_gate" / "seed_0" / "config.json").read_text())["entropy_gate"]["views"] == 2
-    assert "entropy_gate" not in json.loads((workdir / "anchors_only" / "seed_0" / "config.json").read_text())
+    assert "entropy_gate" not in json.loads((workdir / "server_only" / "seed_0" / "config.json").read_text())
     (table,) = shown(notebook, "text/markdown")
-    assert "| entropy gate | 1 of 1 |" in table and "| anchors only | 1 of 1 |" in table
+    assert "| entropy gate | 1 of 1 |" in table and "| server only | 1 of 1 |" in table
 
 
 @pytest.mark.parametrize(
     ("name", "config_file"),
     [
         ("quickstart", f"{QUICKSTART}"),
-        ("fedanchor_cifar10", f"{ROOT}/configs/fedanchor_cifar10.py:wrn28_2,anchors=250,alpha=0.1"),
+        ("fedanchor_cifar10", f"{ROOT}/configs/fedanchor_cifar10.py:wrn28_2,server_labels=250,alpha=0.1"),
     ],
 )
 def test_a_notebook_trains_what_its_config_file_says(name, config_file):

@@ -1,4 +1,4 @@
-"""What docs/own_data.md and docs/own_model.md say is done, command by command, as a reader would."""
+"""Pages about own data and backbones are followed, command by command, as a reader would."""
 
 import json
 import re
@@ -39,9 +39,9 @@ def reader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def follow(page, trained=()):
+    def follow(*pages, trained=()):
         built = {}
-        for language, text in blocks(page):
+        for language, text in (block for page in pages for block in blocks(page)):
             file = re.match(r"# (\w+\.py)\n", text)
             if file:
                 (tmp_path / file[1]).write_text(text)
@@ -75,7 +75,7 @@ def write_lesions(folder):
 
 def test_own_data(reader, tmp_path):
     write_lesions(tmp_path)
-    built = reader("own_data.md")
+    built = reader("tutorials/your_data.md", "how_to/own_data.md")
     lesions = built.pop("runs/ham10000")
     counts = np.bincount(lesions.hidden_labels) + np.bincount(lesions.data.test_labels)
     assert counts.tolist() == [20, 20, 20, 20, 20, 30, 20] and len(lesions.data.test_labels) == 30
@@ -83,7 +83,7 @@ def test_own_data(reader, tmp_path):
     by_class = [np.unique(lesions.hidden_labels[rows]) for rows in lesions.partition.client_rows]
     labelled = [k for k, rows in enumerate(lesions.partition.client_rows) if rows[0] in lesions.partition.labelled_rows]
     assert len(labelled) == 1 and len(by_class[labelled[0]]) == max(map(len, by_class))
-    words = {"labels": "clients", "partition_file": str(tmp_path / "mine_partition.npz")}  # of the page's last line
+    words = {"labels": "clients", "partition_file": str(tmp_path / "mine_partition.npz")}  # as the page names it
     partition = make_partition(np.zeros(1437, int), 10, config_dict.ConfigDict({**base_config().data, **words}), 2, 0)
     assert [np.isin(rows, partition.labelled_rows).sum() for rows in partition.client_rows] == [50, 50]
     digits = (load_digits().images * 15).astype(np.uint8)
@@ -99,7 +99,7 @@ def test_own_data(reader, tmp_path):
 
 
 def test_own_model(reader, tmp_path):
-    built = reader("own_model.md", trained=["runs/own_model"])
+    built = reader("how_to/own_backbone.md", trained=["runs/own_model"])
     lines = (tmp_path / "runs" / "own_model" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 1 and json.loads(lines[0])["uploads"] > 0
     assert built["runs/own_normalised"].problem.network.normalisation == "running"
@@ -107,6 +107,6 @@ def test_own_model(reader, tmp_path):
 
 def test_every_line_of_the_pages_is_a_command_that_is_run():
     """A command that is broken over two lines would be run by half."""
-    for page, number in {"own_data.md": 3, "own_model.md": 2}.items():
+    for page, number in {"tutorials/your_data.md": 2, "how_to/own_data.md": 1, "how_to/own_backbone.md": 2}.items():
         commands = [line for _, text in blocks(page) for line in text.splitlines() if "launch.py" in line]
         assert len(commands) == number and all("--workdir=" in line for line in commands)

@@ -80,19 +80,19 @@ def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsy
 def test_a_warm_up_for_each_value_that_it_depends_on(sweep_file, tmp_path):
     sweep = load_sweep(sweep_file)._replace(
         methods={"Warm": "supervised", "Cold": ("supervised", {"init_from": ""}),
-                 "Pinned": ("supervised", {"data.num_anchors": 20})},
-        fields={"data.num_anchors": (40, 60), "client.epochs": (1, 2)},
+                 "Pinned": ("supervised", {"data.server_labels": 20})},
+        fields={"data.server_labels": (40, 60), "client.epochs": (1, 2)},
         warm_up=("supervised", {"client.epochs": 5, "num_rounds": 1}),
     )  # fmt: skip
     cells = plan(sweep, tmp_path)
     found = {(cell.name, *cell.grid.values()): cell.config.init_from for cell in cells}
     for anchors in (40, 60):
         for epochs in (1, 2):
-            assert found["Warm", anchors, epochs] == f"warm_up/num_anchors={anchors},epochs=5"
+            assert found["Warm", anchors, epochs] == f"warm_up/server_labels={anchors},epochs=5"
             assert found["Cold", anchors, epochs] == ""
-            assert found["Pinned", 20, epochs] == "warm_up/num_anchors=20,epochs=5"
+            assert found["Pinned", 20, epochs] == "warm_up/server_labels=20,epochs=5"
     warm_ups = {cell.folder.name: cell.config for cell in warm_ups_of(cells)}
-    assert [config.data.num_anchors for config in warm_ups.values()] == [40, 60, 20]
+    assert [config.data.server_labels for config in warm_ups.values()] == [40, 60, 20]
     assert {(config.client.epochs, config.num_rounds, config.init_from) for config in warm_ups.values()} == {(5, 1, "")}
     with pytest.raises(UserError, match=r"rows of the sweep have values of their own for config\.init_from"):
         plan(sweep, tmp_path, ["--config.init_from=x"])

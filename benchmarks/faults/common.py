@@ -23,7 +23,7 @@ from fedjax_ssl.run.experiment import build_experiment
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 ROUNDS = 6
 FIELDS = {
-    "num_rounds": ROUNDS, "num_clients": 8, "clients_per_round": 4, "data.source": "digits", "data.num_anchors": 40,
+    "num_rounds": ROUNDS, "num_clients": 8, "clients_per_round": 4, "data.source": "digits", "data.server_labels": 40,
     "data.examples_per_client": 33, "model.name": "cnn", "augment.padding": 1, "augment.flavour": "none",
     "server.augmentation": "weak", "client.epochs": 1, "server.pretrain_epochs": 1, "log.report": False,
     "log.tensorboard": False,

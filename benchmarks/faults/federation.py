@@ -120,7 +120,7 @@ def run(trial: Trial) -> Iterator[Row]:
 def _fields() -> dict:
     return {
         **FIELDS, "num_rounds": ROUNDS, "num_clients": 4, "checkpoint_every": 1, "client.persistent": True,
-        "data.labels": "clients", "data.labelled_share": 0.5, "data.num_anchors": 0, "model.normalisation": "running",
+        "data.labels": "clients", "data.labelled_share": 0.5, "data.server_labels": 0, "model.normalisation": "running",
     }  # fmt: skip
 
 

@@ -326,7 +326,7 @@ def _read(reader: str, name: str, case: pathlib.Path, folder: pathlib.Path, uses
         }
     path = case / "file.npz"
     write(path)
-    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "num_anchors": 40}
+    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "server_labels": 40}
     config = config_of(METHOD, every=2)
     readers = {
         "npz": lambda: load_npz(str(path)),

@@ -19,14 +19,14 @@ WITHOUT_CLIENTS = {"data.alpha": 1000.0}
 FOUND, SUREST = "strong,natural_images", "strong,natural_images,surest"
 ITS_SERVER = f"{FOUND},no_clients"
 TWO_EPOCHS = {**SERVER, "server.epochs": 2, "server.pretrain_epochs": 80}
-FEWER = {"data.num_anchors": 250}
+FEWER = {"data.server_labels": 250}
 METHODS = {
     "FedAnchor": FOUND,
     "FedAnchor, its server alone": (ITS_SERVER, WITHOUT_CLIENTS),
     "FedAnchor, the surest 30 %": SUREST,
     "The surest, its server alone": (f"{SUREST},no_clients", WITHOUT_CLIENTS),
     "SemiFL": ("semifl,strong", TWO_EPOCHS),
-    "Anchors only": ("anchors_only,strong", {**TWO_EPOCHS, **WITHOUT_CLIENTS}),
+    "Anchors only": ("server_only,strong", {**TWO_EPOCHS, **WITHOUT_CLIENTS}),
 }
 ONE_SEED = {
     "FedAnchor, the paper's own": "",

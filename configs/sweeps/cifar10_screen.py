@@ -55,7 +55,7 @@ def get_sweep():
             "FedAnchor, strong, two heads apart": ("strong", {**FOUND, **share(0.2), **APART, **LDA}),
             "FedAnchor, strong, 0.6": ("strong", {**SERVER, **LDA}),
             "FedAnchor, strong, 0.6, two heads apart": ("strong", {**APART, **LDA}),
-            "Strong, anchors only": ("anchors_only,strong", {**TWO_EPOCHS, **IID}),
+            "Strong, server only": ("server_only,strong", {**TWO_EPOCHS, **IID}),
         },
         fields={"data.alpha": (0.1, 1000.0)},
         seeds=(7,),

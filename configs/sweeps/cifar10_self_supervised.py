@@ -24,7 +24,7 @@ def get_sweep():
             "num_rounds": 40,
             "num_clients": 10,
             "clients_per_round": 5,
-            "data.num_anchors": 250,
+            "data.server_labels": 250,
             "data.examples_per_client": 500,
             "data.validation": 2000,
             "client.batch_size": 50,
@@ -38,7 +38,7 @@ def get_sweep():
                 {"num_rounds": 1, "model.normalisation": "static", **WITHOUT_CLIENTS},
             ),
             "Labels alone": (
-                "anchors_only,strong",
+                "server_only,strong",
                 {"server.epochs": 5, "server.augmentation": "weak", **WITHOUT_CLIENTS},
             ),
             "FedEMA": ("fedema", {"model.projector_hidden": 512, "model.projector_dim": 128}),

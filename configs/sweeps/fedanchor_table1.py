@@ -4,8 +4,8 @@
     python launch.py sweep configs/sweeps/fedanchor_table1.py:cifar100 --workdir=runs/table1_cifar100
     python launch.py sweep configs/sweeps/fedanchor_table1.py:svhn --workdir=runs/table1_svhn
 
-The paper's recipe is not known; `plain` is the likely one (docs/methods.md). FedCon has the optimisers of its own code,
-which the paper says to have taken, and a projector three times as wide as the features.
+The paper's recipe is not known; `plain` is the likely one (docs/concepts/recipes.md). FedCon has the optimisers of its
+own code, which the paper says to have taken, and a projector three times as wide as the features.
 The paper's accuracies, Dir 0.1 / IID:
                        CIFAR-10, 500    CIFAR-100, 2500    SVHN, 1000
     Supervised         77.96 / 89.73    50.87 / 61.84      91.29 / 94.87
@@ -39,6 +39,6 @@ def get_sweep(dataset="cifar10"):
     return Sweep(
         config=f"configs/fedanchor_{dataset}.py:paper",
         methods=METHODS,
-        fields={"data.alpha": (0.1, 1000.0), "data.num_anchors": anchors},
+        fields={"data.alpha": (0.1, 1000.0), "data.server_labels": anchors},
         target_accuracy=target_accuracy,
     )

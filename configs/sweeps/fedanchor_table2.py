@@ -4,8 +4,8 @@
     python launch.py sweep configs/sweeps/fedanchor_table2.py:cifar100 --workdir=runs/table2_cifar100
     python launch.py sweep configs/sweeps/fedanchor_table2.py:svhn --workdir=runs/table2_svhn
 
-Both recipes are run: see docs/methods.md for why; FedCon with the optimisers of its own code, once. The paper's
-accuracies at Dir 0.1:
+Both recipes are run, docs/concepts/recipes.md says why; FedCon with the optimisers of its own code, once. The
+paper's accuracies at Dir 0.1:
                        CIFAR-10, 250    CIFAR-100, 2500    SVHN, 250
     Supervised                 78.54              55.87        87.34
     FedCon                     41.11              30.27        57.98
@@ -41,6 +41,6 @@ def get_sweep(dataset="cifar10"):
         config=f"configs/fedanchor_{dataset}.py:paper",
         methods={**methods, **mixed, "FedCon": ("fedcon,plain,own_optimisers", {"fedcon.projector_hidden": 3 * 128})},
         common={"model.name": "wrn28_2"},
-        fields={"data.alpha": (0.1, 1000.0), "data.num_anchors": anchors},
+        fields={"data.alpha": (0.1, 1000.0), "data.server_labels": anchors},
         target_accuracy=target_accuracy,
     )

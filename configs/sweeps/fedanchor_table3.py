@@ -42,6 +42,6 @@ def get_sweep(dataset="cifar10"):
     return Sweep(
         config=f"configs/fedanchor_{dataset}.py:paper",
         methods={name: f"{words},{backbone}" for backbone, rows in backbones.items() for name, words in rows.items()},
-        common={"data.alpha": 0.1, "data.num_anchors": anchors},
+        common={"data.alpha": 0.1, "data.server_labels": anchors},
         target_accuracy=target_accuracy,
     )

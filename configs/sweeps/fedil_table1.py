@@ -18,8 +18,8 @@ The paper has CIFAR-100 at label rate 0.1 alone. Its accuracies, at label rates 
     FedIL, IID          98.30 / 99.05    61.31 / 82.51        48.25
     FedIL, non-IID      98.46 / 99.08    58.98 / 79.14        46.39
 FixMatch is not in the table. FedMatch has 2,000 labelled images besides for its learning rates, and here none: see
-docs/methods.md. How the paper makes a classifier of FedU's, FedEMA's and Orchestra's features is not said; here it is a
-probe on the server's labelled images.
+docs/methods/fedmatch.md. How the paper makes a classifier of FedU's, FedEMA's and Orchestra's features is not said;
+here it is a probe on the server's labelled images.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -37,7 +37,7 @@ def get_sweep(dataset="cifar10"):
     return Sweep(
         config=f"configs/fedil_{dataset}.py",
         methods={
-            "Fully supervised": ("centralised", {"data.partition": "iid", "data.num_anchors": anchors[0]}),
+            "Fully supervised": ("centralised", {"data.partition": "iid", "data.server_labels": anchors[0]}),
             "FedMatch": "fedmatch,at_server",
             "FedU": "fedu",
             "FedEMA": "fedema",
@@ -45,6 +45,6 @@ def get_sweep(dataset="cifar10"):
             "FixMatch": "fixmatch",
             "FedIL": "",
         },
-        fields={"data.partition": ("iid", "shards"), "data.num_anchors": anchors},
+        fields={"data.partition": ("iid", "shards"), "data.server_labels": anchors},
         target_accuracy=target_accuracy,
     )

@@ -57,6 +57,6 @@ def get_sweep(dataset="cifar10"):
     return Sweep(
         config=f"configs/fl2_{dataset}.py",
         methods=methods,
-        fields={"data.num_anchors": labels},
+        fields={"data.server_labels": labels},
         target_accuracy=target_accuracy,
     )

@@ -23,7 +23,7 @@ def get_sweep():
         common={"num_rounds": 40, "data.alpha": 0.1, "data.examples_per_client": 100, "data.validation": 1000},
         methods={
             "FedAvg, labels at clients": ("supervised", AT_CLIENTS),
-            "Anchors only": "anchors_only,plain",
+            "Anchors only": "server_only,plain",
             "FixMatch": "fixmatch,plain",
         },
         fields={"augment.padding": (0, 1, 2, 4)},

@@ -20,13 +20,13 @@ def get_sweep():
             "server.pretrain_epochs": 50,
         },
         methods={
-            "Anchors only": ("anchors_only,strong", {"data.alpha": 1000.0}),
+            "Anchors only": ("server_only,strong", {"data.alpha": 1000.0}),
             "SemiFL": "semifl,strong",
             "(FL)^2": "fl2,strong",
             "(FL)^2, no CAT": "fl2,strong,no_cat",
             "(FL)^2, no SACR": "fl2,strong,no_sacr",
             "(FL)^2, no LSAA": "fl2,strong,no_lsaa",
         },
-        fields={"data.num_anchors": (10, 40), "data.alpha": (0.1, 1000.0)},
+        fields={"data.server_labels": (10, 40), "data.alpha": (0.1, 1000.0)},
         seeds=(0, 1, 2),
     )

@@ -11,7 +11,7 @@ many labelled steps as FixMatch.
 from fedjax_ssl.sweep import Sweep
 
 SETTINGS = {
-    "100 at the server": {"data.labels": "server", "data.num_anchors": 100},
+    "100 at the server": {"data.labels": "server", "data.server_labels": 100},
     "5 at each client": {"data.labels": "clients", "data.labelled_share": 0.05},
     "100 at one client": {"data.labels": "some_clients", "data.labelled_clients": 1},
 }

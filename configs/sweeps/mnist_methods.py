@@ -26,7 +26,7 @@ def get_sweep():
         methods={
             "Centralised supervised": ("centralised,plain", WITHOUT_CLIENTS),
             "Supervised FedAvg": "supervised,all_labels,plain",
-            "Anchors only": ("anchors_only,plain", WITHOUT_CLIENTS),
+            "Anchors only": ("server_only,plain", WITHOUT_CLIENTS),
             "FixMatch": "fixmatch,plain",
             "FixMatch (strong)": "fixmatch,strong",
             "SemiFL": "semifl,plain",

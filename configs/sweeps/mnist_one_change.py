@@ -22,7 +22,7 @@ def get_sweep():
             "FedAnchor, server clips": ("plain", {"server.clip_norm": 1.0, **IID}),
             "FedAnchor, static statistics": ("plain", {"model.normalisation": "static", **IID}),
             "FedAnchor, threshold by class": ("plain", {"confidence.kind": "sat", **LDA}),
-            "Anchors only, two epochs": ("anchors_only,plain", {"server.epochs": 2, **IID}),
+            "Anchors only, two epochs": ("server_only,plain", {"server.epochs": 2, **IID}),
             "SemiFL, weights by accepted labels": ("semifl,plain", {"aggregation.weights": "qualified", **LDA}),
             "SemiFL (strong), statistics of one pool": (
                 "semifl,strong",

@@ -20,7 +20,7 @@ from fedjax_ssl.sweep import Sweep
 
 METHODS = {
     "FedAnchor": ("fedanchor", {}),
-    "FedAvg": ("supervised", {"data.labels": "clients", "data.labelled_share": 1.0, "data.num_anchors": 0}),
+    "FedAvg": ("supervised", {"data.labels": "clients", "data.labelled_share": 1.0, "data.server_labels": 0}),
 }
 RULES = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
 # A bound of 0.3 shortens honest updates, too: without an attacker FedAvg then has 33 % in place of 77.

@@ -19,7 +19,7 @@ The paper's accuracies, the best of all rounds:
     FedAvg with all labels, 2 classes            51.5           72.3            3.1
 Its FedMatch and FedRGD are versions that leave out most of both, and are not here; FedAvg+FixMatch is the paper's Table
 4. The rows have each client's own batches of statistics; the variant `code`, of which its figures most likely are,
-differs (docs/methods.md).
+differs (docs/methods/semifl.md).
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -42,15 +42,16 @@ CENTRAL = {"num_rounds": 400, "server.epochs": 1, "server.learning_rate": 0.1, "
 
 def get_sweep(dataset="cifar10"):
     labels, num_classes, target_accuracy = by_argument(DATASETS, dataset)
-    methods = {f"Partially supervised, {few} labels": (f"anchors_only,anchors={few}", CENTRAL) for few in labels}
+    methods = {f"Partially supervised, {few} labels": (f"server_only,server_labels={few}", CENTRAL) for few in labels}
     methods["Fully supervised"] = ("centralised", {**CENTRAL, "server.batch_size": 250})
     for few in labels:
         methods |= {
-            f"SemiFL, {few} labels, {name}": (f"anchors={few}", partition) for name, partition in PARTITIONS.items()
+            f"SemiFL, {few} labels, {name}": (f"server_labels={few}", partition)
+            for name, partition in PARTITIONS.items()
         }
     # There is no server's set; a partition has one anchor of each class at least.
     methods |= {
-        f"FedAvg with all labels, {name}": (f"supervised,all_labels,no_server,anchors={num_classes}", partition)
+        f"FedAvg with all labels, {name}": (f"supervised,all_labels,no_server,server_labels={num_classes}", partition)
         for name, partition in PARTITIONS.items()
     }
     return Sweep(

@@ -175,7 +175,7 @@ COMMANDS = {
             "allow_code": (False, "--workdir=RUN alone may import FILE.py:NAME"),
             "coordinator": (None, "HOST:PORT of the first of several hosts' processes"),
             "num_processes": (None, "in all; a SLURM job and a TPU pod need none of the three"),
-            "process_id": (None, "of this one, from 0 on; docs/many_machines.md"),
+            "process_id": (None, "of this one, from 0 on; docs/how_to/hosts.md"),
         },
     ),
     "sweep": Command(

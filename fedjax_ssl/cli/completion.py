@@ -40,8 +40,10 @@ _fedjax_ssl() {{
     *) found=({start}) ;;
   esac
   [[ $word == *=* ]] && found=({values})
-  compadd -S '' -- ${{(M)found:#*=}}
-  compadd -- ${{found:#*=}}
+  local -i none=0
+  compadd -S '' -- ${{(M)found:#*=}} || none+=1
+  compadd -- ${{found:#*=}} || none+=1
+  (( none < 2 )) && return
   if [[ $word == --*=* ]]; then
     compset -P '*='
     _files

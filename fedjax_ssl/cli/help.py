@@ -34,7 +34,7 @@ MAIN_FIELDS = (
     "lanes",
     "data.source",
     "data.labels",
-    "data.num_anchors",
+    "data.server_labels",
     "data.partition",
     "data.alpha",
     "data.examples_per_client",

@@ -89,8 +89,8 @@ def validate(config: ConfigDict) -> None:
             raise UserError(f"attack.kind='poison' is not for the method {section}, which uses no unlabelled image")
         if config.attack.from_class == config.attack.to_class:
             raise UserError(f"attack.from_class and attack.to_class are both {config.attack.to_class}")
-    if config.data.labels == "server" and config.data.num_anchors < 1:
-        raise UserError(f"data.num_anchors must be at least 1, not {config.data.num_anchors}")
+    if config.data.labels == "server" and config.data.server_labels < 1:
+        raise UserError(f"data.server_labels must be at least 1, not {config.data.server_labels}")
     for name in ("client", "server"):
         check_optimizer(name, config[name])
     check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
@@ -188,7 +188,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
     if data["centralised"]:
         return "the server has all images, with their labels"
     if data["labels"] == "server":
-        text = f"{data['num_anchors']:,} label{'s' if data['num_anchors'] != 1 else ''} at the server"
+        text = f"{data['server_labels']:,} label{'s' if data['server_labels'] != 1 else ''} at the server"
         return f"{text}, and every client has labels for all its images" if data["reveal_labels"] else text
     if data["reveal_labels"]:
         return "every client has labels for all its images"
@@ -224,12 +224,12 @@ def complete(old: dict[str, Any]) -> dict[str, Any]:
     added as well.
 
     Raises:
-        UserError: it is no configuration: a section or a field is not of the kind that it must be.
+        UserError: it is not a configuration: a section or a field is not of the kind that it must be.
     """
     if not isinstance(old, dict):
-        raise UserError(f"it is no configuration, but {type(old).__name__}")
+        raise UserError(f"it is not a configuration, but {type(old).__name__}")
     if not isinstance(old.get("method", ""), str):
-        raise UserError(f"method is {old['method']!r}, which is no name")
+        raise UserError(f"method is {old['method']!r}, which is not a name")
     old = translated(old)
     filled = json.loads(json.dumps(base_config().to_dict()))
     name = old.get("method", filled["method"])
@@ -275,7 +275,7 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
-    """Applies the part of `--config=FILE:ARGUMENTS` behind the colon, for instance 'semifl,strong,wrn28_2,anchors=500'.
+    """Applies the part of `--config=FILE:ARGUMENTS` behind the colon: 'semifl,strong,wrn28_2,server_labels=500'.
 
     Args:
         config: is changed.

@@ -22,7 +22,10 @@ RENAMED = {
     **{f"threshold.{name}": f"confidence.{name}" for name in ("kind", "share", "momentum", "debias")},
     **{f"trainer.{name}": f"confidence.{name}" for name in _MOVED},
     "trainer.counters": "confidence.memory",
+    "data.num_anchors": "data.server_labels",
+    "data.anchors": "data.server_draw",
 }
+METHODS = {"anchors_only": "server_only"}
 
 
 def translated(old: dict[str, Any]) -> dict[str, Any]:
@@ -34,6 +37,18 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a section is none.
     """
+    return _with_confidence(_with_server_labels(old))
+
+
+def _with_server_labels(old: dict[str, Any]) -> dict[str, Any]:
+    names = {name.removeprefix("data."): new.removeprefix("data.") for name, new in RENAMED.items() if "data." in name}
+    new = {**old, "method": METHODS.get(old["method"], old["method"])} if "method" in old else dict(old)
+    if isinstance(old.get("data"), dict):
+        new["data"] = {names.get(name, name): value for name, value in old["data"].items()}
+    return new
+
+
+def _with_confidence(old: dict[str, Any]) -> dict[str, Any]:
     if "threshold" not in old or "confidence" in old:
         return old
     threshold, trainer = old["threshold"], old.get("trainer", {})

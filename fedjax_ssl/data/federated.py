@@ -20,12 +20,12 @@ class FederatedData(NamedTuple):
 
     Attributes:
         inputs: [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C].
-        visible_labels: int32 [N], the labels of the anchors and of the clients' labelled examples, -1 wherever a label
-          is hidden, as are those of validation images.
+        visible_labels: int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever
+          a label is hidden, as are those of validation images.
         client_index: int32 [K, n_max], rows of `inputs` of each client, padded with 0 beyond `client_size`.
         client_size: int32 [K], number of examples of each client, possibly 0.
         labelled_size: int32 [K], how many of them have a visible label.
-        anchor_index: int32 [S], rows of `inputs` that the server holds; S may be 0.
+        server_index: int32 [S], rows of `inputs` that the server holds; S may be 0.
         validation_index: int32 [V], rows of `inputs` that nobody holds: to measure a model each round. V may be 0.
         test_inputs: [T, ...], likewise.
         test_labels: int32 [T].
@@ -41,7 +41,7 @@ class FederatedData(NamedTuple):
     client_index: jax.Array
     client_size: jax.Array
     labelled_size: jax.Array
-    anchor_index: jax.Array
+    server_index: jax.Array
     validation_index: jax.Array
     test_inputs: jax.Array
     test_labels: jax.Array
@@ -103,7 +103,7 @@ def federate(
         same_images: a federation of the same data set, whose images are shared instead of copied, but for training
           images of which attackers craft some.
         reveal_labels: every label but those of validation images is visible, for the fully supervised bounds.
-        centralised: the server holds all images of the federation, with their labels, as anchors.
+        centralised: the server holds all images of the federation, with their labels.
         attack: `config.attack`; None: nobody attacks.
 
     Returns:
@@ -119,11 +119,11 @@ def federate(
         raise ValueError(f"max_client_size={max_client_size}, but a client has {sizes.max()} examples")
     client_index = np.zeros((len(sizes), width), np.int32)
     client_index[np.arange(width) < sizes[:, np.newaxis]] = np.concatenate(partition.client_rows)
-    anchors = partition.anchor_index
+    at_server = partition.server_index
     if centralised:
-        anchors = np.concatenate([anchors, *partition.client_rows])
+        at_server = np.concatenate([at_server, *partition.client_rows])
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
-    visible = np.concatenate([anchors, partition.labelled_rows])
+    visible = np.concatenate([at_server, partition.labelled_rows])
     if reveal_labels:
         visible = np.setdiff1d(np.arange(len(visible_labels)), partition.validation_index)
     visible_labels[visible] = dataset.y_train[visible]
@@ -142,7 +142,7 @@ def federate(
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled_size, jnp.int32),
-        anchor_index=jnp.asarray(anchors, jnp.int32),
+        server_index=jnp.asarray(at_server, jnp.int32),
         validation_index=jnp.asarray(partition.validation_index, jnp.int32),
         test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),

@@ -29,7 +29,7 @@ _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")  # 
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
 
-FITS = ("crop", "stretch")  # how an image that is no square is brought to one
+FITS = ("crop", "stretch")  # how an image that is not a square is brought to one
 
 
 def load_folder(path: str, image_size: int = 0, fit: str = "crop") -> Arrays:
@@ -181,9 +181,9 @@ def _images(folder: pathlib.Path) -> list[pathlib.Path]:
         if entry.is_dir():
             raise UserError(f"{entry} is a folder inside a class's; move its images to {folder}, or remove it")
         if entry.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{entry} is no image by its name; known: {', '.join(SUFFIXES)}; convert or remove it")
+            raise UserError(f"{entry} is not an image by its name; known: {', '.join(SUFFIXES)}; convert or remove it")
         if not entry.is_file():  # who opens a pipe waits for somebody to write into it
-            raise UserError(f"{entry} cannot be read: it is no file; remove it")
+            raise UserError(f"{entry} cannot be read: it is not a file; remove it")
     if not images:
         raise UserError(f"the folder {folder} is empty; add images, or remove it")
     return images
@@ -251,7 +251,7 @@ def _read_image(file: pathlib.Path, mode: str, image_size: int, fit: str) -> np.
                 raise ValueError("pixels of more than 16 bits")
             image = Image.fromarray((values >> 8).astype(np.uint8))
         if image.mode == "F":
-            raise ValueError("pixels that are no whole numbers")
+            raise ValueError("pixels that are not whole numbers")
         image = image.convert(mode)
         if image_size:
             if fit == "crop":

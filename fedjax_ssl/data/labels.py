@@ -9,7 +9,7 @@ from fedjax_ssl.data.long_tail import check_tail, draw_of_each_class, tail_count
 from fedjax_ssl.errors import UserError
 
 LABELS = ("server", "clients", "some_clients")  # who holds labels
-ANCHOR_DRAWS = ("balanced", "random")
+SERVER_DRAWS = ("balanced", "random")
 
 
 def check_labels(config: Any, num_clients: int) -> None:
@@ -69,31 +69,32 @@ def draw_validation(labels: np.ndarray, num_images: int, num_classes: int, rng: 
     return draw_balanced(labels, num_images, num_classes, rng, "data.validation")
 
 
-def draw_anchors(
-    labels: np.ndarray, num_anchors: int, num_classes: int, rng: np.random.Generator, balanced: bool
+def draw_server_labels(
+    labels: np.ndarray, server_labels: int, num_classes: int, rng: np.random.Generator, balanced: bool
 ) -> np.ndarray:
-    """Draws the anchors, the labelled examples of the server.
+    """Draws the labelled examples of the server.
 
     Args:
-        labels: int [n], labels of the examples that anchors are taken from.
-        num_anchors: number of anchors S.
+        labels: int [n], labels of the examples that they are taken from.
+        server_labels: their number S.
         num_classes: number of classes C.
         rng: source of randomness.
-        balanced: whether each class has exactly S / C anchors; else they are drawn regardless of their classes.
+        balanced: whether each class has exactly S / C of them; else they are drawn regardless of their classes.
 
     Returns:
         int32 [S], positions in `labels`, in random order.
 
     Raises:
-        UserError: S is not a multiple of C, or there are more anchors than examples (balanced: of a class).
+        UserError: S is not a multiple of C, or S is more than the examples (balanced: of a class).
     """
-    if num_anchors < 0:
-        raise UserError(f"data.num_anchors={num_anchors} must not be negative")
-    if num_anchors > len(labels):
-        raise UserError(f"data.num_anchors={num_anchors} is more than the {len(labels)} training examples left")
+    if server_labels < 0:
+        raise UserError(f"data.server_labels={server_labels} must not be negative")
+    if server_labels > len(labels):
+        raise UserError(f"data.server_labels={server_labels} is more than the {len(labels)} training examples left")
     if not balanced:
-        return rng.permutation(len(labels))[:num_anchors].astype(np.int32)
-    return draw_balanced(labels, num_anchors, num_classes, rng, "data.num_anchors", ", or data.anchors='random'")
+        return rng.permutation(len(labels))[:server_labels].astype(np.int32)
+    hint = ", or data.server_draw='random'"
+    return draw_balanced(labels, server_labels, num_classes, rng, "data.server_labels", hint)
 
 
 def draw_balanced(
@@ -124,7 +125,7 @@ def draw_labelled_tail(labels: np.ndarray, num_classes: int, config: Any, rng: n
     """
     field = f"data.labelled_largest_class={config.labelled_largest_class}"
     counts = tail_counts(config.labelled_largest_class, config.labelled_imbalance, num_classes)
-    number = {"server": "num_anchors", "clients": "num_labelled"}.get(config.labels)
+    number = {"server": "server_labels", "clients": "num_labelled"}.get(config.labels)
     if number is not None and config[number] != counts.sum():
         raise UserError(
             f"{field} with data.labelled_imbalance={config.labelled_imbalance:g} makes {counts.sum()} labelled images, "

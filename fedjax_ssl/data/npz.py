@@ -159,7 +159,7 @@ def _header(archive: np.lib.npyio.NpzFile, path: str, key: str, field: str) -> M
                 (2, 0): np.lib.format.read_array_header_2_0,
             }.get(version)
             if read_header is None:
-                raise ValueError("it is no array of numbers")
+                raise ValueError("it is not an array of numbers")
             shape, _, dtype = read_header(opened)
             rest = archive.zip.getinfo(name).file_size - opened.tell()
         member = Member(key, shape, dtype)

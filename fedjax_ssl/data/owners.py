@@ -11,14 +11,14 @@ class Partition(NamedTuple):
     """Rows of the training set, by owner; no row has two owners.
 
     Attributes:
-        anchor_index: int32 [S], rows of the labelled examples that the server holds, in random order.
+        server_index: int32 [S], rows of the labelled examples that the server holds, in random order.
         client_rows: K arrays int32 [n_k], rows of each client, in random order.
         labelled_rows: int32 [L], rows at clients whose labels are visible, client by client. If there are
-          any, there are no anchors.
+          any, the server has none.
         validation_index: int32 [V], rows that nobody trains on, in random order.
     """
 
-    anchor_index: np.ndarray
+    server_index: np.ndarray
     client_rows: list[np.ndarray]
     labelled_rows: np.ndarray = NO_ROWS
     validation_index: np.ndarray = NO_ROWS
@@ -33,7 +33,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
         num_classes: number of classes C.
 
     Returns:
-        `train`, int [C], the whole training set; `anchors`, int [C], the server's part of it; `clients`, int [K, C];
+        `train`, int [C], the whole training set; `server`, int [C], the server's part of it; `clients`, int [K, C];
         `labelled`, int [K, C], the clients' examples whose labels are visible; `validation`, int [C], nobody's.
     """
     is_labelled = np.zeros(len(labels), bool)
@@ -45,7 +45,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     return {
         "train": np.bincount(labels, minlength=num_classes),
         "validation": count(partition.validation_index),
-        "anchors": count(partition.anchor_index),
+        "server": count(partition.server_index),
         "clients": np.stack([count(rows) for rows in partition.client_rows]),
         "labelled": np.stack([count(rows[is_labelled[rows]]) for rows in partition.client_rows]),
     }

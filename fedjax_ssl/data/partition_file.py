@@ -11,15 +11,16 @@ from fedjax_ssl.data.owners import NO_ROWS, Partition
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 
-_KEYS = ("anchor_index", "client_index", "client_size")
+_SERVER_KEY, _KEYS = "server_index", ("client_index", "client_size")
 _LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # files of earlier versions have none
+_OLD_SERVER_KEY = "anchor_index"  # its name in them
 
 
 def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
     """Writes a partition to an npz file, whole or not at all.
 
     Args:
-        path: the file to be written. It holds anchor_index [S], client_size [K], client_index, the rows of all
+        path: the file to be written. It holds server_index [S], client_size [K], client_index, the rows of all
           clients one after the other, labelled_index [L], the clients' rows whose labels are visible, and
           validation_index [V].
         partition: the partition.
@@ -30,7 +31,7 @@ def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
 def arrays_of(partition: Partition) -> dict[str, np.ndarray]:
     """The arrays that a partition's file holds, by name, int32; see `save_partition`."""
     return {
-        "anchor_index": partition.anchor_index.astype(np.int32),
+        "server_index": partition.server_index.astype(np.int32),
         "client_index": np.concatenate(partition.client_rows).astype(np.int32),
         "client_size": np.array([len(rows) for rows in partition.client_rows], np.int32),
         "labelled_index": partition.labelled_rows.astype(np.int32),
@@ -39,7 +40,7 @@ def arrays_of(partition: Partition) -> dict[str, np.ndarray]:
 
 
 def load_partition(
-    path: str | os.PathLike[str], num_examples: int, num_clients: int, num_anchors: int | None = None
+    path: str | os.PathLike[str], num_examples: int, num_clients: int, server_labels: int | None = None
 ) -> Partition:
     """Reads a partition that `save_partition` wrote, and checks it.
 
@@ -48,31 +49,37 @@ def load_partition(
           validation images.
         num_examples: number of training examples N.
         num_clients: number of clients that it must have.
-        num_anchors: number of anchors that it must have, if given.
+        server_labels: number of the server's images that it must have, if given.
 
     Returns:
         The partition.
 
     Raises:
-        UserError: the file is missing or malformed, has another number of clients or anchors, names a row
-          outside the training set, gives a row to two owners, or names a labelled row that no client has.
+        UserError: the file is missing or malformed, has another number of clients or of the server's images, names a
+          row outside the training set, gives a row to two owners, or names a labelled row that no client has.
     """
     optional = (_LABELLED_KEY, _VALIDATION_KEY)
-    arrays = npz.read_arrays(str(path), _KEYS, "data.partition_file", optional=optional)
+    arrays = npz.read_arrays(
+        str(path), _KEYS, "data.partition_file", optional=(_SERVER_KEY, _OLD_SERVER_KEY, *optional)
+    )
+    if _OLD_SERVER_KEY in arrays:
+        arrays.setdefault(_SERVER_KEY, arrays.pop(_OLD_SERVER_KEY))
+    if _SERVER_KEY not in arrays:
+        raise UserError(f"{path} has no {_SERVER_KEY} (data.partition_file)")
     for key, value in arrays.items():
         is_integer = np.issubdtype(value.dtype, np.integer) or not value.size  # NumPy makes an empty list floats
         if value.ndim != 1 or not is_integer:
             raise UserError(f"{path}: {key} is {value.dtype} of shape {value.shape}; it must be integers [n]")
-    anchors, rows, sizes, labelled, validation = (
-        arrays.get(key, NO_ROWS).astype(np.int64) for key in (*_KEYS, *optional)
+    at_server, rows, sizes, labelled, validation = (
+        arrays.get(key, NO_ROWS).astype(np.int64) for key in (_SERVER_KEY, *_KEYS, *optional)
     )
     if len(sizes) != num_clients:
         raise UserError(f"{path} has {len(sizes)} clients, but num_clients={num_clients}")
-    if num_anchors is not None and len(anchors) != num_anchors:
-        raise UserError(f"{path} has {len(anchors)} anchors, but data.num_anchors={num_anchors}")
+    if server_labels is not None and len(at_server) != server_labels:
+        raise UserError(f"{path} has {len(at_server)} images of the server, but data.server_labels={server_labels}")
     if (sizes < 0).any() or sizes.sum() != len(rows):
         raise UserError(f"{path}: client_size must add up to the {len(rows)} rows of client_index, not {sizes.sum()}")
-    owned = np.concatenate([anchors, rows, validation])
+    owned = np.concatenate([at_server, rows, validation])
     outside = owned[(owned < 0) | (owned >= num_examples)]
     if len(outside):
         raise UserError(f"{path} names row {outside[0]}, but the training set has {num_examples} examples")
@@ -86,7 +93,7 @@ def load_partition(
     if (counts > 1).any():
         raise UserError(f"{path}: {_LABELLED_KEY} names row {values[counts > 1][0]} more than once")
     client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
-    return Partition(anchors.astype(np.int32), client_rows, labelled.astype(np.int32), validation.astype(np.int32))
+    return Partition(at_server.astype(np.int32), client_rows, labelled.astype(np.int32), validation.astype(np.int32))
 
 
 def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
@@ -94,7 +101,7 @@ def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
     validation images as `config.validation`; nobody may have more than `config.examples_per_client`."""
     path, labels = config.partition_file, config.labels
     at_server = labels == "server"
-    partition = load_partition(path, num_examples, num_clients, config.num_anchors if at_server else None)
+    partition = load_partition(path, num_examples, num_clients, config.server_labels if at_server else None)
     held_out = len(partition.validation_index)
     if held_out != config.validation:
         raise UserError(f"{path} has {held_out} validation images, but data.validation={config.validation}")
@@ -113,9 +120,9 @@ def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
         )
     if not at_server and not labelled:
         raise UserError(f"{path} has no labelled examples at clients (labelled_index), but data.labels={labels!r}")
-    if not at_server and len(partition.anchor_index):
+    if not at_server and len(partition.server_index):
         raise UserError(
-            f"{path} has {len(partition.anchor_index)} anchors, but with data.labels={labels!r} the server has none"
+            f"{path} has {len(partition.server_index)} images of the server, which has none with data.labels={labels!r}"
         )
     if labels == "some_clients":
         counts = [(int(np.isin(rows, partition.labelled_rows).sum()), len(rows)) for rows in partition.client_rows]

@@ -132,7 +132,7 @@ def _made(name: _Name, arguments: tuple[Any, ...]) -> Any:
         return _of(str, arguments[0]).encode("latin1")
     if name in (_DICT, _NO_BYTES) and not arguments:
         return {} if name == _DICT else b""
-    raise ValueError(f"it calls {name.replace(' ', '.', 1)} with something that is no whole number")
+    raise ValueError(f"it calls {name.replace(' ', '.', 1)} with something that is not a whole number")
 
 
 def _complete(made: Any, state: tuple[Any, ...]) -> None:
@@ -145,7 +145,7 @@ def _complete(made: Any, state: tuple[Any, ...]) -> None:
             raise ValueError("it has a table by columns")
         made.values = _numbers(content, kind, shape)
     else:
-        raise ValueError("it builds something that is no array")
+        raise ValueError("it builds something that is not an array")
 
 
 def _numbers(content: Any, kind: Any, shape: tuple[Any, ...]) -> np.ndarray:

@@ -76,8 +76,8 @@ def poison(
     own = np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in attackers)])
     hidden = rng.permutation(own[~visible[own]])
     targets = hidden[labels[hidden] == attack.from_class][: attack.targets]
-    anchors = partition.anchor_index
-    known = anchors if len(anchors) else own
+    at_server = partition.server_index
+    known = at_server if len(at_server) else own
     starts = rng.permutation(known[labels[known] == attack.to_class])
     rest = hidden[~np.isin(hidden, np.concatenate([targets, starts]))]
     in_all = sum(len(rows) for rows in partition.client_rows)

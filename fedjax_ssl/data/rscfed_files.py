@@ -29,10 +29,10 @@ def read_rscfed_partition(path: str | os.PathLike[str], labelled_clients: tuple[
         labelled_clients: those whose labels are visible; in RSCFed's files the first.
 
     Returns:
-        The partition, without anchors.
+        The partition, without images of the server.
 
     Raises:
-        UserError: the file is missing, holds something else, or names what is no plain data.
+        UserError: the file is missing, holds something else, or names anything but plain data.
     """
     held = _read(path)
     tail = None
@@ -84,7 +84,7 @@ def _rows(path: str | os.PathLike[str], whose: str, given: Any) -> np.ndarray:
     else:
         raise UserError(f"{path}: {whose} has no list of rows")
     if len(rows) and not (rows.min() >= 0 and rows.max() < 2**31):
-        raise UserError(f"{path}: {whose} has rows that are none: {rows.min()} to {rows.max()}")
+        raise UserError(f"{path}: {whose} has rows from {rows.min()} to {rows.max()}, which cannot be rows")
     return rows
 
 
@@ -101,4 +101,4 @@ def _read(path: str | os.PathLike[str]) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except Exception as error:  # a broken pickle raises errors of any kind
-        raise UserError(f"{path} is no partition of plain numbers ({first_line(error)})") from error
+        raise UserError(f"{path} is not a partition of plain numbers ({first_line(error)})") from error

@@ -192,7 +192,7 @@ def aggregate_uploads(
         metrics["cohort_size"] = jnp.sum(sent.draw.present)
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
-    if not len(data.anchor_index):  # labels, if there are any, are at clients
+    if not len(data.server_index):  # labels, if there are any, are at clients
         metrics["clients_without_labels"] = jnp.sum((data.labelled_size[result.clients] == 0) & result.present)
     # With noise the model moves whatever comes, and whether the run goes on must not hang on the clients' data.
     usable = (dropped == 0) | (dropped < uploads) | bool(config.privacy.noise)
@@ -229,7 +229,7 @@ def _measures(problem: Problem, data: FederatedData, hidden_labels: jax.Array) -
 
 def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -> Measure | None:
     """What it adds of features, which are compared with those of the server's labelled images; None: nothing."""
-    config, rows = problem.config, data.anchor_index
+    config, rows = problem.config, data.server_index
     if "knn" not in config.eval_measures:
         return None
     known = problem.network.predict_rows(model, data.inputs, rows, config.eval_batch_size).features

@@ -9,7 +9,7 @@ def data_fields() -> Section:
     # 'digits', 'npz', 'folder', or of TensorFlow Datasets cifar10, cifar100, svhn_cropped, mnist, fashion_mnist,
     # emnist/byclass: see docs/data.md.
     section.source = "cifar10"
-    section.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/own_data.md
+    section.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/tutorials/your_data.md
     section.image_size = whole(0, least=0)  # for a folder: resize all to N x N pixels; 0: they have one size
     # Before that: cut out the square in the middle, or 'stretch': resize the whole image.
     section.fit = word("crop", "stretch")
@@ -31,15 +31,15 @@ def data_fields() -> Section:
     # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed.
     section.imbalance = real(1.0)  # IF, the largest class over the smallest; negative: reversed; 1: as the source
     section.largest_class = whole(0, least=0)  # n_max, its images; 0: as many as the smallest of the source has
-    # The same of labelled images alone (anchors; of 'clients' those of num_labelled; of 'some_clients' those of the
-    # labelled clients), which are then drawn first, as ACR's; 0: they are of the tail above.
+    # The same of labelled images alone (the server's; of 'clients' those of num_labelled; of 'some_clients' those of
+    # the labelled clients), which are then drawn first, as ACR's; 0: they are of the tail above.
     section.labelled_largest_class = whole(0, least=0)
     section.labelled_imbalance = real(1.0)  # of that tail
     section.balanced_test = False  # cut the test set to as many images of each class as the smallest has
     # Training images held out, as many of each class; measured each round, not the test set.
     section.validation = whole(0, least=0)
-    section.num_anchors = whole(500, least=0)  # S, labelled images of the server, not of clients; of 'server' alone
-    section.anchors = word("balanced", "random")  # 'balanced': S / C of each class
+    section.server_labels = whole(500, least=0)  # S, labelled images of the server, not of clients; of 'server' alone
+    section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class
     # How the rest is divided; see fedjax_ssl/data/partition_schemes.py.
     section.partition = word(
         "lda", "iid", "stratified", "dirichlet_clients", "dirichlet_pairs", "dirichlet_classes", "shards", "profiles",

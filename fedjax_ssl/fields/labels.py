@@ -7,8 +7,8 @@ def confidence_fields() -> Section:
     """Which pseudo-labels count, and how much: see fedjax_ssl/client/confidence.py."""
     section = Section()
     # 'fixed' at the method's own threshold; or 'share', 'client_mean', 'sat', 'flexmatch', 'freematch', 'softmatch',
-    # which adapt to the client or the class; or your own, see docs/adding_a_method.md. Methods whose paper is a rule of
-    # their own refuse the others.
+    # which adapt to the client or the class, see docs/concepts/confidence.md; or your own, see
+    # docs/how_to/change_a_method.md. Methods with a rule of their own refuse the others.
     section.kind = word("fixed", "share", "client_mean", "sat", "flexmatch", "freematch", "softmatch", code=True)
     # How long a client keeps what the rule has learned: a 'round', or the whole 'run'.
     section.memory = word("round", "run")

@@ -7,15 +7,15 @@ def model_fields() -> Section:
     """The backbone, its normalisation and its heads."""
     section = Section()
     # 'cnn', 'lenet', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8';
-    # 'resnet18_imagenet', whose stem is for images of about 224 x 224 pixels; or your own, see docs/own_model.md.
-    # SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
+    # 'resnet18_imagenet', whose stem is for images of about 224 x 224 pixels; or your own, see
+    # docs/how_to/own_backbone.md. SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     section.name = "resnet18"
     section.width = whole(0, least=0)  # channels of a ResNet's first stage; 0: 16 of 'resnet8', 64 of the others
     section.anchor_dim = whole(128, least=0)  # width of the anchor head, of the methods that have one
     # Hidden width of the projector and the predictor, of the methods that have them.
     section.projector_hidden = whole(4096, least=1)
     section.projector_dim = whole(2048, least=1)  # width of what they give
-    section.normalisation = word("running", "static", "group", "none")  # see docs/architecture.md
+    section.normalisation = word("running", "static", "group", "none")  # see docs/concepts/statistics.md
     # Of 'static': whose images they are from. 'moments', of all as 'all', but with the variance between the clients.
     section.statistics = word("server", "cohort", "all", "all_mixed", "moments")
     section.statistics_passes = whole(2, least=1)  # exchanges in a round under 'moments', one a layer at the most

@@ -7,15 +7,15 @@ WORDS = {
     "iid": {"data.alpha": IID_ALPHA},
     "stratified": {"data.partition": "stratified"},  # FedMatch's batch-IID
     "two_classes": {"data.partition": "shards", "data.classes_per_client": 2},  # FedIL's non-IID
-    "centralised": {"method": "anchors_only", "data.centralised": True},
+    "centralised": {"method": "server_only", "data.centralised": True},
 }
 
 # The same, with a value: name=value.
-ARGUMENT_FIELDS = {"anchors": "data.num_anchors", "alpha": "data.alpha", "images": "data.examples_per_client"}
+ARGUMENT_FIELDS = {"server_labels": "data.server_labels", "alpha": "data.alpha", "images": "data.examples_per_client"}
 
 # Recipes: fragments of a configuration that any method takes, so that methods are compared under the same. The
 # published systems differ in their recipes as much as in their ideas, and accuracies by tens of points with them.
-# `plain` is what FedAnchor's tables must have used for all their rows (docs/methods.md); `strong` is SemiFL's own.
+# `plain` is most likely what FedAnchor's tables used for all rows, see docs/concepts/recipes.md; `strong` is SemiFL's.
 RECIPES = {
     "plain": {
         "schedule": "constant",

@@ -210,7 +210,7 @@ class Section:
             if not isinstance(value, Declared):
                 if not isinstance(self._fields.get(name), Declared):
                     hint = nearest(name, self._fields)
-                    raise UserError(f"{name} is no field{hint}; a new one is declared, as in whole(2, least=1)")
+                    raise UserError(f"{name} is not a field{hint}; a new one is declared, as in whole(2, least=1)")
                 value = Declared(value, self._fields[name].range)
             setattr(section, name, value)
         return section

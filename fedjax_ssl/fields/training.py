@@ -28,7 +28,7 @@ def server_fields() -> Section:
     """Training at the server, on its labelled images."""
     section = _sgd_section(learning_rate=0.03, epochs=1, least_epochs=0, batch_size=10)
     section.augmentation = word("strong", "weak")  # of the labelled images in cross-entropy
-    section.pretrain_epochs = whole(5, least=0)  # on the anchors, before the first round
+    section.pretrain_epochs = whole(5, least=0)  # on the server's labels, before the first round
     section.pretrain_learning_rate = real(0.05, above=0)  # in those epochs
     # With server.persistent: the optimiser of the pre-training is that of the rounds, too ((FL)^2's code).
     section.pretrain_persistent = False

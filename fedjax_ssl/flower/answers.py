@@ -85,7 +85,7 @@ def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: in
         place: of the job among the node's.
         size: how many images its client has, by the node's first answer.
         like: a cohort's result, leaves [1, ...].
-        turn: that was asked for: what a node sent before is no answer. It is no proof either, for a node may say so.
+        turn: the one asked for; an answer of an earlier turn is refused. This is no proof: a node may lie about it.
 
     Raises:
         UserError: the upload or the figures are not what the configuration makes them, or of another turn.
@@ -146,7 +146,7 @@ def _counts(record: Mapping[str, Any], name: str) -> list[int]:
 
 def _count(value: Any, name: str) -> int:
     if type(value) is not int or not 0 <= value <= MOST:
-        raise UserError(f"{name} has {_short(value)}, which is no number of things")
+        raise UserError(f"{name} has {_short(value)}, which is not a count")
     return value
 
 

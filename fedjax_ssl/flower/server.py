@@ -118,7 +118,7 @@ class Server:
         """The state before the first round, without the clients' memory, which each of them makes itself."""
         state, nobody = self._init(self._data), np.zeros(0, np.int32)
         state, gathered = self._gather(state, nobody, 0)
-        self._down = self._up = 0  # as in the simulation, what is before the first round is no round's
+        self._down = self._up = 0  # as in the simulation, bytes before the first round belong to no round
         return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
 
     def round(self, state: State) -> tuple[State, dict[str, np.ndarray], bool]:
@@ -229,7 +229,7 @@ class Server:
         Of several passes it is the last one's, and the state has the statistics of those before.
         """
         section, network = self._problem.config.model, self._problem.network
-        asked = asked_clients(section.statistics, len(self._data.anchor_index), cohort, len(self._roster.sizes))
+        asked = asked_clients(section.statistics, len(self._data.server_index), cohort, len(self._roster.sizes))
         if network.normalisation != "static" or asked is None:
             return state, None
         gathered, passes = None, 1

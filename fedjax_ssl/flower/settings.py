@@ -78,7 +78,7 @@ def node_settings(given: Mapping[str, Any], num_clients: int) -> NodeSettings:
         num_clients: K.
 
     Raises:
-        UserError: no id is given, one is no client's, or a word is unknown.
+        UserError: no id is given, one is not a client's, or a word is unknown.
     """
     for name in given:
         if name not in NODE:
@@ -92,7 +92,7 @@ def node_settings(given: Mapping[str, Any], num_clients: int) -> NodeSettings:
         raise UserError(f"--node-config clients={words!r}: give client ids, as in clients='0,1,2'") from None
     wrong = [client for client in clients if not 0 <= client < num_clients]
     if wrong or len(set(clients)) < len(clients):
-        of = f"no client of num_clients = {num_clients}" if wrong else "named twice"
+        of = f"not a client of num_clients = {num_clients}" if wrong else "named twice"
         raise UserError(f"--node-config clients={words!r}: {(wrong or clients)[0]} is {of}")
     data = str(given.get("data", ""))
     if data and len(clients) > 1:

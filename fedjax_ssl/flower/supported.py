@@ -19,8 +19,8 @@ from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
 
 AT_CLIENTS = ("client_index",)  # without which nothing tells which images are a client's
-AT_SERVER = ("anchor_index", "validation_index", "test_inputs", "test_labels")
-DOCS = "see docs/flower.md"
+AT_SERVER = ("server_index", "validation_index", "test_inputs", "test_labels")
+DOCS = "see docs/reference/flower.md"
 # What befalls messages in a simulation: field -> the only value that it may have.
 SIMULATED = {
     "attack.kind": "none",

@@ -31,7 +31,7 @@ def server_view(
     Returns:
         The view, and the labels of its images.
     """
-    held = np.concatenate([data.anchor_index, data.validation_index])
+    held = np.concatenate([data.server_index, data.validation_index])
     rows = held if len(held) else np.zeros(1, np.int32)  # a table has a row
     view = data._replace(
         inputs=data.inputs[rows],
@@ -39,8 +39,8 @@ def server_view(
         client_index=jnp.zeros_like(data.client_index),
         client_size=jnp.asarray(sizes, jnp.int32),
         labelled_size=jnp.asarray(labelled, jnp.int32),
-        anchor_index=jnp.arange(len(data.anchor_index), dtype=jnp.int32),
-        validation_index=jnp.arange(len(data.anchor_index), len(held), dtype=jnp.int32),
+        server_index=jnp.arange(len(data.server_index), dtype=jnp.int32),
+        validation_index=jnp.arange(len(data.server_index), len(held), dtype=jnp.int32),
     )
     return view, hidden_labels[rows]
 
@@ -92,7 +92,7 @@ def of_clients(
         client_index=jnp.asarray(index),
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled),
-        anchor_index=jnp.zeros_like(like.anchor_index),
+        server_index=jnp.zeros_like(like.server_index),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=like.test_inputs[:0],
         test_labels=like.test_labels[:0],
@@ -108,13 +108,13 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
         client: the node's.
         file: an npz with `images`, uint8 [n, H, W] or [n, H, W, C], and if any have labels `labels`, int [n], -1 where
             there is none.
-        facts: of the server's data set, with `num_anchors`, the number of its labelled images.
+        facts: of the server's data set, with `server_labels`, the number of its labelled images.
 
     Raises:
         UserError: there is no such file, or its arrays are not as above.
     """
     if not expanded(file).is_file():
-        raise UserError(f"--node-config data={file} is no file; give an npz with images, and labels if there are any")
+        raise UserError(f"--node-config data={file} is not a file; give an npz with images and perhaps labels")
     shape, classes = tuple(facts["image_shape"]), facts["num_classes"]
     arrays = read_arrays(file, ("images",), optional=("labels",))
     images = arrays["images"]
@@ -134,7 +134,7 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
         client_index=jnp.zeros((config.num_clients, len(images)), jnp.int32),
         client_size=jnp.zeros((config.num_clients,), jnp.int32),
         labelled_size=jnp.zeros((config.num_clients,), jnp.int32),
-        anchor_index=jnp.zeros((facts["num_anchors"],), jnp.int32),
+        server_index=jnp.zeros((facts["server_labels"],), jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=jnp.zeros((0, *shape), jnp.uint8),
         test_labels=jnp.zeros((0,), jnp.int32),
@@ -145,4 +145,4 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
 
 def facts_text(facts: dict[str, Any], data: FederatedData) -> str:
     """What a node with images of its own must know of the server's, as JSON."""
-    return json.dumps({**facts, "num_anchors": len(data.anchor_index)})
+    return json.dumps({**facts, "server_labels": len(data.server_index)})

@@ -37,7 +37,6 @@ __all__ = [
 
 # A file or a folder has the method's name.
 NAMES = (
-    "anchors_only",
     "cbafed",
     "fedanchor",
     "fedavg_semi",
@@ -58,6 +57,7 @@ NAMES = (
     "sage",
     "semianagg",
     "semifl",
+    "server_only",
     "supervised",
     "twin_sight",
     "uda",

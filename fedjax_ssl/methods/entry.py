@@ -164,7 +164,7 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
             try:
                 config.update_from_flattened_dict({field: value})
             except (AttributeError, KeyError):
-                raise UserError(f"{where}{what} of {name} sets {field}, which is no field") from None
+                raise UserError(f"{where}{what} of {name} sets {field}, which is not a field") from None
             except (TypeError, ValueError):
                 raise UserError(f"{where}{what} of {name} sets {field} to {value!r}, of another type") from None
             ranges[field].check(f"{where}{what} of {name}: {field}", value)

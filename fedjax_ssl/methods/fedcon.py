@@ -36,8 +36,8 @@ from fedjax_ssl.learning.trees import moving_average, repeated, row, select, whe
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Projector, heads_drawn
-from fedjax_ssl.server import CLASSIFICATION, train_on_anchors
-from fedjax_ssl.server.training import AnchorLoss, AnchorLossResult
+from fedjax_ssl.server import CLASSIFICATION, train_on_server_labels
+from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 # The projector, an entry of a client's memory and a part of the model that it trains; its target, and whether it has
 # one; and the server's second network.
@@ -70,7 +70,7 @@ VARIANTS: Variants = {
     "paper": {  # the setting of the public code, IID
         **_OPTIMISERS,
         "num_rounds": 200,
-        "data.anchors": "random",
+        "data.server_draw": "random",
         "data.partition": "iid",
         "model.classifier_init": "torch_linear",
         "client.epochs": 1,
@@ -137,7 +137,7 @@ def fedcon(problem: Problem) -> Method:
         """The epochs of L_server; the student is a part of the model in the meantime, which no gradient reaches."""
         number = state.round + 1  # the first is the pre-training's
         student = state.server.get(STUDENT, select(state.model.params, CLASSIFIER))
-        both, metrics = train_on_anchors(
+        both, metrics = train_on_server_labels(
             state._replace(model=state.model.with_parts(**{STUDENT: student})),
             data,
             two_view_loss(problem, data, number),
@@ -161,7 +161,7 @@ def fedcon(problem: Problem) -> Method:
 # --- The server. -----------------------------------------------------------------------------------------------------
 
 
-def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> AnchorLoss:
+def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> ServerLoss:
     """L_server = (CE(y, z1) + CE(y, z2)) / 2 + w(t) (KL(s2, z1) + KL(s1, z2)) / 2 in the server's training t.
 
     z are the network's predictions of two weak views, s the student's; w(t) = exp(-5 (1 - min(t, R) / R)^2).
@@ -169,7 +169,7 @@ def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> A
     network, options = problem.network, problem.config.fedcon
     ramp = jnp.exp(-5 * (1 - jnp.minimum(number / max(options.ramp_rounds, 1), 1.0)) ** 2)
 
-    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> AnchorLossResult:
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
         images = data.inputs[rows]
         views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(key))
         (one, two), batch_stats = network.train(model, views, mask)

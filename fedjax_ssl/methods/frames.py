@@ -1,4 +1,4 @@
-"""The frames that methods share: clients train, their models are averaged, the server trains on anchors if it has any.
+"""The frames that methods share: clients train, their models are averaged, the server trains on its labels.
 
 `alternating` is of FedAvg's descendants: a method gives its clients' phases and gets the rest. `trained_by_role` is of
 those where some clients have labels and the others none, `self_supervised` of those whose clients train without any.
@@ -51,9 +51,9 @@ def alternating(
     parts: tuple[str, ...] = CLASSIFIER,
     aggregation: Aggregation | None = None,
 ) -> Method:
-    """Alternate training (SemiFL, section 3.1): the clients' models are averaged, then the server trains on anchors.
+    """Alternate training (SemiFL, section 3.1): the clients' models are averaged, then the server trains on its labels.
 
-    Where the server has no anchors (`data.labels`) it neither pre-trains nor trains, and this is FedAvg.
+    Where the server has no labels (`data.labels`) it neither pre-trains nor trains, and this is FedAvg.
 
     Args:
         problem: the run. `server.epochs = 0` skips the server's training, `server.pretrain_epochs = 0` the

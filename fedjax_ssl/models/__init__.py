@@ -77,7 +77,7 @@ def build_model(config, num_classes, heads=None):
             "name",
             config.name,
             [config.name] if own else BACKBONES,
-            ", or your own MODULE:FACTORY, see docs/own_model.md",
+            ", or your own MODULE:FACTORY, see docs/how_to/own_backbone.md",
         ),
         ("normalisation", config.normalisation, POLICIES, ""),
         ("dtype", config.dtype, _DTYPES, ""),

@@ -4,7 +4,7 @@
     --config.model.name=path/to/file.py:MyBackbone
 
 Silent mistakes are refused before anything is compiled: statistics that another layer stores, or that
-padding and other views take part in. docs/own_model.md tells a user what a backbone is.
+padding and other views take part in. docs/how_to/own_backbone.md tells a user what a backbone is.
 """
 
 import inspect
@@ -62,7 +62,7 @@ def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
     """
     factory, file = import_own(FIELD, name, ("FACTORY", "my_models:MyBackbone"))
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise UserError(f"model.name={name} is no factory; name a class, or a function that gives a Flax module")
+        raise UserError(f"model.name={name} is not a factory; name a class, or a function that gives a Flax module")
     with one_line(FIELD, name, "cannot be built", file):
         keywords = _keywords_taken(factory, {"normalisation": normalisation, "dtype": dtype})
         backbone = factory(**keywords)

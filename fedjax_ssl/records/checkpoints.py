@@ -297,7 +297,7 @@ def _check_sums(folder: pathlib.Path) -> None:
             if name not in listed:
                 raise _DamagedError(f"{name} is not in {SUMS}")
             if not present[name].is_file():  # a pipe, say, for which one would wait
-                raise _DamagedError(f"{name} is no file")
+                raise _DamagedError(f"{name} is not a file")
             with present[name].open("rb") as opened:
                 if hashlib.file_digest(opened, "sha256").hexdigest() != listed[name]:
                     raise _DamagedError(f"{name} is not what was written")

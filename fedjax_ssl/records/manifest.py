@@ -79,7 +79,7 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest | None:
         return None
     found = read_json(checkpoint / MANIFEST)
     if not isinstance(found, dict) or type(found.get("round")) is not int:
-        raise ValueError(f"{MANIFEST} is no manifest")
+        raise ValueError(f"{MANIFEST} is not a manifest")
     if "config" not in found:
         return Manifest(found["round"], None)
     run = TrainedWith(*(found.get(name) for name in TrainedWith._fields))

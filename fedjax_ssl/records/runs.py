@@ -147,6 +147,8 @@ class RunRecords(NamedTuple):
         counts = _or_empty(_read_class_counts, self.folder)
         if not counts:
             return {}
+        if "anchors" in counts:  # the name of earlier versions
+            counts["server"] = counts.pop("anchors")
         counts.setdefault("labelled", np.zeros_like(counts["clients"]))  # in earlier versions no client had labels
         counts.setdefault("validation", np.zeros_like(counts["train"]))  # and there were no validation images
         return counts

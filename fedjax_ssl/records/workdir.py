@@ -57,7 +57,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     """Checks that files can be written into a folder, which need not exist; leaves nothing behind.
 
     Raises:
-        UserError: it is no folder, or the operating system lets nobody write there, or not this user.
+        UserError: it is not a folder, or this user may not write there.
     """
     if not os.fspath(path):
         raise UserError("the workdir is empty; leave it out for a fresh folder under runs/")
@@ -147,7 +147,7 @@ class Workdir:
             config: the complete configuration, as nested dicts.
 
         Raises:
-            UserError: the folder holds a run of another configuration, or something that is no run, or another
+            UserError: the folder holds a run of another configuration, or something that is not a run, or another
                 process is using it.
         """
         check_folder("runs" if path is None else path)  # before anything takes long
@@ -266,7 +266,7 @@ class Records(NamedTuple):
 
     Attributes:
         lines: a dict each, with an int for `round`.
-        damage: what is wrong with the file, '' if nothing is. A last line that a kill cut short is no damage.
+        damage: what is wrong with the file, '' if nothing is. A last line that a kill cut short is not damage.
     """
 
     lines: list[dict[str, Any]]
@@ -303,7 +303,7 @@ def read_summary(folder: pathlib.Path) -> Summary:
     if not isinstance(summary, dict) or any(
         not isinstance(summary.get(name, None if name == "rounds" else kind()), kind) for name, kind in kinds.items()
     ):
-        return Summary(None, f"{path} is damaged (it is no summary)")
+        return Summary(None, f"{path} is damaged (it is not a summary)")
     try:
         is_of_others = summary.get(METRICS_SUM) not in (None, checksum_of_records(folder, summary["rounds"]))
     except OSError:  # which is said of the records
@@ -312,7 +312,7 @@ def read_summary(folder: pathlib.Path) -> Summary:
 
 
 def read_records(path: pathlib.Path) -> Records:
-    """The lines of a .jsonl file, without those that are no records of numbers.
+    """The lines of a .jsonl file, without those that are not records of numbers.
 
     Raises:
         OSError: the file exists and cannot be opened.

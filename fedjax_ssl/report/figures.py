@@ -145,7 +145,7 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
     """
     if not counts:
         return None
-    clients, labelled, anchors = counts["clients"], counts["labelled"], counts["anchors"]
+    clients, labelled, at_server = counts["clients"], counts["labelled"], counts["server"]
     num_clients, num_classes = clients.shape
     place, at_clients = np.arange(num_classes), labelled.any()
     figure, axes = subplots(
@@ -168,14 +168,14 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
     for label, numbers, colour in (
         ("at clients, with labels", labelled.sum(axis=0), COLOURS[1]),
         (unlabelled, (clients - labelled).sum(axis=0), COLOURS[0]),
-        ("anchors at the server", anchors, COLOURS[1]),
+        ("at the server, with labels", at_server, COLOURS[1]),
         ("held out for validation", counts["validation"], COLOURS[2]),
     ):
         if numbers.any():
             bars.barh(place + 0.2, numbers, 0.4, left=left, color=colour, label=label)
             left += numbers
     bars.invert_yaxis()
-    title = f"{anchors.sum():,} anchors, {clients.sum():,} images at {num_clients:,} clients"
+    title = f"{at_server.sum():,} labels at the server, {clients.sum():,} images at {num_clients:,} clients"
     if at_clients:
         title = f"{labelled.sum():,} of {clients.sum():,} images labelled"
     bars.set(xlabel="images", title=title)

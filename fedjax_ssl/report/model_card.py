@@ -84,7 +84,7 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | data set | {name} |
 | images | {height} x {width} pixels, {channels} channel(s), {dataset.get("num_classes", "?")} classes |
 | training set | {dataset.get("num_train", "?")} images{held_out} |
-| labels | {labels}{f" ({data['anchors']})" if data["labels"] == "server" else ""} |
+| labels | {labels}{f" ({data['server_draw']})" if data["labels"] == "server" else ""} |
 | division | {_division(data)}, seed {config["seed"]} |
 | test set | {dataset.get("num_test", "?")} images |
 

@@ -106,7 +106,7 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     if counts and run.config["data"]["labels"] == "clients":
         number = int(np.sum(counts["labelled"].sum(axis=1) == 0))
         without = f" {number} of {len(counts['labelled'])} clients {'has' if number == 1 else 'have'} no label."
-    also = "and each class before and after the server took its anchors"
+    also = "and each class before and after the server took its labelled images"
     pictures.add(
         "who_holds_what",
         figures.who_holds_what(counts, names),

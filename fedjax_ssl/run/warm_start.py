@@ -144,7 +144,7 @@ def _check_labels(
 
 
 def _labelled(partition: Partition) -> np.ndarray:
-    return np.concatenate([partition.anchor_index, partition.labelled_rows])
+    return np.concatenate([partition.server_index, partition.labelled_rows])
 
 
 def _shared_parts(where: str, model: Model, saved: dict[str, tuple[int, ...]]) -> Model:

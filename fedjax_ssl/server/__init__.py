@@ -32,7 +32,7 @@ from fedjax_ssl.server.training import (
     supervised_mixup_loss,
     train_classifier,
     train_in_turn,
-    train_on_anchors,
+    train_on_server_labels,
     train_server_model,
 )
 
@@ -62,7 +62,7 @@ __all__ = [
     "supervised_mixup_loss",
     "train_classifier",
     "train_in_turn",
-    "train_on_anchors",
+    "train_on_server_labels",
     "train_server_model",
     "weighted_mean",
     "weights",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Method, Metrics, Problem, State
-from fedjax_ssl.server.training import supervised_loss, train_on_anchors
+from fedjax_ssl.server.training import supervised_loss, train_on_server_labels
 
 FEDERATED = "federated"  # the entry of `State.server` with the model that travels, where the tested one is fine-tuned
 
@@ -31,7 +31,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
 
     def statistics(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> State:
         state = method.statistics(state, data, clients, key)
-        rows = data.anchor_index
+        rows = data.server_index
         features = network.predict_rows(state.model, data.inputs, rows, config.eval_batch_size).features
         fitted = ridge(
             state.model.params["classifier"],
@@ -44,7 +44,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
         if epochs == 0:
             return state._replace(model=model)
         state = state._replace(model=model, server={**state.server, FEDERATED: model})
-        tuned, _ = train_on_anchors(
+        tuned, _ = train_on_server_labels(
             state,
             data,
             supervised_loss(problem, data, config.server.augmentation),

@@ -42,10 +42,10 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
         network: the stage does nothing unless its policy is 'static'. With `network.gathered`, the `Sums` that clients
             sent, the stage reads the server's images alone, and makes one pass.
         section: `config.model`, of which the fields that begin with `statistics` are read.
-        source: one of `SOURCES`; None: `section.statistics`. 'server', the anchors alone; 'cohort', the anchors and
-            this round's clients; 'all', the anchors and every client, in separate batches; 'all_mixed', the same
+        source: one of `SOURCES`; None: `section.statistics`. 'server', its labelled images alone; 'cohort', these and
+            this round's clients; 'all', these and every client, in separate batches; 'all_mixed', the same
             images as one pool, which is what SemiFL's code does (with the privacy caveat of its paper); 'moments',
-            the anchors and every client, with the variance between them.
+            the server's and every client's, with the variance between them.
 
     Raises:
         UserError: when the stage is traced: the server has no images.
@@ -56,15 +56,15 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
 
     def refresh(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> State:
         del key
-        owners = [(data.anchor_index[None], jnp.array([len(data.anchor_index)]))]
-        if len(data.anchor_index) == 0:
+        owners = [(data.server_index[None], jnp.array([len(data.server_index)]))]
+        if len(data.server_index) == 0:
             if source == "server":
                 raise UserError(
                     "model.statistics='server' takes images of the server, which has none where data.labels is not "
                     "'server'; known: cohort, all, all_mixed, moments, or model.normalisation='running'"
                 )
             owners = []
-        asked = asked_clients(source, len(data.anchor_index), clients, len(data.client_size))
+        asked = asked_clients(source, len(data.server_index), clients, len(data.client_size))
         if network.gathered is None and source == "all_mixed":
             owners = [pool(data)]
         elif network.gathered is None and asked is not None:
@@ -104,12 +104,12 @@ def num_passes(network: Network, passes: int, model: Model, before: bool = False
     return layers if before else min(passes, layers)
 
 
-def asked_clients(source: str, num_anchors: int, cohort: jax.Array, num_clients: int) -> jax.Array | None:
+def asked_clients(source: str, server_labels: int, cohort: jax.Array, num_clients: int) -> jax.Array | None:
     """The clients whose images are asked for statistics, int32 [n]; None: no client is.
 
     Before the first round there is no cohort: a server with images uses those, another asks all clients.
     """
-    if source in ("all", "moments") or (source == "cohort" and not num_anchors and len(cohort) == 0):
+    if source in ("all", "moments") or (source == "cohort" and not server_labels and len(cohort) == 0):
         return jnp.arange(num_clients)
     return cohort if source == "cohort" else None
 
@@ -128,8 +128,8 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
         int32 [1, n] rows, padded, n the largest possible number; and int32 [1], their number.
     """
     num_rows, (num_clients, n_max) = len(data.inputs), data.client_index.shape
-    owned = data.at_clients.at[data.anchor_index].set(True)
-    rows = jnp.nonzero(owned, size=min(num_rows, len(data.anchor_index) + num_clients * n_max), fill_value=0)[0]
+    owned = data.at_clients.at[data.server_index].set(True)
+    rows = jnp.nonzero(owned, size=min(num_rows, len(data.server_index) + num_clients * n_max), fill_value=0)[0]
     return rows[None], jnp.sum(owned)[None]
 
 

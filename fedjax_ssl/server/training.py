@@ -1,4 +1,4 @@
-"""The server's training: epochs over its labelled anchors. Without anchors it does not train."""
+"""The server's training: epochs over its labelled images. Without any it does not train."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -18,21 +18,21 @@ from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 
-AnchorLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]
+ServerLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]
 
 
-class AnchorLoss(Protocol):
-    """The loss of one step on rows [B] of anchors, with labels [B] and mask [B]: (loss, (batch_stats, metrics))."""
+class ServerLoss(Protocol):
+    """The loss of one step on rows [B] of labelled, with labels [B] and mask [B]: (loss, (batch_stats, metrics))."""
 
     def __call__(
         self, model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array, /
-    ) -> AnchorLossResult: ...
+    ) -> ServerLossResult: ...
 
 
-def train_on_anchors(
+def train_on_server_labels(
     state: State,
     data: FederatedData,
-    loss_fn: AnchorLoss,
+    loss_fn: ServerLoss,
     config,
     learning_rate: jax.Array | float,
     key: jax.Array,
@@ -45,7 +45,7 @@ def train_on_anchors(
     shuffle: bool = True,
     after_step: Callable[[Model, Model, jax.Array], Model] | None = None,
 ) -> tuple[State, Metrics]:
-    """SGD over the anchors, shuffled anew in each epoch.
+    """SGD over the server's labelled images, shuffled anew in each epoch.
 
     Args:
         state: whose model is trained.
@@ -55,7 +55,7 @@ def train_on_anchors(
         learning_rate: float32 [].
         key: of this training.
         parts: names of the top-level entries of `params` to train.
-        epochs: passes over the anchors; 0 epochs or 0 anchors return the state unchanged.
+        epochs: passes over the labelled images; 0 epochs or 0 images return the state unchanged.
         batch_size: the last batch of an epoch may be short; its padding is masked.
         memory: the entry of `state.server` with the optimiser's state, which `own_optimizer` made; None, or no such
             entry: the optimiser starts afresh.
@@ -68,23 +68,23 @@ def train_on_anchors(
         The state with the trained model (and the optimiser's state in its entry), and each metric's mean over the last
         steps, as many as an epoch has.
     """
-    anchors = data.anchor_index
-    if (epochs == 0 and steps is None) or len(anchors) == 0:
+    labelled = data.server_index
+    if (epochs == 0 and steps is None) or len(labelled) == 0:
         return state, {}
-    batch_size = min(batch_size, len(anchors))
-    steps_per_epoch = -(-len(anchors) // batch_size)
+    batch_size = min(batch_size, len(labelled))
+    steps_per_epoch = -(-len(labelled) // batch_size)
     if steps is not None:
         epochs = -(-steps // steps_per_epoch)
     num_steps = epochs * steps_per_epoch if steps is None else steps
     shuffle_key, steps_key = jax.random.split(key)
     shuffle_key = shuffle_key if shuffle else jax.random.key(0)
-    orders = jax.vmap(lambda k: jax.random.permutation(k, anchors))(jax.random.split(shuffle_key, epochs))
+    orders = jax.vmap(lambda k: jax.random.permutation(k, labelled))(jax.random.split(shuffle_key, epochs))
     optimizer = make_optimizer(config, learning_rate)
 
     def step(learner, index):
         epoch, batch = jnp.divmod(index, steps_per_epoch)
-        positions, mask = batch_positions(batch, batch_size, len(anchors))
-        rows = orders[epoch, jnp.minimum(positions, len(anchors) - 1)]
+        positions, mask = batch_positions(batch, batch_size, len(labelled))
+        rows = orders[epoch, jnp.minimum(positions, len(labelled) - 1)]
         step_key = jax.random.fold_in(steps_key, index)
 
         def loss_of_batch(model: Model):
@@ -118,7 +118,7 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
 
 
 class Training(NamedTuple):
-    """One of several trainings of a server on its anchors.
+    """One of several trainings of a server on its labelled images.
 
     Attributes:
         memory: the entry of `State.server` for its optimiser, see `own_optimizer`.
@@ -128,7 +128,7 @@ class Training(NamedTuple):
     """
 
     memory: str
-    loss: Callable[[FederatedData], AnchorLoss]
+    loss: Callable[[FederatedData], ServerLoss]
     parts: tuple[str, ...]
     batch_size: int
 
@@ -153,12 +153,12 @@ def train_in_turn(
         rates, epochs: one for each.
 
     Returns:
-        The state, and the metrics of all; see `train_on_anchors`.
+        The state, and the metrics of all; see `train_on_server_labels`.
     """
     metrics: Metrics = {}
     keys = jax.random.split(key, len(trainings))
     for training, rate, num_epochs, own_key in zip(trainings, rates, epochs, keys, strict=True):
-        state, of_training = train_on_anchors(
+        state, of_training = train_on_server_labels(
             state,
             data,
             training.loss(data),
@@ -178,9 +178,9 @@ CLASSIFICATION = "classification"  # the entry in `State.server` of the epochs o
 
 
 def train_classifier(problem: Problem, state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-    """The server's epochs of cross-entropy in a round, on augmented anchors; its metric is `server_loss`."""
+    """The server's epochs of cross-entropy in a round, on augmented images; its metric is `server_loss`."""
     config = problem.config
-    return train_on_anchors(
+    return train_on_server_labels(
         state,
         data,
         supervised_loss(problem, data, config.server.augmentation),
@@ -195,7 +195,7 @@ def train_classifier(problem: Problem, state: State, data: FederatedData, key: j
 
 
 def pretrained_classifier(problem: Problem, data: FederatedData, key: jax.Array) -> State:
-    """Fresh weights, trained on the anchors by cross-entropy for `server.pretrain_epochs`: before the first round.
+    """Fresh weights, trained on the server's labels for `server.pretrain_epochs` of cross-entropy: before round 1.
 
     With `server.pretrain_persistent` the state has the optimiser's in its entry `CLASSIFICATION`.
     """
@@ -204,7 +204,7 @@ def pretrained_classifier(problem: Problem, data: FederatedData, key: jax.Array)
     keeps = config.server.pretrain_persistent
     memory = own_optimizer(config.server, model, CLASSIFIER, CLASSIFICATION) if keeps else {}
     state = State(jnp.int32(0), model, memory)
-    return train_on_anchors(
+    return train_on_server_labels(
         state,
         data,
         supervised_loss(problem, data, config.server.augmentation),
@@ -218,8 +218,8 @@ def pretrained_classifier(problem: Problem, data: FederatedData, key: jax.Array)
     )[0]
 
 
-def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) -> AnchorLoss:
-    """Cross-entropy of the classification head on augmented anchors: l(f(A(x)), y).
+def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) -> ServerLoss:
+    """Cross-entropy of the classification head on augmented labelled images: l(f(A(x)), y).
 
     Args:
         problem: the run.
@@ -231,7 +231,7 @@ def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) ->
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
-    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> AnchorLossResult:
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
         views = (augment(key, data.inputs[rows]),)
         (outputs,), batch_stats = problem.network.train(model, views, mask)
         loss = cross_entropy(outputs.logits, labels, mask)
@@ -242,8 +242,8 @@ def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) ->
 
 def supervised_mixup_loss(
     problem: Problem, data: FederatedData, augmentation: str, alpha: float, mix_weight: float, mix_order: str
-) -> AnchorLoss:
-    """The clients' two losses on the anchors (FedAnchor's earlier version, section 3.5): all of them are the fix set.
+) -> ServerLoss:
+    """The clients' two losses on the server's images (FedAnchor's earlier version, section 3.5): all are the fix set.
 
     Args:
         problem: the run.
@@ -255,14 +255,14 @@ def supervised_mixup_loss(
 
     Returns:
         The loss; its metrics are `server_loss` on the fix set and `server_mix_loss` on
-        mixtures of it with anchors drawn with replacement from all.
+        mixtures of it with images drawn with replacement from all.
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
-    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> AnchorLossResult:
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
         augment_key, partner_key, mix_key = jax.random.split(key, 3)
-        anchors = data.anchor_index
-        partners = anchors[draw_with_replacement(partner_key, len(anchors), len(rows))]
+        labelled = data.server_index
+        partners = labelled[draw_with_replacement(partner_key, len(labelled), len(rows))]
         images = data.inputs[rows]
         mixture, mixing = mix_images(problem.weak, mix_key, images, data.inputs[partners], alpha, mix_order)
         views = (augment(augment_key, images), mixture)

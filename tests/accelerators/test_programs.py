@@ -53,13 +53,13 @@ def test_a_round_compiles_for_a_tpu(compile_for, name, variant, labels, chips):
     program = {"method": name, "variant": variant, "labels": labels, "model": "", "part": "dispatch", "lanes": 2}
     found = compile_for("v5e", chips, **program)
     assert sum(found["milliseconds_by_stage"].values()) > 0  # the text was read
-    assert (found["milliseconds_per_client"] > 0) == (name != "anchors_only")  # and the loop of the steps found in it
+    assert (found["milliseconds_per_client"] > 0) == (name != "server_only")  # and the loop of the steps found in it
     assert bool(found["collectives"]) == (chips > 1)
 
 
 def on_cuda(compile_for, name):
     """A cohort of the small CNN's, in two lanes."""
-    part = "dispatch" if name == "anchors_only" else "step"
+    part = "dispatch" if name == "server_only" else "step"
     return compile_for("h100", 1, method=name, variant="", labels=None, model="cnn", part=part, lanes=2)
 
 
@@ -71,7 +71,7 @@ def test_a_gpu_copies_no_image_table(compile_for, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "anchors_only"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "server_only"])
 @pytest.mark.xfail(strict=True, reason="kernel gradients of lanes become grouped convolutions with images for windows")
 def test_a_gpu_has_kernel_gradients_of_its_own_in_lanes(compile_for, name):
     for kind in on_cuda(compile_for, name)["convolutions_of_a_step"]:

@@ -50,10 +50,10 @@ def test_overrides():
         ("--config.model.statistics=moon", "'moon'; known: .*server"),
         ("--config.data.source=imagenet", "imagenet.*digits.*cifar10"),
         ("--config.data.partition=pie", "pie.*lda"),
-        ("--config.data.anchors=rusty", "rusty.*balanced"),
+        ("--config.data.server_draw=rusty", "rusty.*balanced"),
         ("--config.data.alpha=0", "data.alpha must be above 0"),
-        ("--config.data.num_anchors=5000", "num_anchors=5000"),
-        ("--config.data.num_anchors=1790", "num_anchors"),
+        ("--config.data.server_labels=5000", "server_labels=5000"),
+        ("--config.data.server_labels=1790", "server_labels"),
         ("--config.num_clients=100000", "num_clients"),
         ("--config.clients_per_round=21", "clients_per_round is 21, .* num_clients = 20"),
         ("--config.client.batch_size=0", "client.batch_size must be at least 1, not 0"),
@@ -147,11 +147,11 @@ def test_help(capsys):
 
 
 def test_config_arguments():
-    config = apply_arguments(base_config(), "cnn,mix,iid,anchors=250,images=7")
+    config = apply_arguments(base_config(), "cnn,mix,iid,server_labels=250,images=7")
     assert (config.model.name, config.fedanchor.server_mixup, config.data.alpha) == ("cnn", True, 1000.0)
-    assert (config.data.num_anchors, config.data.examples_per_client) == (250, 7)
+    assert (config.data.server_labels, config.data.examples_per_client) == (250, 7)
     assert apply_arguments(base_config(), "").to_dict() == base_config().to_dict()
-    for text, line in {"anchor=5": "known: .*cnn, .*mix, .*anchors=..., alpha=...", "anchors=many": "int",
+    for text, line in {"anchor=5": "known: .*cnn, .*mix, .*server_labels=..., alpha=...", "server_labels=many": "int",
                        "alpha": "known", "cnn=1": "known"}.items():  # fmt: skip
         with pytest.raises(UserError, match=line):
             apply_arguments(base_config(), text)
@@ -163,7 +163,7 @@ def test_config_arguments():
     assert apply_arguments(base_config(), "supervised,all_labels").data.reveal_labels
     named, by_field = (apply_arguments(base_config(), words) for words in ("fedil,no_cosine", "method=fedil,no_cosine"))
     assert named.to_dict() == by_field.to_dict() and named.aggregation.weights == "uniform"
-    assert apply_arguments(base_config(), "centralised").method == "anchors_only"
+    assert apply_arguments(base_config(), "centralised").method == "server_only"
 
 
 @pytest.mark.parametrize("path", sorted(launch.QUICKSTART.parent.glob("*.py")), ids=lambda path: path.stem)
@@ -190,7 +190,7 @@ def test_the_variant_paper_undoes_what_was_found():
 
 def test_the_papers_variants():
     config = load_config_file(
-        str(launch.QUICKSTART.parent / "fedanchor_cifar10.py") + ":wrn28_2,anchors=250,alpha=0.5,mix"
+        str(launch.QUICKSTART.parent / "fedanchor_cifar10.py") + ":wrn28_2,server_labels=250,alpha=0.5,mix"
     )
-    assert (config.model.name, config.data.num_anchors, config.data.alpha) == ("wrn28_2", 250, 0.5)
+    assert (config.model.name, config.data.server_labels, config.data.alpha) == ("wrn28_2", 250, 0.5)
     assert config.fedanchor.server_mixup and config.fedanchor.client_mixup

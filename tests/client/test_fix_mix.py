@@ -33,7 +33,7 @@ SIZE = 10
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[-1] * 2, [-1] * SIZE], anchors=[0, 1, 2])
+    return federation([[-1] * 2, [-1] * SIZE], at_server=[0, 1, 2])
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ def test_arrays():
     np.testing.assert_array_equal(data.client_index, [[7, 2, 9], [0, 0, 0], [4, 0, 0], [0, 11, 0]])
     np.testing.assert_array_equal(data.client_size, [3, 0, 1, 2])
     np.testing.assert_array_equal(data.labelled_size, [0, 0, 0, 0])
-    np.testing.assert_array_equal(data.anchor_index, [5, 1, 3])
+    np.testing.assert_array_equal(data.server_index, [5, 1, 3])
     np.testing.assert_array_equal(hidden, dataset.y_train)
     assert data.inputs.dtype == data.test_inputs.dtype == jnp.uint8
     integers = data._replace(inputs=hidden, test_inputs=hidden, seed=hidden)
@@ -76,7 +76,7 @@ def test_labels_at_clients(labelled, sizes):
     expected[labelled] = dataset.y_train[labelled]
     np.testing.assert_array_equal(data.visible_labels, expected)
     np.testing.assert_array_equal(data.labelled_size, sizes)
-    assert data.anchor_index.shape == (0,) and data.anchor_index.dtype == data.labelled_size.dtype == jnp.int32
+    assert data.server_index.shape == (0,) and data.server_index.dtype == data.labelled_size.dtype == jnp.int32
 
 
 @pytest.mark.parametrize("bound", ["reveal_labels", "centralised"])
@@ -87,20 +87,20 @@ def test_the_bounds_show_every_label_of_the_federation(bound, labelled):
     np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], dataset.y_train[owned])
     np.testing.assert_array_equal(data.labelled_size, [3, 0, 1, 2])
     at_server = owned if bound == "centralised" else []
-    np.testing.assert_array_equal(np.sort(data.anchor_index), np.sort(at_server))
+    np.testing.assert_array_equal(np.sort(data.server_index), np.sort(at_server))
 
 
 def test_seeds_are_stacked_with_their_own_labels():
     federations = [labelled_federation(rows)[2] for rows in ([9, 0], [7, 2])]
     stacked = stack_seeds(federations)
     np.testing.assert_array_equal(stacked.labelled_size, [[1, 0, 0, 1], [2, 0, 0, 0]])
-    assert stacked.anchor_index.shape == (2, 0) and stacked.inputs.shape == federations[0].inputs.shape
+    assert stacked.server_index.shape == (2, 0) and stacked.inputs.shape == federations[0].inputs.shape
 
 
 def test_permuting_hidden_labels_changes_nothing_that_a_method_sees():
     dataset, partition = small_federation()
     permuted = dataset.y_train.copy()
-    hidden_rows = np.setdiff1d(np.arange(12), partition.anchor_index)
+    hidden_rows = np.setdiff1d(np.arange(12), partition.server_index)
     permuted[hidden_rows] = (permuted[hidden_rows] + 1) % 3
     data, hidden = federate(dataset, partition, seed=0)
     other_data, other_hidden = federate(dataset._replace(y_train=permuted), partition, seed=0)

@@ -205,7 +205,7 @@ BROKEN = {
         ["test/cat/y.png"],
         ["cannot be read"],
     ),
-    "a pipe": (lambda root: os.mkfifo(root / "test" / "cat" / "y.png"), ["test/cat/y.png"], ["it is no file"]),
+    "a pipe": (lambda root: os.mkfifo(root / "test" / "cat" / "y.png"), ["test/cat/y.png"], ["it is not a file"]),
     "a format that Pillow gives to another program": (
         lambda root: Image.new("RGB", (6, 6)).save(root / "train" / "cat" / "1.png", "EPS"),
         ["train/cat/1.png"],
@@ -216,7 +216,7 @@ BROKEN = {
         ["train/cat/1.png"],
         ["exceeds limit"],
     ),
-    "numbers that are no pixels": (
+    "numbers that are not pixels": (
         lambda root: save(root / "train" / "cat" / "1.tif", np.zeros((6, 6), np.float32)),
         ["train/cat/1.tif"],
         ["no whole numbers"],

@@ -18,9 +18,9 @@ def labelled_counts(partition, labels=LABELS, num_classes=10):
 
 
 def make_labelled(num_clients=40, seed=3, truth=LABELS, num_classes=10, **fields):
-    fields = {"labels": "clients", "partition": "dirichlet_classes", "num_anchors": 0, **fields}
+    fields = {"labels": "clients", "partition": "dirichlet_classes", "server_labels": 0, **fields}
     partition = make_partition(truth, num_classes, data_config(**fields), num_clients, seed)
-    assert len(partition.anchor_index) == 0
+    assert len(partition.server_index) == 0
     assert_no_row_twice(partition, len(truth))
     assert partition.labelled_rows.dtype == np.int32
     assert len(np.unique(partition.labelled_rows)) == len(partition.labelled_rows)
@@ -28,7 +28,7 @@ def make_labelled(num_clients=40, seed=3, truth=LABELS, num_classes=10, **fields
     counted = who_holds_what(truth, partition, num_classes)
     np.testing.assert_array_equal(counted["labelled"], labelled_counts(partition, truth, num_classes))
     np.testing.assert_array_equal(counted["clients"], class_counts(partition, truth, num_classes))
-    assert counted["anchors"].tolist() == [0] * num_classes
+    assert counted["server"].tolist() == [0] * num_classes
     return partition
 
 

@@ -46,7 +46,7 @@ def test_published_counts():
 
 
 def rows_of(partition):
-    return np.concatenate([partition.anchor_index, *partition.client_rows])
+    return np.concatenate([partition.server_index, *partition.client_rows])
 
 
 def test_a_long_tail_of_any_source_and_partition():
@@ -89,7 +89,7 @@ def test_validation_images_are_balanced_and_drawn_before_the_tail():
 
 
 @pytest.mark.parametrize(
-    ("labels", "own"), [("server", {"num_anchors": 1236}), ("clients", {"num_labelled": 1236}), ("some_clients", {})]
+    ("labels", "own"), [("server", {"server_labels": 1236}), ("clients", {"num_labelled": 1236}), ("some_clients", {})]
 )
 @pytest.mark.parametrize("imbalance", [50.0, -50.0])
 def test_labelled_images_with_a_tail_of_their_own(labels, own, imbalance):
@@ -98,7 +98,7 @@ def test_labelled_images_with_a_tail_of_their_own(labels, own, imbalance):
     fields |= {"largest_class": 4000, "imbalance": imbalance}
     partition = make_partition(LABELS, 10, data_config(**fields), 8, 0)
     assert_no_row_twice(partition, len(LABELS))
-    labelled = partition.anchor_index if labels == "server" else partition.labelled_rows
+    labelled = partition.server_index if labels == "server" else partition.labelled_rows
     known = tail_counts(500, 100, 10)
     assert np.bincount(LABELS[labelled]).tolist() == known.tolist() and known.sum() == 1236
     all_counts = np.bincount(LABELS[rows_of(partition)])
@@ -122,7 +122,7 @@ def test_labelled_images_with_a_tail_of_their_own(labels, own, imbalance):
         ({"imbalance": 1000.0, "largest_class": 900}, ["imbalance=1000 leaves no image of class 9", "has 900"]),
         ({"labelled_largest_class": 50}, ["data.num_labelled"]),
         ({"labelled_largest_class": 50, "num_labelled": 499}, ["makes 500 labelled", "num_labelled=499"]),
-        ({"labels": "server", "labelled_largest_class": 50}, ["num_anchors=250; set it to 500"]),
+        ({"labels": "server", "labelled_largest_class": 50}, ["server_labels=250; set it to 500"]),
         ({"labels": "some_clients", "labelled_clients": 10, "labelled_largest_class": 5}, ["all 10 are labelled"]),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from fedjax_ssl import base_config
 from fedjax_ssl.config import validate
 from fedjax_ssl.data import PARTITIONS, make_partition
-from fedjax_ssl.data.labels import draw_anchors
+from fedjax_ssl.data.labels import draw_server_labels
 from fedjax_ssl.data.partition_schemes import dirichlet_classes
 from fedjax_ssl.errors import UserError
 from tests.helpers.partitions import (
@@ -24,12 +24,12 @@ from tests.helpers.partitions import (
 @pytest.mark.parametrize("num_classes", [2, 10, 100])
 def test_every_scheme_with_any_number_of_classes(name, num_classes):
     labels = labels_of(num_classes, 20_000)
-    config = data_config(partition=name, num_anchors=2 * num_classes, alpha=0.5)
+    config = data_config(partition=name, server_labels=2 * num_classes, alpha=0.5)
     partition = make_partition(labels, num_classes, config, 50, seed=1)
     assert_no_row_twice(partition, len(labels))
     assert len(partition.client_rows) == 50
-    np.testing.assert_array_equal(np.bincount(labels[partition.anchor_index], minlength=num_classes), 2)
-    left = len(labels) - len(partition.anchor_index)
+    np.testing.assert_array_equal(np.bincount(labels[partition.server_index], minlength=num_classes), 2)
+    left = len(labels) - len(partition.server_index)
     if name in ("iid", "lda", "main_class"):
         assert set(sizes_of(partition)) == {left // 50}
     elif name == "profiles":  # of classes that have run out clients get fewer
@@ -44,7 +44,7 @@ def test_every_scheme_with_any_number_of_classes(name, num_classes):
 def test_deterministic_per_seed_and_different_between_seeds(name):
     def rows(seed):
         partition = make_partition(LABELS, 10, data_config(partition=name, alpha=0.5), 100, seed)
-        return [partition.anchor_index, *partition.client_rows]
+        return [partition.server_index, *partition.client_rows]
 
     first, again, other = rows(3), rows(3), rows(4)
     assert all(np.array_equal(one, two) for one, two in zip(first, again))
@@ -54,15 +54,15 @@ def test_deterministic_per_seed_and_different_between_seeds(name):
 def test_anchors_do_not_depend_on_the_scheme():
     drawn = [make_partition(LABELS, 10, data_config(partition=name, alpha=1.0), 100, 0) for name in PARTITIONS]
     for partition in drawn:
-        np.testing.assert_array_equal(partition.anchor_index, drawn[0].anchor_index)
+        np.testing.assert_array_equal(partition.server_index, drawn[0].server_index)
 
 
-@pytest.mark.parametrize(("num_anchors", "size"), [(250, 497), (500, 495), (5000, 450)])
+@pytest.mark.parametrize(("server_labels", "size"), [(250, 497), (500, 495), (5000, 450)])
 @pytest.mark.parametrize("name", ["iid", "lda"])
-def test_fedanchor_client_sizes(name, num_anchors, size):
-    partition = make_partition(LABELS, 10, data_config(partition=name, num_anchors=num_anchors), 100, 0)
+def test_fedanchor_client_sizes(name, server_labels, size):
+    partition = make_partition(LABELS, 10, data_config(partition=name, server_labels=server_labels), 100, 0)
     assert sizes_of(partition).tolist() == [size] * 100
-    assert len(partition.anchor_index) == num_anchors
+    assert len(partition.server_index) == server_labels
 
 
 def largest_share(alpha, **fields):
@@ -121,7 +121,7 @@ def test_lda_with_small_shares_still_follows_dirichlet():
 def test_lda_goes_on_when_classes_run_out():
     # All examples are dealt and alpha is so small that most clients' mass lies on classes that have run out.
     for alpha in (1e-6, 1e-3, 0.1):
-        config = data_config(alpha=alpha, num_anchors=0)
+        config = data_config(alpha=alpha, server_labels=0)
         partition = make_partition(LABELS, 10, config, 100, 0)
         assert sizes_of(partition).tolist() == [500] * 100
         assert_no_row_twice(partition, 50_000)
@@ -180,7 +180,7 @@ def test_dirichlet_classes_normalises_columns():
 
 
 def test_dirichlet_classes_may_leave_clients_empty():
-    config = data_config(partition="dirichlet_classes", alpha=0.01, num_anchors=0)
+    config = data_config(partition="dirichlet_classes", alpha=0.01, server_labels=0)
     partition = make_partition(labels_of(10, 300), 10, config, 200, 0)
     assert sizes_of(partition).min() == 0 and sizes_of(partition).sum() == 300
 
@@ -188,7 +188,7 @@ def test_dirichlet_classes_may_leave_clients_empty():
 def test_shards_classes_per_client():
     for per_client, num_classes in (2, 10), (3, 10), (1, 100), (20, 100):
         labels = labels_of(num_classes)
-        config = data_config(partition="shards", classes_per_client=per_client, num_anchors=0)
+        config = data_config(partition="shards", classes_per_client=per_client, server_labels=0)
         partition = make_partition(labels, num_classes, config, 100, 0)
         classes = (class_counts(partition, labels, num_classes) > 0).sum(axis=1)
         assert classes.max() == per_client and classes.min() >= 1
@@ -206,17 +206,17 @@ def test_examples_per_client_is_a_limit_on_each_share():
 
 def test_random_anchors():
     rng = np.random.default_rng(0)
-    rows = draw_anchors(LABELS, 1003, 10, rng, balanced=False)
+    rows = draw_server_labels(LABELS, 1003, 10, rng, balanced=False)
     counts = np.bincount(LABELS[rows])
     assert len(np.unique(rows)) == 1003 and np.ptp(counts) > 1
-    config = data_config(anchors="random", num_anchors=77)
-    assert len(make_partition(LABELS, 10, config, 10, 0).anchor_index) == 77
+    config = data_config(server_draw="random", server_labels=77)
+    assert len(make_partition(LABELS, 10, config, 10, 0).server_index) == 77
 
 
 def test_rows_are_in_random_order_even_of_sorted_labels():
     labels = np.sort(LABELS)
-    partition = make_partition(labels, 10, data_config(num_anchors=500, alpha=1000.0), 100, 0)
-    for rows in (partition.anchor_index, partition.client_rows[0]):
+    partition = make_partition(labels, 10, data_config(server_labels=500, alpha=1000.0), 100, 0)
+    for rows in (partition.server_index, partition.client_rows[0]):
         # In sorted order consecutive labels would differ 9 times; in random order nine times in ten.
         assert (np.diff(labels[rows]) != 0).mean() > 0.8
 
@@ -224,14 +224,14 @@ def test_rows_are_in_random_order_even_of_sorted_labels():
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_with_labels_at_the_server_the_draws_are_those_of_two_streams(name):
     """As before clients could have labels, to the bit: a saved result can be had again."""
-    config = data_config(partition=name, alpha=0.5, num_anchors=20, examples_per_client=60)
+    config = data_config(partition=name, alpha=0.5, server_labels=20, examples_per_client=60)
     partition = make_partition(LABELS, 10, config, 100, seed=3)
-    anchor_rng, client_rng = np.random.default_rng([3, 0]), np.random.default_rng([3, 1])
-    anchors = [anchor_rng.permutation(np.flatnonzero(c == LABELS))[:2] for c in range(10)]
-    anchors = anchor_rng.permutation(np.concatenate(anchors))
+    server_rng, client_rng = np.random.default_rng([3, 0]), np.random.default_rng([3, 1])
+    anchors = [server_rng.permutation(np.flatnonzero(c == LABELS))[:2] for c in range(10)]
+    anchors = server_rng.permutation(np.concatenate(anchors))
     rest = np.setdiff1d(np.arange(50_000), anchors)
     shares = PARTITIONS[name](LABELS[rest], 100, config, client_rng)
-    np.testing.assert_array_equal(partition.anchor_index, anchors)
+    np.testing.assert_array_equal(partition.server_index, anchors)
     for rows, share in zip(partition.client_rows, shares, strict=True):
         np.testing.assert_array_equal(rows, rest[client_rng.permutation(share)[:60]])
     assert partition.labelled_rows.dtype == np.int32 and len(partition.labelled_rows) == 0
@@ -262,14 +262,14 @@ BAD_FIELDS = {
         ["labels_per_class=51", "the 500 examples"],
     ),
     "unknown partition": ({"partition": "noniid"}, 100, ["'noniid'", *PARTITIONS]),
-    "unknown anchors": ({"anchors": "best"}, 100, ["'best'", "balanced", "random"]),
+    "unknown anchors": ({"server_draw": "best"}, 100, ["'best'", "balanced", "random"]),
     "alpha 0": ({"alpha": 0.0}, 100, ["data.alpha=0"]),
     "alpha below 0": ({"alpha": -1.0, "partition": "dirichlet_clients"}, 100, ["data.alpha=-1"]),
     "alpha not a number": ({"alpha": float("nan"), "partition": "dirichlet_classes"}, 100, ["data.alpha=nan"]),
-    "not divisible": ({"num_anchors": 255}, 100, ["num_anchors=255", "250 or 260"]),
-    "fewer than classes": ({"num_anchors": 5}, 100, ["num_anchors=5", "10 would do"]),
-    "too many anchors": ({"num_anchors": 60_000}, 100, ["60000", "50000"]),
-    "negative anchors": ({"num_anchors": -10}, 100, ["num_anchors=-10"]),
+    "not divisible": ({"server_labels": 255}, 100, ["server_labels=255", "250 or 260"]),
+    "fewer than classes": ({"server_labels": 5}, 100, ["server_labels=5", "10 would do"]),
+    "too many anchors": ({"server_labels": 60_000}, 100, ["60000", "50000"]),
+    "negative anchors": ({"server_labels": -10}, 100, ["server_labels=-10"]),
     "too many clients": ({}, 49_751, ["num_clients=49751", "49750 examples"]),
     "no clients": ({}, 0, ["num_clients=0"]),
     "negative limit": ({"examples_per_client": -1}, 100, ["examples_per_client=-1"]),
@@ -289,8 +289,8 @@ def test_impossible_fields(case):
 
 def test_the_configuration_is_checked_before_data_are_read():
     config = base_config()
-    config.method, config.data.num_anchors = "supervised", 0
-    with pytest.raises(UserError, match="num_anchors must be at least 1, not 0"):
+    config.method, config.data.server_labels = "supervised", 0
+    with pytest.raises(UserError, match="server_labels must be at least 1, not 0"):
         validate(config)
     config.data.labels = "clients"
     validate(config)  # there are no anchors, and their number is not looked at
@@ -308,7 +308,7 @@ def test_the_configuration_is_checked_before_data_are_read():
 
 def test_more_anchors_than_a_class_has_names_the_class():
     labels = np.concatenate([np.zeros(100, int), np.full(3, 1), np.full(100, 2)])
-    config = data_config(num_anchors=12)
+    config = data_config(server_labels=12)
     expect_line(["class 1 has 3", "4 examples of each class"], labels, 3, config, 10)
-    config.num_anchors = 9
-    assert len(make_partition(labels, 3, config, 10, 0).anchor_index) == 9
+    config.server_labels = 9
+    assert len(make_partition(labels, 3, config, 10, 0).server_index) == 9

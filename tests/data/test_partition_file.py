@@ -8,7 +8,7 @@ from tests.helpers.partitions import LABELS, data_config, expect_line, labels_of
 
 
 def test_partition_file_round_trip_and_use(tmp_path):
-    config = data_config(partition="dirichlet_classes", alpha=0.01, num_anchors=10)
+    config = data_config(partition="dirichlet_classes", alpha=0.01, server_labels=10)
     labels = labels_of(10, 400)
     partition = make_partition(labels, 10, config, 200, 3)
     assert sizes_of(partition).min() == 0  # Empty clients survive.
@@ -17,28 +17,28 @@ def test_partition_file_round_trip_and_use(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["partition.npz"]
     config.partition_file = str(path)
     for loaded in load_partition(path, 400, 200), make_partition(labels, 10, config, 200, seed=99):
-        np.testing.assert_array_equal(loaded.anchor_index, partition.anchor_index)
-        assert loaded.anchor_index.dtype == np.int32
+        np.testing.assert_array_equal(loaded.server_index, partition.server_index)
+        assert loaded.server_index.dtype == np.int32
         assert all(map(np.array_equal, loaded.client_rows, partition.client_rows))
         assert len(loaded.client_rows) == 200 and loaded.client_rows[0].dtype == np.int32
         assert loaded.labelled_rows.shape == (0,) and loaded.labelled_rows.dtype == np.int32
     with np.load(path) as arrays:
-        old = {name: arrays[name] for name in ("anchor_index", "client_index", "client_size")}
+        old = {name: arrays[name] for name in ("server_index", "client_index", "client_size")}
     np.savez(path, **old)  # as an earlier version wrote it
-    np.testing.assert_array_equal(make_partition(labels, 10, config, 200, 0).anchor_index, partition.anchor_index)
+    np.testing.assert_array_equal(make_partition(labels, 10, config, 200, 0).server_index, partition.server_index)
 
 
-GOOD_FILE = {"anchor_index": [0, 1], "client_index": [2, 3, 4, 5], "client_size": [3, 1]}
+GOOD_FILE = {"server_index": [0, 1], "client_index": [2, 3, 4, 5], "client_size": [3, 1]}
 BAD_FILES = {
     "missing array": ({"client_size": None}, ["no client_size"]),
     "floats": ({"client_index": [2.0, 3, 4, 5]}, ["client_index is float64"]),
     "two axes": ({"client_index": [[2, 3], [4, 5]]}, ["client_index", "(2, 2)"]),
     "number of clients": ({"client_size": [2, 1, 1]}, ["3 clients", "num_clients=2"]),
-    "number of anchors": ({"anchor_index": [0]}, ["1 anchors", "num_anchors=2"]),
+    "number of anchors": ({"server_index": [0]}, ["1 images of the server", "server_labels=2"]),
     "sizes do not add up": ({"client_size": [3, 2]}, ["4 rows", "not 5"]),
     "negative size": ({"client_size": [5, -1]}, ["client_size"]),
     "row outside": ({"client_index": [2, 3, 4, 6]}, ["row 6", "6 examples"]),
-    "negative row": ({"anchor_index": [0, -1]}, ["row -1"]),
+    "negative row": ({"server_index": [0, -1]}, ["row -1"]),
     "anchor at a client": ({"client_index": [2, 3, 4, 1]}, ["row 1 more than once"]),
     "row at two clients": ({"client_index": [2, 3, 4, 3]}, ["row 3 more than once"]),
     "labelled floats": ({"labelled_index": [2.0]}, ["labelled_index is float64"]),
@@ -47,10 +47,10 @@ BAD_FILES = {
     "too many at a client": ({"client_size": [4, 0]}, ["client 0 4 examples", "data.examples_per_client=3"]),
     "labels at clients": ({"labelled_index": [2]}, ["1 labelled examples at clients", "data.labels='server'"]),
 }
-LABELLED_FILE = {"anchor_index": [], "client_index": [2, 3, 4, 5], "client_size": [3, 1], "labelled_index": [3, 2, 4]}
+LABELLED_FILE = {"server_index": [], "client_index": [2, 3, 4, 5], "client_size": [3, 1], "labelled_index": [3, 2, 4]}
 BAD_LABELLED_FILES = {
     "none at clients": ("clients", {"labelled_index": None}, ["no labelled examples", "data.labels='clients'"]),
-    "anchors": ("clients", {"anchor_index": [0]}, ["1 anchors", "data.labels='clients'"]),
+    "anchors": ("clients", {"server_index": [0]}, ["1 images of the server", "data.labels='clients'"]),
     "in part": ("some_clients", {"labelled_index": [3, 2]}, ["client 0 in part", "data.labels='some_clients'"]),
     "two clients": ("some_clients", {"labelled_index": [2, 3, 4, 5]}, ["2 labelled clients", "labelled_clients=1"]),
 }
@@ -72,7 +72,7 @@ def test_partition_file_whose_labels_are_elsewhere(tmp_path, case):
 def test_partition_file_that_does_not_fit(tmp_path, case):
     changes, parts = BAD_FILES[case]
     path = tmp_path / "partition.npz"
-    config = data_config(num_anchors=2, examples_per_client=3, partition_file=str(path))
+    config = data_config(server_labels=2, examples_per_client=3, partition_file=str(path))
     labels = np.arange(6) % 2
     np.savez(path, **GOOD_FILE)
     make_partition(labels, 2, config, 2, 0)  # Without the change it fits.

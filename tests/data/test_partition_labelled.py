@@ -159,7 +159,7 @@ def test_profiles_leave_the_labelled_images_balanced():
     own = np.mean([np.roll(counts, -k) for k, counts in enumerate(others[:50])], axis=0) / 490
     np.testing.assert_allclose(own, [0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15], atol=0.015)
     # With labels elsewhere the number is not read.
-    server = data_config(partition="profiles", labels_per_class=5, num_anchors=0)
+    server = data_config(partition="profiles", labels_per_class=5, server_labels=0)
     counts = class_counts(make_partition(labels, 10, server, 1000, 0), labels, 10)
     assert (counts.min(axis=1) < 5).any()
 
@@ -178,7 +178,7 @@ def test_labelled_images_apart_are_divided_by_draws_of_their_own(name):
     config = data_config(partition=name, alpha=0.3, labels="clients", num_labelled=1000, validation=100)
     partition = make_partition(LABELS, 10, config, 20, seed=3)
     assert_no_row_twice(partition, 50_000)
-    assert len(partition.anchor_index) == 0 and partition.labelled_rows.dtype == np.int32
+    assert len(partition.server_index) == 0 and partition.labelled_rows.dtype == np.int32
     # The pool is balanced, and drawn before the shares, which are the same function's, of other examples.
     client_rng, label_rng, validation_rng = (np.random.default_rng([3, stream]) for stream in (1, 2, 3))
     held_out = [validation_rng.permutation(np.flatnonzero(c == LABELS))[:10] for c in range(10)]

@@ -26,25 +26,25 @@ def test_they_are_balanced_and_nobody_else_s(scheme, where):
     counts = who_holds_what(LABELS, partition, 10)
     assert counts["validation"].tolist() == [50] * 10
     if scheme in ("dirichlet_classes", "shards"):  # which divide all that they are given
-        held = counts["clients"].sum(axis=0) + counts["anchors"] + counts["validation"]
+        held = counts["clients"].sum(axis=0) + counts["server"] + counts["validation"]
         assert held.tolist() == counts["train"].tolist()
 
 
 @pytest.mark.parametrize("where", SETTINGS)
 def test_the_draw_is_a_stream_of_its_own_and_comes_first(where):
     """All by NumPy: the validation images, then the anchors of the rest, then the clients' shares of what is left."""
-    partition = draw(labels=where, partition="shards", num_anchors=20)
+    partition = draw(labels=where, partition="shards", server_labels=20)
     rng = np.random.default_rng([3, 3])
     validation = rng.permutation(np.concatenate([rng.permutation(np.flatnonzero(c == LABELS))[:50] for c in range(10)]))
     np.testing.assert_array_equal(partition.validation_index, validation)
-    assert partition.validation_index.dtype == partition.anchor_index.dtype == np.int32
+    assert partition.validation_index.dtype == partition.server_index.dtype == np.int32
     rest = np.setdiff1d(np.arange(len(LABELS)), validation)
     anchors = np.zeros(0, int)
     if where == "server":
         rng = np.random.default_rng([3, 0])
         anchors = [rng.permutation(rest[LABELS[rest] == c])[:2] for c in range(10)]
         anchors = rng.permutation(np.concatenate(anchors))
-    np.testing.assert_array_equal(partition.anchor_index, anchors)
+    np.testing.assert_array_equal(partition.server_index, anchors)
     rest, rng = np.setdiff1d(rest, anchors), np.random.default_rng([3, 1])
     shares = PARTITIONS["shards"](LABELS[rest], 40, data_config(), rng)
     for rows, share in zip(partition.client_rows, shares, strict=True):
@@ -62,10 +62,10 @@ BAD = {
     "fewer than classes": ({"validation": 5}, ["data.validation=5", "classes; 10 would do"]),
     "negative": ({"validation": -10}, ["data.validation=-10"]),
     "more than a class has": ({"validation": 50_010}, ["5001 examples of each class", "5000", "lower data.validation"]),
-    "no anchors left": ({"validation": 49_900}, ["data.num_anchors=250", "100 training examples left"]),
+    "no anchors left": ({"validation": 49_900}, ["data.server_labels=250", "100 training examples left"]),
     "no clients left": (
-        {"validation": 49_700, "num_anchors": 290},
-        ["num_clients=40", "10 examples that 49700 validation images and 290 anchors leave of 50000"],
+        {"validation": 49_700, "server_labels": 290},
+        ["num_clients=40", "10 examples that 49700 validation images and 290 server images leave of 50000"],
     ),
     "no clients left without anchors": (
         {"validation": 49_990, "labels": "clients"}, ["10 examples that 49990 validation images leave of 50000"]
@@ -92,7 +92,7 @@ def test_a_file_keeps_them_and_must_agree(tmp_path):
     path, labels = tmp_path / "partition.npz", labels_of(10, 400)
 
     def drawn(validation, **fields):
-        config = data_config(partition="iid", num_anchors=10, validation=validation, **fields)
+        config = data_config(partition="iid", server_labels=10, validation=validation, **fields)
         return make_partition(labels, 10, config, 5, 3)
 
     save_partition(path, drawn(20))
@@ -126,7 +126,7 @@ def test_no_method_sees_their_labels(bound):
     np.testing.assert_array_equal(data.validation_index, held_out)
     np.testing.assert_array_equal(data.visible_labels[held_out], -1)
     assert np.count_nonzero(np.asarray(data.visible_labels) >= 0) == (9 if bound else 3)
-    assert not np.isin(data.anchor_index, held_out).any()
+    assert not np.isin(data.server_index, held_out).any()
     np.testing.assert_array_equal(hidden, truth)  # for the scoring
     permuted = truth.copy()
     permuted[held_out] = (permuted[held_out] + 1) % 3

@@ -130,7 +130,7 @@ def federated(kind, attackers=0.5, seed=0):
     dataset = Dataset("x", images, labels, images[:2], labels[:2], 3, (0.0,), (1.0,), False)
     rows = [np.array(of_client) for of_client in ([2, 3], [4, 5, 6], [7], [8, 9])]
     partition = Partition(
-        anchor_index=np.array([0, 1]),
+        server_index=np.array([0, 1]),
         client_rows=rows,
         validation_index=np.zeros(0, int),
         labelled_rows=np.array([3, 5]),
@@ -203,7 +203,7 @@ def test_methods_that_label_in_their_own_way_refuse_lies_about_labels(name):
 CRAFTED = types.MappingProxyType({"attack.kind": "poison", "attack.from_class": 1, "attack.to_class": 2})
 
 
-def poisoned(anchors=3, labelled=(), seed=0, **fields):
+def poisoned(server_labels=3, labelled=(), seed=0, **fields):
     """(dataset, partition, data): six clients of 12 images of 2x2 pixels in three classes, half of them attack."""
     config = make_tiny_config()
     config.update_from_flattened_dict({**CRAFTED, "attack.share": 0.5, "attack.strength": 100.0, **fields})
@@ -211,7 +211,7 @@ def poisoned(anchors=3, labelled=(), seed=0, **fields):
     images, labels = rng.integers(0, 256, (80, 2, 2, 1)).astype(np.uint8), np.arange(80) % 3
     dataset = Dataset("x", images, labels, images[:9], labels[:9], 3, (0.0,), (1.0,), False)
     rows = [np.arange(8 + 12 * client, 20 + 12 * client) for client in range(6)]
-    partition = Partition(np.arange(anchors), rows, np.zeros(0, int), np.array(labelled, int))
+    partition = Partition(np.arange(server_labels), rows, np.zeros(0, int), np.array(labelled, int))
     return dataset, partition, federate(dataset, partition, seed, attack=config.attack)[0], config
 
 
@@ -288,7 +288,7 @@ def test_methods_without_unlabelled_images_refuse_crafted_ones(name):
     config = apply_arguments(make_tiny_config(), name)
     config.data.labels = METHODS[name].settings[0]
     config.update_from_flattened_dict(CRAFTED)
-    if name in ("supervised", "anchors_only"):
+    if name in ("supervised", "server_only"):
         with pytest.raises(UserError, match=f"^attack.kind='poison' is not for the method {name}, "):
             validate(config)
     else:

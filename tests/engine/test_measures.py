@@ -113,12 +113,12 @@ def test_shots_by_a_plain_loop():
 
 def test_training_images_are_counted_once():
     """Padding is nobody's, and an image that client and server hold (a centralised bound) is one."""
-    data = federation([[0, 2, 2], [1], []], anchors=[1, 1])
+    data = federation([[0, 2, 2], [1], []], at_server=[1, 1])
     truth = jnp.where(data.visible_labels < 0, 0, data.visible_labels)
     assert count_training_images(data, truth, 3).tolist() == [1, 3, 2]
-    twice = data._replace(anchor_index=jnp.concatenate([data.anchor_index, data.client_index[0, :3]]))
+    twice = data._replace(server_index=jnp.concatenate([data.server_index, data.client_index[0, :3]]))
     assert count_training_images(twice, truth, 3).tolist() == [1, 3, 2]
-    without = data._replace(anchor_index=jnp.zeros((0,), jnp.int32))
+    without = data._replace(server_index=jnp.zeros((0,), jnp.int32))
     assert count_training_images(without, truth, 3).tolist() == [1, 1, 2]
 
 
@@ -180,7 +180,7 @@ def measured_run(tmp_path_factory):
     """A run on long-tailed digits that measures all there is, on validation images, and the test set at its end."""
     workdir = tmp_path_factory.mktemp("measured") / "run"
     fields = {"eval_measures": ALL, "eval_shots": (30, 60), "data.validation": 200, "data.imbalance": 10.0}
-    fields |= {"data.num_anchors": 20, "data.examples_per_client": 0, "data.labels": "server", "num_rounds": 2}
+    fields |= {"data.server_labels": 20, "data.examples_per_client": 0, "data.labels": "server", "num_rounds": 2}
     train(make_tiny_config(**fields), workdir)
     return workdir
 
@@ -190,7 +190,7 @@ def test_a_run_records_and_shows_its_measures(measured_run):
     run, config = read_run(measured_run), make_tiny_config()
     digits = load_dataset(config.data)
     counts = run.class_counts()
-    held = counts["clients"].sum(axis=0) + counts["anchors"]
+    held = counts["clients"].sum(axis=0) + counts["server"]
     assert held[0] > 60 and held[-1] < 30 and (np.diff(held) < 0).all()
     partition = np.load(measured_run / "partition.npz")
     rows = partition["validation_index"]
@@ -213,8 +213,8 @@ def test_a_run_records_and_shows_its_measures(measured_run):
             assert summary[f"{name}_{measured}"] == pytest.approx(value, abs=1e-4), (name, measured)
             assert (f"{name}_{measured}" in run.metrics[-1]) == (name == "validation")
         if name == "validation":  # of which there are features in every round
-            known, measured = (predict(digits.x_train[each]).embeddings for each in (partition["anchor_index"], rows))
-            votes = knn_by_hand(measured, known, digits.y_train[partition["anchor_index"]], 200, 10)
+            known, measured = (predict(digits.x_train[each]).embeddings for each in (partition["server_index"], rows))
+            votes = knn_by_hand(measured, known, digits.y_train[partition["server_index"]], 200, 10)
             assert summary["validation_knn_accuracy"] == pytest.approx(np.mean(votes == labels), abs=1e-4)
         else:
             assert summary["test_knn_accuracy"] is None

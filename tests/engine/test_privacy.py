@@ -154,7 +154,7 @@ def least_epsilon(rdp, orders, delta):
 
 
 def test_epsilon_of_cohorts_is_that_of_their_papers():
-    """The figures of docs/untrusted.md. The library has more orders."""
+    """The figures of docs/how_to/privacy.md. The library has more orders."""
     drawn = accountant(**{"privacy.cohorts": "poisson"}).epsilon(100)
     np.testing.assert_allclose(drawn, poisson_epsilon(0.1, 1.0, 100, 1e-5), rtol=0.02)
     assert f"{drawn:.1f}" == "7.9"
@@ -180,7 +180,7 @@ PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisat
     ({"method": "semianagg", "data.labels": "some_clients"}, "semianagg: its clients tell"),
     ({"method": "fedmatch"}, "fedmatch: its server has a message for each client"),
     ({"method": "fedtrinet"}, "fedtrinet: its stage server_before reads at the server what is the clients'"),
-    ({"method": "anchors_only"}, "here no client trains"),
+    ({"method": "server_only"}, "here no client trains"),
     ({"data.centralised": True}, "or the server has their images"),
     ({"attack.kind": "little"}, "attack.kind='little' tells of the honest updates"),
     ({"compression.kind": "top_k"}, "set compression.error_feedback=False"),

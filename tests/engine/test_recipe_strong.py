@@ -33,7 +33,7 @@ def test_rounds_under_the_recipe_strong():
     network = SmallNetwork(normalisation="group")  # the recipe's statistics are test_statistics.py's
     problem = small_problem("supervised,strong", network, weak=itself, strong=itself, **fields)
     config, method = problem.config, METHODS["supervised"].factory(problem)
-    data = federation(rng.integers(0, CLASSES, (CLIENTS, SIZE)).tolist(), anchors=[0, 1, 2, 0, 1])
+    data = federation(rng.integers(0, CLASSES, (CLIENTS, SIZE)).tolist(), at_server=[0, 1, 2, 0, 1])
     round_fn = jax.jit(make_round(problem, method, lanes=1))
     state = method.init(data, init_key(data.seed))
 
@@ -64,7 +64,7 @@ def test_rounds_under_the_recipe_strong():
             for name, leaf in model.items()
         }
         model = {name: leaf - momentum[name] for name, leaf in model.items()}
-        rows = np.asarray(data.anchor_index)
+        rows = np.asarray(data.server_index)
         model, server_velocity = train(model, server_velocity, config.server, rows, number)
         assert_model(state.model, model)
     assert {len(cohort) for cohort in cohorts} == {3}

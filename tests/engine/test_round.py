@@ -173,7 +173,7 @@ def test_clients_without_a_label_are_counted_in_each_round():
         run(round_fn, clients, data=data)[1].metrics["clients_without_labels"] for clients in ([2, 4, 0], [3, 0, 2])
     ]
     assert [int(number) for number in found] == [1, 2]
-    with_anchors = data._replace(anchor_index=jnp.array([5]))
+    with_anchors = data._replace(server_index=jnp.array([5]))
     assert "clients_without_labels" not in run(round_fn, [2, 4, 0], data=with_anchors)[1].metrics
 
 

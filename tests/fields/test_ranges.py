@@ -16,7 +16,7 @@ from fedjax_ssl.client.debias import DEBIASING
 from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.config import apply_arguments, flatten, override, ranges, validate
 from fedjax_ssl.data import FITS, NORMALISATIONS
-from fedjax_ssl.data.labels import ANCHOR_DRAWS, LABELS
+from fedjax_ssl.data.labels import LABELS, SERVER_DRAWS
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.engine.attacks import ATTACKS
 from fedjax_ssl.engine.attacks import LABELS as FALSE_LABELS
@@ -57,7 +57,7 @@ NEGATIVE = named(
 NOT_ZERO = named(
     ": num_rounds num_clients clients_per_round eval_batch_size checkpoint_every checkpoint_every_persistent",
     ": eval_neighbours lanes devices rounds_per_dispatch",
-    "data: alpha classes_per_client imbalance labelled_imbalance labelled_clients labelled_share num_anchors",
+    "data: alpha classes_per_client imbalance labelled_imbalance labelled_clients labelled_share server_labels",
     "model: projector_dim projector_hidden statistics_passes",
     "views: blur_radius smallest_crop",
     "probe: strength",
@@ -196,7 +196,7 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
         "data.fit": FITS,
         "data.normalisation": NORMALISATIONS,
         "data.labels": LABELS,
-        "data.anchors": ANCHOR_DRAWS,
+        "data.server_draw": SERVER_DRAWS,
         "data.partition": PARTITIONS,
         "model.normalisation": POLICIES,
         "model.statistics": SOURCES,

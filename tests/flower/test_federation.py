@@ -81,7 +81,7 @@ def test_turns_memory_and_the_exchange_of_statistics():
     """RSCFed: a client may be in two of a round's turns, and the second begins with the memory that the first left."""
     run = settings(
         "rscfed", **{"rscfed.groups": 2, "rscfed.group_size": 2, "num_clients": 3, "data.labels": "some_clients",
-                     "data.labelled_clients": 1, "model.statistics": "cohort", "data.num_anchors": 0},
+                     "data.labelled_clients": 1, "model.statistics": "cohort", "data.server_labels": 0},
     )  # fmt: skip
     both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
     both.assert_equal()  # the statistics of the first model are of all clients
@@ -97,7 +97,7 @@ def test_turns_memory_and_the_exchange_of_statistics():
 def test_a_memory_waits_for_the_word_of_the_server():
     """IsoFed: some clients hear nothing for a round; what they learned in the one before counts when they are asked."""
     run = settings("isofed", **{"num_clients": 4, "clients_per_round": 4, "data.labels": "some_clients",
-                   "data.labelled_clients": 2, "trainer.threshold": 0.2, "data.num_anchors": 0,
+                   "data.labelled_clients": 2, "trainer.threshold": 0.2, "data.server_labels": 0,
                    "model.statistics": "cohort"})  # fmt: skip
     both = ByHand(run, [{"clients": "0,1"}, {"clients": "2,3"}])
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_a_memory_waits_for_the_word_of_the_server():
 def test_clients_tell_how_many_labels_they_have(capsys):
     """CBAFed's server begins with the number of labels in each class."""
     run = settings("cbafed", **{"data.labels": "some_clients", "data.labelled_clients": 2, "num_clients": 3,
-                   "data.num_anchors": 0, "model.statistics": "all"})  # fmt: skip
+                   "data.server_labels": 0, "model.statistics": "all"})  # fmt: skip
     both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
     data = both.experiment.data
     told = np.bincount(data.visible_labels[data.visible_labels >= 0], minlength=10)
@@ -160,7 +160,7 @@ def test_moments_are_exchanged_in_passes(capsys):
 
 @needs_flower
 def test_the_exchange_leaves_a_second_networks_statistics_alone():
-    run = settings("twin_sight", **{"data.labels": "clients", "data.num_anchors": 0, "model.statistics": "all"})
+    run = settings("twin_sight", **{"data.labels": "clients", "data.server_labels": 0, "model.statistics": "all"})
     both = ByHand(run, [{"clients": "0,1"}])
     assert set(both.state.model.batch_stats) & set(both.experiment.problem.network.companions)
     both.assert_equal()
@@ -254,7 +254,7 @@ def test_nodes_that_do_not_fit(capsys):
     with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 1; start flower-supernode"):
         roster.wait_for_all()
     said = capsys.readouterr().err
-    assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is no file" in said
+    assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is not a file" in said
 
     # Two come that fit; the answer of the first does not come before the next round.
     fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts

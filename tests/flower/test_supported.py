@@ -52,7 +52,7 @@ def test_a_client_that_reads_the_servers_images_is_refused():
 
     def prepare(broadcast, data, cohort, previous):
         jobs = phase.prepare(broadcast, data, cohort, previous)
-        return jobs._replace(num_steps=jobs.num_steps + data.anchor_index[0])
+        return jobs._replace(num_steps=jobs.num_steps + data.server_index[0])
 
     spying = method._replace(phases=(phase._replace(prepare=prepare), *method.phases[1:]))
     with pytest.raises(UserError, match="its clients' work depends on images of the server"):
@@ -86,30 +86,30 @@ def test_a_stage_that_reads_a_whole_table_is_refused():
 class Tables(NamedTuple):
     inputs: jax.Array
     visible_labels: jax.Array
-    anchor_index: jax.Array
+    server_index: jax.Array
 
 
 BY_ROWS = {
-    "rows": lambda data: data.inputs[data.anchor_index],
+    "rows": lambda data: data.inputs[data.server_index],
     "a shape": lambda data: jnp.zeros(jax.eval_shape(lambda images: images + 1, data.inputs[:1]).shape),
-    "in a jit": lambda data: jax.jit(lambda images, rows: images[rows])(data.inputs, data.anchor_index),
-    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels[row], data.anchor_index),
+    "in a jit": lambda data: jax.jit(lambda images, rows: images[rows])(data.inputs, data.server_index),
+    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels[row], data.server_index),
     "as long as": lambda data: jax.lax.while_loop(
-        lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels[i], 0
+        lambda i: i < data.server_index[1], lambda i: i + 1 + data.visible_labels[i], 0
     ),
     "if": lambda data: jax.lax.cond(
-        data.anchor_index[0] > 0, lambda: data.inputs[data.anchor_index], lambda: data.inputs[data.anchor_index + 1]
+        data.server_index[0] > 0, lambda: data.inputs[data.server_index], lambda: data.inputs[data.server_index + 1]
     ),
 }
 WHOLE = {
     "a mask": lambda data: jnp.where(data.visible_labels >= 0, 1, 0),
-    "rows and all": lambda data: data.visible_labels[data.anchor_index] + data.visible_labels.sum(),
-    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels.sum() + row, data.anchor_index),
+    "rows and all": lambda data: data.visible_labels[data.server_index] + data.visible_labels.sum(),
+    "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels.sum() + row, data.server_index),
     "as long as": lambda data: jax.lax.while_loop(
-        lambda i: i < data.anchor_index[1], lambda i: i + 1 + data.visible_labels.sum(), 0
+        lambda i: i < data.server_index[1], lambda i: i + 1 + data.visible_labels.sum(), 0
     ),
     "if": lambda data: jax.lax.cond(
-        data.anchor_index[0] > 0, lambda: data.visible_labels[::2], lambda: data.anchor_index
+        data.server_index[0] > 0, lambda: data.visible_labels[::2], lambda: data.server_index
     ),
 }
 
@@ -149,7 +149,7 @@ def test_the_words_of_a_node():
         ({}, "names no client"),
         ({"client": 1}, "nearest is clients"),
         ({"clients": "0,x"}, "give client ids"),
-        ({"clients": "0,4"}, "4 is no client of num_clients = 4"),
+        ({"clients": "0,4"}, "4 is not a client of num_clients = 4"),
         ({"clients": "1,1"}, "1 is named twice"),
         ({"clients": "0,1", "data": "a.npz"}, "is one client's, but the node is 2"),
     ):
@@ -184,7 +184,7 @@ BAD = {
 @pytest.mark.parametrize("arrays, words", BAD.values(), ids=BAD)
 def test_files_of_nodes_that_cannot_be_used(tmp_path, arrays, words):
     np.savez(tmp_path / "a.npz", **arrays)
-    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "num_anchors": 20}
+    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "server_labels": 20}
     with pytest.raises(UserError, match=words):
         own_view(run_config(settings()), 0, str(tmp_path / "a.npz"), facts)
 
@@ -192,9 +192,9 @@ def test_files_of_nodes_that_cannot_be_used(tmp_path, arrays, words):
 def test_labels_of_a_file_are_read_where_clients_have_labels(tmp_path):
     labels = np.array([3, -1, 0])
     np.savez(tmp_path / "a.npz", images=np.full((3, 8, 8), 7, np.uint8), labels=labels)
-    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "num_anchors": 0}
+    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "server_labels": 0}
     for at, shown in (("server", [-1, -1, -1]), ("clients", [3, -1, 0])):
-        fields = {"data.labels": at, "data.num_anchors": 20 if at == "server" else 0, "num_clients": 3}
+        fields = {"data.labels": at, "data.server_labels": 20 if at == "server" else 0, "num_clients": 3}
         data = own_view(run_config(settings("fixmatch", **fields)), 1, str(tmp_path / "a.npz"), facts)
         assert data.client_size.tolist() == [0, 3, 0] and data.labelled_size[1] == np.sum(np.array(shown) >= 0)
         rows = data.client_index[1]

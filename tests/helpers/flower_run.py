@@ -18,7 +18,7 @@ FIELDS = {
     "client.persistent": True,  # each client remembers its optimiser
     "server.epochs": 1,
     "server.pretrain_epochs": 1,
-    "data.num_anchors": 20,
+    "data.server_labels": 20,
     "data.examples_per_client": 33,
     "model.name": TINY_BACKBONE,
     "model.normalisation": "static",

@@ -14,8 +14,8 @@ def data_config(**fields):
         "alpha": 0.1,
         "classes_per_client": 2,
         "main_share": 0.4,
-        "num_anchors": 250,
-        "anchors": "balanced",
+        "server_labels": 250,
+        "server_draw": "balanced",
         "validation": 0,
         "examples_per_client": 0,
         "partition_file": "",
@@ -50,7 +50,7 @@ def class_counts(partition, labels, num_classes):
 
 
 def assert_no_row_twice(partition, num_examples):
-    rows = np.concatenate([partition.anchor_index, partition.validation_index, *partition.client_rows])
+    rows = np.concatenate([partition.server_index, partition.validation_index, *partition.client_rows])
     assert rows.dtype == np.int32 and rows.min() >= 0 and rows.max() < num_examples
     assert len(np.unique(rows)) == len(rows)
 

@@ -16,7 +16,7 @@ def make_fedanchor_config(**overrides):
     config.clients_per_round = 4
     config.checkpoint_every = 2
     config.data.source = "digits"
-    config.data.num_anchors = 40
+    config.data.server_labels = 40
     config.data.examples_per_client = 33
     config.model.name = "cnn"
     config.augment.padding = 1

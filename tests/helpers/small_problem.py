@@ -96,17 +96,17 @@ def mirrored(key, images):
     return images[:, :, ::-1]
 
 
-def federation(clients, anchors=(), seed=0):
+def federation(clients, at_server=(), seed=0):
     """Random images with these labels.
 
     Args:
         clients: for each client the labels of its images, -1 where a label is hidden.
-        anchors: labels of the server's images. They are the table's first rows, of which row 0 is also the padding of
-            the clients' rows; without anchors row 0 is nobody's, and has a label all the same. What is missing to
+        at_server: labels of the server's images. They are the table's first rows, of which row 0 is also the padding of
+            the clients' rows; without them row 0 is nobody's, and has a label all the same. What is missing to
             `NUM_CLIENTS` and `NUM_IMAGES` is clients without images, and images that are nobody's.
     """
     clients = [*clients, *[[]] * (NUM_CLIENTS - len(clients))]
-    labels = [*(anchors or [1]), *(label for client in clients for label in client)]
+    labels = [*(at_server or [1]), *(label for client in clients for label in client)]
     index = np.zeros((len(clients), MAX_SIZE), np.int32)
     first = len(labels) - sum(map(len, clients))
     labels += [1] * (NUM_IMAGES - len(labels))
@@ -120,7 +120,7 @@ def federation(clients, anchors=(), seed=0):
         client_index=jnp.asarray(index),
         client_size=jnp.array([len(client) for client in clients], jnp.int32),
         labelled_size=jnp.array([sum(label >= 0 for label in client) for client in clients], jnp.int32),
-        anchor_index=jnp.arange(len(anchors), dtype=jnp.int32),
+        server_index=jnp.arange(len(at_server), dtype=jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=jnp.asarray(images[:4]),
         test_labels=jnp.array([0, 1, 2, 0], jnp.int32),

@@ -51,7 +51,7 @@ def federation(clients=CLIENTS, visible=None, num_images=10, seed=5):
         client_index=jnp.array(index),
         client_size=jnp.array([len(rows) for rows in clients], jnp.int32),
         labelled_size=jnp.array([np.count_nonzero(labels[rows] >= 0) for rows in clients], jnp.int32),
-        anchor_index=jnp.zeros((0,), jnp.int32),
+        server_index=jnp.zeros((0,), jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=images[:4],
         test_labels=jnp.array([0, 1, 1, 1], jnp.int32),

@@ -62,7 +62,7 @@ def test_the_gradient_is_clipped_before_anything_else():
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("adem", "client.optimizer 'adem' is no function of a learning rate in optax"),
+        ("adem", "client.optimizer 'adem' is not an optimiser of optax with a learning rate"),
         ("sam", "no function of a learning rate"),
         ("lbfgs", "client.optimizer='lbfgs' cannot be used: it must make a step of a learning rate, gradients"),
         ("adam(b1=0.5", "must be NAME or NAME"),

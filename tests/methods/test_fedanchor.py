@@ -47,7 +47,7 @@ SIZE, ANCHORS = 10, (0, 1, 2, 0, 0, 2, 1, 0)
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[-1] * 3, [-1] * SIZE], anchors=ANCHORS)
+    return federation([[-1] * 3, [-1] * SIZE], at_server=ANCHORS)
 
 
 def build(arguments="fedanchor", **fields):
@@ -105,7 +105,7 @@ def test_labels_are_the_equations(data, fields, view):
     received = method.broadcast(state, data, None)
     job = prepare(method.phases[0], received, data, 1)
     x = pixels_of(data, data.client_index[1], view)
-    anchors = embeddings_of(state.model, pixels_of(data, data.anchor_index))
+    anchors = embeddings_of(state.model, pixels_of(data, data.server_index))
     scores = scores_by_hand(anchors, np.array(ANCHORS), embeddings_of(state.model, x), CLASSES)
     logits = (x - statistics_of(state.model)) @ in_numpy(state.model.params)["kernel"]
     by_classifier = (logits + in_numpy(state.model.params)["bias"]).argmax(axis=1)
@@ -160,7 +160,7 @@ def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centr
     problem, method, state = build(**{f"fedanchor.{name}": value for name, value in fields.items()})
     received = method.broadcast(state, data, None)
     job = prepare(method.phases[0], received, data, 1)
-    anchors, labels = embeddings_of(state.model, pixels_of(data, data.anchor_index)), np.array(ANCHORS)
+    anchors, labels = embeddings_of(state.model, pixels_of(data, data.server_index)), np.array(ANCHORS)
     centre = anchors.mean(axis=0) if centred else 0.0
     z = embeddings_of(state.model, pixels_of(data, data.client_index[1]))
     scores, threshold = scores_by_hand(anchors, labels, z, CLASSES, centre), 0.3
@@ -251,9 +251,9 @@ def test_table_4_comes_out_of_the_leaves(num_classes, rows):
         def _outputs(self, params, x):
             return super()._outputs(params, x)._replace(heads={HEAD: jnp.tile(x[:, :1], (1, width))})
 
-    for num_anchors, percent in rows:
+    for server_labels, percent in rows:
         _, method, state = build(network=Wide(HEAD), **{"fedanchor.travels": "all_pairs"})
-        federated = federation([[-1]], anchors=[0] * num_anchors)
+        federated = federation([[-1]], at_server=[0] * server_labels)
         sent = jax.eval_shape(method.broadcast, state, federated, jax.random.key(0))
         overhead = 100 * sent.extra.anchors.embeddings.size / sum(leaf.size for leaf in jax.tree.leaves(params))
         assert round(overhead, 2) == percent
@@ -322,7 +322,7 @@ def test_the_contrastive_epoch_has_its_equation_and_its_parts(data, temperature,
     fields = {f"fedanchor.{name}": value for name, value in fields.items()}
     _, method, state = build(**fields, **{"server.epochs": 0})
     after, metrics = method.server_after(state, data, jax.random.key(0))
-    x = pixels_of(data, data.anchor_index, {"none": itself, "strong": negative}[view])
+    x = pixels_of(data, data.server_index, {"none": itself, "strong": negative}[view])
     z = embeddings_of(state.model, x, x.mean(axis=0))
     expected = contrastive_by_hand(z, np.array(ANCHORS), temperature, negatives, self_pairs)
     np.testing.assert_allclose(metrics["contrastive_loss"], expected, rtol=1e-4)
@@ -369,7 +369,7 @@ def test_the_server_s_fix_and_mix_losses_are_those_of_the_equations(data, monkey
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
     problem, _, state = build(weak=itself, strong=negative)
     loss_fn = training.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0, "mix_then_augment")
-    rows, mask = data.anchor_index[:4], jnp.array([True, True, True, False])
+    rows, mask = data.server_index[:4], jnp.array([True, True, True, False])
     loss, (_, metrics) = loss_fn(state.model, rows, data.visible_labels[rows], mask, jax.random.key(0))
 
     model, one_hot = in_numpy(state.model.params), np.eye(CLASSES)[list(ANCHORS)]

@@ -42,7 +42,7 @@ class BiasedFeatures(SmallNetwork):
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[-1] * 2, [-1] * 7], anchors=[0, 1, 2, 0, 1])
+    return federation([[-1] * 2, [-1] * 7], at_server=[0, 1, 2, 0, 1])
 
 
 def coin(key, images):
@@ -162,7 +162,7 @@ def server_by_hand(problem, data, state, key, number, student):
     """L_server over one epoch in batches of 2: the network, the student, the mean losses, the running statistics."""
     config, options = problem.config.server, problem.config.fedcon
     shuffle_key, steps_key = jax.random.split(key)
-    order = np.asarray(jax.random.permutation(jax.random.split(shuffle_key, 1)[0], data.anchor_index))
+    order = np.asarray(jax.random.permutation(jax.random.split(shuffle_key, 1)[0], data.server_index))
     model, velocity, running = (
         in_numpy(state.model.params),
         at_rest(in_numpy(state.model.params)),

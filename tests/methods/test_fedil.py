@@ -140,7 +140,7 @@ def test_local_training_is_that_of_the_equations(labels_from, count_per, members
     fields = {"labels_from": labels_from, "count_per": count_per, "label_set": label_set}
     fields |= {"threshold": 0.6, "successive": 2, "kl_weight": 0.7}
     problem = small_problem("fedil", **{f"fedil.{name}": value for name, value in fields.items()})
-    phase, data = METHODS["fedil"].factory(problem).phases[0], federation([[-1], [-1] * SIZE], anchors=[0, 1])
+    phase, data = METHODS["fedil"].factory(problem).phases[0], federation([[-1], [-1] * SIZE], at_server=[0, 1])
     drawn = lambda size, count: (1 + 2 * jnp.arange(count)) % size  # noqa: E731
     monkeypatch.setattr(fedil, "draw_with_replacement", lambda key, size, count: drawn(size, count))
 

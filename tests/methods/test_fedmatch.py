@@ -79,7 +79,7 @@ def test_the_server_s_batches_may_be_the_same_in_every_round(shuffle, weak):
     """But not what their views draw."""
     problem, method = build("server", weak=weak, shuffle=shuffle)
     problem.config.server.update({"epochs": 1, "batch_size": 2})
-    data = federation([[-1] * 3], anchors=[0, 1, 2, 2])
+    data = federation([[-1] * 3], at_server=[0, 1, 2, 2])
     state = method.init(data, KEY)
     of_round = lambda key: numbers(method.server_before(state, data, key)[0].server[PARTS][SIGMA])  # noqa: E731
     first, second = map(of_round, jax.random.split(KEY, 2))
@@ -98,7 +98,7 @@ def test_a_server_without_labels_does_not_train():
 @pytest.mark.parametrize("labels", ["clients", "server"])
 def test_uploads_are_averaged_uniformly_and_remembered(labels):
     problem, method = build(labels, smallest=0.2)
-    data = federation([[-1] * 3, [-1] * 2, [-1], [-1]], anchors=[0] if labels == "server" else ())
+    data = federation([[-1] * 3, [-1] * 2, [-1], [-1]], at_server=[0] if labels == "server" else ())
     state = method.init(data, KEY)
     before = state.server[PARTS]
     names = (SIGMA, PSI) if labels == "clients" else (PSI,)

@@ -27,7 +27,7 @@ def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present
     """Two epochs, SGD with all that it has, at the client's own learning rate."""
     problem, method = build(labels, threshold=threshold, smallest=0.5, least_change=0.05, patience=1)
     of_client = [0, -1, -1, 2, -1, -1, 1, -1, -1, -1] if labels == "clients" else [-1] * 10
-    data = federation([[-1], of_client], anchors=[0, 1] if labels == "server" else ())
+    data = federation([[-1], of_client], at_server=[0, 1] if labels == "server" else ())
     params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
     statistics = problem.network.init(KEY).batch_stats
     rate = problem.config.client.learning_rate

@@ -37,7 +37,7 @@ ANCHORS, SIZES, STEPS = [0, 1, 2, 0, 1], (3, 6, 4, 5), 3
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[-1] * size for size in SIZES], anchors=ANCHORS)
+    return federation([[-1] * size for size in SIZES], at_server=ANCHORS)
 
 
 def build(**fields):
@@ -86,7 +86,7 @@ def test_replicas_train_apart_for_so_many_steps(data):
     losses = []
     for number, own_key in enumerate(jax.random.split(key, 2)):
         orders = jax.random.split(jax.random.split(own_key)[0], 2)
-        orders = [np.asarray(jax.random.permutation(k, data.anchor_index)) for k in orders]
+        orders = [np.asarray(jax.random.permutation(k, data.server_index)) for k in orders]
         model = in_numpy(state.model.params)
         velocity = {name: np.full_like(leaf, 0.1 * number) for name, leaf in model.items()}
         for rows in (orders[0][:2], orders[0][2:4], orders[0][4:], orders[1][:2]):
@@ -140,7 +140,7 @@ def test_rounds_are_those_of_a_plain_loop(data, fields):
     of_groups = [dict(mean) for _ in range(groups)]
     velocity = [at_rest(mean) for _ in SIZES]  # of users, or of the places that they are dealt to
     replica_velocity = [at_rest(mean) for _ in range(groups)]
-    x_labelled = pixels_of(data, data.anchor_index, mirrored)
+    x_labelled = pixels_of(data, data.server_index, mirrored)
     one_hot = np.eye(CLASSES)[ANCHORS] / len(ANCHORS)
     counted, orders = [], []
     for _ in range(rounds):

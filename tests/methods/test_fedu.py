@@ -35,7 +35,7 @@ ENCODER = ONLINE[:2]
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[0, 2], [-1] * 7], anchors=[0, 1, 2, 1])
+    return federation([[0, 2], [-1] * 7], at_server=[0, 1, 2, 1])
 
 
 def problem_of(arguments, **fields):
@@ -348,7 +348,8 @@ def test_heads_on_heads():
 def test_a_model_needs_no_predictor_to_be_averaged_with():
     """The classifier neither trains nor travels up: the upload has the online network alone."""
     problem = problem_of("fedu")
-    state = jax.eval_shape(METHODS["fedu"].factory(problem).init, federation([[0]], anchors=[0, 1]), jax.random.key(0))
+    data = federation([[0]], at_server=[0, 1])
+    state = jax.eval_shape(METHODS["fedu"].factory(problem).init, data, jax.random.key(0))
     assert set(state.model.params) == {"backbone", "classifier", "projector", "predictor"}
     assert set(state.clients) == {"target", "last_round", "predictor", "divergence"}
     assert isinstance(state.model, Model) and set(state.clients["target"]) == set(ENCODER)

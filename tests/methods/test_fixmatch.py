@@ -109,7 +109,7 @@ def test_a_server_in_parallel_has_half_the_weight_before_the_server_optimiser(da
     noise = lambda tree, *axes: jax.tree.map(  # noqa: E731
         lambda leaf: jnp.float32(rng.normal(size=(*axes, *leaf.shape))), tree
     )
-    shapes = jax.eval_shape(method.init, federation([[-1], [-1]], anchors=[0, 1, 2]), key).server
+    shapes = jax.eval_shape(method.init, federation([[-1], [-1]], at_server=[0, 1, 2]), key).server
     assert shapes.keys() == {SERVER_MODEL, *([OPT_STATE] if momentum else [])}
     memory = {name: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), entry) for name, entry in shapes.items()}
     state = State(jnp.int32(0), sent_down(problem).model, memory)
@@ -135,7 +135,7 @@ def test_a_server_in_parallel_has_half_the_weight_before_the_server_optimiser(da
 
 def test_a_server_in_parallel_trains_a_model_of_its_own_before_the_round_and_none_after():
     problem, method = build(**{"fixmatch.server": "parallel"})
-    data = federation([[-1], [-1]], anchors=[0, 1, 2, 1])
+    data = federation([[-1], [-1]], at_server=[0, 1, 2, 1])
     first = sent_down(problem).model
     state, metrics = method.server_before(State(jnp.int32(0), first), data, jax.random.key(0))
     assert state.model is first

@@ -35,7 +35,7 @@ CLIENT, SIZE = 1, 10
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[-1] * 2, [-1] * SIZE, [-1] * 4], anchors=[0, 1, 2])
+    return federation([[-1] * 2, [-1] * SIZE, [-1] * 4], at_server=[0, 1, 2])
 
 
 def build(**fields):

@@ -148,7 +148,7 @@ def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):
     else:
         partition = experiment.partition
         np.testing.assert_array_equal(
-            np.flatnonzero(visible), np.sort(np.concatenate([partition.anchor_index, partition.labelled_rows]))
+            np.flatnonzero(visible), np.sort(np.concatenate([partition.server_index, partition.labelled_rows]))
         )
 
 
@@ -325,8 +325,8 @@ def test_fedil_s_set_grows_and_is_learned_from(trained):
 def test_centralised_data_are_the_server_s():
     experiment = build_experiment(apply_arguments(make_tiny_config(), "centralised"))
     data = experiment.data
-    owned = np.concatenate([experiment.partition.anchor_index, *experiment.partition.client_rows])
-    np.testing.assert_array_equal(np.sort(data.anchor_index), np.sort(owned))
+    owned = np.concatenate([experiment.partition.server_index, *experiment.partition.client_rows])
+    np.testing.assert_array_equal(np.sort(data.server_index), np.sort(owned))
     np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], np.asarray(experiment.hidden_labels)[owned])
     assert len(owned) == 40 + NUM_CLIENTS * 33
 

@@ -222,7 +222,7 @@ def test_a_part_follows_others_and_takes_no_gradient():
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[0, 2], [-1] * 7], anchors=[0, 1, 2, 1])
+    return federation([[0, 2], [-1] * 7], at_server=[0, 1, 2, 1])
 
 
 def problem_of(**fields):

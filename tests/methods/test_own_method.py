@@ -159,13 +159,13 @@ def test_a_sweep_names_it_by_arguments_fields_or_an_override(own):
         methods={
             "Arguments": "method=my.py:agreement,four_views",
             "Fields": ("", {"agreement.views": 3, "method": "my.py:agreement"}),
-            "Other": "anchors_only",
+            "Other": "server_only",
         },
     )
     arguments, fields, other = (cell.config for cell in plan(sweep, own / "sweep"))
     assert (arguments.method, arguments.agreement.views, arguments.server.epochs) == ("my.py:agreement", 4, 2)
     assert (fields.method, fields.agreement.views, fields.server.epochs) == ("my.py:agreement", 3, 1)
-    assert other.method == "anchors_only" and "agreement" not in other
+    assert other.method == "server_only" and "agreement" not in other
     with pytest.raises(UserError, match=r"of their own for config\.method"):
         plan(sweep, own / "sweep", ["--config.method=my.py:bare"])
     one = sweep._replace(methods={"All": ""}, fields={"client.epochs": (1, 2)})
@@ -237,8 +237,8 @@ def test_a_methods_factory_has_its_name():
         (["--config.method=my.py:number"], "method=my.py:number is no function from a Problem to a Method"),
         (["--config.method=my.py:no_method"], "method=my.py:no_method gives a int; it must give a "),
         (["--config.method=my.py:fails"], "method=my.py:fails: cannot be built (AttributeError in line "),
-        (["--config.method=my.py:mistaken"], "cohrt is no field; the nearest is cohort; a new one is declared"),
-        (["--config.method=my.py:wrong"], "high of wrong sets wrong.level, which is no field"),
+        (["--config.method=my.py:mistaken"], "cohrt is not a field; the nearest is cohort; a new one is declared"),
+        (["--config.method=my.py:wrong"], "high of wrong sets wrong.level, which is not a field"),
         ([SEMIFL, "--config.confidence.kind=my.py:rul"], "my.py has no rul"),
         (
             [SEMIFL, "--config.confidence.kind=nowhere.py:rule"],
@@ -265,7 +265,7 @@ def test_a_methods_factory_has_its_name():
 @pytest.mark.usefixtures("registry")
 def test_mistakes_are_one_line_and_write_nothing(words, line, own, capfd):
     (own / "raises.py").write_text('raise RuntimeError("first\\nsecond")')
-    methods.register("registered", methods.METHODS["anchors_only"])
+    methods.register("registered", methods.METHODS["server_only"])
     before = {path for path in own.rglob("*") if "__pycache__" not in path.parts}
     assert start(*words) == 2
     error = capfd.readouterr().err.strip()

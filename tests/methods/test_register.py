@@ -21,14 +21,14 @@ pytestmark = pytest.mark.usefixtures("registry")
 
 
 def register(level=0.5, **options):
-    """A method that is `anchors_only`, with a section of its own."""
+    """A method that is `server_only`, with a section of its own."""
 
     def defaults():
         section = methods.Section()
         section.level = methods.share(level)
         return section
 
-    methods.register("mine", methods.METHODS["anchors_only"].factory, defaults=defaults, **options)
+    methods.register("mine", methods.METHODS["server_only"].factory, defaults=defaults, **options)
 
 
 def test_a_registered_method_has_its_section_and_its_words():
@@ -54,7 +54,7 @@ def test_it_is_built_like_the_library_s_own():
 
 def test_registering_again_replaces():
     register(variants={"high": {"mine.level": 0.9}})
-    entry = Entry(methods.METHODS["anchors_only"].factory, title="Mine")
+    entry = Entry(methods.METHODS["server_only"].factory, title="Mine")
     methods.register("mine", entry)
     assert "mine" not in base_config() and methods.METHODS["mine"] is entry
 
@@ -64,8 +64,8 @@ def test_registering_again_replaces():
     [
         ({"settings": ("server", "moon")}, "settings of mine names 'moon'; known: server, clients, some_clients"),
         ({"embedding": "projector"}, "embedding of mine names 'projector'; known: none"),
-        ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch, which is no field"),
-        ({"variants": {"high": {"mien.level": 0.9}}}, "high of mine sets mien.level, which is no field"),
+        ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch, which is not a field"),
+        ({"variants": {"high": {"mien.level": 0.9}}}, "high of mine sets mien.level, which is not a field"),
         ({"variants": {"high": {"mine.level": "h"}}}, "high of mine sets mine.level to 'h', of another type"),
         ({"variants": {"high": {"mine.level": 2.0}}}, "high of mine: mine.level must be at least 0 and at most 1"),
         ({"tiny": {"client.epochs": 0}}, "tiny of mine: client.epochs must be at least 1, not 0"),
@@ -79,7 +79,7 @@ def test_an_entry_that_names_what_there_is_not_is_refused(options, line):
 
 def test_a_section_may_be_a_plain_configuration():
     """Its fields may be what is of their defaults' kinds."""
-    factory = methods.METHODS["anchors_only"].factory
+    factory = methods.METHODS["server_only"].factory
     methods.register("mine", factory, defaults=lambda: ConfigDict({"level": 0.5, "mix": False}))
     config = apply_arguments(base_config(), "mine")
     config.mine.level = -3
@@ -103,7 +103,7 @@ def test_a_section_may_be_a_plain_configuration():
 def test_names_that_mean_something_are_refused(name, why):
     before = dict(methods.METHODS)
     with pytest.raises(UserError, match=why):
-        methods.register(name, methods.METHODS["anchors_only"])
+        methods.register(name, methods.METHODS["server_only"])
     assert before == methods.METHODS
 
 

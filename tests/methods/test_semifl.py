@@ -36,7 +36,7 @@ def one_of_three(key, images):
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[-1] * size for size in SIZES], anchors=[0, 1])
+    return federation([[-1] * size for size in SIZES], at_server=[0, 1])
 
 
 @pytest.fixture(scope="module")

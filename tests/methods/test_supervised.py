@@ -27,7 +27,7 @@ A_FEW, NO_LABELS, ALL = range(3)
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[0, -1, -1, 2, 1, -1, 0, -1, -1], [-1] * 4, [1, 2, 0]], anchors=[0, 1])
+    return federation([[0, -1, -1, 2, 1, -1, 0, -1, -1], [-1] * 4, [1, 2, 0]], at_server=[0, 1])
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.5])

@@ -159,7 +159,7 @@ def test_factories(own_folder):
     assert network("own_factories:wide").module.backbone.module.width == 9
     assert network("own_factories:function", dtype="bfloat16").module.backbone.module.dtype == jnp.bfloat16
     expect_line("own_factories:Mine", ["cannot be built (TypeError", "width"])
-    expect_line("own_factories:ready", ["is no factory"])
+    expect_line("own_factories:ready", ["is not a factory"])
     expect_line("own_factories:nothing", ["gives a int", "flax.linen.Module"])
 
 
@@ -271,8 +271,8 @@ def test_normalisation_of_another_policy(own_folder):
 
 def test_whatever_reads_a_models_name_copes():
     name = "own_package.own_models:Mine"
-    config = apply_arguments(base_config(), f"semifl,{name},anchors=250")
-    assert (config.method, config.model.name, config.data.num_anchors) == ("semifl", name, 250)
+    config = apply_arguments(base_config(), f"semifl,{name},server_labels=250")
+    assert (config.method, config.model.name, config.data.server_labels) == ("semifl", name, 250)
     assert find_machine(make_tiny_config(**{"model.name": name})).compiler_options == {}
     with pytest.raises(UserError, match=f"known: {', '.join(sorted(BACKBONES))}, or your own"):
         network("nobody")

@@ -31,7 +31,7 @@ def problem_of(arguments, **fields):
 
 def clients_data():
     """Clients without labels; the server's labelled images serve the probe alone."""
-    return federation([[-1] * size for size in SIZES], anchors=[0, 1, 2, 0])
+    return federation([[-1] * size for size in SIZES], at_server=[0, 1, 2, 0])
 
 
 def encode(params, statistics, images):

@@ -3,9 +3,9 @@
 zewei-long/fedcon-pytorch@54732ec: fedcon-main.py:268-365 (order of a round, which parts travel, the server's loss),
 models/byol.py:115-181 (both networks, which one is read, the moving averages), optimizers/lars_simclr.py:46-75 (a
 velocity that is read and never stored). From the clients of its first round on: the server's training before them is
-the library's pre-training. As in docs/methods.md, a client keeps what is its own under its own number, its rate is that
-of the round, and the server's network sees each view once, where the code passes it twice and so moves the running
-statistics twice. All batches are whole, for the code leaves out short ones.
+the library's pre-training. As in docs/methods/fedcon.md, a client keeps what is its own under its own number, its rate
+is that of the round, and the server's network sees each view once, where the code passes it twice and so moves the
+running statistics twice. All batches are whole, for the code leaves out short ones.
 """
 
 import itertools

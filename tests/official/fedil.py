@@ -1,7 +1,8 @@
 """FedIL by the algorithms of its paper (arXiv 2302.11823); no code of it is public.
 
 Algorithms 1 and 2: eq. 22 (the server trains first), 7 to 12 (labels, divergence), 14 to 21 (which labels join the set,
-and its loss), 24 to 26 (which updates are in the mean). What the paper leaves open is read as docs/methods.md says.
+and its loss), 24 to 26 (which updates are in the mean). docs/methods/fedil.md says what the
+paper leaves open.
 Statistics are static: of the server's model those of its images, of the global one those of all images.
 """
 

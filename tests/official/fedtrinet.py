@@ -3,7 +3,7 @@
 main_fed.py:555-816 (threshold, spliced network, vote, mean), models/Update.py:243-309, 366-406 (the three trainings).
 The code tunes on the true labels of accepted images, too (main_fed.py:544, 678; models/Update.py:121), leaves its
 players' normalisation to single images, and ends an epoch with the shorter of two lists; the library does none of that,
-see docs/methods.md, and here the reference does not either.
+see docs/methods/fedtrinet.md, and here the reference does not either.
 """
 
 import autograd.numpy as np

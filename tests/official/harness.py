@@ -3,7 +3,7 @@
 How a comparison is written:
 
     problem = make_problem("fixmatch", **{"client.batch_size": 4})   # any fields; views are `mirrored` and `rolled`
-    data = federation(clients=[[0, 1, -1, ...], ...], anchors=[])    # three clients of unequal size; -1: hidden label
+    data = federation(clients=[[0, 1, -1, ...], ...], at_server=[])    # three clients of unequal size; -1: hidden label
     run = train(problem, data, rounds=3)                             # init and rounds, compiled, by `make_round`
     model = reference.in_float64(run.states[0].model)                # both begin with the same numbers
     for job in run.rounds[0].jobs[0]: ...                            # what a phase laid out: which rows, in which order
@@ -83,15 +83,15 @@ def make_problem(arguments: str, weak: Callable = mirrored, strong: Callable = r
     return experiment.make_problem(config, FACTS)._replace(weak=of_key[0], strong=of_key[1], views=tuple(of_key))
 
 
-def federation(clients: list[list[int]], anchors: Sequence[int] = (), seed: int = 0) -> FederatedData:
+def federation(clients: list[list[int]], at_server: Sequence[int] = (), seed: int = 0) -> FederatedData:
     """Random images with these labels.
 
     Args:
         clients: for each of three clients the labels of its images, -1 where a label is hidden.
-        anchors: labels of the server's images, which are the table's first rows.
+        at_server: labels of the server's images, which are the table's first rows.
         seed: of the images.
     """
-    labels = [*(anchors or [-1]), *(label for client in clients for label in client)]
+    labels = [*(at_server or [-1]), *(label for client in clients for label in client)]
     index = np.zeros((len(clients), max(map(len, clients))), np.int32)
     first = len(labels) - sum(map(len, clients))
     for client, of_client in enumerate(clients):
@@ -104,7 +104,7 @@ def federation(clients: list[list[int]], anchors: Sequence[int] = (), seed: int 
         client_index=jnp.asarray(index),
         client_size=jnp.array([len(client) for client in clients], jnp.int32),
         labelled_size=jnp.array([sum(label >= 0 for label in client) for client in clients], jnp.int32),
-        anchor_index=jnp.arange(len(anchors), dtype=jnp.int32),
+        server_index=jnp.arange(len(at_server), dtype=jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=jnp.asarray(images[:4]),
         test_labels=jnp.array([0, 1, 2, 0], jnp.int32),

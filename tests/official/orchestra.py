@@ -92,7 +92,7 @@ def test_rounds_of_orchestra(monkeypatch):
         "orchestra.decay": DECAY, "orchestra.temperature": TEMPERATURE, "client.batch_size": BATCH,
         "client.nesterov": False, "client.clip_norm": 0.0, "client.learning_rate": 0.003,
     })  # fmt: skip
-    run = train(problem, federation([[-1] * size for size in SIZES], anchors=[0, 1, 2, 0]), rounds=3)
+    run = train(problem, federation([[-1] * size for size in SIZES], at_server=[0, 1, 2, 0]), rounds=3)
     images, rows_of = np.asarray(run.data.inputs), np.asarray(run.data.client_index)
     turns = np.arange(BATCH) % 4
     centroids = np.array(run.states[0].server["centroids"], np.float64)

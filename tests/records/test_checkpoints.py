@@ -179,7 +179,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(two):
     file.unlink()
     os.mkfifo(file)
     found = Checkpoints(two).restore(shapes(state_of()))
-    assert found.round == 2 and f"{file.name} is no file" in found.passed_over[0]
+    assert found.round == 2 and f"{file.name} is not a file" in found.passed_over[0]
 
 
 def test_a_damaged_one_of_an_earlier_version_is_passed_over_too_if_it_cannot_be_read(earlier):

@@ -393,7 +393,7 @@ def test_nobody_waits_for_a_pipe(run, name):
         try:
             used = use(run)
         except (UserError, OSError) as error:
-            assert "is no file" in str(error) or "is a pipe" in str(error)
+            assert "is not a file" in str(error) or "is a pipe" in str(error)
             assert "\n" not in str(error)
         else:
             assert used is not None

@@ -69,9 +69,9 @@ def test_a_run_keeps_what_its_report_needs(finished_fedanchor_run):
     counts, labels = run.class_counts(), load_dataset(make_tiny_config().data).y_train
     with np.load(workdir / "partition.npz") as partition:
         held = np.split(partition["client_index"], np.cumsum(partition["client_size"])[:-1])
-        anchors = partition["anchor_index"]
+        anchors = partition["server_index"]
     assert counts["clients"].tolist() == [[int(np.sum(labels[rows] == c)) for c in range(10)] for rows in held]
-    assert counts["anchors"].tolist() == [4] * 10 == [int(np.sum(labels[anchors] == c)) for c in range(10)]
+    assert counts["server"].tolist() == [4] * 10 == [int(np.sum(labels[anchors] == c)) for c in range(10)]
     assert counts["train"].sum() == len(labels)
 
 
@@ -100,13 +100,13 @@ def test_a_report_is_the_same_when_it_is_made_again(reported_run):
 
 
 COUNTS = {  # 3 clients, 2 classes
-    "train": np.array([9, 8]), "anchors": np.array([0, 0]), "clients": np.array([[5, 2], [0, 4], [4, 1]]),
+    "train": np.array([9, 8]), "server": np.array([0, 0]), "clients": np.array([[5, 2], [0, 4], [4, 1]]),
     "labelled": np.array([[1, 1], [0, 2], [0, 0]]), "validation": np.array([0, 0]),
 }  # fmt: skip
-AT_SERVER = COUNTS | {"anchors": np.array([2, 1]), "labelled": np.zeros((3, 2), int)}
+AT_SERVER = COUNTS | {"server": np.array([2, 1]), "labelled": np.zeros((3, 2), int)}
 SETTINGS = {  # fields of data -> who holds labels
     "40 labels at the server": {},
-    "1 label at the server": {"num_anchors": 1},
+    "1 label at the server": {"server_labels": 1},
     "every client has labels for 10 % of its images: 4 in all": {"labels": "clients"},
     "every client has labels for 0.5 % of its images: 4 in all": {"labels": "clients", "labelled_share": 0.005},
     "every client has labels for 2 images of each of its classes: 4 in all": {
@@ -153,11 +153,11 @@ def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs,
     for field in ("labels", "labelled_share", "labels_per_class", "num_labelled", "labelled_clients"):
         config["data"].pop(field)
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "anchors", "clients")})
+    run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "server", "clients")})
     assert run.class_counts()["labelled"].tolist() == [[0, 0]] * 3
     assert "40 labels at the server" in lead_of(run)
     text = write_report(tmp_path / "run").read_text()
-    assert "before and after the server took its anchors" in text and "who holds what" in text
+    assert "before and after the server took its labelled images" in text and "who holds what" in text
 
 
 def test_the_picture_of_clients_shows_which_images_have_labels():
@@ -183,7 +183,7 @@ def test_the_picture_of_clients_shows_which_images_have_labels():
     assert bars == {
         "before: the training set": [(0, 9), (0, 8)],
         "after: all clients": [(0, 9), (0, 7)],
-        "anchors at the server": [(9, 2), (7, 1)],
+        "at the server, with labels": [(9, 2), (7, 1)],
     }
     _, bars = drawn(AT_SERVER | {"validation": np.array([1, 3])})
     assert bars["held out for validation"] == [(11, 1), (8, 3)]
@@ -195,10 +195,10 @@ def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
     rng = np.random.default_rng(0)
     held = rng.integers(0, 9, (8, 10))
     labelled = held // 3 if labels == "clients" else held * (np.arange(8) == 5)[:, None]
-    counts = {"train": held.sum(axis=0), "anchors": np.zeros(10, int), "clients": held, "labelled": labelled}
+    counts = {"train": held.sum(axis=0), "server": np.zeros(10, int), "clients": held, "labelled": labelled}
     run = relabelled(tmp_path / "run", {"labels": labels}, counts)
     text = write_report(run.folder).read_text()
-    assert "those of them that have labels, and both by class" in text and "took its anchors" not in text
+    assert "those of them that have labels, and both by class" in text and "took its labelled images" not in text
     assert f"images: {labelled.sum()} in all" in text
     picture = np.asarray(Image.open(run.folder / "figures" / "who_holds_what.png").convert("RGB")).astype(int)
     is_orange = np.abs(picture - [0xE6, 0x9F, 0x00]).max(axis=-1) < 12

@@ -83,7 +83,7 @@ def test_saved_partition_is_the_one_that_trained(finished_run):
     saved = build_experiment(make_tiny_config(**{"data.partition_file": str(workdir / "partition.npz")}))
     chex.assert_trees_all_equal(mine.data, saved.data)
     other = build_experiment(make_tiny_config(seed=1))
-    assert np.any(np.asarray(other.data.anchor_index) != np.asarray(mine.data.anchor_index))
+    assert np.any(np.asarray(other.data.server_index) != np.asarray(mine.data.server_index))
 
 
 def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):

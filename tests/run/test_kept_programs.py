@@ -279,7 +279,7 @@ def test_remembered_seconds_are_few_and_a_damaged_file_is_as_none(kept, tmp_path
 
 def test_a_second_start_finds_the_first_one_s_programs(tmp_path):
     words = [
-        "--config=configs/quickstart.py:anchors_only,anchors=20",
+        "--config=configs/quickstart.py:server_only,server_labels=20",
         "--config.num_rounds=2",
         "--config.log.report=False",
     ]

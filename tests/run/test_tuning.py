@@ -139,7 +139,7 @@ def test_what_is_found_is_printed_and_remembered(cache, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"method": "anchors_only"}, "trains no clients: there is nothing to tune"),
+        ({"method": "server_only"}, "trains no clients: there is nothing to tune"),
         ({"lanes": 2}, "devices and lanes are what tune looks for"),
     ],
 )

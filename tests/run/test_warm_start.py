@@ -73,7 +73,7 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
 def test_a_second_classifier_that_the_given_model_lacks_is_a_copy_of_the_first(has_head):
     """ACR labels images by it from the first round on."""
     fields = {"method": "fedavg_semi", "trainer.name": "acr", "data.labels": "some_clients"}
-    fields |= {"data.num_anchors": 0, "model.normalisation": "running"}
+    fields |= {"data.server_labels": 0, "model.normalisation": "running"}
     experiment = build_experiment(make_tiny_config(**{"data.reveal_labels": False, **FRESH, **fields}))
     data = experiment.data
     fresh = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(data).model)
@@ -180,8 +180,8 @@ class Refused:
         copied(folder, folder / "honest", **{"data/reveal_labels": False})
         with np.load(folder / "partition.npz") as arrays:
             others = dict(arrays)
-        anchors, rows = others["anchor_index"], others["client_index"]
-        others |= {"anchor_index": np.append(rows[:3], anchors[3:]), "client_index": np.append(anchors[:3], rows[3:])}
+        anchors, rows = others["server_index"], others["client_index"]
+        others |= {"server_index": np.append(rows[:3], anchors[3:]), "client_index": np.append(anchors[:3], rows[3:])}
         replace_arrays(folder / "honest" / "partition.npz", **others)
         line = "that run was trained on 3 labels that are hidden in this one: its seed (0, here 0) or its fields"
         return {"data.reveal_labels": False, "init_from": str(folder / "honest")}, line

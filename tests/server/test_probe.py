@@ -52,7 +52,7 @@ def test_a_class_without_a_labelled_image_is_never_predicted():
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[-1] * 4, [-1] * 3], anchors=[0, 1, 2, 2, 0, 1, 1])
+    return federation([[-1] * 4, [-1] * 3], at_server=[0, 1, 2, 2, 0, 1, 1])
 
 
 def method_of(data, **fields):

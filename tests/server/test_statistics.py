@@ -68,7 +68,7 @@ def federation():
         client_index=jnp.array(index),
         client_size=sizes,
         labelled_size=jnp.zeros_like(sizes),
-        anchor_index=jnp.array(ANCHORS),
+        server_index=jnp.array(ANCHORS),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=nothing,
         test_labels=nothing,
@@ -132,7 +132,7 @@ def test_sources(federation, monkeypatch, source):
 def test_without_images_of_the_server(federation, monkeypatch):
     """Where there is no cohort either, before the first round, everybody is asked; 'server' has nobody to ask."""
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
-    nobody = federation._replace(anchor_index=jnp.zeros((0,), jnp.int32))
+    nobody = federation._replace(server_index=jnp.zeros((0,), jnp.int32))
     state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
     refresh = make_statistics(NETWORK, section("cohort"))
     for cohort, owners in (([2, 1], CLIENTS[2:]), ([], CLIENTS)):
@@ -250,7 +250,7 @@ def test_moments_of_values_far_from_zero(federation):
 
 @pytest.mark.parametrize("source", ["cohort", "moments"])
 def test_nobody_who_is_asked_answers(federation, source):
-    silent = federation._replace(anchor_index=jnp.zeros((0,), jnp.int32), client_size=jnp.zeros(3, jnp.int32))
+    silent = federation._replace(server_index=jnp.zeros((0,), jnp.int32), client_size=jnp.zeros(3, jnp.int32))
     state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
     after = make_statistics(NETWORK, section(source))(state, silent, jnp.array([2]), None)
     chex.assert_trees_all_equal(after.model, state.model)

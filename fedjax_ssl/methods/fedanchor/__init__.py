@@ -152,7 +152,7 @@ def fedanchor(problem: Problem) -> Method:
     # --- Server: w_t and the anchors' latent representations go down (section 4.2). -------------------------------
 
     def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
-        rows = data.anchor_index
+        rows = data.server_index
         outputs = network.predict_rows(state.model, data.inputs, rows, config.eval_batch_size)
         anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
         if options.threshold_quantile:

@@ -6,7 +6,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.losses import common_direction_penalty, label_contrastive_loss
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.server.training import AnchorLoss, AnchorLossResult
+from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 
 def contrastive_loss(
@@ -19,7 +19,7 @@ def contrastive_loss(
     negatives: str,
     self_pairs: bool,
     common_direction_weight: float,
-) -> AnchorLoss:
+) -> ServerLoss:
     """The label contrastive loss of a head's outputs on augmented anchors.
 
     Args:
@@ -35,7 +35,7 @@ def contrastive_loss(
     """
     augment = {"none": lambda _, images: images, "weak": problem.weak, "strong": problem.strong}[augmentation]
 
-    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> AnchorLossResult:
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
         (outputs,), batch_stats = problem.network.train(model, (augment(key, data.inputs[rows]),), mask)
         embeddings = outputs.heads[head]
         loss = label_contrastive_loss(embeddings, labels, mask, problem.num_classes, temperature, negatives, self_pairs)

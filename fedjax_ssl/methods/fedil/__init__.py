@@ -51,7 +51,7 @@ VARIANTS: Variants = {
     "paper": {  # the setting of its experiments, IID
         "num_rounds": 2000,
         "clients_per_round": 5,
-        "data.anchors": "random",
+        "data.server_draw": "random",
         "data.partition": "iid",
         "server.augmentation": "weak",
     },

@@ -50,7 +50,14 @@ from fedjax_ssl.methods.fedmatch.server import (
     sparse_wire_bytes,
 )
 from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, distances, divided, merged
-from fedjax_ssl.server import CLASSIFICATION, fedavg, make_statistics, own_optimizer, supervised_loss, train_on_anchors
+from fedjax_ssl.server import (
+    CLASSIFICATION,
+    fedavg,
+    make_statistics,
+    own_optimizer,
+    supervised_loss,
+    train_on_server_labels,
+)
 
 PARTS, UPLOADS = "parts", "uploads"  # the server's memory: sigma and psi, and what clients uploaded
 
@@ -99,7 +106,7 @@ VARIANTS: Variants = {
     "labels_at_server": {
         **_PAPER,
         "data.labels": "server",
-        "data.num_anchors": 1000,
+        "data.server_labels": 1000,
         "client.batch_size": 100,
         "server.batch_size": 100,
         **_AT_SERVER,
@@ -194,7 +201,7 @@ def fedmatch(problem: Problem) -> Method:
             return options.labelled_weight * value, aux
 
         how = {"parts": (SIGMA,), "epochs": epochs, "batch_size": config.server.batch_size, "shuffle": options.shuffle}
-        return train_on_anchors(state, data, loss, config.server, rate, key, memory=memory, **how)
+        return train_on_server_labels(state, data, loss, config.server, rate, key, memory=memory, **how)
 
     def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         plateau, rate = state.server[PLATEAU], learning_rate_at(config, config.server.learning_rate, state.round)

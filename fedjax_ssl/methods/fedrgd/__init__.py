@@ -77,7 +77,7 @@ VARIANTS: Variants = {
         "num_rounds": 300 * 64,
         "num_clients": 10,
         "clients_per_round": 10,
-        "data.num_anchors": 1000,
+        "data.server_labels": 1000,
         "data.partition": "main_class",
         "data.main_share": 0.4,
         "model.classifier_init": "torch_linear",

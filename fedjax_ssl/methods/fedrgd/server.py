@@ -7,7 +7,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server.aggregation import weighted_mean
-from fedjax_ssl.server.training import CLASSIFICATION, supervised_loss, train_on_anchors
+from fedjax_ssl.server.training import CLASSIFICATION, supervised_loss, train_on_server_labels
 
 
 def train_replicas(
@@ -34,7 +34,8 @@ def train_replicas(
 
     def train(replica):
         own_key, memory = replica
-        trained, metrics = train_on_anchors(state._replace(server=memory), data, loss, config, rate, own_key, **how)
+        state_of_own = state._replace(server=memory)
+        trained, metrics = train_on_server_labels(state_of_own, data, loss, config, rate, own_key, **how)
         return trained.model, trained.server, metrics
 
     memory = {CLASSIFICATION: state.server[CLASSIFICATION]} if remembers else {}

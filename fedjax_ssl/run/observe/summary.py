@@ -131,7 +131,7 @@ def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, f
     if taken is None or taken["of"] != "test":  # somebody has deleted it, or it is damaged
         return {f"test_{name}": None for name in names}
     with np.load(folder.path / CLASS_COUNTS) as counts:
-        num_training = counts["anchors"] + counts["clients"].sum(axis=0)
+        num_training = counts["server"] + counts["clients"].sum(axis=0)
     matrix = confusion_matrix(taken["labels"], taken["predictions"], len(num_training))
     figures = {"accuracy": np.mean(taken["predictions"] == taken["labels"]), "loss": taken["loss"]}
     figures |= measure_predictions(config.eval_measures, matrix, num_training, config.eval_shots)

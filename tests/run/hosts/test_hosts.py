@@ -126,8 +126,8 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     states = last_state(moved), last_state(whole)
     for name, value in states[1].items():
         np.testing.assert_array_equal(states[0][name], value)  # two addends have but one sum
-    assert np.load(moved / "partition.npz")["anchor_index"].tolist() == (
-        np.load(whole / "partition.npz")["anchor_index"].tolist()
+    assert np.load(moved / "partition.npz")["server_index"].tolist() == (
+        np.load(whole / "partition.npz")["server_index"].tolist()
     )
 
 

@@ -49,7 +49,7 @@ def test_a_profile_says_where_the_time_goes(tmp_path, finished_run, capsys):
 
 def test_a_profile_of_a_run_without_clients(tmp_path):
     figures = profile(
-        make_tiny_config(**{"method": "anchors_only", "model.name": TINY_BACKBONE}), rounds=1, workdir=tmp_path
+        make_tiny_config(**{"method": "server_only", "model.name": TINY_BACKBONE}), rounds=1, workdir=tmp_path
     )
     assert (
         figures["flops_per_local_step"] is figures["training_flops_per_second"] is figures["useful_lane_steps"] is None

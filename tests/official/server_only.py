@@ -12,7 +12,7 @@ CLIENTS = [[-1] * 9, [-1] * 4, [-1] * 7]
 def test_rounds_of_the_server_alone():
     fields = {"server.epochs": 2, "server.pretrain_epochs": 3, "server.pretrain_learning_rate": 0.03,
               "server.persistent": False, "server.augmentation": "weak"}  # fmt: skip
-    problem = make_problem("anchors_only", **fields)
+    problem = make_problem("server_only", **fields)
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=2)
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.server
     model = in_float64(run.fresh)
@@ -27,4 +27,4 @@ def test_rounds_of_the_server_alone():
 
             slope, statistics = gradient(loss, model["params"])
             model = {"params": sgd.step(model["params"], slope), "batch_stats": statistics}
-    agree("anchors_only", "pre-training and two rounds", run, model, code="no code: SGD as PyTorch's")
+    agree("server_only", "pre-training and two rounds", run, model, code="no code: SGD as PyTorch's")

@@ -1,4 +1,4 @@
-"""The server's training alone, the lower bound: only the server trains, on its labelled anchors.
+"""The server's training alone, the lower bound: only the server trains, on its labelled images.
 
 With `data.centralised` the same code is the centralised fully supervised bound (SemiFL's "Fully Supervised", FedIL's
 "Fully-Supervised"): the server then holds every image of the federation, with its label.
@@ -11,13 +11,13 @@ from fedjax_ssl.methods.frames import alternating
 VARIANTS: Variants = {"no_pretraining": {"server.pretrain_epochs": 0}}
 
 
-def anchors_only(problem: Problem) -> Method:
+def server_only(problem: Problem) -> Method:
     """`server.epochs` of cross-entropy a round, as a Method without clients."""
     return alternating(problem, ())
 
 
 ENTRY = Entry(
-    anchors_only,
+    server_only,
     title="the server's training alone",
     variants=VARIANTS,
     confidence=(),

@@ -1,0 +1,61 @@
+"""The last section of each page in docs/methods/: where labels may be, configurations, variants and fields.
+
+    python docs/method_reference.py          # writes it into the pages
+
+It comes from the registry and from the comments in the methods' files; tests/test_docs.py compares it with the pages.
+"""
+
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedjax_ssl.cli.source_docs import read_fields
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.entry import Entry
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "methods"
+MARK = "<!-- From here on: python docs/method_reference.py -->"
+MOST = 4  # fields of a variant that are written out
+
+
+def page(name: str) -> str:
+    """A method's page: what stands before the mark, and the section as it is now."""
+    path = PAGES / f"{name}.md"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return text.partition(MARK)[0].rstrip() + "\n\n" + "\n".join([MARK, *_section(name, METHODS[name])])
+
+
+def _section(name: str, entry: Entry) -> Iterator[str]:
+    yield "\n## Settings, variants and fields\n"
+    yield f"* `data.labels`: {', '.join(f'`{setting}`' for setting in entry.settings)}"
+    configs = [f"`configs/{path.name}`" for path in sorted((ROOT / "configs").glob(f"{name}_*.py"))]
+    if configs:
+        yield f"* Configurations: {', '.join(configs)}"
+    if entry.fields:
+        yield f"* Naming the method as an argument sets {_sets(entry.fields, len(entry.fields))}"
+    if entry.variants:
+        yield "\n| variant | sets |\n|---|---|"
+        for variant, changes in entry.variants.items():
+            yield f"| `{variant}` | {_sets(changes, MOST)} |"
+    fields = {field: value for field, value in read_fields().items() if field.startswith(f"{name}.")}
+    if fields:
+        yield "\n| field | default | meaning |\n|---|---|---|"
+        for field, value in fields.items():
+            yield f"| `{field}` | `{value.default}` | {_cell(value.meaning)} |"
+    yield ""
+
+
+def _sets(changes: Mapping[str, Any], most: int) -> str:
+    if len(changes) > most:
+        return f"{len(changes)} fields, see [configuration](../configs.md#variants)"
+    return ", ".join(f"`{field}={value!r}`" for field, value in changes.items())
+
+
+def _cell(comment: str) -> str:
+    return comment.replace("|", "&#124;").replace("<", "&lt;").replace("*", "&#42;")
+
+
+if __name__ == "__main__":
+    for name in METHODS:
+        (PAGES / f"{name}.md").write_text(page(name), encoding="utf-8")
