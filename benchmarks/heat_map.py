@@ -1,4 +1,4 @@
-"""Draws a sweep's table as heat maps: accuracies of means of uploads under attacks, in docs/results.md.
+"""Draws a sweep's table as heat maps: accuracies of means of uploads under attacks, in docs/results/robustness.md.
 
     python benchmarks/heat_map.py runs/untrusted/attacks --grid=attack.share --out=docs/images/attacks.png
 

@@ -7,7 +7,7 @@
 
 100 clients of 495 images, Dir 0.1, 500 labelled anchors at the server, 10 clients a round, 5 local epochs, 500
 rounds. The threshold is the paper's, 0.6; the recipe is `strong`, with 40 epochs on weak views of the anchors before
-the first round, with which clients teach the model something (docs/results.md). `paper` is the paper's own recipe:
+the first round, with which clients teach the model something (docs/notebook/cifar10.md). `paper` is the paper's own:
 plain SGD, 5 epochs. Arguments: paper, surest, wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each
 client), and the other variants of fedjax_ssl/methods/fedanchor/. Another method that is named keeps the recipe and
 has its own threshold.

@@ -18,6 +18,6 @@ def get_config(arguments=""):
     config.data.server_labels = 50
     config.data.alpha = 0.5
     config.model.name = "cnn"
-    config.server.augmentation = "weak"  # strong, as in the paper, costs this small model some points: docs/results.md
+    config.server.augmentation = "weak"  # strong, as in the paper, costs points here: docs/results/fedanchor.md
     config.augment.padding = 1
     return apply_arguments(config, arguments)

@@ -304,7 +304,8 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
         )
     if labels.size and (labels.min() < -1 or labels.max() >= num_classes):
         worst = labels.min() if labels.min() < -1 else labels.max()
-        raise UserError(f"{path}: {of_labels} has {worst}; the model's are 0 to {num_classes - 1}, and -1 means no label")
+        known = f"the model's are 0 to {num_classes - 1}, and -1 means no label"
+        raise UserError(f"{path}: {of_labels} has {worst}; {known}")
     return arrays[key], None, labels.astype(np.int32)
 
 

@@ -68,10 +68,13 @@ def test_descriptions_are_those_of_the_source(root):
     assert "| `fedil` | `no_label_set` | `fedil.label_set=False` |" in page
 
 
-def test_the_picture_is_what_its_script_draws(root):
-    module = script(root, "draw_round")
-    assert (root / "docs" / "images" / "round.svg").read_text(encoding="utf-8") == module.draw()
-    for file, names in re.findall(r'class="code"[^>]*>([\w/]+\.py): ([^<]*)<', module.draw()):
+@pytest.mark.parametrize("name, picture", [("draw_round", "round.svg"), ("draw_results", "methods.svg")])
+def test_the_pictures_are_what_their_scripts_draw(root, name, picture):
+    assert (root / "docs" / "images" / picture).read_text(encoding="utf-8") == script(root, name).draw()
+
+
+def test_the_picture_of_a_round_names_functions_that_exist(root):
+    for file, names in re.findall(r'class="code"[^>]*>([\w/]+\.py): ([^<]*)<', script(root, "draw_round").draw()):
         source = (root / "fedjax_ssl" / file).read_text(encoding="utf-8")
         for name in names.split(", "):
             assert f"def {name}(" in source, f"{file} has no {name}"

@@ -3,7 +3,7 @@
     python launch.py sweep configs/sweeps/cifar10_screen.py --workdir=runs/cifar10_screen
 
 ResNet-8, 100 clients of 100 images, 10 a round, 500 anchors, 2,000 validation images. First whether clients that have
-all their labels teach the global model anything, 12 rounds; then FedAnchor, 30 rounds. What came out: docs/results.md.
+all their labels teach the global model anything, 12 rounds; then FedAnchor, 30 rounds: docs/notebook/cifar10.md.
 """
 
 from fedjax_ssl.sweep import Sweep

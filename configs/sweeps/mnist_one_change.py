@@ -2,7 +2,7 @@
 
     python launch.py sweep configs/sweeps/mnist_one_change.py --workdir=runs/mnist_one_change
 
-What each is for, and what it said: docs/results.md.
+What each is for, and what it said: docs/results/single_changes.md.
 """
 
 from fedjax_ssl.sweep import Sweep

@@ -12,7 +12,7 @@ clients that all take part, so that 10, 20 and 30 % of them are 1, 2 and 3 attac
 clients: 1,000, of which 100 are in a round in the mean, and their updates are clipped, to two lengths. `poison` is of
 three methods with labels at the server: two of ten clients of 200 images hold 40 crafted ones, on lines to four images
 of a 4 that are to be a 9; its control has the two ends of each line alone. IID, 20 rounds. The tables are in
-docs/results.md.
+docs/results/robustness.md.
 """
 
 from fedjax_ssl.errors import UserError

@@ -148,5 +148,6 @@ def _find(name: str) -> Any:
     factory = getattr(optax, name, None) or getattr(optax.contrib, name, None)
     parameters = list(inspect.signature(factory).parameters) if inspect.isfunction(factory) else []
     if not parameters or parameters[0] != "learning_rate":
-        raise UserError(f"optimizer {name!r} is not an optimiser of optax with a learning rate; known: sgd, adam, lars, ...")
+        known = "known: sgd, adam, lars, ..."
+        raise UserError(f"optimizer {name!r} is not an optimiser of optax with a learning rate; {known}")
     return factory

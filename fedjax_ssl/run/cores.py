@@ -13,8 +13,8 @@ CPU_LIMIT = pathlib.Path("/sys/fs/cgroup/cpu.max")
 # Who sets one of these has decided. The first flag is the older way to say how many devices there are.
 SET_BY_USER = ("JAX_NUM_CPU_DEVICES", "xla_force_host_platform_device_count", "xla_cpu_multi_thread_eigen")
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-# Programs compile in an eighth less time, and the small CNN's steps are an eighth shorter: docs/performance.md. As an
-# option of a single program it ends the process (jaxlib 0.10.2).
+# Programs compile in an eighth less time, and the small CNN's steps are an eighth shorter:
+# docs/notebook/performance.md. As an option of a single program it ends the process (jaxlib 0.10.2).
 PLAIN_LOOPS = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
 
 

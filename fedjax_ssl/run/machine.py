@@ -213,7 +213,7 @@ def memory_limit() -> int | None:
 
 
 def _compiler_options(backbone: str) -> dict[str, str]:
-    """XLA's options for a backbone's programs; docs/performance.md has the figures.
+    """XLA's options for a backbone's programs; docs/notebook/performance.md has the figures.
 
     On a CPU XLA hands matrix products and convolutions to a library. Without vectors of 512 bits it is fast for small
     ones and slow for large ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 without, the small CNN's 6.3

@@ -7,7 +7,7 @@ Qiu et al., 2024 (arXiv 2402.10191). What differs from FedAvg:
   3. after each aggregation the server trains on its anchors: one epoch on each head.
 
 The paper does not give the temperature, the batch sizes, clipping, normalisation and more; each is a field below or in
-the shared sections, and docs/results.md has the measurements behind its default.
+the shared sections, and docs/notebook/fedanchor.md has the measurements behind its default.
 """
 
 import functools
@@ -68,8 +68,8 @@ def _anchor_head(model: Section) -> Callable[..., nn.Module]:
 HEADS = {HEAD: _anchor_head}
 CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
 
-# What screening on held-out images of CIFAR-10 found, under the recipe `strong`: docs/results.md. Fields of the method
-# alone would not do: for its labels to be right, the anchors must be learned before the first round.
+# What screening on held-out images of CIFAR-10 found, under the recipe `strong` (docs/notebook/cifar10.md). Fields of
+# the method alone would not do: for its labels to be right, the anchors must be learned before the first round.
 NATURAL_IMAGES = {"server.augmentation": "weak", "server.pretrain_epochs": 40}
 
 # The systems of the paper's tables that differ from FedAnchor in a field or two: name -> fields.

@@ -14,7 +14,7 @@ make a variance negative, so here they are the mean of those of the phases that 
 the public code does.
 
 The sum is twice the step of FedAvg where both changes point the same way. At the paper's rate, 0.003 without momentum,
-it is short; at 0.03 and a momentum of 0.9 it overshoots: `advice`, and docs/results.md.
+it is short; at 0.03 and a momentum of 0.9 it overshoots: `advice`, and docs/results/single_changes.md.
 """
 
 import functools

@@ -18,6 +18,6 @@ def description() -> str:
 def has_wide_vectors() -> bool:
     """Whether the processor has vectors of 512 bits (AVX-512), as Linux tells; elsewhere False.
 
-    The library that XLA hands convolutions to has kernels for them: docs/performance.md has its speed with and without.
+    The library that XLA hands convolutions to has kernels for them: docs/notebook/performance.md has its speed.
     """
     return "avx512f" in description().split()

@@ -8,7 +8,7 @@ Blocks of m + 2 rows, the kernel's three rows and blocks of m rows of the output
 
 where * is, for each of the m + 2 entries, an ordinary convolution along the width. The gradients are the same three
 linear maps, transposed. Along both axes there would be a quarter of the multiplications, which is little faster and
-takes twice as long to compile; docs/performance.md has the figures, and the rounding error.
+takes twice as long to compile; docs/notebook/performance.md has the figures, and the rounding error.
 """
 
 import functools
