@@ -93,7 +93,7 @@ def _use(facts: dict[str, Any]) -> str:
     height, width, channels = facts["image_shape"]
     return f"""## Use
 
-`{PROGRAM}` is the whole program, from pixels to probabilities; it needs JAX alone:
+`{PROGRAM}` is the whole program, from pixels to probabilities. It needs JAX and flatbuffers:
 
 ```python
 import jax.export
