@@ -1,9 +1,18 @@
 """Federated semi-supervised learning in JAX: a cohort of clients trained as lanes of one compiled program."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError
+
+if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
+    from fedjax_ssl.config import base_config, load_config_file
+    from fedjax_ssl.engine.interface import State
+    from fedjax_ssl.predictor import Prediction, Predictor, load
+    from fedjax_ssl.run.cores import use_every_core
+    from fedjax_ssl.run.train import train
+
+    __version__: str
 
 __all__ = [
     "Prediction",
@@ -12,6 +21,7 @@ __all__ = [
     "StoppedError",
     "TrainingError",
     "UserError",
+    "__version__",
     "base_config",
     "load",
     "load_config_file",
@@ -33,6 +43,22 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    """The version that was installed; '0+unknown' where the library lies in the path without being installed."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(__name__)
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"

@@ -18,10 +18,11 @@ from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.files import replace_arrays, replace_file
+from fedjax_ssl.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.imports import is_own
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, find_method
-from fedjax_ssl.models.network import build_network
+from fedjax_ssl.models.network import Network, build_network
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, read_config, refuse_code
@@ -44,12 +45,24 @@ class Predictor(NamedTuple):
     image_shape: tuple[int, int, int]  # (height, width, channels)
     class_names: tuple[str, ...]  # of the C classes; their numbers if the data set has none
     round: int  # after which the model was saved
+    network: Network  # the model's passes, as pure functions
+    model: Model  # its numbers, as the network takes them
     outputs: Callable[..., Any]  # images [BATCH_SIZE, H, W, C] -> (probabilities, embeddings), compiled
     fit: str  # how images of another shape are brought to this one, see `fedjax_ssl.data.folder`
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.image_shape))
         return f"Predictor(round {self.round}, images {shape}, {len(self.class_names)} classes)"
+
+    @property
+    def params(self) -> Any:
+        """The parameters, nested dicts of float32 arrays: the backbone's, the classifier's, those of further heads."""
+        return self.model.params
+
+    @property
+    def batch_stats(self) -> Any:
+        """The normalisation statistics of the layers that have any, in the same form."""
+        return self.model.batch_stats
 
     def __call__(self, images: np.ndarray) -> Prediction:
         """Classifies images.
@@ -105,7 +118,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         UserError: the folder has no run or no checkpoint that can be used, or it cannot be read, or it names code and
             `allow_code` is False.
     """
-    folder = pathlib.Path(workdir)
+    folder = expanded(workdir)
     if not (folder / CONFIG).exists():
         runs = [path.parent.name for path in sorted(folder.glob(f"*/{CONFIG}"))]
         seeds = f"; its runs are in {', '.join(runs[:3])}" if runs else ""
@@ -140,7 +153,9 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
-    return Predictor(tuple(facts["image_shape"]), tuple(class_names), restored.round, outputs, config.data.fit)
+    return Predictor(
+        tuple(facts["image_shape"]), tuple(class_names), restored.round, network, trained, outputs, config.data.fit
+    )
 
 
 class Predicted(NamedTuple):

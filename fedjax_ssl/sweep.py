@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,11 +37,12 @@ from fedjax_ssl.config import (
 )
 from fedjax_ssl.errors import BusyError, StoppedError, TrainingError, UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import CONFIGS
+from fedjax_ssl.files import CONFIGS, expanded
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds, refuse_links
 from fedjax_ssl.report.table import Row, to_markdown, write_tables
 from fedjax_ssl.run.memory import give_back_memory
+from fedjax_ssl.run.observe.log import QUIET, say
 from fedjax_ssl.run.train import train
 
 ROOT = CONFIGS.parent
@@ -116,6 +116,7 @@ def run_sweep(
     """
     if workdir is None:
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
+    workdir = expanded(workdir)
     sweep = load_sweep(sweep_file)
     table = plan(sweep, pathlib.Path(workdir), overrides)
     cells = [cell for cell in table if any(fnmatch.fnmatchcase(cell.name, row) for row in rows.split(";"))]
@@ -146,10 +147,10 @@ def run_sweep(
         from fedjax_ssl.report.comparison import write_comparison
 
         page = write_comparison([workdir], root / REPORT, sweep.target_accuracy, table_name="")
-        print(f"report {page}", file=sys.stderr)
+        say(f"report {page}")
     if failures:
         for name, why in failures.items():
-            print(f"failed: {name}: {why}", file=sys.stderr)
+            say(f"failed: {name}: {why}", QUIET)
         raise TrainingError(f"{len(failures)} of {len(warm_ups + cells) * len(sweep.seeds)} runs of the sweep")
     return cells
 
@@ -275,7 +276,7 @@ def _work_on(
     todo = tuple(seed for seed in seeds if not is_finished(cell, seed))
     if not todo:
         return {}
-    print(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}", file=sys.stderr, flush=True)
+    say(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}")
     failures = _run_cell(cell, todo, root, on_finish)
     jax.clear_caches()  # the next cell has other programs
     return failures
@@ -329,7 +330,7 @@ def _run_cell(
             if error.folder in {cell.folder / f"seed_{seed}" for seed in attempt[1:]}:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
             else:
-                print(f"{cell.title()}: left to another process", file=sys.stderr, flush=True)
+                say(f"{cell.title()}: left to another process")
         except Exception as error:  # of any kind: the other runs go on
             if isinstance(error, StoppedError) and error.by_disk:
                 raise StoppedError(error.reason, "the same command resumes the sweep", root) from error

@@ -27,7 +27,7 @@ FLOORS = (
     ("records",),
     ("predictor",),
     ("report",),
-    ("run",),
+    ("export", "run"),
     ("sweep", "flower"),
     ("__init__",),
     ("cli",),

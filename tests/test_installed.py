@@ -1,6 +1,9 @@
 """What an installation brings: the command and the configs; and a checkout that finds its own Python."""
 
+import ast
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +11,7 @@ import tomllib
 
 import pytest
 
+import launch
 from fedjax_ssl.config import find_config_file, parse_config
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import CONFIGS
@@ -34,6 +38,45 @@ def test_an_installation_has_every_module_and_every_config(built):
     assert names(ROOT / "configs") == names(built / "fedjax_ssl" / "configs") != set()
     assert names(ROOT / "fedjax_ssl") == {n for n in names(built / "fedjax_ssl") if n.parts[0] != "configs"}
     assert [path.name for path in built.iterdir()] == ["fedjax_ssl"]
+    assert (built / "fedjax_ssl" / "py.typed").exists()  # so that type checkers read the annotations
+
+
+def test_what_is_imported_on_demand_is_listed_for_people_and_editors():
+    import fedjax_ssl
+
+    source = ast.parse((ROOT / "fedjax_ssl" / "__init__.py").read_text())
+    (block,) = (node for node in source.body if isinstance(node, ast.If))
+    homes = {a.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    assert homes == {name: f"fedjax_ssl.{home}" for name, home in fedjax_ssl._HOMES.items()}
+    assert {*homes, "__version__"} <= set(fedjax_ssl.__all__) <= set(dir(fedjax_ssl))
+
+
+def test_the_version_is_that_of_the_installation(capsys, monkeypatch):
+    import fedjax_ssl
+
+    assert fedjax_ssl.__version__ == importlib.metadata.version("fedjax_ssl")
+    assert launch.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedjax_ssl {fedjax_ssl.__version__}\n"
+
+    def none(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", none)
+    assert fedjax_ssl.__version__ == "0+unknown"
+
+
+@pytest.mark.parametrize("tag, version", [(None, r"0\.2\.0\.dev1\+g\w+"), ("v0.3.0", r"0\.3\.0")])
+def test_a_version_of_a_clone_with_and_without_tags(tag, version, tmp_path):
+    setuptools_scm = pytest.importorskip("setuptools_scm", reason="setuptools-scm is not installed")
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    config = setuptools_scm.Configuration.from_file(str(tmp_path / "pyproject.toml"))
+    assert setuptools_scm.get_version(root=tmp_path, fallback_version=config.fallback_version) == "0.2.0.dev0"
+    names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    commands = [["init", "-q"], ["add", "."], ["commit", "-qm", "first"], *([["tag", tag]] if tag else [])]
+    for words in commands:
+        subprocess.run(["git", *names, *words], cwd=tmp_path, check=True)
+    found = setuptools_scm.get_version(root=tmp_path, fallback_version=config.fallback_version)
+    assert re.fullmatch(version, found), found
 
 
 def test_the_command_takes_configs_from_any_folder(built, tmp_path):

@@ -10,10 +10,11 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ssl.cli import help
+from fedjax_ssl.cli import completion, help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
 from fedjax_ssl.files import CONFIGS, expanded, replace_file
+from fedjax_ssl.run.observe import log
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.under_way import folder_under_way
 
@@ -150,6 +151,30 @@ def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
         print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} images with a label")
 
 
+def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Writes a run's model in a format that others read.
+
+    safetensors has the parameters, stablehlo and onnx the whole program from pixels
+    to probabilities. hub is a folder for the Hugging Face Hub with both of the
+    first two and a model card. onnx needs pip install 'fedjax_ssl[onnx]'.
+    """
+    with doing("loading JAX"):
+        from fedjax_ssl.export import export_run
+
+    with doing("exporting"):
+        print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
+
+
+def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Prints what makes a shell complete commands, configs and fields: bash or zsh.
+
+    Of an installed fedjax-ssl, in ~/.bashrc or, after compinit, in ~/.zshrc:
+
+      eval "$(fedjax-ssl completion bash)"
+    """
+    print(completion.script(words[0], COMMANDS), end="")
+
+
 CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS, what to run; default: configs/quickstart.py")}
 WORKDIR = {"workdir": (None, "where results go; default: a fresh folder under runs/")}
 COMMANDS = {
@@ -205,7 +230,18 @@ COMMANDS = {
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
         },
     ),
+    "export": Command(
+        run_export,
+        {
+            "format": (None, "safetensors, stablehlo, onnx or hub"),
+            "out": (None, "the file to be written; of hub the folder"),
+            "license": ("unknown", "of the model, for the card of hub, such as apache-2.0"),
+            "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
+        },
+        "RUN",
+    ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
+    "completion": Command(run_completion, {}, "SHELL"),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),
 }
 
@@ -261,7 +297,12 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
 
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:
-        if {"-h", "--help", "help"} & set(argv):
+        words = _without_level(words)
+        if argv == ["--version"]:
+            import fedjax_ssl
+
+            print(f"fedjax_ssl {fedjax_ssl.__version__}", flush=True)
+        elif {"-h", "--help", "help"} & set(argv):
             named = next((word for word in argv if word in COMMANDS), None)
             text = help.of_command(named, COMMANDS[named]) if named else help.overview(COMMANDS)
             print(text.replace("python launch.py", program), flush=True)
@@ -289,6 +330,18 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
         say(f"error: {reason} (details: {write_log(error)})")
         return 2
     return 0
+
+
+LEVELS = {"--quiet": log.QUIET, "--verbose": log.VERBOSE}
+
+
+def _without_level(words: list[str]) -> list[str]:
+    """The other words, after --quiet or --verbose among them has taken effect."""
+    found = sorted({word for word in words if word in LEVELS})
+    if len(found) > 1:
+        raise UserError(f"{' and '.join(found)} are opposites; give one of them")
+    log.set_level(LEVELS[found[0]] if found else log.NORMAL)
+    return [word for word in words if word not in LEVELS]
 
 
 def farewell(argv: list[str]) -> str:

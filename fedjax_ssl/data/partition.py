@@ -47,7 +47,7 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
           name of `PARTITIONS`) with its own fields `alpha`, `classes_per_client` or `labels_per_class`;
           `examples_per_client`, at most so many for a client, taken at random from its share, but of labelled
           examples apart these first (0 = all); and `partition_file`, a saved partition that is used as it is instead
-          ('' = none).
+          ('' = none), if no client has more.
         num_clients: number of clients K.
         seed: seed of the draw. Validation images and the server's depend on no other field than their own, so that
           partitions can be compared.

@@ -98,13 +98,20 @@ def load_partition(
 
 def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
     """The partition in `config.partition_file`, which must have its labels where `config.labels` says, and as many
-    validation images as `config.validation`."""
+    validation images as `config.validation`; nobody may have more than `config.examples_per_client`."""
     path, labels = config.partition_file, config.labels
     at_server = labels == "server"
     partition = load_partition(path, num_examples, num_clients, config.server_labels if at_server else None)
     held_out = len(partition.validation_index)
     if held_out != config.validation:
         raise UserError(f"{path} has {held_out} validation images, but data.validation={config.validation}")
+    sizes, most = [len(rows) for rows in partition.client_rows], config.examples_per_client
+    if most and max(sizes) > most:
+        client = int(np.argmax(sizes))
+        raise UserError(
+            f"{path} gives client {client} {sizes[client]} examples, but data.examples_per_client={most}; the saved "
+            "partition is used as it is, with data.examples_per_client=0"
+        )
     labelled = len(partition.labelled_rows)
     if at_server and labelled:
         raise UserError(

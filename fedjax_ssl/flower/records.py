@@ -14,6 +14,7 @@ from fedjax_ssl.flower.roster import say
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.manifest import trained_with
+from fedjax_ssl.records.origin import note_end, note_start
 from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, TIMINGS, Workdir
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.observe.summary import summarise, to_record
@@ -52,6 +53,7 @@ class Records:
         """Writes the configuration, what the images are, and the first checkpoint."""
         self._folder.begin(0)
         write_dataset(self._folder.path, self._facts)
+        note_start(self._folder.path)
         say(f"workdir {self._folder.path}")
         self._save(state)
 
@@ -68,6 +70,7 @@ class Records:
     def conclude(self, state: State) -> None:
         """Writes the last checkpoint and the summary."""
         self._save(state)
+        note_end(self._folder.path)
         self._folder.write_summary(summarise(self._config, self._folder))
 
     def _save(self, state: State) -> None:

@@ -110,7 +110,7 @@ class FlatDense(nn.Dense):
         lanes, positions = packing.lanes(), math.prod(x.shape[1:3])
         if lanes == 1:
             return super().__call__(x.reshape(len(x), -1))
-        kernel = self.get_variable("params", "kernel").reshape(positions, -1, lanes, self.features)
+        kernel: jax.Array = self.get_variable("params", "kernel").reshape(positions, -1, lanes, self.features)
         x = x.reshape(len(x), positions, lanes, -1)
         y = jnp.einsum("npgc,pcgo->ngo", x.astype(self.dtype), kernel.astype(self.dtype))
         return y.reshape(len(x), -1)

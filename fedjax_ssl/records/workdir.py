@@ -34,6 +34,7 @@ CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jso
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
 METRICS_SUM = "metrics_sha256"  # in the summary: of the records that it is of
+ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"
 LOCK, TENSORBOARD = ".lock", "tensorboard"
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
@@ -157,7 +158,8 @@ class Workdir:
         if path is None:
             return
         # Files are replaced, and links with them; these are opened, or written into.
-        refuse_links(self.path / name for name in (LOCK, CHECKPOINTS, SNAPSHOTS, TENSORBOARD, FIGURES))
+        opened = (LOCK, LOG, CHECKPOINTS, SNAPSHOTS, TENSORBOARD, FIGURES, ORIGIN_FILES)
+        refuse_links(self.path / name for name in opened)
         if self.is_begun:
             self._check_same_run()
             self._lock()

@@ -3,6 +3,7 @@
 import pathlib
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import expanded
 from fedjax_ssl.records.workdir import CONFIG
 from fedjax_ssl.report.comparison import write_comparison
 from fedjax_ssl.report.run_report import write_report
@@ -29,6 +30,7 @@ def report(
     Raises:
         UserError: see `write_report` and `write_comparison`.
     """
+    folders = [str(expanded(folder)) for folder in folders]
     try:
         share = float(target)
     except ValueError:

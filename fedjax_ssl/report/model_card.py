@@ -9,6 +9,7 @@ from typing import Any
 from fedjax_ssl.config import describe_method
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
+from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.workdir import MODEL_CARD
 from fedjax_ssl.report.conditions import conditions
@@ -33,8 +34,12 @@ def write_model_card(run: RunRecords) -> None:
 
 def model_card(run: RunRecords) -> str:
     """The card, as Markdown."""
+    return f"{describe_model(run)}\n{_use(run)}"
+
+
+def describe_model(run: RunRecords) -> str:
+    """What the model is, what it was trained on and how good it is, as Markdown; nothing of where it lies."""
     config, dataset, last = run.config, run.dataset(), run.metrics[-1]
-    folder = printable(str(run.folder))
     data, name = config["data"], _plain(dataset.get("name", config["data"]["source"]))
     labels = _plain(run.who_has_labels())
     method, source = map(_plain, describe_method(config["method"]))
@@ -58,12 +63,15 @@ def model_card(run: RunRecords) -> str:
     if run.labels_revealed:
         notes.append("**An upper bound:** the labels of the clients' images were revealed to the method.\n")
     if config["init_from"]:
-        notes.append(f"It began with the model of another run, {_plain(config['init_from'])} (init_from.json).\n")
+        began = _plain(_last_part(config["init_from"]))
+        notes.append(f"It began with the model of another run, {began} (init_from.json).\n")
     notes += [f"{_plain(sentence)}\n" for sentence in conditions(run)]
     versions = (run.summary or {}).get("versions", {})
     made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
     made_with = _plain(made_with)
-    return f"""# {_plain(config["model"]["name"])} trained with {method} on {name}
+    facts = [start.facts() for start in read_starts(run.folder)[-1:]]
+    origin = "".join(f"\n| {name} | {_plain(each[name])} |" for each in facts for name in ("code", "command"))
+    return f"""# {_plain(_last_part(config["model"]["name"]))} trained with {method} on {name}
 
 {"".join(note + chr(10) for note in notes)}An image classifier trained by federated semi-supervised learning over \
 {config["num_clients"]} clients. Labels: {labels}.
@@ -88,12 +96,18 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | test accuracy | {accuracy} {best} |{measures}
 | test loss | {"-" if loss is None else format(loss, ".3f")} |{measured}
 | communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
-| made with | {made_with} |
+| made with | {made_with} |{origin}
 
 The accuracy is that of one seed on images like those of training. {chosen}
-Nothing is known about images from elsewhere; look at the accuracy by class in `report.html`.
+Nothing is known about images from elsewhere; look at the accuracy by class in the run's report.
+"""
 
-## Use
+
+def _use(run: RunRecords) -> str:
+    """How to use the model where it lies, and how to train it again."""
+    folder = printable(str(run.folder))
+    height, width, channels = run.dataset().get("image_shape", ("?", "?", "?"))
+    return f"""## Use
 
 ```python
 import fedjax_ssl
@@ -122,6 +136,11 @@ fedjax_ssl.train(config, "runs/again")
 """
 
 
+def _last_part(path: str) -> str:
+    """Of a path the last part: a card is read elsewhere."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
 def _plain(text: object) -> str:
     """A text from elsewhere, such as the name of a data set, that is neither markup nor ends a table's cell."""
     return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(printable(str(text)), quote=False))
@@ -130,7 +149,7 @@ def _plain(text: object) -> str:
 def _division(data: dict[str, Any]) -> str:
     """How the images were divided among the clients, in a few words."""
     if data["partition_file"]:
-        return f"as saved in {_plain(data['partition_file'])}"
+        return f"as saved in {_plain(_last_part(data['partition_file']))}"
     scheme = data["partition"]
     field = _FIELD_OF_SCHEME.get(scheme)
     text = scheme if field is None else f"{scheme} ({field} {data[field]:g})"

@@ -10,8 +10,9 @@ import numpy as np
 from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections, section_of
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import read_json
+from fedjax_ssl.files import expanded, read_json
 from fedjax_ssl.records.clients import OVER_CLIENTS, over_clients
+from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, page, style
@@ -36,7 +37,7 @@ def write_report(workdir: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
         UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
     """
-    run = read_run(pathlib.Path(workdir))
+    run = read_run(expanded(workdir))
     pictures = _Pictures(run.folder / FIGURES)
     try:
         with style.styled():
@@ -222,8 +223,16 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         page.section(
             "Time", pictures.of("time"), page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""
         ),
+        page.section("Where it comes from", *_origin(run)),
         page.section("Configuration", *_configuration(run)),
     ]
+
+
+def _origin(run: RunRecords) -> list[str]:
+    """The newest start's code, command and machine."""
+    starts = read_starts(run.folder)
+    rows = [list(pair) for pair in starts[-1].facts().items()] if starts else []
+    return [page.table(["", ""], rows, long=(1,))] if rows else []
 
 
 def _configuration(run: RunRecords) -> list[str]:

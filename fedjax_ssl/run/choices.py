@@ -1,5 +1,6 @@
 """How clients are laid out on a machine, which changes no result beyond rounding; what `tune` found is remembered."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -13,7 +14,8 @@ from ml_collections import ConfigDict
 from fedjax_ssl.files import make_folder, read_json, replace_file
 from fedjax_ssl.models.passes import LANE_FORMS
 
-TUNED = "tuned.json"  # in the user's cache
+TUNED, COMPILED = "tuned.json", "compiled.json"  # in the user's cache
+MOST_KEPT = 200  # entries of each, the newest
 
 
 class Choice(NamedTuple):
@@ -103,15 +105,40 @@ def recall(config: ConfigDict, image_shape: tuple[int, ...]) -> Choice | None:
 
 def remember(config: ConfigDict, image_shape: tuple[int, ...], choice: Choice) -> pathlib.Path:
     """Keeps a choice for runs like this one, see `recall`; returns the file."""
-    path = cache_folder() / TUNED
+    entry = {**choice._asdict(), "options": dict(choice.options)}
+    return _keep(TUNED, _key(config, image_shape), entry)
+
+
+def uses_own_cache() -> bool:
+    """Whether JAX keeps compiled programs in the library's cache, and not where the user has them."""
+    return jax.config.values["jax_compilation_cache_dir"] == str(cache_folder() / "xla")
+
+
+def recall_seconds(config: ConfigDict, image_shape: tuple[int, ...]) -> float | None:
+    """How long compiling took the last time for such a run, see `recall`; None if that is not known."""
+    try:
+        return float(read_json(cache_folder() / COMPILED)[_key(config, image_shape)])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remember_seconds(config: ConfigDict, image_shape: tuple[int, ...], seconds: float) -> None:
+    """Keeps how long compiling took; where the cache cannot be written, nothing."""
+    with contextlib.suppress(OSError):
+        _keep(COMPILED, _key(config, image_shape), round(seconds, 1))
+
+
+def _keep(name: str, key: str, entry: Any) -> pathlib.Path:
+    """Adds an entry to a file in the user's cache, whose oldest go; returns the file."""
+    path = cache_folder() / name
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     make_folder(path.parent)
     try:
-        known = dict(read_json(path))
+        known = {other: value for other, value in dict(read_json(path)).items() if other != key}
     except (OSError, ValueError, TypeError):
         known = {}
-    entry = {**choice._asdict(), "options": dict(choice.options)}
-    replace_file(path, json.dumps({**known, _key(config, image_shape): entry}, indent=2) + "\n")
+    newest = dict([*known.items(), (key, entry)][-MOST_KEPT:])
+    replace_file(path, json.dumps(newest, indent=2) + "\n")
     return path
 
 

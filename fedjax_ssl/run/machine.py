@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from fedjax_ssl.models.cpu.processor import has_wide_vectors
 from fedjax_ssl.models.passes import use_lane_form
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, cache_folder, private_cache, recall
+from fedjax_ssl.run.observe.log import warn
 
 # On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
 # slower. Elsewhere the whole cohort side by side.
@@ -191,8 +191,7 @@ def use_compilation_cache() -> None:
         if folder is not None:
             jax.config.update("jax_compilation_cache_dir", str(folder))
         else:
-            line = f"warning: others can write into {cache_folder()}, or nobody can: compiled programs are not kept"
-            print(line, file=sys.stderr, flush=True)
+            warn(f"others can write into {cache_folder()}, or nobody can: compiled programs are not kept")
 
 
 def memory_limit() -> int | None:

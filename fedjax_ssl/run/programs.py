@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -17,10 +16,12 @@ from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run import hosts
+from fedjax_ssl.run.choices import recall_seconds, remember_seconds, uses_own_cache
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.clock import Doing, doing
+from fedjax_ssl.run.observe.log import VERBOSE, say
 
 DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
 
@@ -55,9 +56,15 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     lower["the rounds"] = functools.partial(lower_dispatch, machine, experiments)
 
     started = time.monotonic()
+    like, remembers = (first.problem.config, first.data.inputs.shape[1:]), hosts.is_first() and uses_own_cache()
+    seconds = recall_seconds(*like) if remembers else None
+    last = "" if seconds is None else f"last time this took {seconds:.0f} s; "
     if hosts.is_first():
-        print("compiling (a later start takes it from the cache)", file=sys.stderr, flush=True)
+        say(f"compiling ({last}a later start takes it from the cache)")
+    before = time.monotonic()
     programs = _compile(machine, lower)
+    if remembers and with_init:  # of a run that is resumed there is less to compile
+        remember_seconds(*like, time.monotonic() - before)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -124,7 +131,13 @@ class Compilers:
     def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
         """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
         pool = self._aside if aside else self._large
-        self._programs[name] = pool.submit(lowered.compile)
+        self._programs[name] = pool.submit(self._compile, name, lowered)
+
+    def _compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        started = time.monotonic()
+        program = lowered.compile()
+        say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
+        return program
 
     def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
         """The compiled programs by name, in the order of their start, when all are ready.

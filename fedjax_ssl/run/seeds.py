@@ -1,11 +1,11 @@
 """A table and a page over the runs of several seeds, in the folder above theirs."""
 
 import pathlib
-import sys
 
 from fedjax_ssl.records.runs import read_groups
 from fedjax_ssl.records.workdir import REPORT, SUMMARY
 from fedjax_ssl.run.observe.clock import doing
+from fedjax_ssl.run.observe.log import QUIET, say
 
 
 def report_seeds(folder: pathlib.Path) -> None:
@@ -29,8 +29,8 @@ def report_seeds(folder: pathlib.Path) -> None:
         for group in read_groups([folder])[0]:
             seeds = ", ".join(str(run.config["seed"]) for run in group.runs)
             accuracy = OverSeeds([tested(run, {})["test accuracy"] for run in group.runs])
-            print(f"seeds {seeds}: test accuracy {accuracy} % (mean ± standard deviation)", file=sys.stderr)
-        print(f"report {page}", file=sys.stderr)
+            say(f"seeds {seeds}: test accuracy {accuracy} % (mean ± standard deviation)")
+        say(f"report {page}")
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"the runs are complete, but their report failed: {why}", file=sys.stderr)
+        say(f"the runs are complete, but their report failed: {why}", QUIET)

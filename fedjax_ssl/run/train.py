@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +16,19 @@ from fedjax_ssl.data import class_counts, save_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_arrays, replace_file
+from fedjax_ssl.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.manifest import trained_with
+from fedjax_ssl.records.origin import look, note_end, note_start, what_differs
 from fedjax_ssl.records.resuming import save_seeds
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
     CLASS_COUNTS,
     INIT_FROM,
+    LOG,
     METRICS,
     PARTITION,
     TIMINGS,
@@ -54,6 +55,7 @@ from fedjax_ssl.run.observe.listeners import (
     StopOnSignal,
     WriteRecords,
 )
+from fedjax_ssl.run.observe.log import QUIET, begin, logged, say, warn
 from fedjax_ssl.run.observe.progress import RoundProgress, title_of
 from fedjax_ssl.run.observe.summary import summarise
 from fedjax_ssl.run.observe.trackers import open_trackers
@@ -90,6 +92,9 @@ def train(
         StoppedError: the disk, a file or the memory ended the run, whose last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP; with a checkpoint written.
     """
+    look()
+    begin()
+    workdir = expanded(workdir) if workdir else workdir
     config = hosts.config_of_first(lambda: config)
     validate(config)
     use_compilation_cache()
@@ -99,10 +104,11 @@ def train(
         # User errors are raised here, before anything is written.
         with doing("reading and dividing the data"):
             runs = open_runs(config, workdir, open_folders, root)
+        _warn_of_other_code(runs)
         machine = open_folders.enter_context(use_machine(config, runs[0].experiment.data))
         groups = group_runs(machine, [run for run in runs if not is_over(run)])
         if groups and is_first and (machine.mesh is not None or machine.is_tuned):
-            print(f"clients train on {machine}", file=sys.stderr, flush=True)
+            say(f"clients train on {machine}")
         any_begins = any(run.state is None for run in runs)
         given = next((run.warm_start.model for run in runs if run.warm_start), None)
         programs = {
@@ -232,15 +238,21 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
     timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
     untimed = sum(number not in timed for number in range(1, restored.round + 1))
     for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
-        print(f"warning: {line}; the run goes on from round {restored.round}", file=sys.stderr, flush=True)
+        warn(f"{line}; the run goes on from round {restored.round}")
     if untimed:
-        print(
-            f"warning: {folder.path / TIMINGS} has no seconds of {untimed} of {restored.round} rounds, which will be "
-            "missing in the summary's",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"{folder.path / TIMINGS} has no seconds of {untimed} of {restored.round} rounds, which will be "
+            "missing in the summary's"
         )
     return restored.state
+
+
+def _warn_of_other_code(runs: list[Run]) -> None:
+    """Says of the runs that go on, in a line for all, how their code differs from what is here."""
+    resumed = [run for run in runs if run.folder is not None and run.state is not None and not is_over(run)]
+    differ = next(filter(None, (what_differs(run.folder.path) for run in resumed)), "")
+    if differ:
+        warn(f"other code trained this run before ({differ})")
 
 
 def is_over(run: Run) -> bool:
@@ -287,9 +299,11 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         Checkpoints(run.folder.path / CHECKPOINTS).set_aside(after=first_round)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_marked(config, runs[0]))
+        stack.enter_context(logged([run.folder.path / LOG for run in written]))
         for run in written:
             run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
             _write_facts(run)
+            note_start(run.folder.path)
         trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in written]
         title = title_of(config.seeds, [run.seed for run in runs])
         progress = RoundProgress(config.num_rounds, first_round, title, None, measured_each_round(config))
@@ -313,7 +327,10 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             *([SaveCheckpoints(group, checkpoints, every, signals)] if written else []),
             StopOnSignal(signals),
         ]
-        return run_rounds(machine, program, group, states, listeners)
+        trained = run_rounds(machine, program, group, states, listeners)
+        for run in written:
+            note_end(run.folder.path)
+        return trained
 
 
 def _with_outputs(config: ConfigDict, group: RunsTogether, program: Program) -> list[Listener]:
@@ -360,6 +377,11 @@ def _conclude(run: Run) -> None:
     """Writes a finished run's summary and report, unless they exist. A failing report does not fail the run."""
     if run.folder is None:
         return
+    with logged([run.folder.path / LOG]):
+        _summarise(run)
+
+
+def _summarise(run: Run) -> None:
     config = run.experiment.problem.config
     if not run.folder.is_summarised():
         run.folder.write_summary(summarise(config, run.folder))
@@ -371,7 +393,7 @@ def _conclude(run: Run) -> None:
     try:
         with doing("drawing the report"):
             page = write_report(run.folder.path)
-        print(f"report {page}", file=sys.stderr)
+        say(f"report {page}")
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"the run is complete, but its report failed: {why}", file=sys.stderr)
+        say(f"the run is complete, but its report failed: {why}", QUIET)

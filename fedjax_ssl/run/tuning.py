@@ -2,7 +2,6 @@
 
 import functools
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from fedjax_ssl.run.choices import Choice, remember
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
 from fedjax_ssl.run.machine import compiler_option_sets, machine_of, most_devices, use, use_compilation_cache
 from fedjax_ssl.run.observe.clock import doing
+from fedjax_ssl.run.observe.log import say
 
 STEPS = 4  # of each client in a measurement
 # Forms of several lanes that are tried around the fastest choice. A TPU's compiler estimates 'im2col' to be far slower.
@@ -140,7 +140,7 @@ def time_steps(experiment: Experiment, choice: Choice, state: Any, jobs: int, re
     found = Measured(
         choice, dtype, statistics.median(seconds) / (jobs * STEPS * len(experiment.method.phases)), compiled - started
     )
-    print(f"{1000 * found.seconds:.3g} ms a step: {choice}, {dtype}", file=sys.stderr, flush=True)
+    say(f"{1000 * found.seconds:.3g} ms a step: {choice}, {dtype}")
     return found
 
 

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, PARTITION
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment
+from fedjax_ssl.run.observe.log import warn
 
 
 class WarmStart(NamedTuple):
@@ -62,7 +62,7 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
     except UserError as error:
         raise error if str(error).startswith(where) else UserError(f"{where}{error}") from error
     for line in restored.passed_over:
-        print(f"warning: {where}{line}; the model is that of round {restored.round}", file=sys.stderr, flush=True)
+        warn(f"{where}{line}; the model is that of round {restored.round}")
     model = jax.device_get(restored.state.model)
     told = {"run": str(folder.resolve()), "method": theirs["method"], "round": restored.round}
     return WarmStart(model, {**told, "parts": list(model.params)})

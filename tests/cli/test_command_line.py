@@ -1,13 +1,16 @@
 """The command line: overrides, and one clear line for each mistake, before anything is written."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
 
+import fedjax_ssl
 import launch
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import apply_arguments, differences, load_config_file, parse_config, validate
+from tests.helpers.runs import make_tiny_config
 
 QUICKSTART = str(launch.QUICKSTART)
 
@@ -116,6 +119,15 @@ def test_a_home_folder_in_a_workdir(capfd, tmp_path, monkeypatch):
     assert launch.main(["--workdir=~nosuchuser/x"]) == 2
     assert "begins with a home folder that is not known" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_a_home_folder_from_python(finished_run, tmp_path, monkeypatch):
+    shutil.copytree(finished_run[0], tmp_path / "run")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert int(fedjax_ssl.train(make_tiny_config(), "~/run").round) == 4
+    assert fedjax_ssl.load("~/run", allow_code=True).round == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_workdir_that_cannot_be(capfd, tmp_path):

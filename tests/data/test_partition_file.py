@@ -44,6 +44,7 @@ BAD_FILES = {
     "labelled floats": ({"labelled_index": [2.0]}, ["labelled_index is float64"]),
     "labelled anchor": ({"labelled_index": [2, 1]}, ["row 1 of labelled_index belongs to no client"]),
     "labelled twice": ({"labelled_index": [2, 2]}, ["labelled_index names row 2 more than once"]),
+    "too many at a client": ({"client_size": [4, 0]}, ["client 0 4 examples", "data.examples_per_client=3"]),
     "labels at clients": ({"labelled_index": [2]}, ["1 labelled examples at clients", "data.labels='server'"]),
 }
 LABELLED_FILE = {"server_index": [], "client_index": [2, 3, 4, 5], "client_size": [3, 1], "labelled_index": [3, 2, 4]}
@@ -71,7 +72,7 @@ def test_partition_file_whose_labels_are_elsewhere(tmp_path, case):
 def test_partition_file_that_does_not_fit(tmp_path, case):
     changes, parts = BAD_FILES[case]
     path = tmp_path / "partition.npz"
-    config = data_config(server_labels=2, partition_file=str(path))
+    config = data_config(server_labels=2, examples_per_client=3, partition_file=str(path))
     labels = np.arange(6) % 2
     np.savez(path, **GOOD_FILE)
     make_partition(labels, 2, config, 2, 0)  # Without the change it fits.

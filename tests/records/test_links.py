@@ -9,7 +9,17 @@ from fedjax_ssl import UserError, files, train
 from fedjax_ssl.cli import commands
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import save_snapshot
-from fedjax_ssl.records.workdir import CHECKPOINTS, FIGURES, LOCK, METRICS, SNAPSHOTS, TENSORBOARD, Workdir
+from fedjax_ssl.records.workdir import (
+    CHECKPOINTS,
+    FIGURES,
+    LOCK,
+    LOG,
+    METRICS,
+    ORIGIN_FILES,
+    SNAPSHOTS,
+    TENSORBOARD,
+    Workdir,
+)
 from fedjax_ssl.report import write_report
 from tests.helpers.runs import make_tiny_config
 
@@ -40,10 +50,10 @@ def put_link(path, target):
     path.symlink_to(target)
 
 
-@pytest.mark.parametrize("name", [LOCK, CHECKPOINTS, SNAPSHOTS, TENSORBOARD, FIGURES])
+@pytest.mark.parametrize("name", [LOCK, LOG, CHECKPOINTS, SNAPSHOTS, TENSORBOARD, FIGURES, ORIGIN_FILES])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_run_folder_with_a_link_is_refused_in_a_line(run, mine, name, there):
-    target = mine / "letter" if name == LOCK else mine
+    target = mine / "letter" if name in (LOCK, LOG) else mine
     put_link(run / name, target if there else mine / "nobody")
     with pytest.raises(UserError, match=rf"{name} is a link, through which nothing is written"):
         train(make_tiny_config(), run)

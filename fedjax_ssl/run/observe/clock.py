@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from fedjax_ssl.run.observe.log import NORMAL, shows
+
 REFRESH_SECONDS = 1.0  # of the line in a terminal
 FIRST_LINE_SECONDS = 2.0  # without a terminal; each later line comes when the time has doubled
 
@@ -81,7 +83,7 @@ def _is_terminal() -> bool:
 
 
 def _write(text: str) -> None:
-    if _silent:
+    if _silent or not shows(NORMAL):
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: nobody is looking
         sys.stderr.write(text)

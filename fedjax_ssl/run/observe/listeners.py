@@ -13,6 +13,7 @@ from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, Turn
+from fedjax_ssl.run.observe.log import VERBOSE, say
 from fedjax_ssl.run.observe.progress import RoundProgress
 from fedjax_ssl.run.observe.summary import what_went_wrong
 from fedjax_ssl.run.observe.trackers import Trackers
@@ -194,6 +195,7 @@ class SaveCheckpoints(Listener):
         for run in self._group.runs:
             run.folder.append(TIMINGS, [{"round": turn.done, "checkpoint_seconds": seconds}])
         self._saved = turn.done
+        say(f"checkpoint of round {turn.done} in {seconds:.2f} s", VERBOSE)
 
 
 class StopOnSignal(Listener):

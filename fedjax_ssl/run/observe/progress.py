@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.run.observe.clock import doing
+from fedjax_ssl.run.observe.log import NORMAL, QUIET, VERBOSE, note, shows
 
 SECONDS_BETWEEN_LINES = 10.0
 UPDATES_FOR_SPEED = 20  # only the latest ones: the speed of rounds changes
@@ -49,7 +50,7 @@ class RoundProgress:
             BarColumn(None, table_column=Column(min_width=4, max_width=24)),
             _Left(table_column=Column(no_wrap=True)),
             console=self._console,
-            disable=not self._console.is_interactive,
+            disable=not (self._console.is_interactive and shows(NORMAL)),
         )
         self._task = self._bar.add_task(title, total=num_rounds, completed=done, left="", figures="")
 
@@ -69,8 +70,10 @@ class RoundProgress:
             self._first_round.enter_context(doing(f"round {self._seen[0][1] + 1}"))
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        """A line above the bar, and in run.log."""
+        note(text)
+        if shows(QUIET if text.startswith("warning: ") else NORMAL):
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def update(self, metrics: dict[str, Any]) -> None:
         """Shows a round's figures, and how long the rest will take."""
@@ -79,10 +82,13 @@ class RoundProgress:
         self._seen.append((time.monotonic(), done))
         left = self._time_left()
         self._bar.update(self._task, completed=done, left=left, figures=figures)
-        due = time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
+        due = shows(VERBOSE) or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
+        line = "  ".join(filter(None, [self._title, f"round {done}/{self._num_rounds}", left, figures]))
         if not self._console.is_interactive and (due or done == self._num_rounds):
             self._last_line = time.monotonic()
-            self.say("  ".join(filter(None, [self._title, f"round {done}/{self._num_rounds}", left, figures])))
+            self.say(line)
+        else:
+            note(line)
 
     def _time_left(self) -> str:
         (before, first), (now, done) = self._seen[0], self._seen[-1]

@@ -1,6 +1,5 @@
 """The records of a run: a line for each round, and the summary."""
 
-import importlib.metadata
 import math
 import platform
 from typing import Any
@@ -16,6 +15,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import read_json
 from fedjax_ssl.learning import devices
 from fedjax_ssl.records.clients import MODELS, figure_name, over_clients
+from fedjax_ssl.records.origin import packages, read_starts
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, METRICS_SUM, SNAPSHOTS, TIMINGS, Workdir
@@ -85,8 +85,9 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         "backend": devices.platform(),
         "versions": {
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("fedjax_ssl", "jax", "flax", "optax")},
+            **{name: packages().get(name, "unknown") for name in ("fedjax_ssl", "jax", "flax", "optax")},
         },
+        **_came_from(folder),
     }
 
 
@@ -99,6 +100,13 @@ def _over_clients(folder: Workdir) -> dict[str, float | None]:
         if words in found
         for figure, value in over_clients(found[words]).items()
     }
+
+
+def _came_from(folder: Workdir) -> dict[str, Any]:
+    """The newest start's code, command and machine; origin.json has them all."""
+    starts = read_starts(folder.path)
+    names = ("command", "commit", "dirty", "start", "end", "host", "processor", "packages")
+    return {name: getattr(starts[-1], name) if starts else None for name in names}
 
 
 def _began_with(folder: Workdir) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.engine.measures import MEASURES, words_of
 from fedjax_ssl.files import make_folder, replace_file
 from fedjax_ssl.records.workdir import METRICS, TENSORBOARD, TIMINGS, Workdir
+from fedjax_ssl.run.observe.log import warn
 
 MEASURED = ("accuracy", "loss", *words_of(MEASURES))  # of a set of images
 WANDB_ID = "wandb_id"  # in the workdir
@@ -95,7 +96,7 @@ class Trackers:
         except Exception as error:  # of any kind: a curve is not worth a run
             self._writers.pop(name, None)
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"warning: the run goes on without {name} ({why})", file=sys.stderr, flush=True)
+            warn(f"the run goes on without {name} ({why})")
             return None
 
 

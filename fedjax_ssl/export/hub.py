@@ -1,0 +1,108 @@
+"""A folder in the form of the Hugging Face Hub: README.md with a header that machines read, and the model."""
+
+import json
+import pathlib
+import re
+from typing import Any
+
+from fedjax_ssl.config import section_of
+from fedjax_ssl.errors import UserError, printable
+from fedjax_ssl.records.runs import RunRecords, read_run
+from fedjax_ssl.report.model_card import describe_model
+
+CARD, CONFIG, TENSORS, PROGRAM = "README.md", "config.json", "model.safetensors", "model.stablehlo"
+_MARK = '\nlibrary_name: "fedjax_ssl"\n'  # of a card that this module has written
+# Data sets by the names that the Hub has for them.
+_DATASETS = {
+    "mnist": "ylecun/mnist",
+    "fashion_mnist": "zalando-datasets/fashion_mnist",
+    "cifar10": "uoft-cs/cifar10",
+    "cifar100": "uoft-cs/cifar100",
+    "svhn": "ufldl-stanford/svhn",
+}
+
+
+def check_folder(path: pathlib.Path) -> None:
+    """Raises a UserError where a folder for the Hub cannot be, or would replace a README.md that is another's."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--out={path} is a file; hub is written into a folder")
+    card = path / CARD
+    try:
+        if card.exists() and _MARK not in card.read_text(errors="replace"):
+            raise UserError(f"{card} is not a card that export has written; choose another folder")
+    except OSError as error:
+        raise UserError(f"cannot read {card}: {error.strerror}") from error
+
+
+def check_license(name: str) -> None:
+    """Raises a UserError where a name is none of a licence on the Hub: small letters, digits, dots and hyphens."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,50}", name):
+        raise UserError(f"--license is {name!r}; it must be an identifier such as apache-2.0, cc-by-4.0 or unknown")
+
+
+def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes], license: str) -> dict[str, bytes]:
+    """The files of the folder, by name.
+
+    Args:
+        folder: the run's.
+        facts: of the model.
+        files: 'safetensors' and 'stablehlo' -> content.
+        license: the model's.
+
+    Raises:
+        UserError: the run has not finished a round.
+    """
+    run = read_run(folder)
+    return {
+        CARD: f"{header(run, license)}\n{describe_model(run)}\n{_use(facts)}".encode(),
+        CONFIG: (json.dumps(facts, indent=2) + "\n").encode(),
+        TENSORS: files["safetensors"],
+        PROGRAM: files["stablehlo"],
+    }
+
+
+def header(run: RunRecords, license: str) -> str:
+    """The card's header, YAML between two lines of hyphens: licence, data, metrics, tags, results."""
+    method, dataset = section_of(run.config["method"]), run.dataset()
+    name = dataset.get("name", run.config["data"]["source"])
+    source, tested = run.config["data"]["source"], run.tested("test_accuracy")
+    result = {
+        "task": {"type": "image-classification"},
+        "dataset": {"type": _DATASETS.get(source, name), "name": name, "split": "test"},
+        "metrics": [{"type": "accuracy", "name": "test accuracy", "value": tested}],
+    }
+    fields: dict[str, Any] = {
+        "license": license,
+        "library_name": "fedjax_ssl",
+        "pipeline_tag": "image-classification",
+        "tags": ["federated-learning", "semi-supervised-learning", "jax", "safetensors", method],
+        "datasets": [_DATASETS[source]] if source in _DATASETS else [],
+        "metrics": ["accuracy"],
+        "model-index": [] if tested is None else [{"name": f"{method} on {name}", "results": [result]}],
+    }
+    # JSON is YAML, whatever a name has in it.
+    lines = (f"{field}: {_json(value)}" for field, value in fields.items() if value)
+    return "\n".join(["---", *lines, "---", ""])
+
+
+def _json(value: Any) -> str:
+    return printable(json.dumps(value, ensure_ascii=False))
+
+
+def _use(facts: dict[str, Any]) -> str:
+    height, width, channels = facts["image_shape"]
+    return f"""## Use
+
+`{PROGRAM}` is the whole program, from pixels to probabilities. It needs JAX and flatbuffers:
+
+```python
+import jax.export
+import numpy as np
+
+model = jax.export.deserialize(open("{PROGRAM}", "rb").read())
+images = np.zeros((1, {height}, {width}, {channels}), np.uint8)  # pixels from 0 to 255
+probabilities = model.call(images)
+```
+
+`{TENSORS}` has the parameters, `{CONFIG}` the names of the classes and how pixels are normalised.
+"""

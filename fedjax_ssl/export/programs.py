@@ -1,0 +1,110 @@
+"""The network as a program: uint8 images [B, H, W, C] of any number B to probabilities float32 [B, C]."""
+
+import json
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.learning.devices import use_platform
+from fedjax_ssl.predictor import Predictor
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+# Convolutions in their plain form, which every platform and format knows.
+_PLAIN = "gpu"
+
+
+def stablehlo(predictor: Predictor) -> bytes:
+    """A StableHLO module for CPU, CUDA and TPU, as `jax.export.deserialize` reads it; the parameters are constants."""
+    with use_platform(_PLAIN):
+        exported = jax.export.export(jax.jit(_fresh(predictor)), platforms=PLATFORMS)(_any_number(predictor))
+    return bytes(exported.serialize())
+
+
+def onnx(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
+    """An ONNX model with the input `images` and the output `probabilities`; facts as its metadata.
+
+    Raises:
+        UserError: jax2onnx is not installed, or cannot convert the model.
+    """
+    jax2onnx = import_jax2onnx()
+    if facts.get("dtype", "float32") != "float32":
+        raise UserError(f"model.dtype is {facts['dtype']}, and ONNX Runtime has no such convolution; export stablehlo")
+    images = _any_number(predictor)
+    try:
+        with use_platform(_PLAIN):
+            inlined = _inlined(_fresh(predictor), images)
+        model = jax2onnx.to_onnx(inlined, [images], input_names=["images"], output_names=["probabilities"])
+    except Exception as error:  # it says of whatever it does not know that it is something else
+        raise UserError(f"jax2onnx cannot convert this model ({type(error).__name__}: {first_line(error)})") from error
+    for name, value in facts.items():
+        model.metadata_props.add(key=name, value=value if isinstance(value, str) else json.dumps(value))
+    return bytes(model.SerializeToString())
+
+
+def import_jax2onnx() -> types.ModuleType:
+    """The package that converts to ONNX.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import jax2onnx
+    except ImportError as error:
+        needed = "--format=onnx needs the package jax2onnx: pip install 'fedjax_ssl[onnx]'"
+        raise UserError(f"{needed} ({first_line(error)})") from error
+    return jax2onnx
+
+
+def _any_number(predictor: Predictor) -> jax.ShapeDtypeStruct:
+    """Images of which the number is not known yet."""
+    shape = jax.export.symbolic_shape(", ".join(["batch", *map(str, predictor.image_shape)]))
+    return jax.ShapeDtypeStruct(shape, jnp.uint8)
+
+
+def _fresh(predictor: Predictor) -> Callable[[jax.Array], jax.Array]:
+    """The function that is exported, a new one each time: JAX would take up what it has traced for another platform."""
+
+    def probabilities(images):
+        return predictor.network.probabilities(predictor.model, images)
+
+    try:
+        jax.eval_shape(lambda images: probabilities(images), _any_number(predictor))
+    except Exception:  # a user's backbone may compute with the number of images, such as len(images)
+        return jax.vmap(lambda image: probabilities(image[None])[0])
+    return probabilities
+
+
+# Calls that only say how to differentiate or vectorise -> the parameter with what they compute. ONNX has none of them.
+_CALLS = {"jit": "jaxpr", "custom_vmap_call": "call", "custom_vjp_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
+
+
+def _inlined(
+    function: Callable[[jax.Array], jax.Array], images: jax.ShapeDtypeStruct
+) -> Callable[[jax.Array], jax.Array]:
+    """The same function for such images, without calls inside; traced now, for jax2onnx exchanges layers of Flax."""
+    traced = jax.make_jaxpr(function)(images)
+    return lambda images: _evaluate(traced.jaxpr, traced.consts, [images])[0]
+
+
+def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments]))
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, Literal) else values[variable]
+
+    for equation in jaxpr.eqns:
+        given, primitive = list(map(read, equation.invars)), equation.primitive
+        inner = equation.params.get(_CALLS.get(primitive.name, ""))
+        if inner is not None:
+            results = _evaluate(inner.jaxpr, inner.consts, given)
+        else:
+            found = primitive.bind(*given, **primitive.get_bind_params(equation.params))
+            results = found if primitive.multiple_results else [found]
+        values.update(zip(equation.outvars, results))
+    return list(map(read, jaxpr.outvars))
