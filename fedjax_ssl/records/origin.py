@@ -98,7 +98,7 @@ class _Repository(NamedTuple):
 def look() -> concurrent.futures.Future[_Repository]:
     """Asks git about the code, in a thread, once in a process: this is the code that it runs."""
     pool = concurrent.futures.ThreadPoolExecutor(1, "origin")
-    found = pool.submit(_repository, PACKAGE, pathlib.Path.cwd())
+    found = pool.submit(_repository, PACKAGE, pathlib.Path(_here()))
     pool.shutdown(wait=False)
     return found
 
@@ -274,13 +274,21 @@ def _own_files() -> dict[str, bytes]:
 
 def _named(files: dict[str, bytes]) -> dict[str, bytes]:
     """The same by short names: as seen from the current folder, of files elsewhere the last part alone."""
-    here, found = os.path.realpath(os.getcwd()), {}
+    here, found = _here(), {}
     for path, content in files.items():
         name = os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else os.path.basename(path)
         if name in found:
             name = f"{name} ({hashlib.sha256(content).hexdigest()[:8]})"
         found[name] = content
     return found
+
+
+def _here() -> str:
+    """The current folder; the root where somebody has removed it."""
+    try:
+        return os.path.realpath(os.getcwd())
+    except OSError:
+        return os.sep
 
 
 def _copy_name(digest: str, name: str) -> str:
