@@ -194,7 +194,7 @@ def part_of(program, instruction) -> str:
             return "augmentation"
         if "fedjax_ssl/models/" in file or "fedjax_ssl/learning/losses" in file or "/optax/losses/" in file:
             return "gradients" if backward else "forward"
-        if "/optax/" in file or "fedjax_ssl/learning/optimizers" in file:
+        if "/optax/" in file:
             return "optimiser"
     return "gradients" if backward else "the rest"
 

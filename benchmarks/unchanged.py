@@ -57,7 +57,7 @@ TRIED_WITH = {
     "views": "fedu",
     "probe": "fedu",
 }
-ATTACKED = {"attack.share": 0.3, "aggregation.malicious_share": 0.3, "attack.from_class": 1}
+ATTACKED = {"attack.share": 0.3, "aggregation.byzantine_share": 0.3, "attack.from_class": 1}
 POISONED = {"attack.kind": "poison", **ATTACKED, "attack.strength": 30.0}
 PRIVATE = {"privacy.noise": 1.0, "aggregation.clip_norm": 1.0, "model.normalisation": "group"}
 OTHERS = {

@@ -8,7 +8,7 @@ code has: 30 labelled and 10 unlabelled steps of 64 images, plain SGD at 0.003, 
 rounds, unlabelled images from round 50 on (`code`; its means of CIFAR-10 for the pixels are
 --config.data.normalisation=cifar10).
 With the gradients of that code, which are never cleared, its ten unlabelled steps go as far as 55:
---config.fedlabel.accumulate_gradients=true. The paper's test accuracy, on 15 % of the pooled
+--config.fedlabel.replica=true. The paper's test accuracy, on 15 % of the pooled
 images, here on the test set:
     FedAvg, all labels  24.67      FedProx + UDA       10.57
     FedProx, all labels 24.87      FedProx + FixMatch  10.02

@@ -6,6 +6,7 @@ It comes from the registry and from the comments in the methods' files; tests/te
 """
 
 import pathlib
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,12 +29,12 @@ def page(name: str) -> str:
 
 def _section(name: str, entry: Entry) -> Iterator[str]:
     yield "\n## Settings, variants and fields\n"
-    yield f"* `data.labels`: {', '.join(f'`{setting}`' for setting in entry.settings)}"
+    yield _bullet(f"`data.labels`: {', '.join(f'`{setting}`' for setting in entry.settings)}")
     configs = [f"`configs/{path.name}`" for path in sorted((ROOT / "configs").glob(f"{name}_*.py"))]
     if configs:
-        yield f"* Configurations: {', '.join(configs)}"
+        yield _bullet(f"Configurations: {', '.join(configs)}")
     if entry.fields:
-        yield f"* Naming the method as an argument sets {_sets(entry.fields, len(entry.fields))}"
+        yield _bullet(f"Naming the method as an argument sets {_sets(entry.fields, len(entry.fields))}")
     if entry.variants:
         yield "\n| variant | sets |\n|---|---|"
         for variant, changes in entry.variants.items():
@@ -44,6 +45,10 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
         for field, value in fields.items():
             yield f"| `{field}` | `{value.default}` | {_cell(value.meaning)} |"
     yield ""
+
+
+def _bullet(text: str) -> str:
+    return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _sets(changes: Mapping[str, Any], most: int) -> str:

@@ -47,7 +47,7 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
 
 
 def leave_out_callbacks(unraisable: Any) -> None:
-    """Prints an error that nobody can catch as Python does, but for TensorStore's after a checkpoint failed.
+    """Prints uncaught errors as Python does, except TensorStore's after a checkpoint failed.
 
     For `sys.unraisablehook`. TensorStore calls back into a loop that has ended; the failure itself is raised elsewhere.
     """

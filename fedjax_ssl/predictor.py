@@ -31,41 +31,24 @@ BATCH_SIZE = 256  # images at a time: one program for any number, and a bound fo
 
 
 class Prediction(NamedTuple):
-    """A model's outputs for B images.
+    """A model's outputs for B images."""
 
-    Attributes:
-        labels: int32 [B], the most probable class.
-        classes: str [B], its name.
-        probabilities: float32 [B, C].
-        embeddings: float32 [B, D], of the head that represents an image for the method, else the features.
-    """
-
-    labels: np.ndarray
-    classes: np.ndarray
-    probabilities: np.ndarray
-    embeddings: np.ndarray
+    labels: np.ndarray  # int32 [B], the most probable class
+    classes: np.ndarray  # str [B], its name
+    probabilities: np.ndarray  # float32 [B, C]
+    embeddings: np.ndarray  # float32 [B, D], of the head that represents an image for the method, else the features
 
 
 class Predictor(NamedTuple):
-    """A trained model; call it with images.
+    """A trained model; call it with images."""
 
-    Attributes:
-        image_shape: (height, width, channels).
-        class_names: of the C classes; their numbers if the data set has none.
-        round: after which the model was saved.
-        network: the model's passes, as pure functions.
-        model: its numbers, as the network takes them.
-        outputs: images [BATCH_SIZE, H, W, C] -> (probabilities, embeddings), compiled.
-        fit: how images of another shape are brought to this one, see `fedjax_ssl.data.folder`.
-    """
-
-    image_shape: tuple[int, int, int]
-    class_names: tuple[str, ...]
-    round: int
-    network: Network
-    model: Model
-    outputs: Callable[..., Any]
-    fit: str
+    image_shape: tuple[int, int, int]  # (height, width, channels)
+    class_names: tuple[str, ...]  # of the C classes; their numbers if the data set has none
+    round: int  # after which the model was saved
+    network: Network  # the model's passes, as pure functions
+    model: Model  # its numbers, as the network takes them
+    outputs: Callable[..., Any]  # images [BATCH_SIZE, H, W, C] -> (probabilities, embeddings), compiled
+    fit: str  # how images of another shape are brought to this one, see `fedjax_ssl.data.folder`
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.image_shape))
@@ -176,17 +159,11 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
 
 
 class Predicted(NamedTuple):
-    """What was predicted for the images of a file or a folder.
+    """What was predicted for the images of a file or a folder."""
 
-    Attributes:
-        prediction: for B images.
-        files: of each, as seen from the folder; None of an npz file.
-        true_labels: int32 [B], -1 where none is known; None if there are no labels.
-    """
-
-    prediction: Prediction
-    files: list[str] | None
-    true_labels: np.ndarray | None
+    prediction: Prediction  # for B images
+    files: list[str] | None  # of each, as seen from the folder; None of an npz file
+    true_labels: np.ndarray | None  # int32 [B], -1 where none is known; None if there are no labels
 
     @property
     def labelled(self) -> int:
@@ -275,7 +252,7 @@ def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str]
     for name in dict.fromkeys(found.classes):
         if name not in names:
             raise UserError(
-                f"{folder}/{name} is named for no class of the model{known_are(name, names)}; images without labels "
+                f"{folder}/{name} is not named for a class of the model{known_are(name, names)}; images without labels "
                 "lie in the folder itself"
             )
     return found.images, found.files, np.array([names.index(name) for name in found.classes], np.int32)

@@ -51,48 +51,33 @@ WAIT_SECONDS = 5.0  # between two looks at a warm-up that another process is at
 
 
 class Sweep(NamedTuple):
-    """What a sweep file describes: every method with every combination of the fields' values and every seed.
+    """What a sweep file describes: every method with every combination of the fields' values and every seed."""
 
-    Attributes:
-        config: a config file, as seen from the folder that `launch.py` lies in, or an absolute path; behind a colon the
-            arguments that all rows have, before their own.
-        methods: a row's name in the table -> the config's arguments, or (arguments, {field: value}). A field of the
-            grid that is set here has this value only: a bound that does not depend on a field is run once.
-        seeds: every combination is run with each.
-        fields: a field's name -> its values, a grid over all of them.
-        common: fields that are set in all runs.
-        target_accuracy: the table counts the rounds to this accuracy, a share, on the set that is measured each round.
-        warm_up: the run whose model all rows begin with, given as one of `methods` is; None: rows begin with fresh
-            weights. It has the sweep's common fields too. A row with an `init_from` of its own, '' say, is left alone.
-    """
-
+    # A config file, as seen from the folder that `launch.py` lies in, or an absolute path; behind a colon the arguments
+    # that all rows have, before their own.
     config: str
+    # A row's name in the table -> the config's arguments, or (arguments, {field: value}). A field of the grid that is
+    # set here has this value only: a bound that does not depend on a field is run once.
     methods: Mapping[str, str | tuple[str, Mapping[str, Any]]]
-    seeds: tuple[int, ...] = (0, 1, 2)
-    fields: Mapping[str, tuple[Any, ...]] = {}
-    common: Mapping[str, Any] = {}
+    seeds: tuple[int, ...] = (0, 1, 2)  # every combination is run with each
+    fields: Mapping[str, tuple[Any, ...]] = {}  # a field's name -> its values, a grid over all of them
+    common: Mapping[str, Any] = {}  # fields that are set in all runs
+    # The table counts the rounds to this accuracy, a share, on the set that is measured each round.
     target_accuracy: float = 0.9
+    # The run whose model all rows begin with, given as one of `methods` is; None: rows begin with fresh weights. It has
+    # the sweep's common fields too. A row with an `init_from` of its own, '' say, is left alone.
     warm_up: str | tuple[str, Mapping[str, Any]] | None = None
 
 
 class Cell(NamedTuple):
-    """One row of the table: a method with one combination of values.
+    """One row of the table: a method with one combination of values."""
 
-    Attributes:
-        name: of the row.
-        grid: field -> value.
-        config: the configuration without its seed.
-        folder: holds seed_N.
-        seeds: of its runs.
-        warm_up: the cell, outside of the table, with whose models its runs begin.
-    """
-
-    name: str
-    grid: dict[str, Any]
-    config: ConfigDict
-    folder: pathlib.Path
-    seeds: tuple[int, ...]
-    warm_up: "Cell | None" = None
+    name: str  # of the row
+    grid: dict[str, Any]  # field -> value
+    config: ConfigDict  # the configuration without its seed
+    folder: pathlib.Path  # holds seed_N
+    seeds: tuple[int, ...]  # of its runs
+    warm_up: "Cell | None" = None  # the cell, outside of the table, with whose models its runs begin
 
     def title(self) -> str:
         """Name and values."""

@@ -130,7 +130,7 @@ def test_a_folder_of_images(predict, digits, finished_fedanchor_run, tmp_path, c
     (tmp_path / "mixed" / "1.png").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     for folder, line in (
-        ("by", "by/eleven is named for no class of the model; known: 0, 1, 2"),
+        ("by", "by/eleven is not named for a class of the model; known: 0, 1, 2"),
         ("mixed", "holds folders and 1.png"),
         ("empty", "is empty"),
         ("nowhere", "does not exist"),

@@ -1,11 +1,10 @@
 """Files from elsewhere that carry code, or that are made to fill the memory, to crash a reader or to keep it waiting.
 
-Each try puts one hostile file in the place of a data set's, a partition's, an image's, a kept program's, or of a file
-of a run's folder, which is then reported, loaded and resumed. 'told' says that one line names what is wrong, and that
-whatever was read in spite of it is what it was before; 'right' that the file was left alone, which counts for kept
-programs. 'silent' says that code of the file was executed, or that nobody named the file, or that something else was
-taken. The files are read in a process of their own, which may take no more than 3 GB of memory above its start, and
-three minutes for a file. That the code would run if a reader let it is checked first.
+Each try puts one hostile file in the place of a data set's, a partition's, an image's, or of a file of a run's folder,
+which is then reported, loaded and resumed. 'told' says that one line names what is wrong, and that whatever was read in
+spite of it is what it was before. 'silent' says that code of the file was executed, or that nobody named the file, or
+that something else was taken. The files are read in a process of their own, which may take no more than 3 GB of memory
+above its start, and three minutes for a file. That the code would run if a reader let it is checked first.
 """
 
 import collections
@@ -36,7 +35,7 @@ from fedjax_ssl.run.machine import use_compilation_cache
 
 from .common import ROUNDS, Row, Trial, config_of, in_processes, limit_memory, row_of, same
 
-MINUTES, COUNT = 20, 108
+MINUTES, COUNT = 20, 103
 MEMORY, SECONDS = 3 << 30, 180
 BOMB = 4 << 30  # bytes, less than a data set may have
 MARK, RUN = "executed", "run"  # in the part's folder: a file that hostile code makes, and a good run
@@ -55,23 +54,17 @@ class Payload:
 
 def run(trial: Trial) -> Iterator[Row]:
     """See above."""
-    mark, own = trial.folder / MARK, trial.folder / "own"
-    content = pickle.dumps(Payload(mark))
-    own.mkdir()
-    for execute in (
-        lambda: pickle.loads(content),
-        lambda: _find_program("this user's own", own, lambda path: path.write_bytes(content)),
-    ):
-        execute()
-        assert mark.exists()
-        mark.unlink()
+    mark = trial.folder / MARK
+    pickle.loads(pickle.dumps(Payload(mark)))
+    assert mark.exists()
+    mark.unlink()
     train(config_of(METHOD, every=2), trial.folder / RUN)
     outcomes, notes = collections.defaultdict(collections.Counter), collections.defaultdict(list)
     cases = [(group, name, reader) for group, name, reader, _ in hostile_files(trial.folder)][: trial.count]
     for (group, name, reader), (outcome, why) in zip(cases, in_processes("hostile", cases, trial.folder)):
         outcomes[group][outcome] += 1
         print(f"{reader}, {name}: {outcome} {why}", flush=True)
-        if outcome not in ("right", "told"):
+        if outcome != "told":
             notes[group].append(f"{reader}, {name}: {why}")
         if not trial.goes_on():
             break
@@ -115,8 +108,6 @@ def hostile_files(folder: pathlib.Path) -> list[tuple[str, str, str, Callable[[p
         name_code = functools.partial(_name_code, field=field, script=script)
         add(code, f"a script that {field} names", "run/config.json", name_code)
     add(code, "a pickle with checksums that fit", "run/checkpoint", content(pickled))
-    for name in ("no digest", "a digest of another secret", "a file of others", "a secret of others", "a link"):
-        add(code, f"a kept program, {name}", "programs", content(pickled))
 
     bombs = "files made to fill the memory"
     zeros = folder / "zeros.npz"
@@ -262,7 +253,7 @@ def read_cases() -> None:
         case.mkdir()
         signal.alarm(SECONDS)
         try:
-            found = _read(reader, name, case, folder, uses, writers[name, reader])
+            found = _read(reader, case, folder, uses, writers[name, reader])
             outcome, why = _judge(reader, found, expected)
         except Exception as error:
             outcome, why = "tracebacks", f"{type(error).__name__}: {error}"
@@ -277,8 +268,6 @@ def read_cases() -> None:
 
 def _judge(reader: str, found: dict[str, tuple], expected: dict) -> tuple[str, str]:
     """The outcome of a case whose uses gave these results, or these errors, and said this on stderr."""
-    if reader == "programs":
-        return ("right", "") if found["find"] == ({}, "") else ("silent", "a program was taken")
     said = []
     for use, (result, aside) in found.items():
         if "Traceback" in aside:
@@ -294,7 +283,7 @@ def _judge(reader: str, found: dict[str, tuple], expected: dict) -> tuple[str, s
     return ("told", said[0]) if said else ("silent", "nobody named it")
 
 
-def _read(reader: str, name: str, case: pathlib.Path, folder: pathlib.Path, uses: dict, write: Callable) -> dict:
+def _read(reader: str, case: pathlib.Path, folder: pathlib.Path, uses: dict, write: Callable) -> dict:
     """Writes the file to where a reader looks for it; what each use of it gave, or its error."""
     from fedjax_ssl.data.folder import load_folder, load_pictures
     from fedjax_ssl.data.npz import load_npz
@@ -303,8 +292,6 @@ def _read(reader: str, name: str, case: pathlib.Path, folder: pathlib.Path, uses
     from fedjax_ssl.flower.views import own_view
     from fedjax_ssl.predictor import predict_file
 
-    if reader == "programs":
-        return {"find": _result(lambda: _find_program(name, case, write))}
     if reader.startswith("run/"):
         run = case / "run"
         shutil.copytree(folder / RUN, run)
@@ -381,23 +368,3 @@ def _report(run: pathlib.Path) -> list[str]:
         write_report(run)
     found = read_run(run)
     return [*found.damages, *found.unreadable()]
-
-
-def _find_program(name: str, case: pathlib.Path, write: Callable) -> dict:
-    """What is found of a kept program that another user may have written."""
-    from fedjax_ssl.run import kept_programs
-    from fedjax_ssl.run.choices import private_cache
-
-    with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(case)):
-        cache = private_cache(kept_programs.FOLDER, 10**9)
-        write(case / "program")
-        packed = zlib.compress((case / "program").read_bytes())
-        digest = kept_programs._digest(cache, "key-round", packed, make=True)
-        file = cache / "key-round"
-        file.write_bytes((b"" if "no digest" in name else bytes(32) if "another secret" in name else digest) + packed)
-        file.chmod(0o666 if "a file of others" in name else 0o600)
-        (cache / kept_programs.SECRET).chmod(0o666 if "a secret of others" in name else 0o600)
-        if "a link" in name:
-            file.rename(case / "elsewhere")
-            file.symlink_to(case / "elsewhere")
-        return kept_programs.find("key", ["round"])

@@ -47,7 +47,7 @@ MANY = {
 def attacks():
     rows = {}
     for mean, own in MEANS.items():
-        fields = {**own, "aggregation.malicious_share": 0.3}
+        fields = {**own, "aggregation.byzantine_share": 0.3}
         rows[f"{mean}, nobody attacks"] = {**fields, "attack.share": 0.0}
         for kind, options in ATTACKS.items():
             rows[f"{mean}, {kind}"] = {**fields, "attack.kind": kind, **options}
@@ -55,7 +55,7 @@ def attacks():
 
 
 def poison():
-    targets = {"attack.kind": "poison", "attack.targets": 4, "aggregation.malicious_share": 0.3}
+    targets = {"attack.kind": "poison", "attack.targets": 4, "aggregation.byzantine_share": 0.3}
     rows = {"mean, both ends alone": {**targets, "attack.strength": 4.0}}
     return rows | {mean: {**targets, "attack.strength": 20.0, **own} for mean, own in MEANS.items()}
 

@@ -1,4 +1,4 @@
-"""One view of each image for a whole run, as where augmented images are written to disk once."""
+"""One fixed view of each image for a whole run, as in codes that write augmented images to disk once."""
 
 from collections.abc import Callable
 

@@ -14,16 +14,12 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Views(NamedTuple):
-    """The views of an input, each (key, inputs [B, ...]) -> [B, ...].
+    """The views of an input, each (key, inputs [B, ...]) -> [B, ...]."""
 
-    Attributes:
-        weak, strong: of semi-supervised methods.
-        pair: T and T' of self-supervised methods.
-    """
-
+    # weak and strong: of semi-supervised methods.
     weak: Augmentation
     strong: Augmentation
-    pair: tuple[Augmentation, Augmentation]
+    pair: tuple[Augmentation, Augmentation]  # T and T' of self-supervised methods
 
 
 def image_views(config: Any, image_shape: tuple[int, int, int], mirrored: bool) -> Views:

@@ -67,7 +67,7 @@ def check_resized(resized: int, padding: int, image_shape: tuple[int, int, int])
     if resized and padding:
         raise UserError(f"augment.resized={resized} and augment.padding={padding} exclude each other; set one to 0")
     if resized and height != width:
-        raise UserError(f"augment.resized={resized} is of square images, but the data set's are {width} x {height}")
+        raise UserError(f"augment.resized={resized} needs square images, but the data set's are {width} x {height}")
     if resized and resized < height:
         raise UserError(
             f"augment.resized={resized} is less than the images' side of {height} pixels; raise it, or set 0"

@@ -38,7 +38,6 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl.records.resuming import saved_config
         from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
-        from fedjax_ssl.run.kept_programs import use_kept_programs
 
     def find_config() -> Any:
         saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
@@ -48,7 +47,6 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         # A folder alone is the first process's.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
         use_every_core(config)
-        use_kept_programs()
         train(config, own.workdir)
 
 
@@ -66,10 +64,8 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("loading JAX"):
         from fedjax_ssl import sweep
         from fedjax_ssl.run.cores import use_every_core
-        from fedjax_ssl.run.kept_programs import use_kept_programs
 
     use_every_core()
-    use_kept_programs()
     sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run, own.rows)
 
 
@@ -116,10 +112,25 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     with doing("loading what draws the report"):
         from fedjax_ssl.report import report
+        from fedjax_ssl.report.table import Look
 
     with doing("drawing the report"):
-        page = report(words, own.out, own.target, own.against)
+        columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
+        look = Look(columns, own.interval, own.caption or "", own.label or "")
+        page = report(words, own.out, own.target, own.against, look)
     print(page)
+
+
+def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Shows runs in a browser while they train.
+
+    The page has a table, curves and the time left, and is refreshed as the runs
+    grow. It can be opened on this machine alone unless --host says otherwise.
+    """
+    with doing("loading what draws the curves"):
+        from fedjax_ssl.report.watch import watch
+
+    watch(words, own.host, own.port)
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -193,6 +204,18 @@ COMMANDS = {
             "out": (None, "NAME.html, for several runs"),
             "target": ("0.9", "accuracy to which rounds are counted"),
             "against": (None, "runs of one configuration, to take paired differences from"),
+            "columns": (None, "of the table, such as 'method,test accuracy'; the CSV has all"),
+            "interval": (False, "mean ± half of the 95 % confidence interval, not the deviation"),
+            "caption": (None, "of the LaTeX table"),
+            "label": (None, "of the LaTeX table"),
+        },
+        "RUN...",
+    ),
+    "watch": Command(
+        run_watch,
+        {
+            "host": ("localhost", "the address to listen on; 0.0.0.0: every machine of the network can open the page"),
+            "port": (8000, "0 takes a free one"),
         },
         "RUN...",
     ),

@@ -55,17 +55,13 @@ MAIN_FIELDS = (
 
 
 class Command(NamedTuple):
-    """A command of launch.py.
+    """A command of launch.py."""
 
-    Attributes:
-        run: does it, given the flags' values (an absl FlagValues), the words and the overrides of fields. The first
-            line of its docstring is in the list of commands, the others in the command's own help.
-        flags: name -> (default, meaning).
-        words: names of the words that follow the command, as in 'FILE'; one that ends in '...' stands for one or more.
-    """
-
+    # Does it, given the flags' values (an absl FlagValues), the words and the overrides of fields. The first line of
+    # its docstring is in the list of commands, the others in the command's own help.
     run: Callable[[Any, list[str], list[str]], None]
-    flags: Mapping[str, tuple[Any, str]]
+    flags: Mapping[str, tuple[Any, str]]  # name -> (default, meaning)
+    # Names of the words that follow the command, as in 'FILE'; one that ends in '...' stands for one or more.
     words: str = ""
 
     def fits(self, words: list[str]) -> bool:

@@ -14,17 +14,12 @@ from fedjax_ssl.files import PACKAGE
 
 
 class Field(NamedTuple):
-    """A field of the configuration.
+    """A field of the configuration."""
 
-    Attributes:
-        default: as it is written in Python.
-        meaning: the comment behind it, or else above it.
-        group: the comment that opened the group in which it stands: one above a section, or above a field that has
-            its own; or ''.
-    """
-
-    default: str
-    meaning: str
+    default: str  # as it is written in Python
+    meaning: str  # the comment behind it, or else above it
+    # The comment that opened the group in which it stands: one above a section, or above a field that has its own; or
+    # ''.
     group: str = ""
 
 

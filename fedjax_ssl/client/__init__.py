@@ -6,7 +6,16 @@ from fedjax_ssl.client.confidence import Confidence, make_confidence, own_confid
 from fedjax_ssl.client.consistency import Rule, TwoBatches, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.fix_mix import fix_mix_phase
-from fedjax_ssl.client.labels import Labelled, label_cohort, label_for_report, label_for_steps
+from fedjax_ssl.client.labels import (
+    Labelled,
+    label_cohort,
+    label_for_report,
+    label_for_steps,
+    logits_of_each,
+    score_by_own_models,
+    score_cohort,
+    weak_views,
+)
 from fedjax_ssl.client.local_sgd import (
     At,
     Hooks,
@@ -26,7 +35,6 @@ from fedjax_ssl.client.on_labels import (
     jobs_on_labels,
     loss_on_labels,
 )
-from fedjax_ssl.client.scores import logits_of_each, score_by_own_models, score_cohort, weak_views
 from fedjax_ssl.client.self_training import ACCEPTED, needs_prior, own_trainer, self_training, trained_parts_of
 
 __all__ = [

@@ -21,25 +21,16 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 
 STANDARD = "standard"  # the head h; the classifier is the balanced h_b
-HISTOGRAMS = ("counts", "presence")  # of `trainer.histogram`
 
 
 class Estimate(NamedTuple):
-    """The state of a client.
+    """The state of a client."""
 
-    Attributes:
-        shares: float32 [C], u, the estimated shares of classes among its unlabelled images.
-        distances: float32 [3], summed over the steps of its round: of u to pi, to uniform and to reversed pi.
-        steps: float32 [], of these.
-        strength: float32 [], tau of the standard classifier's labels in this round.
-        rounds: int32 [], in which it took part before this one; -1 before the first.
-    """
-
-    shares: jax.Array
-    distances: jax.Array
-    steps: jax.Array
-    strength: jax.Array
-    rounds: jax.Array
+    shares: jax.Array  # float32 [C], u, the estimated shares of classes among its unlabelled images
+    distances: jax.Array  # float32 [3], summed over the steps of its round: of u to pi, to uniform and to reversed pi
+    steps: jax.Array  # float32 [], of these
+    strength: jax.Array  # float32 [], tau of the standard classifier's labels in this round
+    rounds: jax.Array  # int32 [], in which it took part before this one; -1 before the first
 
 
 def adjustment(prior: jax.Array, strength: jax.Array | float) -> jax.Array:
@@ -78,9 +69,8 @@ def acr(options, num_classes: int) -> Trainer:
 
     Distances are summed over the steps with a confident image, and divided by the number of all steps, as in the code.
 
-    The histogram counts labels (`trainer.histogram`). The public code adds to an index several times at once, which
-    keeps what one image of each class writes, confident or not; 'presence', 1 for each class with a confident label, is
-    the like of it that depends on no order.
+    The histogram counts labels. The public code adds to an index several times at once, which keeps what one image of
+    each class writes, confident or not; that depends on the order of a batch, and is not built.
     """
 
     def targets(old: Estimate, seen: Seen) -> tuple[tuple[Target, ...], Estimate]:
@@ -99,8 +89,6 @@ def acr(options, num_classes: int) -> Trainer:
         weights = [jnp.where(mask & one, 1.0, 0.0) for one in (sure[2] | sure[3], sure[0] | sure[1])]
         confident = mask & sure[3]
         counts = jnp.sum(jax.nn.one_hot(labels[3], num_classes) * confident[:, None], axis=0)
-        if options.histogram == "presence":
-            counts = (counts > 0).astype(jnp.float32)
         histogram = counts / jnp.maximum(jnp.sum(counts), 1.0)
         estimates = old.rounds >= options.estimate_from
         counted = estimates & jnp.any(confident)

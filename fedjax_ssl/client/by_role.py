@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.deck import Deck, Examples
+from fedjax_ssl.client.deck import Deck, Examples, Work
 from fedjax_ssl.client.local_sgd import Hooks, LossFunction, local_sgd, trained_models
 from fedjax_ssl.client.on_labels import jobs_on_labels, loss_on_labels
 from fedjax_ssl.data.federated import FederatedData
@@ -20,20 +20,13 @@ from fedjax_ssl.learning.sgd import Model
 LABELLED = "labelled"  # what every upload tells: the client's labelled examples, float32 []
 
 
-class Work(NamedTuple):
-    """What one client trains on in the unlabelled phase.
+class ByRoleWork(NamedTuple):
+    """What one client trains on in the unlabelled phase."""
 
-    Attributes:
-        deck: its unlabelled examples.
-        rest: the work that the method laid out, with the same deck.
-        begin: the client's model after the labelled phase; the received one if it has no labels.
-        labelled: float32 [], its labelled examples.
-    """
-
-    deck: Deck
-    rest: Any
-    begin: Model
-    labelled: jax.Array
+    deck: Deck  # its unlabelled examples
+    rest: Any  # the work that the method laid out, with the same deck
+    begin: Model  # the client's model after the labelled phase; the received one if it has no labels
+    labelled: jax.Array  # float32 [], its labelled examples
 
 
 def labelled_phase(problem: Problem, loss: LossFunction | None = None, parts: tuple[str, ...] = CLASSIFIER) -> Phase:
@@ -48,17 +41,11 @@ def labelled_phase(problem: Problem, loss: LossFunction | None = None, parts: tu
     return local_sgd(problem, jobs_on_labels(problem), loss, parts, hooks=Hooks(handed_on=True))
 
 
-class Unlabelled(NamedTuple):
-    """What one client trains on: its unlabelled examples."""
-
-    deck: Deck
-
-
 def jobs_without_labels(problem: Problem) -> Prepare:
     """A `prepare` for `unlabelled_phase`: `client.epochs` passes over a client's unlabelled images, and nothing else.
 
     Returns:
-        The function; its work is an `Unlabelled`.
+        The function; its work is a `Work`.
     """
     config = problem.config.client
 
@@ -66,7 +53,7 @@ def jobs_without_labels(problem: Problem) -> Prepare:
         del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
-        return Jobs(deck.num_steps(config.batch_size), Unlabelled(deck))
+        return Jobs(deck.num_steps(config.batch_size), Work(deck))
 
     return prepare
 
@@ -96,7 +83,7 @@ def unlabelled_phase(
     def prepare_both(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = prepare(received, data, cohort, previous)
         labelled = data.labelled_size[cohort.clients].astype(jnp.float32)
-        work = Work(jobs.work.deck, jobs.work, trained_models(received, previous), labelled)
+        work = ByRoleWork(jobs.work.deck, jobs.work, trained_models(received, previous), labelled)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         return jobs._replace(work=work, takes_part=previous.took_part | takes_part)
 

@@ -24,19 +24,16 @@ ONLINE = (*ENCODER, PREDICTOR)
 TARGET, LAST_ROUND = "target", "last_round"  # a client's memory: ENCODER's parameters; int32, -1: it never trained
 
 
-class Rule(NamedTuple):
-    """How a client's model follows the global one, and its own of the rounds before.
+class OnlineRule(NamedTuple):
+    """How a client's model follows the global one, and its own of the rounds before."""
 
-    Attributes:
-        begin: (received, own) -> the online model with which a client begins that trained before; at its first visit
-            it is the received one.
-        leave: (received, own, before, after) -> (entries of the client's memory, metrics), from the models before and
-            after the training; `own` as before it.
-        is_new: (received, own) -> bool [], whether this counts as a first visit.
-    """
-
+    # (received, own) -> the online model with which a client begins that trained before; at its first visit it is the
+    # received one.
     begin: Callable[[Broadcast, dict[str, Any]], Model]
+    # (received, own, before, after) -> (entries of the client's memory, metrics), from the models before and after the
+    # training; `own` as before it.
     leave: Callable[[Broadcast, dict[str, Any], Model, Model], tuple[dict[str, Any], Metrics]]
+    # (received, own) -> bool [], whether this counts as a first visit.
     is_new: Callable[[Broadcast, dict[str, Any]], jax.Array] = lambda received, own: own[LAST_ROUND] < 0
 
 
@@ -47,7 +44,7 @@ def own_targets(num_clients: int, model: Model) -> dict[str, Any]:
 
 
 def byol_phase(
-    problem: Problem, rule: Rule, *, decay: float, new_target: str = "kept", alias_first_target: bool = False
+    problem: Problem, rule: OnlineRule, *, decay: float, new_target: str = "kept", alias_first_target: bool = False
 ) -> Phase:
     """`client.epochs` passes over all of a client's images, of whole batches: L = l(1, 2) + l(2, 1).
 

@@ -21,28 +21,21 @@ MEMORY = "trainer"  # the entry of the state in a client's memory, as checkpoint
 
 
 class Confidence(NamedTuple):
-    """A rule. Scores are the larger the surer: probabilities, or FedAnchor's cosines.
+    """A rule. Scores are the larger the surer: probabilities, or FedAnchor's cosines."""
 
-    Attributes:
-        init: n_max, the examples of the largest client -> the state of a client that has seen nothing.
-        update: (state, scores [B, C], present bool [B], positions int32 [B] among the client's examples) -> the state
-            after these images.
-        weigh: (state, scores [..., C], size int32 [], the images of the client that may get a label) -> float32 [...],
-            how much the label of the largest score counts, from 0 to 1.
-        regulariser: (state, logits [B, C] of the strong views, weights [B]) -> float32 [], a term of the loss; None:
-            there is none.
-        before: whether a step weighs its batch by the state before the batch, and not after it.
-        averages: whether the state is a moving average, which needs many updates.
-        soft: whether weights lie between 0 and 1, too.
-    """
-
+    # N_max, the examples of the largest client -> the state of a client that has seen nothing.
     init: Callable[[int], Any]
+    # (state, scores [B, C], present bool [B], positions int32 [B] among the client's examples) -> the state after these
+    # images.
     update: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
+    # (state, scores [..., C], size int32 [], the images of the client that may get a label) -> float32 [...], how much
+    # the label of the largest score counts, from 0 to 1.
     weigh: Callable[[Any, jax.Array, jax.Array], jax.Array]
+    # (state, logits [B, C] of the strong views, weights [B]) -> float32 [], a term of the loss; None: there is none.
     regulariser: Callable[[Any, jax.Array, jax.Array], jax.Array] | None = None
-    before: bool = False
-    averages: bool = False
-    soft: bool = False
+    before: bool = False  # whether a step weighs its batch by the state before the batch, and not after it
+    averages: bool = False  # whether the state is a moving average, which needs many updates
+    soft: bool = False  # whether weights lie between 0 and 1, too
 
     def label(self, state: Any, scores: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The class of the largest score, int32 [...], and its weight, float32 [...]."""
@@ -67,26 +60,13 @@ def make_confidence(
         hard: whether the method counts an image or not, and has no weights.
 
     Raises:
-        UserError: the method cannot use the rule, or a user's rule cannot be imported or built.
+        UserError: the method cannot use the rule, or a user's rule cannot be built.
     """
-    options, (make, file) = problem.config.confidence, _find_rule(problem.config.confidence.kind)
-    with one_line(FIELD, options.kind, "cannot be built", file):
-        rule = make(options, problem.num_classes, threshold, strictly)
-    if not isinstance(rule, Confidence):
-        raise UserError(f"{FIELD}={options.kind} gives a {type(rule).__name__}; it must give a Confidence")
+    options = problem.config.confidence
+    rule = (problem.own_rule or KINDS[options.kind])(options, problem.num_classes, threshold, strictly)
     if hard and rule.soft:
         raise UserError(f"confidence.kind={options.kind!r} gives weights, but {problem.config.method} has none")
     return rule
-
-
-def _find_rule(kind: str) -> tuple[Callable[..., Confidence], str | None]:
-    """The function that `confidence.kind` names, and a user's file that it is from."""
-    if not is_own(kind):
-        return KINDS[kind], None
-    make, file = import_own(FIELD, kind, ("RULE", "my_rules.py:margin"))
-    if not callable(make):
-        raise UserError(f"{FIELD}={kind} is no function that gives a Confidence")
-    return make, file
 
 
 def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
@@ -234,17 +214,11 @@ def flexmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
 
 
 class Averages(NamedTuple):
-    """FreeMatch's state.
+    """FreeMatch's state."""
 
-    Attributes:
-        level: float32 [], tau_t, of the largest scores.
-        by_class: float32 [C], p_t, of the scores.
-        histogram: float32 [C], h_t, of the labels.
-    """
-
-    level: jax.Array
-    by_class: jax.Array
-    histogram: jax.Array
+    level: jax.Array  # float32 [], tau_t, of the largest scores
+    by_class: jax.Array  # float32 [C], p_t, of the scores
+    histogram: jax.Array  # float32 [C], h_t, of the labels
 
 
 def freematch(options, num_classes: int, threshold, strictly: bool, momentum: float | None = None) -> Confidence:
@@ -322,18 +296,13 @@ def fairness(state: Averages, logits: jax.Array, weights: jax.Array) -> jax.Arra
 
 
 class Gaussian(NamedTuple):
-    """SoftMatch's state.
+    """SoftMatch's state."""
 
-    Attributes:
-        mean, variance: float32 [], of the largest probabilities.
-        by_class: float32 [C], of the probabilities, for the alignment.
-        seen: bool [], whether a batch has come by.
-    """
-
+    # mean and variance: float32 [], of the largest probabilities.
     mean: jax.Array
     variance: jax.Array
-    by_class: jax.Array
-    seen: jax.Array
+    by_class: jax.Array  # float32 [C], of the probabilities, for the alignment
+    seen: jax.Array  # bool [], whether a batch has come by
 
 
 def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidence:
@@ -382,3 +351,25 @@ KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
     "freematch": freematch,
     "softmatch": softmatch,
 }
+
+
+def import_rule(kind: str) -> Callable[..., Confidence] | None:
+    """The function of a user's rule that `confidence.kind` names by its import path; None for one of `KINDS`.
+
+    Raises:
+        UserError: it cannot be imported; and when it is called, it fails, or gives no Confidence.
+    """
+    if not is_own(kind):
+        return None
+    make, file = import_own(FIELD, kind, ("RULE", "my_rules.py:margin"))
+    if not callable(make):
+        raise UserError(f"{FIELD}={kind} is no function that gives a Confidence")
+
+    def checked(*arguments: Any) -> Confidence:
+        with one_line(FIELD, kind, "cannot be built", file):
+            rule = make(*arguments)
+        if not isinstance(rule, Confidence):
+            raise UserError(f"{FIELD}={kind} gives a {type(rule).__name__}; it must give a Confidence")
+        return rule
+
+    return checked

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.confidence import Confidence
-from fedjax_ssl.client.debias import debiased
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import as_told, label_for_steps
+from fedjax_ssl.client.labels import as_told, debiased, label_for_steps
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem
@@ -29,21 +28,16 @@ from fedjax_ssl.models.network import Network
 class Views(NamedTuple):
     """Images of a step, as both models see them. What a rule does not read is dead code, which XLA drops.
 
-    Attributes:
-        mask: bool [B], which images are present; in a rule's loss, which unlabelled ones have a strong view.
-        labels: int32 [B], the visible labels.
-        by_received: float32 [B, C], logits of the weak views by the received model and its statistics.
-        by_local: float32 [B, C], the same by the model in training; no gradient. By their batch's statistics, see
-            `label_mode`; by the model's, where these views have no pass in training. None for labelled images.
-        weak, strong: Outputs of the views in training, [B, ...]; None where they have no pass.
-
     With `confidence.debias` the logits are of probabilities without the client's prior.
     """
 
-    mask: jax.Array
-    labels: jax.Array
-    by_received: jax.Array
+    mask: jax.Array  # bool [B], which images are present; in a rule's loss, which unlabelled ones have a strong view
+    labels: jax.Array  # int32 [B], the visible labels
+    by_received: jax.Array  # float32 [B, C], logits of the weak views by the received model and its statistics
+    # float32 [B, C], the same by the model in training; no gradient. By their batch's statistics, see `label_mode`; by
+    # the model's, where these views have no pass in training. None for labelled images.
     by_local: jax.Array | None = None
+    # weak and strong: Outputs of the views in training, [B, ...]; None where they have no pass.
     weak: Outputs | None = None
     strong: Outputs | None = None
 
@@ -56,34 +50,24 @@ class TwoBatches(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What a method does with the unlabelled images of a step.
+    """What a method does with the unlabelled images of a step."""
 
-    Attributes:
-        label: (batch, at) -> (targets, a pytree with leaves [B, ...]; and weights, float32 [B], of each image in the
-            loss). No strong view has passed yet.
-        loss: (model, batch, at, targets, weights) -> Loss, without statistics: what the step adds to the labelled
-            images' cross-entropy. Its metrics have `unlabelled_loss`.
-    """
-
+    # (batch, at) -> (targets, a pytree with leaves [B, ...]; and weights, float32 [B], of each image in the loss). No
+    # strong view has passed yet.
     label: Callable[[TwoBatches, At], tuple[Any, jax.Array]]
+    # (model, batch, at, targets, weights) -> Loss, without statistics: what the step adds to the labelled images'
+    # cross-entropy. Its metrics have `unlabelled_loss`.
     loss: Callable[[Model, TwoBatches, At, Any, jax.Array], Loss]
 
 
-class Work(NamedTuple):
-    """What one client trains on.
+class ConsistencyWork(NamedTuple):
+    """What one client trains on."""
 
-    Attributes:
-        deck: its unlabelled examples, and the labelled ones too under `consistency.include_labelled`.
-        labelled: its labelled ones; None if no client has any.
-        confidence: the rule's state, see `label_for_steps`.
-        num_steps: int32 [], of all local epochs.
-        prior: float32 [C], by which both models' probabilities are divided, see `debiased`; None: by nothing.
-    """
-
-    deck: Deck
-    labelled: Deck | None
-    confidence: Any
-    num_steps: jax.Array
+    deck: Deck  # its unlabelled examples, and the labelled ones too under `consistency.include_labelled`
+    labelled: Deck | None  # its labelled ones; None if no client has any
+    confidence: Any  # the rule's state, see `label_for_steps`
+    num_steps: jax.Array  # int32 [], of all local epochs
+    # float32 [C], by which both models' probabilities are divided, see `debiased`; None: by nothing.
     prior: jax.Array | None = None
 
 
@@ -140,7 +124,9 @@ def consistency_phase(
         if fixed_length:
             length = jnp.maximum(deck.size // config.batch_size, 1)  # ours: a client of a few images takes a step
             num_steps = jnp.where(deck.size > 0, config.epochs * length, num_steps)
-        return Jobs(num_steps, Work(deck, labelled, made.confidence, num_steps, made.prior), made.report, made.own)
+        return Jobs(
+            num_steps, ConsistencyWork(deck, labelled, made.confidence, num_steps, made.prior), made.report, made.own
+        )
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)

@@ -11,21 +11,13 @@ from fedjax_ssl.learning.batches import epoch_orders, num_batches
 
 
 class Examples(NamedTuple):
-    """The examples of a cohort, for work on all of them in large batches.
+    """The examples of a cohort, for work on all of them in large batches."""
 
-    Attributes:
-        rows: int32 [M, n_max], of the image table.
-        present: bool [M, n_max], False beyond a client's size.
-        labels: int32 [M, n_max], the visible ones, else -1.
-        keys: [M], one for each job; it does not depend on the rest of the cohort.
-        own: the clients' memory, leaves [M, ...].
-    """
-
-    rows: jax.Array
-    present: jax.Array
-    labels: jax.Array
-    keys: jax.Array
-    own: dict[str, Any]
+    rows: jax.Array  # int32 [M, n_max], of the image table
+    present: jax.Array  # bool [M, n_max], False beyond a client's size
+    labels: jax.Array  # int32 [M, n_max], the visible ones, else -1
+    keys: jax.Array  # [M], one for each job; it does not depend on the rest of the cohort
+    own: dict[str, Any]  # the clients' memory, leaves [M, ...]
 
     @classmethod
     def of(cls, data: FederatedData, cohort: Cohort, keys: jax.Array | None = None) -> "Examples":
@@ -47,25 +39,15 @@ class Examples(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One step's examples, B at the most.
+    """One step's examples, B at the most."""
 
-    Attributes:
-        rows: int32 [B], of the image table.
-        positions: int32 [B], among the client's examples, 0 to n_max - 1.
-        places: int32 [B], in the epoch's list, the same in every epoch.
-        mask: bool [B], False for the padding of a short batch.
-        epoch: int32 [], local epoch, from 0.
-        inputs: [B, ...], the examples as they are stored, see `read`.
-        labels: int32 [B], their visible labels; -1 for an example without one.
-    """
-
-    rows: jax.Array
-    positions: jax.Array
-    places: jax.Array
-    mask: jax.Array
-    epoch: jax.Array
-    inputs: Any = None
-    labels: Any = None
+    rows: jax.Array  # int32 [B], of the image table
+    positions: jax.Array  # int32 [B], among the client's examples, 0 to n_max - 1
+    places: jax.Array  # int32 [B], in the epoch's list, the same in every epoch
+    mask: jax.Array  # bool [B], False for the padding of a short batch
+    epoch: jax.Array  # int32 [], local epoch, from 0
+    inputs: Any = None  # [B, ...], the examples as they are stored, see `read`
+    labels: Any = None  # int32 [B], their visible labels; -1 for an example without one
 
     def read(self, data: FederatedData) -> "Batch":
         """The batch with its inputs and labels."""
@@ -73,18 +55,13 @@ class Batch(NamedTuple):
 
 
 class Deck(NamedTuple):
-    """A subset of a client's examples, shuffled anew for each local epoch. In `prepare` all leaves have a leading [M].
+    """Some of a client's examples, shuffled anew for each local epoch. In `prepare` all leaves have a leading [M]."""
 
-    Attributes:
-        rows: int32 [n_max], all of the client's rows of the image table.
-        order: int32 [E, n_max], positions of the examples in the deck in random order; the others follow. [E, B] if
-            an epoch is one batch, see `drawn`.
-        size: int32 [], how many are in the deck.
-    """
-
-    rows: jax.Array
+    rows: jax.Array  # int32 [n_max], all of the client's rows of the image table
+    # int32 [E, n_max], positions of the examples in the deck in random order; the others follow. [E, B] if an epoch is
+    # one batch, see `drawn`.
     order: jax.Array
-    size: jax.Array
+    size: jax.Array  # int32 [], how many are in the deck
 
     @classmethod
     def shuffled(cls, examples: Examples, included: jax.Array, keys: jax.Array, epochs: int) -> "Deck":

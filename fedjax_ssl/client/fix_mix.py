@@ -25,18 +25,12 @@ PARTNERS = ("round", "epoch")  # how often the mix set is drawn
 
 
 class FixMix(NamedTuple):
-    """What one client trains on this round; positions count the client's examples, 0 to n_max - 1.
+    """What one client trains on this round; positions count the client's examples, 0 to n_max - 1."""
 
-    Attributes:
-        deck: the fix set.
-        labels: int32 [n_max], pseudo-labels of all examples.
-        weights: float32 [n_max], of each image in the loss.
-        mix: int32 [1, n_max], the mix set's positions, drawn once a round; or [E, n_max], a draw for each epoch.
-    """
-
-    deck: Deck
-    labels: jax.Array
-    weights: jax.Array
+    deck: Deck  # the fix set
+    labels: jax.Array  # int32 [n_max], pseudo-labels of all examples
+    weights: jax.Array  # float32 [n_max], of each image in the loss
+    # int32 [1, n_max], the mix set's positions, drawn once a round; or [E, n_max], a draw for each epoch.
     mix: jax.Array
 
 

@@ -1,88 +1,239 @@
-"""Pseudo-labels of a whole cohort, made once a round: the class of the largest score, and which labels count."""
+"""What models say of all images of a cohort, in large batches; and the pseudo-labels that follow."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.confidence import Confidence, once_a_round, qualify
-from fedjax_ssl.client.debias import debiased, mean_prediction
 from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.client.scores import score_cohort
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Problem, Report
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.engine.interface import Augmentation, Problem, Report
+from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
 
+LEAST_PRIOR = 1e-6  # of a class; a smaller one would make any probability the largest
 
-class Labelled(NamedTuple):
-    """The labels of a cohort.
 
-    Attributes:
-        report: the labels, which of them count, and those of other rules; leaves [M, n_max].
-        own: entries of the clients' memory that the rule updated, leaves [M, ...].
-        weights: float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0.
-        confidence: the states of the rule after these labels, leaves [M, ...], see `Confidence`.
-        prior: float32 [M, C], by which the client's probabilities are divided, see `debiased`; None: by nothing.
-        largest: float32 [M, n_max], each image's largest score; None where there are no scores.
+# --- Scores. ----------------------------------------------------------------------------------------------------------
+
+
+def score_cohort(
+    problem: Problem, scores: Callable[[jax.Array], Any], images: jax.Array, examples: Examples, num_views: int = 0
+) -> Any:
+    """Scores of every example of a cohort, in large batches with shared weights.
+
+    Args:
+        problem: the run; `eval_batch_size` images are scored at a time.
+        scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image independent of the others.
+        images: uint8 [N, H, W, C], the flat table.
+        examples: of the cohort.
+        num_views: 0 scores the raw images; otherwise the mean over so many weakly augmented views (the ensemble of
+            FedAnchor, section 4.5).
+
+    Returns:
+        The scores, leaves [M, n_max, ...].
+    """
+    rows, keys = examples.rows, examples.keys
+    num_jobs, n_max = rows.shape
+
+    def weak_view(view: int, example: jax.Array, batch: jax.Array) -> jax.Array:
+        return weak_views(problem.weak, keys[example // n_max], example % n_max, batch, view)
+
+    def score_batch(example: jax.Array) -> Any:
+        batch = images[rows.reshape(-1)[example]]
+        if num_views == 0:
+            return scores(batch)
+        views = [scores(weak_view(view, example, batch)) for view in range(num_views)]
+        return jax.tree.map(lambda *leaves: sum(leaves) / num_views, *views)
+
+    scored = map_batches(score_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
+    return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), scored)
+
+
+def weak_views(
+    weak: Augmentation, keys: jax.Array, positions: jax.Array, images: jax.Array, view: int = 0
+) -> jax.Array:
+    """The weak views on which `score_cohort` scored some examples, so that a client can train on the very same.
+
+    Args:
+        weak: the augmentation.
+        keys: [B], of each example's job, those of `Examples`.
+        positions: int32 [B], among the client's examples.
+        images: uint8 [B, H, W, C].
+        view: its number.
+
+    Returns:
+        [B, H, W, C].
     """
 
-    report: Report
-    own: Mapping[str, Any] = {}
-    weights: jax.Array | None = None
-    confidence: Any = ()
+    def augment(key, position, image):
+        key = jax.random.fold_in(jax.random.fold_in(key, position), view)
+        return weak(key, image[None])[0]
+
+    return jax.vmap(augment)(keys, positions, images)
+
+
+def score_by_own_models(
+    scores: Callable[[Model, jax.Array], Any],
+    models: Model,
+    images: jax.Array,
+    rows: jax.Array,
+    batch_size: int | None,
+) -> Any:
+    """Scores of every example of a cohort by a model of each job's own, one job after the other.
+
+    On several devices all models come to all of them, and each scores its share of a job's images.
+
+    Args:
+        scores: (model, images [B, H, W, C]) -> a pytree with leaves [B, ...], each image independent of the others.
+        models: leaves [M, ...].
+        images: uint8 [N, H, W, C], the flat table.
+        rows: int32 [M, n_max], of the image table.
+        batch_size: images at a time, see `map_batches`.
+
+    Returns:
+        The scores, leaves [M, n_max, ...].
+    """
+
+    def score_job(job):
+        model, of_job = job
+        return map_batches(lambda batch: scores(model, images[batch]), of_job, batch_size)
+
+    return jax.lax.map(score_job, (models, rows))
+
+
+def logits_of_each(
+    problem: Problem, received: Model, own: Sequence[Model], images: jax.Array, examples: Examples
+) -> list[jax.Array]:
+    """Logits of every example of a cohort by the received model, then by models of the clients' own.
+
+    Args:
+        problem: the run.
+        received: one model for all.
+        own: each has leaves [M, ...].
+        images: uint8 [N, H, W, C], the flat table.
+        examples: of the cohort.
+
+    Returns:
+        float32 [M, n_max, C] of each model, in evaluation mode on raw images.
+    """
+
+    def logits(model: Model, batch: jax.Array) -> jax.Array:
+        return problem.network.predict(model, batch).logits
+
+    of_received = score_cohort(problem, functools.partial(logits, received), images, examples)
+    size = problem.config.eval_batch_size
+    return [of_received, *(score_by_own_models(logits, models, images, examples.rows, size) for models in own)]
+
+
+# --- Without a client's prior (FedDB, Zhu et al., IJCAI 2024, arXiv 2405.19789). --------------------------------------
+
+
+def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
+    """P_k(c), the mean of p(c | x) over a client's images.
+
+    Args:
+        probabilities: float32 [..., n, C].
+        present: bool [..., n].
+
+    Returns:
+        float32 [..., C]; 0 for a client without images.
+    """
+    total = jnp.sum(jnp.where(present[..., None], probabilities, 0.0), axis=-2)
+    return total / jnp.maximum(jnp.sum(present, axis=-1, keepdims=True), 1)
+
+
+def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array:
+    """A model's logits of each client's images: by 'app_u' `debiased`.
+
+    Args:
+        kind: of `config.confidence.debias`, 'none' or 'app_u'.
+        logits: float32 [..., n, C].
+        present: bool [..., n], the images over which the model's mean prediction is taken.
+
+    Returns:
+        float32 [..., n, C].
+    """
+    prior = prior_of(kind, logits, present)
+    return logits if prior is None else debiased(logits, prior[..., None, :])
+
+
+def prior_of(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array | None:
+    """P_k of each client, see `mean_prediction`; None where the kind of debiasing is 'none'."""
+    if kind == "none":
+        return None
+    return mean_prediction(jax.nn.softmax(logits), present)
+
+
+def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
+    """Logits of p'(c | x) = (p(c | x) / P_k(c)) / sum_j p(j | x) / P_k(j).
+
+    A client's model prefers the classes that the client has most of, right or wrong; the division takes that from its
+    labels.
+
+    Args:
+        logits: float32 [..., C], of p.
+        prior: float32 [..., C], P_k, or `LEAST_PRIOR` where it is below; None: the logits stay as they are.
+    """
+    if prior is None:
+        return logits
+    return logits - jnp.log(jnp.maximum(prior, LEAST_PRIOR))
+
+
+# --- Labels. ----------------------------------------------------------------------------------------------------------
+
+
+class Labelled(NamedTuple):
+    """The labels of a cohort."""
+
+    report: Report  # the labels, which of them count, and those of other rules; leaves [M, n_max]
+    own: Mapping[str, Any] = {}  # entries of the clients' memory that the rule updated, leaves [M, ...]
+    weights: jax.Array | None = None  # float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0
+    confidence: Any = ()  # the states of the rule after these labels, leaves [M, ...], see `Confidence`
+    # float32 [M, C], by which the client's probabilities are divided, see `debiased`; None: by nothing.
     prior: jax.Array | None = None
-    largest: jax.Array | None = None
+    largest: jax.Array | None = None  # float32 [M, n_max], each image's largest score; None where there are no scores
 
 
 def label_cohort(
     problem: Problem,
-    scores: Callable[[jax.Array], Any],
+    scores: Callable[[jax.Array], jax.Array],
     data: FederatedData,
     examples: Examples,
-    *,
     confidence: Confidence,
     num_views: int = 0,
-    used: str | None = None,
-    facts: tuple[str, ...] = (),
 ) -> Labelled:
-    """Labels every example with the class of its largest score; a rule says which labels count.
+    """`label_by_scores` by what a model says of every example.
 
     Args:
         problem: the run.
-        scores: images [B, H, W, C] -> float32 [B, C], the larger the surer; or with `used` a dict of such, by
-            rule.
+        scores: images [B, H, W, C] -> probabilities, float32 [B, C].
         data: the federation's.
         examples: of the cohort.
         confidence: the rule, from `make_confidence`.
         num_views: see `score_cohort`.
-        used: name of the rule in use; all rules are reported.
-        facts: names in the dict that are no rules but numbers of each image, float32 [B], to be reported.
-
-    Raises:
-        UserError: `confidence.debias` for scores of several rules, which need be no probabilities.
     """
-    debias = problem.config.confidence.debias != "none"
-    if debias and used is not None:
-        raise UserError(
-            f"confidence.debias={problem.config.confidence.debias!r} is for labels by a softmax, not {used!r}"
-        )
-    scored = score_cohort(problem, scores, data.inputs, examples, num_views)
-    known = {name: scored.pop(name) for name in facts}
-    scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
-    rules = {} if used is None else scored
-    scores_used, prior = scored if used is None else scored[used], None
-    if debias:
-        prior = mean_prediction(scores_used, examples.present)
-        scores_used = jax.nn.softmax(debiased(jnp.log(scores_used), prior[..., None, :]))
-    states, weights, own = once_a_round(problem, confidence, scores_used, examples.present, examples.own)
-    labels = jnp.argmax(scores_used, axis=-1).astype(jnp.int32)
-    others = {name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in rules.items()}
-    best, second = jnp.moveaxis(jax.lax.top_k(scores_used, 2)[0], -1, 0)
-    report = Report(labels, weights > 0, others, {"score_gap": best - second, **known})
-    return Labelled(report, own, weights, states, prior, best)
+    scored = as_told(data, examples.rows, score_cohort(problem, scores, data.inputs, examples, num_views))
+    return label_by_scores(problem, scored, examples, confidence)
+
+
+def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labelled:
+    """Labels every example with the class of its largest score, float32 [M, n_max, C]; a rule says which count.
+
+    With `confidence.debias` scores are probabilities, and divided by the client's prior.
+    """
+    prior = None
+    if problem.config.confidence.debias != "none":
+        prior = mean_prediction(scores, examples.present)
+        scores = jax.nn.softmax(debiased(jnp.log(scores), prior[..., None, :]))
+    states, weights, own = once_a_round(problem, confidence, scores, examples.present, examples.own)
+    labels = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    best, second = jnp.moveaxis(jax.lax.top_k(scores, 2)[0], -1, 0)
+    return Labelled(Report(labels, weights > 0, {}, {"score_gap": best - second}), own, weights, states, prior, best)
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:

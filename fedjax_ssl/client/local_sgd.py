@@ -25,9 +25,8 @@ from fedjax_ssl.engine.interface import (
 )
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.losses import proximal_term
-from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
+from fedjax_ssl.learning.sgd import BatchStats, Learner, Model, make_optimizer
 from fedjax_ssl.learning.trees import clip_update, repeated, select, where, where_rows
 
 OPT_STATE = "opt_state"  # the entry of a persistent optimiser in a client's memory
@@ -35,44 +34,27 @@ Adapt = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
 
 class At(NamedTuple):
-    """What the loss of a step may read besides the model and the batch.
+    """What the loss of a step may read besides the model and the batch."""
 
-    Attributes:
-        received: the `Broadcast`.
-        data: the federation's data.
-        work: the client's, as `prepare` laid it out.
-        own: the client's memory, without the optimiser's.
-        key: of this step.
-        step: int32 [], the number of this step, from 0.
-    """
-
-    received: Broadcast
-    data: FederatedData
-    work: Any
-    own: Mapping[str, Any]
-    key: jax.Array
-    step: jax.Array
+    received: Broadcast  # the `Broadcast`
+    data: FederatedData  # the federation's data
+    work: Any  # the client's, as `prepare` laid it out
+    own: Mapping[str, Any]  # the client's memory, without the optimiser's
+    key: jax.Array  # of this step
+    step: jax.Array  # int32 [], the number of this step, from 0
 
 
 class Loss(NamedTuple):
-    """The loss of a model on a batch.
+    """The loss of a model on a batch."""
 
-    Attributes:
-        value: float32 [], what the step minimises.
-        batch_stats: of the model after this pass.
-        metrics: scalars by name, averaged over the job's steps.
-        aux: for `Hooks.remember`, any pytree.
-        counts: bool [], whether the step is taken; without a gradient, weight decay and the momentum of earlier steps
-            would still change the model. None: it is.
-        sums: by name, what the client tells the server: added up over its steps.
-    """
-
-    value: jax.Array
-    batch_stats: BatchStats
-    metrics: Metrics
-    aux: Any = ()
+    value: jax.Array  # float32 [], what the step minimises
+    batch_stats: BatchStats  # of the model after this pass
+    metrics: Metrics  # scalars by name, averaged over the job's steps
+    aux: Any = ()  # for `Hooks.remember`, any pytree
+    # bool [], whether the step is taken; without a gradient, weight decay and the momentum of earlier steps would still
+    # change the model. None: it is.
     counts: jax.Array | None = None
-    sums: Mapping[str, jax.Array] = {}
+    sums: Mapping[str, jax.Array] = {}  # by name, what the client tells the server: added up over its steps
 
 
 class LossFunction(Protocol):
@@ -82,47 +64,36 @@ class LossFunction(Protocol):
 
 
 class Hooks(NamedTuple):
-    """What a few methods change in a local training. By default nothing.
+    """What a few methods change in a local training. By default nothing."""
 
-    Attributes:
-        begin: (received, work, own) -> the model that training begins with; None: the received one.
-        remember: (own, model, aux, step) -> entries of the client's memory after a step, such as a mean teacher's;
-            None: steps leave no memory.
-        send: (received, work, model, totals) -> the model that is uploaded; None: the trained one.
-        sent: the parts that are uploaded, clipped and held by FedProx's term; the other trained parts are in the model
-            that `begin` gives, and lost unless `remember` keeps them. None: all trained parts.
-        metadata: (work, model, totals) -> `Upload.metadata`, once after the last step; `totals` are the metrics' sums
-            over the steps. None: nothing is told but the loss's `sums`.
-        adapt: makes the optimiser of the phase out of the configuration's; None: it is that one.
-        memory: the entry of the client's memory that a persistent optimiser has; phases with an optimiser each have an
-            entry each, see `own_optimizers`.
-        handed_on: whether the model goes to the next phase and not to the server, so that nothing is clipped.
-    """
-
+    # (received, work, own) -> the model that training begins with; None: the received one.
     begin: Callable[[Broadcast, Any, Any], Model] | None = None
+    # (own, model, aux, step) -> entries of the client's memory after a step, such as a mean teacher's; None: steps
+    # leave no memory.
     remember: Callable[[Any, Model, Any, jax.Array], dict[str, Any]] | None = None
+    # (received, work, model, totals) -> the model that is uploaded; None: the trained one.
     send: Callable[[Broadcast, Any, Model, Metrics], Model] | None = None
+    # The parts that are uploaded, clipped and held by FedProx's term; the other trained parts are in the model that
+    # `begin` gives, and lost unless `remember` keeps them. None: all trained parts.
     sent: tuple[str, ...] | None = None
+    # (work, model, totals) -> `Upload.metadata`, once after the last step; `totals` are the metrics' sums over the
+    # steps. None: nothing is told but the loss's `sums`.
     metadata: Callable[[Any, Model, Metrics], Mapping[str, Any]] | None = None
-    adapt: Adapt | None = None
+    adapt: Adapt | None = None  # makes the optimiser of the phase out of the configuration's; None: it is that one
+    # The entry of the client's memory that a persistent optimiser has; phases with an optimiser each have an entry
+    # each, see `own_optimizers`.
     memory: str = OPT_STATE
+    # Whether the model goes to the next phase and not to the server, so that nothing is clipped.
     handed_on: bool = False
 
 
 class Training(NamedTuple):
-    """The state of a local training loop.
+    """The state of a local training loop."""
 
-    Attributes:
-        learner: model and optimiser.
-        own: the client's memory, without the optimiser's.
-        totals: float32 [] by name, the metrics' sums over the steps so far.
-        sums: of the losses' `sums`, likewise.
-    """
-
-    learner: Learner
-    own: Mapping[str, Any]
-    totals: Metrics
-    sums: Metrics
+    learner: Learner  # model and optimiser
+    own: Mapping[str, Any]  # the client's memory, without the optimiser's
+    totals: Metrics  # float32 [] by name, the metrics' sums over the steps so far
+    sums: Metrics  # of the losses' `sums`, likewise
 
 
 def local_sgd(

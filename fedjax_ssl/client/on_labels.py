@@ -20,14 +20,10 @@ View = Callable[[FederatedData, jax.Array, jax.Array], jax.Array]  # (data, rows
 
 
 class OnLabels(NamedTuple):
-    """What one client trains on.
+    """What one client trains on."""
 
-    Attributes:
-        deck: its labelled examples.
-        adjustment: float32 [C], added to the logits in the loss, see `class_shares`; None: nothing is.
-    """
-
-    deck: Deck
+    deck: Deck  # its labelled examples
+    # float32 [C], added to the logits in the loss, see `class_shares`; None: nothing is.
     adjustment: jax.Array | None = None
 
     @classmethod

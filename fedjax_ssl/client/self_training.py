@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from fedjax_ssl.client.acr import acr, loss_of_both
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import MEMORY, make_confidence
-from fedjax_ssl.client.debias import debiased, prior_of
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import told_outputs
+from fedjax_ssl.client.labels import debiased, prior_of, score_cohort, told_outputs
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss
-from fedjax_ssl.client.scores import score_cohort
 from fedjax_ssl.client.trainers import Seen, Trainer, by_confidence, pseudo_label_loss
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem, Report
@@ -25,20 +23,15 @@ from fedjax_ssl.models import Outputs
 ACCEPTED = "accepted"  # what every upload tells: of how many pseudo-labels it comes, see `trainer.accepted`
 
 
-class Work(NamedTuple):
-    """What one client trains on.
+class SelfTrainingWork(NamedTuple):
+    """What one client trains on."""
 
-    Attributes:
-        deck: its unlabelled examples.
-        outputs: of the received model for a weak view of each, leaves [n_max, ...], without features; None: the model
-            in training labels (`trainer.labels_from`).
-        metadata: what the client tells besides, by name.
-        prior: float32 [C], by which the classifier's probabilities are divided, see `debiased`; None: by nothing.
-    """
-
-    deck: Deck
+    deck: Deck  # its unlabelled examples
+    # Of the received model for a weak view of each, leaves [n_max, ...], without features; None: the model in training
+    # labels (`trainer.labels_from`).
     outputs: Outputs | None
-    metadata: Mapping[str, jax.Array]
+    metadata: Mapping[str, jax.Array]  # what the client tells besides, by name
+    # float32 [C], by which the classifier's probabilities are divided, see `debiased`; None: by nothing.
     prior: jax.Array | None = None
 
 
@@ -136,7 +129,7 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
         labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
         return Jobs(
             deck.num_steps(config.batch_size),
-            Work(deck, seen._replace(features=()) if by_received else None, metadata, prior),
+            SelfTrainingWork(deck, seen._replace(features=()) if by_received else None, metadata, prior),
             Report(labels, confident | examples.labelled),
             {MEMORY: begun(cohort.own[MEMORY], examples.rows.shape)},
         )

@@ -17,18 +17,12 @@ from fedjax_ssl.models import Outputs
 
 
 class Seen(NamedTuple):
-    """What a rule sees of a batch.
+    """What a rule sees of a batch."""
 
-    Attributes:
-        outputs: Outputs of the labelling model for the weak views, [B, ...]; no gradient.
-        batch: the step's.
-        size: int32 [], the client's unlabelled images.
-        prior: float32 [C], the shares of classes among all labelled images; None unless `Trainer.needs_prior`.
-    """
-
-    outputs: Outputs
-    batch: Batch
-    size: jax.Array
+    outputs: Outputs  # Outputs of the labelling model for the weak views, [B, ...]; no gradient
+    batch: Batch  # the step's
+    size: jax.Array  # int32 [], the client's unlabelled images
+    # float32 [C], the shares of classes among all labelled images; None unless `Trainer.needs_prior`.
     prior: jax.Array | None = None
 
     @property
@@ -38,38 +32,26 @@ class Seen(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What one output of the strong views is trained towards.
+    """What one output of the strong views is trained towards."""
 
-    Attributes:
-        labels: int32 [B].
-        weights: float32 [B], from 0 to 1; 0 for padding.
-    """
-
-    labels: jax.Array
-    weights: jax.Array
+    labels: jax.Array  # int32 [B]
+    weights: jax.Array  # float32 [B], from 0 to 1; 0 for padding
 
 
 class Trainer(NamedTuple):
-    """How clients without labels train: `by_confidence`, or ACR.
+    """How clients without labels train: `by_confidence`, or ACR."""
 
-    Attributes:
-        start: n_max -> the state of a client that has seen nothing.
-        targets: (state, `Seen`) -> (a `Target` for the classifier and for each of `heads`; the state after the batch).
-        further: (state after the batch, the classifier's logits of the strong views [B, C], their weights [B]) ->
-            float32 [], a loss besides cross-entropy; None: there is none.
-        next_round: state -> state at the beginning of a client's next round; None: as `confidence.memory` says.
-        heads: of the model, trained besides the classifier.
-        strong_views: of each image, over which the loss is a mean.
-        needs_prior: whether clients must be sent the shares of classes among the labelled images.
-    """
-
-    start: Callable[[int], Any]
+    start: Callable[[int], Any]  # n_max -> the state of a client that has seen nothing
+    # (state, `Seen`) -> (a `Target` for the classifier and for each of `heads`; the state after the batch).
     targets: Callable[[Any, Seen], tuple[tuple[Target, ...], Any]]
+    # (state after the batch, the classifier's logits of the strong views [B, C], their weights [B]) -> float32 [], a
+    # loss besides cross-entropy; None: there is none.
     further: Callable[[Any, jax.Array, jax.Array], jax.Array] | None = None
+    # State -> state at the beginning of a client's next round; None: as `confidence.memory` says.
     next_round: Callable[[Any], Any] | None = None
-    heads: tuple[str, ...] = ()
-    strong_views: int = 1
-    needs_prior: bool = False
+    heads: tuple[str, ...] = ()  # of the model, trained besides the classifier
+    strong_views: int = 1  # of each image, over which the loss is a mean
+    needs_prior: bool = False  # whether clients must be sent the shares of classes among the labelled images
 
 
 def by_confidence(rule: Confidence) -> Trainer:

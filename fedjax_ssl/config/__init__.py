@@ -1,4 +1,4 @@
-"""A run's configuration: its fields with their defaults, checks, and loading. Knows the methods, no run.
+"""A run's configuration: its fields with their defaults, checks, and loading. Imports the methods, no run.
 
 `base_config()` has every field. `load_config_file` reads a config file; `parse_config` the words of a command line.
 """
@@ -16,7 +16,7 @@ from fedjax_ssl.config.base import (
     labels_revealed,
     measured_each_round,
     measures_of,
-    num_malicious,
+    num_byzantine,
     other_sections,
     ranges,
     validate,
@@ -50,7 +50,7 @@ __all__ = [
     "load_config_file",
     "measured_each_round",
     "measures_of",
-    "num_malicious",
+    "num_byzantine",
     "other_sections",
     "overridden_fields",
     "override",

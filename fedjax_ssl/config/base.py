@@ -13,7 +13,7 @@ from fedjax_ssl.engine.measures import words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, shared_fields
 from fedjax_ssl.imports import is_own
-from fedjax_ssl.learning.optimizers import check_optimizer
+from fedjax_ssl.learning.sgd import check_optimizer
 from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
 
@@ -144,7 +144,7 @@ def labels_revealed(config: Any) -> bool:
     return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
 
 
-def num_malicious(config: Any) -> int:
+def num_byzantine(config: Any) -> int:
     """How many clients of a run attack; of a configuration as nested dicts or a ConfigDict."""
     return num_attackers(config["attack"]["share"], config["num_clients"]) if config["attack"]["kind"] != "none" else 0
 
@@ -254,7 +254,7 @@ def _check_kinds(old: dict[str, Any], known: dict[str, Any], prefix: str = "") -
         if isinstance(default, dict) and isinstance(value, dict):
             _check_kinds(value, default, f"{prefix}{name}.")
         elif isinstance(default, dict):
-            raise UserError(f"{prefix}{name} is {value!r}, and no section of fields")
+            raise UserError(f"{prefix}{name} is {value!r}, but must be a section of fields")
         elif default is not None and value is not None and not isinstance(value, _alike(default)):
             raise UserError(f"{prefix}{name} is {value!r}, but must be of the kind of {default!r}")
 

@@ -12,7 +12,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from fedjax_ssl.config.base import add_section, flatten
-from fedjax_ssl.config.renamed import RENAMED
+from fedjax_ssl.config.renamed import GONE, RENAMED
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import CONFIGS
 from fedjax_ssl.imports import one_line
@@ -97,7 +97,7 @@ def load_python_file(path: str, function: str) -> Callable[..., Any]:
     if spec is None:
         raise UserError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its code is a part of what kept programs depend on
+    sys.modules[spec.name] = module  # as an import does: a dataclass looks there for its own
     with one_line("config", path, "running it fails", path):
         spec.loader.exec_module(module)
     if not hasattr(module, function):
@@ -138,6 +138,8 @@ def _check_field(config: ConfigDict, field: str) -> None:
         raise UserError(f"config.{field} is a section; name one of its fields, as in config.{field}.FIELD")
     if field in RENAMED:
         raise UserError(f"config.{field} is config.{RENAMED[field]} now")
+    if field in GONE:
+        raise UserError(f"config.{field} is gone: it is always {GONE[field]!r}")
     # The nearest by the whole name, else by the last part, which is what people remember.
     nearest = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
     if not nearest:

@@ -22,10 +22,25 @@ RENAMED = {
     **{f"threshold.{name}": f"confidence.{name}" for name in ("kind", "share", "momentum", "debias")},
     **{f"trainer.{name}": f"confidence.{name}" for name in _MOVED},
     "trainer.counters": "confidence.memory",
-    "data.num_anchors": "data.server_labels",
-    "data.anchors": "data.server_draw",
 }
 METHODS = {"anchors_only": "server_only"}
+_IN_PLACE = {  # of the same section and meaning
+    "data.num_anchors": "data.server_labels",
+    "data.anchors": "data.server_draw",
+    "aggregation.malicious_share": "aggregation.byzantine_share",
+}
+RENAMED |= _IN_PLACE
+# Each method's switches for the bugs of its public code, and their values for a bug: one switch now, METHOD.replica.
+REPLICAS = {
+    "fedcon.consistency_with": "itself",
+    "fedcon.student": "persistent",
+    "fedlabel.accumulate_gradients": True,
+    "fedu.alias_first_target": True,
+    "fedema.alias_first_target": True,
+    "twin_sight.divisor": "xor",
+}
+RENAMED |= {field: f"{field.partition('.')[0]}.replica" for field in REPLICAS}
+GONE = {"trainer.histogram": "counts"}  # fields that went, and the one value that is left of them
 
 
 def translated(old: dict[str, Any]) -> dict[str, Any]:
@@ -35,26 +50,52 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
         old: nested dicts, as a run's folder has them.
 
     Raises:
-        UserError: a section is none.
+        UserError: a section of the configuration is something else, or the run did what the library no longer does.
     """
-    return _with_confidence(_with_server_labels(old))
+    return _with_replica(_with_confidence(_with_new_names(_without_gone(old))))
 
 
-def _with_server_labels(old: dict[str, Any]) -> dict[str, Any]:
-    names = {name.removeprefix("data."): new.removeprefix("data.") for name, new in RENAMED.items() if "data." in name}
+def _with_new_names(old: dict[str, Any]) -> dict[str, Any]:
     new = {**old, "method": METHODS.get(old["method"], old["method"])} if "method" in old else dict(old)
-    if isinstance(old.get("data"), dict):
-        new["data"] = {names.get(name, name): value for name, value in old["data"].items()}
+    for field, today in _IN_PLACE.items():
+        section, _, name = field.partition(".")
+        if isinstance(new.get(section), dict) and name in new[section]:
+            new[section] = dict(new[section])
+            new[section][today.partition(".")[2]] = new[section].pop(name)
+    return new
+
+
+def _without_gone(old: dict[str, Any]) -> dict[str, Any]:
+    new = dict(old)
+    for field, left in GONE.items():
+        section, _, name = field.partition(".")
+        if isinstance(new.get(section), dict) and name in new[section]:
+            new[section] = dict(new[section])
+            if new[section].pop(name) != left:
+                raise UserError(f"{field} is gone: it is always {left!r} now, as it was not in this run")
+    return new
+
+
+def _with_replica(old: dict[str, Any]) -> dict[str, Any]:
+    new = dict(old)
+    for field, of_bug in REPLICAS.items():
+        section, _, name = field.partition(".")
+        if isinstance(new.get(section), dict) and name in new[section]:
+            new[section] = dict(new[section])
+            has_bug = new[section].pop(name) == of_bug
+            if new[section].setdefault("replica", has_bug) != has_bug:
+                raise UserError(f"{section}.replica is for all bugs of its code at once, and this run has one of them")
     return new
 
 
 def _with_confidence(old: dict[str, Any]) -> dict[str, Any]:
+    """The sections `threshold` and `trainer` as `confidence`."""
     if "threshold" not in old or "confidence" in old:
         return old
     threshold, trainer = old["threshold"], old.get("trainer", {})
     for section, value in {"threshold": threshold, "trainer": trainer}.items():
         if not isinstance(value, dict):
-            raise UserError(f"{section} is {value!r}, and no section of fields")
+            raise UserError(f"{section} is {value!r}, but must be a section of fields")
     new = {name: value for name, value in old.items() if name != "threshold"}
     confidence = {name: threshold[name] for name in ("share", "debias") if name in threshold}
     confidence |= {name: trainer[name] for name in _MOVED if name in trainer}

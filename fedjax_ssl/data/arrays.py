@@ -1,4 +1,4 @@
-"""What every source returns, and the checks that the sources of a user's data share."""
+"""The arrays that every source returns, and checks that sources of users' data share."""
 
 import pathlib
 from typing import NamedTuple
@@ -13,23 +13,14 @@ MAX_BYTES = 8 * 10**9
 
 
 class Arrays(NamedTuple):
-    """The images and labels of a data set, checked.
+    """The images and labels of a data set, checked."""
 
-    Attributes:
-        x_train: uint8 [N, H, W, C], training images.
-        y_train: int32 [N], their labels, 0 .. num_classes - 1.
-        x_test: uint8 [T, H, W, C], test images.
-        y_test: int32 [T], their labels.
-        num_classes: number of classes.
-        class_names: their names, in the order of the labels.
-    """
-
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    num_classes: int
-    class_names: tuple[str, ...]
+    x_train: np.ndarray  # uint8 [N, H, W, C], training images
+    y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1
+    x_test: np.ndarray  # uint8 [T, H, W, C], test images
+    y_test: np.ndarray  # int32 [T], their labels
+    num_classes: int  # number of classes
+    class_names: tuple[str, ...]  # their names, in the order of the labels
 
 
 def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path:

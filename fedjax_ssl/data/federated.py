@@ -17,37 +17,26 @@ class FederatedData(NamedTuple):
     """Everything a method may see, on the device for the whole run.
 
     Per-example state of a method is a flat [N] array, independent of who owns an example.
-
-    Attributes:
-        inputs: [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C].
-        visible_labels: int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever
-          a label is hidden, as are those of validation images.
-        client_index: int32 [K, n_max], rows of `inputs` of each client, padded with 0 beyond `client_size`.
-        client_size: int32 [K], number of examples of each client, possibly 0.
-        labelled_size: int32 [K], how many of them have a visible label.
-        server_index: int32 [S], rows of `inputs` that the server holds; S may be 0.
-        validation_index: int32 [V], rows of `inputs` that nobody holds: to measure a model each round. V may be 0.
-        test_inputs: [T, ...], likewise.
-        test_labels: int32 [T].
-        seed: uint32 [], the run's seed; data and not a constant, so that another seed needs no compilation.
-        malicious: bool [K], which clients attack, see `config.attack`; None: nobody does.
-        mislabelled: bool [N], the images whose clients tell false labels of them: pseudo-labels are the next class's,
-          and so are visible labels already; None: nobody does.
-        targets: int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
     """
 
-    inputs: jax.Array
+    inputs: jax.Array  # [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C]
+    # int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever a label is hidden,
+    # as are those of validation images.
     visible_labels: jax.Array
-    client_index: jax.Array
-    client_size: jax.Array
-    labelled_size: jax.Array
-    server_index: jax.Array
+    client_index: jax.Array  # int32 [K, n_max], rows of `inputs` of each client, padded with 0 beyond `client_size`
+    client_size: jax.Array  # int32 [K], number of examples of each client, possibly 0
+    labelled_size: jax.Array  # int32 [K], how many of them have a visible label
+    server_index: jax.Array  # int32 [S], rows of `inputs` that the server holds; S may be 0
+    # int32 [V], rows of `inputs` that nobody holds: to measure a model each round. V may be 0.
     validation_index: jax.Array
-    test_inputs: jax.Array
-    test_labels: jax.Array
-    seed: jax.Array
-    malicious: jax.Array | None = None
+    test_inputs: jax.Array  # [T, ...], likewise
+    test_labels: jax.Array  # int32 [T]
+    seed: jax.Array  # uint32 [], the run's seed; data and not a constant, so that another seed needs no compilation
+    byzantine: jax.Array | None = None  # bool [K], which clients attack, see `config.attack`; None: nobody does
+    # bool [N], the images whose clients tell false labels of them: pseudo-labels are the next class's, and so are
+    # visible labels already; None: nobody does.
     mislabelled: jax.Array | None = None
+    # int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
     targets: jax.Array | None = None
 
     @property
@@ -127,14 +116,14 @@ def federate(
     if reveal_labels:
         visible = np.setdiff1d(np.arange(len(visible_labels)), partition.validation_index)
     visible_labels[visible] = dataset.y_train[visible]
-    malicious, mislabelled = _attackers(attack, partition, seed, len(visible_labels))
+    byzantine, mislabelled = _attackers(attack, partition, seed, len(visible_labels))
     if mislabelled is not None:
         lies = mislabelled & (visible_labels >= 0)
         visible_labels[lies] = (visible_labels[lies] + 1) % dataset.num_classes
     labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
     shared, crafted = same_images is not None, None
     if attack is not None and attack.kind == "poison":
-        crafted = poison(dataset, partition, np.flatnonzero(malicious), visible_labels >= 0, attack, seed)
+        crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
     images = dataset.x_train if crafted is None else crafted.images
     data = FederatedData(
         inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images),
@@ -147,7 +136,7 @@ def federate(
         test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.uint32),
-        malicious=None if malicious is None else jnp.asarray(malicious),
+        byzantine=None if byzantine is None else jnp.asarray(byzantine),
         mislabelled=None if mislabelled is None else jnp.asarray(mislabelled),
         targets=None if crafted is None else jnp.asarray(crafted.targets),
     )
@@ -162,16 +151,16 @@ def num_attackers(share: float, num_clients: int) -> int:
 def _attackers(
     attack: Any, partition: Partition, seed: int, num_images: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """`malicious` and `mislabelled` of a federation: floor(share K) clients, drawn by the seed."""
+    """`byzantine` and `mislabelled` of a federation: floor(share K) clients, drawn by the seed."""
     if attack is None or attack.kind == "none":
         return None, None
     num_clients = len(partition.client_rows)
     order = np.random.default_rng([seed, ATTACKERS]).permutation(num_clients)
     drawn = order[: num_attackers(attack.share, num_clients)]
-    malicious = np.zeros(num_clients, bool)
-    malicious[drawn] = True
+    byzantine = np.zeros(num_clients, bool)
+    byzantine[drawn] = True
     if attack.kind != "labels":
-        return malicious, None
+        return byzantine, None
     mislabelled = np.zeros(num_images, bool)
     mislabelled[np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in drawn)])] = True
-    return malicious, mislabelled
+    return byzantine, mislabelled

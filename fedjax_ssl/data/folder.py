@@ -69,17 +69,11 @@ def load_folder(path: str, image_size: int = 0, fit: str = "crop") -> Arrays:
 
 
 class Pictures(NamedTuple):
-    """Images of a folder for a model that is trained.
+    """Images of a folder for a model that is trained."""
 
-    Attributes:
-        images: uint8 [B, H, W, C].
-        files: of each, as seen from the folder.
-        classes: of each, the name of the folder that it lies in; None if all lie in the folder itself.
-    """
-
-    images: np.ndarray
-    files: list[str]
-    classes: list[str] | None
+    images: np.ndarray  # uint8 [B, H, W, C]
+    files: list[str]  # of each, as seen from the folder
+    classes: list[str] | None  # of each, the name of the folder that it lies in; None if all lie in the folder itself
 
 
 def load_pictures(path: str, image_shape: tuple[int, int, int], fit: str, field: str) -> Pictures:
@@ -136,7 +130,7 @@ def _find_images(root: pathlib.Path) -> tuple[dict[str, list[pathlib.Path]], dic
         test = {name: [classes[name][row] for row in rows[name]] for name in classes if rows[name]}
         if not test:
             raise UserError(
-                f"{root} has no class of {TEST_EVERY} images or more, so that no fifth one can be for the test; add "
+                f"{root} has no class of {TEST_EVERY} or more images, so none would be for the test; add "
                 f"images, or divide them into {folders[0]}/CLASS/IMAGE and {folders[1]}/CLASS/IMAGE"
             )
         train = {

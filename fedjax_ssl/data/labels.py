@@ -39,7 +39,7 @@ def check_labels(config: Any, num_clients: int) -> None:
     check_tail(config.labelled_imbalance, config.labelled_largest_class, "labelled_")
     if config.labelled_largest_class and config.labels == "clients" and not config.num_labelled:
         raise UserError(
-            f"data.labelled_largest_class={config.labelled_largest_class} is of labelled images that are drawn apart; "
+            f"data.labelled_largest_class={config.labelled_largest_class} needs labelled images that are drawn apart; "
             "set data.num_labelled, too"
         )
     if config.labelled_largest_class and config.labels == "some_clients" and config.labelled_clients == num_clients:
@@ -186,7 +186,7 @@ def draw_labelled_rows(
 
 
 def _by_most_classes(labels: np.ndarray, client_rows: list[np.ndarray]) -> np.ndarray:
-    """The clients, int [K], those with most classes first, of equal ones those of a size closest to the mean.
+    """The clients, int [K], ordered by their number of classes, then by how close their size is to the mean.
 
     Source: the rule by which RSCFed's labelled client was chosen, one that has all classes and about 1 / K of the
     images, as its authors tell; a client that lacks a class is taken only where all do.

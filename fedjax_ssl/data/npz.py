@@ -211,10 +211,10 @@ def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, imag
     if not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {key} is {labels.dtype}; labels must be integers, 0 to C - 1")
     if labels.ndim != 1:
-        raise UserError(f"{path}: {key} has shape {labels.shape}; labels must be [N], one integer an image")
+        raise UserError(f"{path}: {key} has shape {labels.shape}; labels must be [N], one integer per image")
     if len(labels) != images.shape[0]:
         raise UserError(
-            f"{path}: {images_key} has {images.shape[0]} images but {key} {len(labels)} labels; give one an image"
+            f"{path}: {images_key} has {images.shape[0]} images but {key} {len(labels)} labels; give one per image"
         )
     if labels.min() < 0:
         row = int(np.argmin(labels))

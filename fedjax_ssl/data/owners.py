@@ -1,4 +1,4 @@
-"""Who owns which rows of the training set: a partition as data, whatever drew it."""
+"""A partition: who owns which rows of the training set."""
 
 from typing import NamedTuple
 
@@ -8,20 +8,13 @@ NO_ROWS = np.zeros(0, np.int32)
 
 
 class Partition(NamedTuple):
-    """Rows of the training set, by owner; no row has two owners.
+    """Rows of the training set, by owner; no row has two owners."""
 
-    Attributes:
-        server_index: int32 [S], rows of the labelled examples that the server holds, in random order.
-        client_rows: K arrays int32 [n_k], rows of each client, in random order.
-        labelled_rows: int32 [L], rows at clients whose labels are visible, client by client. If there are
-          any, the server has none.
-        validation_index: int32 [V], rows that nobody trains on, in random order.
-    """
-
-    server_index: np.ndarray
-    client_rows: list[np.ndarray]
+    server_index: np.ndarray  # int32 [S], rows of the labelled examples that the server holds, in random order
+    client_rows: list[np.ndarray]  # K arrays int32 [n_k], rows of each client, in random order
+    # int32 [L], rows at clients whose labels are visible, client by client. If there are any, the server has none.
     labelled_rows: np.ndarray = NO_ROWS
-    validation_index: np.ndarray = NO_ROWS
+    validation_index: np.ndarray = NO_ROWS  # int32 [V], rows that nobody trains on, in random order
 
 
 def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> dict[str, np.ndarray]:

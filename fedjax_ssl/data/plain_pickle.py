@@ -1,4 +1,4 @@
-"""Whole numbers, texts, lists, tuples, dicts and NumPy's arrays, read from a pickle without unpickling it.
+"""Reads numbers, texts, lists, tuples, dicts and NumPy arrays from a pickle without unpickling it.
 
 A pickle is a program, and Python's own reader calls what the program names; NumPy's functions then take an attacker's
 bytes for pointers. This reader calls nothing. It knows the few names below, exactly, and refuses every other one.

@@ -1,4 +1,4 @@
-"""Crafted images without labels, by which attackers have images of one class labelled as another.
+"""Crafted images without labels, with which attackers get images of one class labelled as another.
 
 Carlini, Poisoning the Unlabeled Dataset of Semi-Supervised Learning, USENIX Security 2021 (arXiv 2105.01622).
 A model that labels images for itself carries a label from image to image where neighbours look alike. So an attacker
@@ -28,14 +28,10 @@ PER_MILLE = 5.0  # `attack.strength` where it is 0
 
 
 class Poison(NamedTuple):
-    """What the attackers made.
+    """What the attackers made."""
 
-    Attributes:
-        images: uint8 [N, H, W, C], the training images with the crafted ones.
-        targets: int32 [T], rows of the images that are to be labelled as `attack.to_class`; they stay as they are.
-    """
-
-    images: np.ndarray
+    images: np.ndarray  # uint8 [N, H, W, C], the training images with the crafted ones
+    # int32 [T], rows of the images that are to be labelled as `attack.to_class`; they stay as they are.
     targets: np.ndarray
 
 

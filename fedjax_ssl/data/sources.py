@@ -16,31 +16,18 @@ from fedjax_ssl.files import expanded
 
 
 class Dataset(NamedTuple):
-    """A data set for image classification, on the host.
+    """A data set for image classification, on the host."""
 
-    Attributes:
-        name: name of the data set.
-        x_train: uint8 [N, H, W, C], training images, C = 1 or 3.
-        y_train: int32 [N], their labels, 0 .. num_classes - 1.
-        x_test: uint8 [T, H, W, C], test images.
-        y_test: int32 [T], their labels.
-        num_classes: number of classes.
-        mean: per channel, in units of [0, 1] pixel values.
-        std: per channel, in the same units, never 0.
-        flip: whether an image flipped horizontally is still an image of its class.
-        class_names: the classes' names, in the order of the labels; () if unknown.
-    """
-
-    name: str
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    flip: bool
-    class_names: tuple[str, ...] = ()
+    name: str  # name of the data set
+    x_train: np.ndarray  # uint8 [N, H, W, C], training images, C = 1 or 3
+    y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1
+    x_test: np.ndarray  # uint8 [T, H, W, C], test images
+    y_test: np.ndarray  # int32 [T], their labels
+    num_classes: int  # number of classes
+    mean: tuple[float, ...]  # per channel, in units of [0, 1] pixel values
+    std: tuple[float, ...]  # per channel, in the same units, never 0
+    flip: bool  # whether an image flipped horizontally is still an image of its class
+    class_names: tuple[str, ...] = ()  # the classes' names, in the order of the labels; () if unknown
 
 
 class _Facts(NamedTuple):
@@ -73,7 +60,6 @@ SOURCES = ("digits", "npz", "folder", *_PUBLISHED)
 NORMALISATIONS: dict[str, dict[str, Any]] = {
     "own": {},
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)},
-    "cifar10_in_training": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2471, 0.2435, 0.2616)},
 }
 
 

@@ -1,6 +1,6 @@
 """Clients that send something else than what they learned: what becomes of their uploads. Knows no method.
 
-Who they are is data: `FederatedData.malicious`. Two kinds lie about data instead, and leave uploads as they are:
+Who they are is data: `FederatedData.byzantine`. Two kinds lie about data instead, and leave uploads as they are:
 'labels', where the labels that attackers train on are false (`FederatedData.mislabelled`), and 'poison', where some of
 their images are crafted (`fedjax_ssl.data.poison`).
 """
@@ -19,19 +19,14 @@ LABELS = "labels"  # the kind whose uploads are left as they are
 STRENGTHS = {"sign_flip": 1.0, "noise": 1.0, "scaled": 10.0, LABELS: 10.0}
 
 
-class Seen(NamedTuple):
-    """What the attackers of a cohort know of it.
+class AttackersView(NamedTuple):
+    """What the attackers of a cohort know of it."""
 
-    Attributes:
-        changes: of the parameters, by path, leaves [R, ...]: what each client learned.
-        lies, honest: bool [R], whose uploads are replaced, and whose arrive as they are.
-        keys: one for each row, [R].
-    """
-
-    changes: dict[str, jax.Array]
+    changes: dict[str, jax.Array]  # of the parameters, by path, leaves [R, ...]: what each client learned
+    # lies and honest: bool [R], whose uploads are replaced, and whose arrive as they are.
     lies: jax.Array
     honest: jax.Array
-    keys: jax.Array
+    keys: jax.Array  # one for each row, [R]
 
 
 def strength_of(options: Any) -> float:
@@ -39,12 +34,12 @@ def strength_of(options: Any) -> float:
     return options.strength or STRENGTHS.get(options.kind, 0.0)
 
 
-def sign_flip(seen: Seen, strength: float) -> dict[str, jax.Array]:
+def sign_flip(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
     """The update in the other direction, so many times as long."""
     return jax.tree.map(lambda leaf: -strength * leaf, seen.changes)
 
 
-def scaled(seen: Seen, strength: float) -> dict[str, jax.Array]:
+def scaled(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
     """So many times the update.
 
     Source: Bagdasaryan et al., How to Backdoor Federated Learning, AISTATS 2020, section 4 (model replacement).
@@ -52,7 +47,7 @@ def scaled(seen: Seen, strength: float) -> dict[str, jax.Array]:
     return jax.tree.map(lambda leaf: strength * leaf, seen.changes)
 
 
-def noise(seen: Seen, strength: float) -> dict[str, jax.Array]:
+def noise(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
     """Gaussian noise so many times as long as the update."""
 
     def noise_like(key, change):
@@ -66,7 +61,7 @@ def noise(seen: Seen, strength: float) -> dict[str, jax.Array]:
     return jax.tree.map(lambda leaf: leaf * column(factors, leaf), directions)
 
 
-def little(seen: Seen, strength: float) -> dict[str, jax.Array]:
+def little(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
     """In every number the mean of the honest updates less so many of their standard deviations: all attackers alike.
 
     Without a strength it is the paper's z_max: of n clients and m attackers, the z of the standard normal distribution
@@ -92,7 +87,7 @@ def little(seen: Seen, strength: float) -> dict[str, jax.Array]:
     return jax.tree.map(of, seen.changes)
 
 
-ATTACKS: dict[str, Callable[[Seen, float], dict[str, jax.Array]]] = {
+ATTACKS: dict[str, Callable[[AttackersView, float], dict[str, jax.Array]]] = {
     "sign_flip": sign_flip,
     "noise": noise,
     "scaled": scaled,
@@ -107,12 +102,12 @@ def attacked(options: Any, uploads: Any, broadcast: Any, lies: jax.Array, honest
         options: `config.attack`.
         uploads: Upload with leaves [R, ...].
         broadcast: what went down.
-        lies, honest, keys: see `Seen`.
+        lies, honest, keys: see `AttackersView`.
     """
     if options.kind not in ATTACKS:
         return uploads
     changes = changed_by(uploads.model.params, broadcast)
-    false = ATTACKS[options.kind](Seen(changes, lies, honest, keys), strength_of(options))
+    false = ATTACKS[options.kind](AttackersView(changes, lies, honest, keys), strength_of(options))
     params = moved_by(where_rows(lies, false, changes), uploads.model.params, broadcast)
     return uploads._replace(model=uploads.model._replace(params=params))
 

@@ -22,34 +22,21 @@ class CohortResult(NamedTuple):
 
     On one device the rows are the cohort's jobs in their order. On several, jobs are dealt out so that every device
     has about the same work, and each row stays on its device; R is M rounded up to a multiple of the devices.
-
-    Attributes:
-        upload: of the last phase, leaves [R, ...]; rows that took no part are zeros.
-        job: int32 [R], the row of the `Draw`, or of its turn.
-        clients: int32 [R], the client of each row.
-        group: int32 [R], or None.
-        present: bool [R], False for padding, and for jobs that are not done.
-        took_part: bool [R], whether the job takes part in the last phase, which makes the upload.
-        num_steps: int32 [R], of all phases.
-        report: of the last phase that has one, leaves [R, ...]; None if no phase has one.
-        metrics: for each phase its metrics, leaves [R], and bool [R], which jobs had a step in it.
-        labelled: entries of the clients' memory that labelling updated, leaves [R, ...].
-        trained: those that the steps updated, likewise.
-        lane_steps: int32 [], steps of all lanes over all phases, those of idle lanes included.
     """
 
-    upload: Any
-    job: jax.Array
-    clients: jax.Array
-    group: jax.Array | None
-    present: jax.Array
-    took_part: jax.Array
-    num_steps: jax.Array
-    report: Report | None
+    upload: Any  # of the last phase, leaves [R, ...]; rows that took no part are zeros
+    job: jax.Array  # int32 [R], the row of the `Selection`, or of its turn
+    clients: jax.Array  # int32 [R], the client of each row
+    group: jax.Array | None  # int32 [R], or None
+    present: jax.Array  # bool [R], False for padding, and for jobs that are not done
+    took_part: jax.Array  # bool [R], whether the job takes part in the last phase, which makes the upload
+    num_steps: jax.Array  # int32 [R], of all phases
+    report: Report | None  # of the last phase that has one, leaves [R, ...]; None if no phase has one
+    # For each phase its metrics, leaves [R], and bool [R], which jobs had a step in it.
     metrics: tuple[tuple[Metrics, jax.Array], ...]
-    labelled: dict[str, Any]
-    trained: dict[str, Any]
-    lane_steps: jax.Array
+    labelled: dict[str, Any]  # entries of the clients' memory that labelling updated, leaves [R, ...]
+    trained: dict[str, Any]  # those that the steps updated, likewise
+    lane_steps: jax.Array  # int32 [], steps of all lanes over all phases, those of idle lanes included
 
 
 def train_cohort(

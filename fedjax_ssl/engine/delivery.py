@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.attacks import attacked
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.compression import COMPRESSIONS, compressed, remembers
-from fedjax_ssl.engine.interface import Cohort, Draw, Metrics, Received, Upload
+from fedjax_ssl.engine.interface import Cohort, Metrics, Received, Selection, Upload
 from fedjax_ssl.engine.updates import changed_by, leaves_by_path, moved_by
 
 LOST = "compression"  # the entry of what compression has lost, in the clients' memory: by path, leaves [K, ...]
@@ -22,34 +22,32 @@ _ABSENT, _ATTACK, _COMPRESSION, _LATE = range(4)  # whose key it is
 
 
 class Late(NamedTuple):
-    """Uploads of a round that arrive in the next one, in the rows of the `Draw`.
+    """Uploads of a round that arrive in the next one, in the rows of the `Selection`.
 
     Statistics, and what is told, arrive as they were.
-
-    Attributes:
-        changes: of the parameters, by path, leaves [M, ...]: they are added to the model of the round of arrival.
-        received: `Received` without parameters.
-        waiting: bool [M], which rows hold an upload.
     """
 
+    # Of the parameters, by path, leaves [M, ...]: they are added to the model of the round of arrival.
     changes: dict[str, jax.Array]
-    received: Received
-    waiting: jax.Array
+    received: Received  # `Received` without parameters
+    waiting: jax.Array  # bool [M], which rows hold an upload
 
 
-def present_jobs(options: Any, draw: Draw, key: jax.Array) -> jax.Array | None:
-    """Which jobs of a draw are done at all: bool [M]; None: all.
+def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Array | None:
+    """Which jobs of a selection are done at all: bool [M]; None: all.
 
     Args:
         options: the configuration.
-        draw: of the round; rows that are absent stay absent.
+        selection: of the round; rows that are absent stay absent.
         key: of the clients.
     """
     never = options.availability.never
     if not never:
-        return draw.present
-    answers = jax.vmap(lambda own: jax.random.bernoulli(own, 1 - never))(_keys(draw.clients, draw.group, key, _ABSENT))
-    return answers if draw.present is None else answers & draw.present
+        return selection.present
+    answers = jax.vmap(lambda own: jax.random.bernoulli(own, 1 - never))(
+        _keys(selection.clients, selection.group, key, _ABSENT)
+    )
+    return answers if selection.present is None else answers & selection.present
 
 
 def has_memory(options: Any) -> bool:
@@ -57,25 +55,25 @@ def has_memory(options: Any) -> bool:
     return remembers(options.compression) or _joins_later(options)
 
 
-def first_memory(options: Any, upload: Upload, draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
+def first_memory(options: Any, upload: Upload, selection: Selection) -> tuple[dict[str, Any], dict[str, Any]]:
     """The entries of `State.clients` and of `State.server` that the way of the uploads needs, before the first round.
 
     Args:
         options: the configuration.
         upload: of one client, shapes.
-        draw: of a round, shapes; M rows.
+        selection: of a round, shapes; M rows.
     """
 
     def zeros(tree: Any, number: int) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros((number, *leaf.shape), leaf.dtype), tree)
 
-    num_jobs, params = len(draw.clients), leaves_by_path(upload.model.params)
+    num_jobs, params = len(selection.clients), leaves_by_path(upload.model.params)
     clients, server = {}, {}
     if remembers(options.compression):
         clients[LOST] = zeros(params, options.num_clients)
     if _joins_later(options):
         none, nobody = jnp.zeros(num_jobs, jnp.int32), jnp.zeros(num_jobs, bool)
-        group = none if draw.turns > 1 or draw.group is not None else None
+        group = none if selection.turns > 1 or selection.group is not None else None
         held = zeros(_without_params(upload), num_jobs)
         server[LATE] = Late(zeros(params, num_jobs), Received(held, nobody, none, group, none, none), nobody)
     return clients, server
@@ -104,7 +102,7 @@ def sent(
     """
     uploads = result.upload
     if options.attack.kind != "none":
-        lies = result.took_part & data.malicious[result.clients]
+        lies = result.took_part & data.byzantine[result.clients]
         keys = _keys(result.clients, result.group, key, _ATTACK)
         uploads = attacked(options.attack, uploads, broadcast, lies, result.took_part & ~lies, keys)
     trained = result.trained
@@ -133,8 +131,8 @@ def delivered(
     Args:
         options: the configuration.
         received: all uploads of the round, R rows.
-        job: int32 [R], the row of the `Draw` of each; of padding anything.
-        num_jobs: M, the rows of the draw.
+        job: int32 [R], the row of the `Selection` of each; of padding anything.
+        num_jobs: M, the rows of the selection.
         broadcast: what went down in this round.
         server: the server's memory.
         key: of the clients.

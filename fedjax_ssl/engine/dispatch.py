@@ -22,19 +22,12 @@ def over_seeds(round_fn: RoundFunction) -> RoundFunction:
 
 
 class Dispatch(NamedTuple):
-    """The result of several rounds in one dispatch.
+    """The result of several rounds in one dispatch."""
 
-    Attributes:
-        state: after the last round that ran.
-        results: leaves [capacity, ...]; the first `rounds_done` entries are filled.
-        rounds_done: int32 [].
-        healthy: bool [], whether the last round was healthy for every seed, see `RoundResult`.
-    """
-
-    state: State
-    results: RoundResult
-    rounds_done: jax.Array
-    healthy: jax.Array
+    state: State  # after the last round that ran
+    results: RoundResult  # leaves [capacity, ...]; the first `rounds_done` entries are filled
+    rounds_done: jax.Array  # int32 []
+    healthy: jax.Array  # bool [], whether the last round was healthy for every seed, see `RoundResult`
 
 
 class DispatchFunction(Protocol):

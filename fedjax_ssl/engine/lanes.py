@@ -24,17 +24,11 @@ BY_DEVICE = PartitionSpec(None, AXIS)
 
 
 class Source(NamedTuple):
-    """What all jobs of a group read. A group is a seed: each has its broadcast and its federation.
+    """What all jobs of a group read. A group is a seed: each has its broadcast and its federation."""
 
-    Attributes:
-        broadcast: what the server sent down; leaves that differ from group to group are [G, ...].
-        data: the federation's data, likewise.
-        stacked: of both, leaf by leaf, whether it differs; None for a single group.
-    """
-
-    broadcast: Any
-    data: Any
-    stacked: Any
+    broadcast: Any  # what the server sent down; leaves that differ from group to group are [G, ...]
+    data: Any  # the federation's data, likewise
+    stacked: Any  # of both, leaf by leaf, whether it differs; None for a single group
 
     def of(self, group: jax.Array | int) -> tuple[Any, Any]:
         """(broadcast, data) of one group."""
@@ -45,18 +39,12 @@ class Source(NamedTuple):
 
 
 class JobTable(NamedTuple):
-    """The jobs of a phase: G groups of R rows.
+    """The jobs of a phase: G groups of R rows."""
 
-    Attributes:
-        keys: one key a job, [G, R]; a step's key is folded from it by the step's number.
-        num_steps: int32 [G, R], 0 where a job takes no part.
-        takes_part: bool [G, R], which jobs are run; one may have no step, and is finished as it started.
-        work, own: what the jobs read, leaves [G, R, ...].
-    """
-
-    keys: jax.Array
-    num_steps: jax.Array
-    takes_part: jax.Array
+    keys: jax.Array  # one key a job, [G, R]; a step's key is folded from it by the step's number
+    num_steps: jax.Array  # int32 [G, R], 0 where a job takes no part
+    takes_part: jax.Array  # bool [G, R], which jobs are run; one may have no step, and is finished as it started
+    # work and own: what the jobs read, leaves [G, R, ...].
     work: Any
     own: Any
 

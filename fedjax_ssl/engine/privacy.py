@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Draw, Received, Select, State, Upload
+from fedjax_ssl.engine.interface import Received, Select, Selection, State, Upload
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
@@ -61,17 +61,17 @@ def poisson(num_clients: int, expected: int) -> Select:
         expected: M.
 
     Returns:
-        The stage; its draw has as many rows as a cohort has with probability 1 - `OVERFLOW`.
+        The stage; its selection has as many rows as a cohort has with probability 1 - `OVERFLOW`.
     """
     from scipy.stats import binom  # half a second, which every start would wait
 
     probability = expected / num_clients
     num_rows = min(num_clients, max(1, int(binom.isf(OVERFLOW, num_clients, probability))))
 
-    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state, data
         joins = jax.random.bernoulli(key, probability, (num_clients,))
         clients = jnp.argsort(~joins, stable=True)[:num_rows].astype(jnp.int32)
-        return Draw(clients, present=joins[clients])
+        return Selection(clients, present=joins[clients])
 
     return select

@@ -10,7 +10,7 @@ from fedjax_ssl.engine.attacks import told_counts
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.delivery import delivered
 from fedjax_ssl.engine.evaluation import Measure, evaluate, measured_images, score_pseudo_labels
-from fedjax_ssl.engine.interface import Cohort, Draw, Method, Metrics, Problem, Received, Select, State, WireBytes
+from fedjax_ssl.engine.interface import Cohort, Method, Metrics, Problem, Received, Select, Selection, State, WireBytes
 from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, measure
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import train_in_turns
@@ -21,17 +21,11 @@ PRIVACY = 2**31 - 1  # the noise's key, apart from the aggregation's own
 
 
 class RoundResult(NamedTuple):
-    """What a round gives apart from the state.
+    """What a round gives apart from the state."""
 
-    Attributes:
-        metrics: scalars, by their names in metrics.jsonl.
-        lane_steps: int32 [], steps of all lanes, those of idle lanes included; they depend on the machine.
-        healthy: bool [], whether the state is finite and an upload could be used.
-    """
-
-    metrics: Metrics
-    lane_steps: jax.Array
-    healthy: jax.Array
+    metrics: Metrics  # scalars, by their names in metrics.jsonl
+    lane_steps: jax.Array  # int32 [], steps of all lanes, those of idle lanes included; they depend on the machine
+    healthy: jax.Array  # bool [], whether the state is finite and an upload could be used
 
 
 class RoundFunction(Protocol):
@@ -64,7 +58,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
         lane_steps, usable, scored = jnp.int32(0), jnp.bool_(True), {}
         if method.phases:
-            down = sent.broadcast, data, sent.draw, sent.personal
+            down = sent.broadcast, data, sent.selection, sent.personal
             clients, result, accepted = train_in_turns(
                 config, method.phases, state.clients, *down, keys.clients, lanes, debug
             )
@@ -77,7 +71,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             state, after = method.server_after(state, data, keys.server_after)
         with jax.named_scope("statistics"):
             asked = data if not method.phases else _of_those_who_answer(config, data, result)
-            state = method.statistics(state, asked, sent.draw.clients, keys.statistics)
+            state = method.statistics(state, asked, sent.selection.clients, keys.statistics)
         state = state._replace(round=state.round + 1)
 
         with jax.named_scope("evaluate"):
@@ -93,17 +87,11 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
 
 class Sent(NamedTuple):
-    """What travels down in a round, and to whom.
+    """What travels down in a round, and to whom."""
 
-    Attributes:
-        draw: the jobs.
-        broadcast: to every client.
-        personal: the message to each client alone, leaves [M, ...]; () without any.
-    """
-
-    draw: Draw
-    broadcast: Any
-    personal: Any
+    selection: Selection  # the jobs
+    broadcast: Any  # to every client
+    personal: Any  # the message to each client alone, leaves [M, ...]; () without any
 
 
 def before_clients(
@@ -114,13 +102,13 @@ def before_clients(
     Returns:
         The state, what travels down, and the metrics of the server's training.
     """
-    draw = selection(problem, method)(state, data, keys.select)
+    selection = select_of(problem, method)(state, data, keys.select)
     with jax.named_scope("server"):
         state, metrics = method.server_before(state, data, keys.server_before)
         broadcast, personal = method.broadcast(state, data, keys.broadcast), ()
     if method.phases and method.personal is not None:
-        personal = method.personal(state, data, draw.clients, keys.personal)
-    return state, Sent(draw, broadcast, personal), metrics
+        personal = method.personal(state, data, selection.clients, keys.personal)
+    return state, Sent(selection, broadcast, personal), metrics
 
 
 def received_rows(config: Any, data: FederatedData, result: CohortResult, accepted: jax.Array) -> Received:
@@ -134,9 +122,9 @@ def received_rows(config: Any, data: FederatedData, result: CohortResult, accept
     """
     sizes = _sizes(data, result)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
-    if data.malicious is not None:
+    if data.byzantine is not None:
         sizes, num_qualified = (
-            told_counts(config.attack, counts, data.malicious[result.clients]) for counts in (sizes, num_qualified)
+            told_counts(config.attack, counts, data.byzantine[result.clients]) for counts in (sizes, num_qualified)
         )
     return Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
 
@@ -167,7 +155,7 @@ def aggregate_uploads(
     Returns:
         The state, the metrics, and whether the round is usable: False if all uploads were dropped.
     """
-    config, num_jobs = problem.config, len(sent.draw.clients)
+    config, num_jobs = problem.config, len(sent.selection.clients)
     arrived, late, of_delivery = delivered(
         config, received, result.job, num_jobs, sent.broadcast, state.server, keys.clients
     )
@@ -184,12 +172,12 @@ def aggregate_uploads(
         "dropped_uploads": dropped,
         "local_steps": jnp.sum(result.num_steps),
     }
-    if data.malicious is not None:
-        metrics["malicious_uploads"] = jnp.sum(result.took_part & data.malicious[result.clients])
+    if data.byzantine is not None:
+        metrics["byzantine_uploads"] = jnp.sum(result.took_part & data.byzantine[result.clients])
     if config.availability.never:
         metrics["answers"] = jnp.sum(result.present)
-    if sent.draw.present is not None:
-        metrics["cohort_size"] = jnp.sum(sent.draw.present)
+    if sent.selection.present is not None:
+        metrics["cohort_size"] = jnp.sum(sent.selection.present)
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
     if not len(data.server_index):  # labels, if there are any, are at clients
@@ -258,14 +246,14 @@ class RoundKeys(NamedTuple):
 def uniform(clients_per_round: int) -> Select:
     """The `select` of FedAvg: so many of all clients, uniformly, without replacement."""
 
-    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
-        return Draw(jax.random.choice(key, len(data.client_size), (clients_per_round,), replace=False))
+        return Selection(jax.random.choice(key, len(data.client_size), (clients_per_round,), replace=False))
 
     return select
 
 
-def selection(problem: Problem, method: Method) -> Select:
+def select_of(problem: Problem, method: Method) -> Select:
     """The method's own `select`, or FedAvg's, or the one of `privacy.cohorts`."""
     config = problem.config
     if config.privacy.noise and config.privacy.cohorts == "poisson":
@@ -274,31 +262,24 @@ def selection(problem: Problem, method: Method) -> Select:
 
 
 def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
-    """Jobs that can train side by side: the rows of a `Draw`, or of one of its turns; from shapes alone."""
+    """Jobs that can train side by side: the rows of a `Selection`, or of one of its turns; from shapes alone."""
     turns = []
 
     def draw_clients(state: State, data: FederatedData):
-        draw = selection(problem, method)(state, data, jax.random.key(0))
-        turns.append(draw.turns)
-        return draw.clients
+        selection = select_of(problem, method)(state, data, jax.random.key(0))
+        turns.append(selection.turns)
+        return selection.clients
 
     return len(jax.eval_shape(draw_clients, state, data)) // turns[0]
 
 
 class Exchange(NamedTuple):
-    """What one client receives and sends in a round, as shapes.
+    """What one client receives and sends in a round, as shapes."""
 
-    Attributes:
-        draw: of the round.
-        broadcast: what goes down.
-        personal: the message to the client alone, leaves [1, ...].
-        upload: what it sends, leaves [...].
-    """
-
-    draw: Draw
-    broadcast: Any
-    personal: Any
-    upload: Any
+    selection: Selection  # of the round
+    broadcast: Any  # what goes down
+    personal: Any  # the message to the client alone, leaves [1, ...]
+    upload: Any  # what it sends, leaves [...]
 
 
 def trace_exchange(problem: Problem, method: Method, state: State, data: FederatedData) -> Exchange:
@@ -307,25 +288,25 @@ def trace_exchange(problem: Problem, method: Method, state: State, data: Federat
     turns = []
 
     def exchange(state: State, data: FederatedData):
-        draw, broadcast, cohort = one_job(problem, method, state, data)
-        turns.append(draw.turns)
+        selection, broadcast, cohort = one_job(problem, method, state, data)
+        turns.append(selection.turns)
         upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0).upload
         # On several devices there is a row for each of them.
-        return draw, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
+        return selection, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
 
-    draw, *messages = jax.eval_shape(exchange, state, data)
-    return Exchange(draw._replace(turns=turns[0]), *messages)
+    selection, *messages = jax.eval_shape(exchange, state, data)
+    return Exchange(selection._replace(turns=turns[0]), *messages)
 
 
-def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Draw, Any, Cohort]:
-    """The draw of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
+def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Selection, Any, Cohort]:
+    """The selection of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
     key, client = jax.random.key(0), jnp.zeros((1,), jnp.int32)
-    draw = selection(problem, method)(state, data, key)
-    group = client if draw.turns > 1 and draw.group is None else draw.group
+    selection = select_of(problem, method)(state, data, key)
+    group = client if selection.turns > 1 and selection.group is None else selection.group
     personal = () if method.personal is None else method.personal(state, data, client, key)
     own = jax.tree.map(lambda leaf: leaf[client], state.clients)
     cohort = Cohort(client, own, key, None if group is None else group[:1], personal)
-    return draw, method.broadcast(state, data, key), cohort
+    return selection, method.broadcast(state, data, key), cohort
 
 
 def round_keys(seed: jax.Array, round_number: jax.Array | int) -> RoundKeys:
@@ -375,7 +356,7 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
 
 def _count_bytes(wire_bytes: WireBytes, sent: Sent, result: CohortResult) -> Metrics:
     """Bytes that travelled to and from the whole cohort; float32, because the sum may exceed int32."""
-    num_jobs = len(sent.draw.clients)
+    num_jobs = len(sent.selection.clients)
     down = jax.vmap(lambda one: wire_bytes.down(sent.broadcast, one), axis_size=num_jobs)(sent.personal)
     up = jax.vmap(wire_bytes.up)(result.upload)
     return {"bytes_down": jnp.sum(down), "bytes_up": jnp.sum(jnp.where(result.took_part, up, 0.0))}

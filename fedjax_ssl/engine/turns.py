@@ -1,4 +1,4 @@
-"""The cohorts of a draw, trained one after the other, and what their clients remember."""
+"""The cohorts of a selection, trained one after the other, and what their clients remember."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.delivery import present_jobs, sent
-from fedjax_ssl.engine.interface import Cohort, Draw, Phase
+from fedjax_ssl.engine.interface import Cohort, Phase, Selection
 from fedjax_ssl.engine.screening import accepted_rows, longest_update
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
@@ -20,13 +20,13 @@ def train_in_turns(
     memory: Mapping[str, Any],
     broadcast: Any,
     data: Any,
-    draw: Draw,
+    selection: Selection,
     personal: Any,
     key: jax.Array,
     lanes: int,
     debug: bool = False,
 ) -> tuple[Mapping[str, Any], CohortResult, jax.Array]:
-    """The cohorts of a draw, one after the other, through one program (`lax.scan`).
+    """The cohorts of a selection, one after the other, through one program (`lax.scan`).
 
     A client's memory of its training is written back if its upload is accepted, that of labelling always; the next
     turn starts with it.
@@ -35,14 +35,14 @@ def train_in_turns(
         options: the configuration.
         phases, broadcast, data, lanes, debug: as in `train_cohort`.
         memory: all clients', leaves [K, ...].
-        draw: M jobs in its turns; every turn has the same key, from which jobs fold theirs by client and group.
+        selection: M jobs in its turns; every turn has the same key, from which jobs fold theirs by client and group.
         personal: the message to each client alone, leaves [M, ...].
         key: of the clients.
 
     Returns:
         The memory after the last turn, the results of all turns, without what is in the memory, and which uploads are
         accepted, bool [R], see `accepted_rows`; its median is that of a turn. On one device the rows are in the order
-        of the draw.
+        of the selection.
     """
 
     def take_turn(memory, rows):
@@ -57,27 +57,30 @@ def train_in_turns(
             memory = _write_back(memory, result.trained, result, accepted)
         return memory, (result._replace(labelled={}, trained={}), accepted)
 
-    present = present_jobs(options, draw, key)
-    if draw.turns == 1:
-        memory, (result, accepted) = take_turn(memory, (draw.clients, draw.group, personal, present))
+    present = present_jobs(options, selection, key)
+    if selection.turns == 1:
+        memory, (result, accepted) = take_turn(memory, (selection.clients, selection.group, personal, present))
         return memory, result, accepted
-    num_rows, rest = divmod(len(draw.clients), draw.turns)
+    num_rows, rest = divmod(len(selection.clients), selection.turns)
     if rest:
-        raise ValueError(f"{draw.turns} turns must be of equal size, but the draw has {len(draw.clients)} rows")
-    group = jnp.repeat(jnp.arange(draw.turns), num_rows) if draw.group is None else draw.group
+        raise ValueError(
+            f"{selection.turns} turns must be of equal size, but the selection has {len(selection.clients)} rows"
+        )
+    group = jnp.repeat(jnp.arange(selection.turns), num_rows) if selection.group is None else selection.group
     rows = jax.tree.map(
-        lambda leaf: leaf.reshape(draw.turns, num_rows, *leaf.shape[1:]), (draw.clients, group, personal, present)
+        lambda leaf: leaf.reshape(selection.turns, num_rows, *leaf.shape[1:]),
+        (selection.clients, group, personal, present),
     )
     if debug:
         taken = []
-        for turn in range(draw.turns):
+        for turn in range(selection.turns):
             memory, one = take_turn(memory, row(rows, turn))
             taken.append(one)
         results, accepted = jax.tree.map(lambda *leaves: jnp.stack(leaves), *taken)
     else:
         memory, (results, accepted) = jax.lax.scan(take_turn, memory, rows)
     lane_steps = jnp.sum(results.lane_steps)
-    job = results.job + num_rows * jnp.arange(draw.turns)[:, None]
+    job = results.job + num_rows * jnp.arange(selection.turns)[:, None]
     merged = jax.tree.map(_merge_turns, results._replace(job=job, lane_steps=None))
     return memory, merged._replace(lane_steps=lane_steps), _merge_turns(accepted)
 
@@ -92,7 +95,7 @@ def _merge_turns(leaf: jax.Array) -> jax.Array:
 def _write_back(memory: Mapping[str, Any], entries: Mapping[str, Any], result: CohortResult, counted: jax.Array):
     """Writes entries of the cohort's memory back, from the rows that count: bool [R].
 
-    Of a client with several jobs the last one that counts wins, in the order of the draw.
+    Of a client with several jobs the last one that counts wins, in the order of the selection.
     """
     if not entries:
         return memory

@@ -6,17 +6,17 @@ from fedjax_ssl.fields.section import Section, real, share, whole, word
 def augment_fields() -> Section:
     """The weak views and the strong ones."""
     section = Section()
-    # Mirrored images: as the data set allows, 'always' (SAGE on SVHN), or 'never'.
+    # Random flips: as the 'dataset' allows, 'always' (SAGE on SVHN), or 'never'.
     section.flip = word("dataset", "always", "never")
     section.padding = whole(4, least=0)  # pixels around the image before the random crop; 0: no crop
-    section.border = word("reflect", "zeros")  # what those are; 'zeros': black (FedLabel)
-    # Instead of padding, which must be 0 then: the side in pixels to which images are enlarged before the crop, 40 for
-    # images of 32 and 250 for those of 224 (RSCFed, SemiAnAgg). RandAugment sees the enlarged ones if it comes first.
+    section.border = word("reflect", "zeros")  # their content; 'zeros': black (FedLabel)
+    # Instead of padding, which must then be 0: enlarges images to this side in pixels before the crop, 40 for images of
+    # 32 and 250 for images of 224 (RSCFed, SemiAnAgg). RandAugment sees the enlarged images if it comes first.
     section.resized = whole(0, least=0)
-    # Of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views are weak.
+    # Whose RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views equal weak ones.
     section.flavour = word("usb", "semifl", "fixmatch", "fedlabel", "fedmatch", "none")
-    section.num_ops = whole(2, least=0)  # n of RandAugment: operations for each image
-    # Whether flip and crop come before RandAugment: as its flavour has it; or 'geometry_first' ((FL)^2, on 'usb').
+    section.num_ops = whole(2, least=0)  # n of RandAugment: operations per image
+    # The order of flip, crop and RandAugment: the flavour's own, or 'geometry_first', flip and crop first ((FL)^2).
     section.order = word("flavour", "geometry_first")
     # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own.
     section.magnitude = whole(10, least=0, most=30)
@@ -25,20 +25,20 @@ def augment_fields() -> Section:
 
 def views_fields() -> Section:
     """The two views of self-supervised methods."""
-    # Of self-supervised methods, fedu, fedema and orchestra: two views of each image, changed in this order. Behind the
-    # crop comes the flip of augment.flip.
+    # For fedu, fedema and orchestra: two views of each image, changed in this order. The flip of augment.flip follows
+    # the crop.
     section = Section()
-    # The least part of the image's area that a random crop has, before it is enlarged to the image's size.
+    # The smallest share of the image's area that a random crop may have; it is then enlarged to the image's size.
     section.smallest_crop = real(0.08, above=0, most=1)
     section.interpolation = word("bilinear", "bicubic")  # of the crop
-    section.jitter = share(0.8)  # how often colours are changed, in random order
-    section.brightness = real(0.8, least=0)  # by a factor from 1 minus this, or 0, to 1 plus this
+    section.jitter = share(0.8)  # probability of changing colours, in random order
+    section.brightness = real(0.8, least=0)  # the factor is between max(0, 1 - this) and 1 + this
     section.contrast = real(0.8, least=0)  # likewise
     section.saturation = real(0.8, least=0)  # likewise
-    section.hue = real(0.2, least=0, most=0.5)  # is turned by at most this part of the circle
-    section.grey = share(0.2)  # how often the image loses its colours
-    section.blur = share(0.0)  # how often the first view is blurred
-    section.second_blur = share(0.0)  # and the second one
-    section.blur_radius = whole(1, least=1)  # in pixels: a Gaussian of 3 x 3 pixels
-    section.second_solarise = share(0.0)  # how often the lighter half of the second view's levels is inverted
+    section.hue = real(0.2, least=0, most=0.5)  # the largest turn, as a share of the colour circle
+    section.grey = share(0.2)  # probability of losing all colours
+    section.blur = share(0.0)  # probability of blurring the first view
+    section.second_blur = share(0.0)  # and the second view
+    section.blur_radius = whole(1, least=1)  # in pixels; 1: a Gaussian of 3 x 3 pixels
+    section.second_solarise = share(0.0)  # probability of inverting the lighter half of the levels, second view
     return section

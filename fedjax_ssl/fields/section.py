@@ -29,28 +29,19 @@ _MANY = {int: "whole numbers", float: "finite numbers", str: "words"}
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What a field may be.
+    """What a field may be."""
 
-    Attributes:
-        kind: int, float, bool, str or tuple; object for anything.
-        optional: whether it may be None.
-        least, above, most, below: a number's ends; None where it has none but those of 32 bits.
-        choices: of a text; () for any text.
-        code: whether the import path of a user's code may stand in the place of a choice.
-        each: what a tuple's entries may be; None for anything.
-        distinct: whether they must differ.
-    """
-
-    kind: type
-    optional: bool = False
+    kind: type  # int, float, bool, str or tuple; object for anything
+    optional: bool = False  # whether it may be None
+    # least, above, most, below: a number's ends; None where it has none but those of 32 bits.
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    choices: tuple[str, ...] = ()
-    each: "Range | None" = None
-    distinct: bool = False
-    code: bool = False
+    choices: tuple[str, ...] = ()  # of a text; () for any text
+    each: "Range | None" = None  # what a tuple's entries may be; None for anything
+    distinct: bool = False  # whether they must differ
+    code: bool = False  # whether the import path of a user's code may stand in the place of a choice
 
     def check(self, name: str, value: Any) -> None:
         """Raises a UserError, one line that begins with the field's name, unless the field may have this value."""

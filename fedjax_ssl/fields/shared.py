@@ -38,28 +38,28 @@ def shared_fields() -> Section:
     config.seeds = several((), whole(least=0, most=MOST_SEED), distinct=True)
     config.num_rounds = whole(500, least=1)  # T, the rounds of the run
     config.num_clients = whole(100, least=1)  # K, of the whole federation
-    # M, the cohort: drawn anew in each round, without replacement; but rscfed draws groups of its own.
+    # M, the cohort: drawn in each round without replacement. rscfed draws groups of its own.
     config.clients_per_round = whole(10, least=1)
-    # The run, RUN or RUN/checkpoints/ROUND, whose model this one begins with in all parts that both have, in place of
-    # fresh weights; in a folder of several seeds, the run of this seed. server.pretrain_epochs train it further.
+    # Start from the model of another run, RUN or RUN/checkpoints/ROUND, in all parts that both have. In a folder of
+    # several seeds it is the run of this seed. server.pretrain_epochs train it further.
     config.init_from = ""
-    config.schedule = word("constant", "cosine")  # of all learning rates, over rounds; 'cosine': to 0
-    # After each round besides accuracy and loss: of 'balanced_accuracy', 'precision', 'auc', 'shots' and 'knn', in
-    # brackets. 'knn' compares features with those of the server's labelled images.
+    config.schedule = word("constant", "cosine")  # of all learning rates over rounds; 'cosine' falls to 0
+    # Further measures after each round, in brackets: 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; see
+    # docs/reference/measures.md.
     config.eval_measures = several((), word("balanced_accuracy", "precision", "auc", "shots", "knn"), distinct=True)
-    # Of 'shots': classes of fewer training images have few, of more than the last many.
+    # Of 'shots': classes with fewer training images than the first are 'few', with more than the last 'many'.
     config.eval_shots = several((20, 100), whole(least=0))
-    config.eval_neighbours = whole(200, least=1)  # of 'knn': how many of the nearest vote
+    config.eval_neighbours = whole(200, least=1)  # of 'knn': how many neighbours vote
     config.checkpoint_every = whole(10, least=1)  # rounds between two checkpoints
-    # Instead, where a checkpoint has a model (an optimiser) for each client.
+    # The same where a checkpoint has a model or an optimiser for each client.
     config.checkpoint_every_persistent = whole(50, least=1)
-    # After which the report shows the latent space, and the last; 0: before the first.
+    # Rounds after which the report shows the latent space, besides the last one; 0: before the first.
     config.snapshot_rounds = several((), whole(least=0))
     # Performance only; None takes the measured default of the backend.
     config.lanes = whole(None, least=1)  # clients trained side by side on each device
-    config.devices = whole(None, least=1)  # that share the lanes; None: all; of a processor's cores one a client
+    config.devices = whole(None, least=1)  # how many devices to use; None: all, on a CPU one per client
     config.eval_batch_size = whole(None, least=1)  # images at a time in labelling and evaluation
-    # Rounds between two looks at progress and signals; with data.validation 1, to see each round's model.
+    # Rounds in one compiled call, between two looks at progress and signals; 1 with data.validation.
     config.rounds_per_dispatch = whole(None, least=1)
 
     config.data = data_fields()
@@ -82,9 +82,9 @@ def shared_fields() -> Section:
 
 
 def log_fields() -> Section:
-    """What a run shows of itself."""
+    """What a run shows."""
     section = Section()
     section.report = True  # WORKDIR/report.html, figures/ and MODEL_CARD.md when a run is over
     section.tensorboard = True  # event files in WORKDIR/tensorboard
-    section.wandb_project = ""  # of Weights & Biases, which gets a run for each seed; '': none
+    section.wandb_project = ""  # of Weights & Biases, with a run for each seed; '': none
     return section

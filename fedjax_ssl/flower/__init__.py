@@ -1,4 +1,4 @@
-"""The bridge to Flower: a client as a ClientApp, the server's stages as a ServerApp, the same functions as simulated.
+"""The bridge to Flower: a ClientApp and a ServerApp made of the simulation's functions.
 
 `fedjax_ssl.flower.client:app` and `fedjax_ssl.flower.server:app` are the two apps, which a project's pyproject.toml
 names; configs/flower/ is one. They need the extra `flower`; nothing else of the library imports Flower.

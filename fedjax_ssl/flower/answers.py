@@ -21,31 +21,19 @@ LARGEST_MEAN = 1e12
 
 
 class Hello(NamedTuple):
-    """Who a node is.
+    """Who a node is."""
 
-    Attributes:
-        clients: its clients' ids.
-        sizes: how many images each has.
-        labelled: how many of these have labels.
-        classes: how many labels of each class they have together; None if it was not asked.
-    """
-
-    clients: list[int]
-    sizes: list[int]
-    labelled: list[int]
-    classes: list[int] | None
+    clients: list[int]  # its clients' ids
+    sizes: list[int]  # how many images each has
+    labelled: list[int]  # how many of these have labels
+    classes: list[int] | None  # how many labels of each class they have together; None if it was not asked
 
 
 class Reply(NamedTuple):
-    """What a job sent up.
+    """What a job sent up."""
 
-    Attributes:
-        upload: its arrays; None if it took no part, or nothing came that can be used.
-        figures: of `client._figures`; {} if nothing came that can be used.
-    """
-
-    upload: Upload | None = None
-    figures: Mapping[str, float] = {}
+    upload: Upload | None = None  # its arrays; None if it took no part, or nothing came that can be used
+    figures: Mapping[str, float] = {}  # of `client._figures`; {} if nothing came that can be used
 
 
 def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) -> Hello:

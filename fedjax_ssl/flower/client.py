@@ -27,7 +27,7 @@ from fedjax_ssl.flower.views import node_view, own_view
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.methods.frames import given_labels
-from fedjax_ssl.run.experiment import in_training, make_method, make_problem
+from fedjax_ssl.run.experiment import make_method, make_problem
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import batches_of, sum_statistics
 
@@ -41,20 +41,14 @@ app = flower("flwr.clientapp").ClientApp()
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node of the federation, and what it computes.
+    """A node of the federation, and what it computes."""
 
-    Attributes:
-        config: the run's.
-        clients: its clients' ids.
-        problem, method: the run's.
-        data: what it holds, see `node_view`.
-    """
-
-    config: ConfigDict
-    clients: tuple[int, ...]
+    config: ConfigDict  # the run's
+    clients: tuple[int, ...]  # its clients' ids
+    # problem and method: the run's.
     problem: Problem
     method: Method
-    data: FederatedData
+    data: FederatedData  # what it holds, see `node_view`
 
     def _jit(self, function: Any) -> Any:
         """`jax.jit` as a run of one device compiles."""
@@ -84,7 +78,7 @@ class Node:
     @functools.cached_property
     def sums(self) -> Any:
         """(model, data, clients) -> the sums of their normalisation statistics, or of their moments."""
-        network = in_training(self.problem.network, self.config.data.normalisation)
+        network = self.problem.network
         section = self.config.model
 
         def sums(model, data, clients):

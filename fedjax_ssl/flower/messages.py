@@ -1,4 +1,4 @@
-"""Pytrees as Flower's records, and back: what travels is the leaves of the messages, each with its name."""
+"""Converts pytrees to Flower's records and back. The leaves of the messages travel, each with its name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +43,7 @@ def from_record(record: Mapping[str, Any], like: Any, what: str, shapes: bool = 
             if array.dtype.kind == "V":  # a dtype that NumPy does not know, such as bfloat16
                 array = array.view(leaf.dtype)
             dtype, shape = array.dtype, array.shape
-        except Exception as error:  # there is no list of what bytes from elsewhere raise
+        except Exception as error:  # bytes from elsewhere may raise anything
             raise UserError(f"{what} has no array that can be read for {name}: {first_line(error)}") from None
         if dtype != leaf.dtype:
             raise UserError(f"{what} has {dtype} for {name}, which is {leaf.dtype}")

@@ -1,4 +1,4 @@
-"""The workdir of a Flower run, at the server: the files of a simulated run, but for what only a simulation knows."""
+"""The workdir of a Flower run, at the server: the files of a simulated run, except what only a simulation knows."""
 
 import os
 from typing import Any

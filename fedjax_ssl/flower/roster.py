@@ -32,7 +32,7 @@ class Roster:
         timeout: float,
         num_classes: int = 0,
     ):
-        """Asks nobody yet.
+        """Sends nothing yet.
 
         Args:
             grid: Flower's.
@@ -74,7 +74,7 @@ class Roster:
             time.sleep(EVERY_SECONDS)
 
     def welcome(self) -> None:
-        """Asks nodes that have come since who they are, and takes in those that have answered.
+        """Asks new nodes for their clients, and adds the nodes that have answered.
 
         Nobody waits for an answer: one that comes later is read by a later call. Each node is asked once; who fails, or
         does not fit, has to be started anew, and is then another node to Flower.
@@ -101,7 +101,7 @@ class Roster:
                 self._take(node, self._waiting[node], connected)
 
     def _take(self, node: int, hello: Hello, connected: set[int]) -> None:
-        """A node's clients are its own from now on.
+        """Assigns the node's clients to it.
 
         Raises:
             UserError: one of them is at another node that is connected; until it no longer is, this node waits.
@@ -130,7 +130,7 @@ class Roster:
         return found
 
     def send(self, contents: Mapping[int, Mapping[str, Any]], kind: str, number: int) -> dict[int, Any]:
-        """Sends each node its message, and waits for the answers; a line says which node gave none, and why.
+        """Sends each node its message and waits for answers. A line names nodes without an answer, and why.
 
         Args:
             contents: the records for each node.
@@ -156,5 +156,5 @@ class Roster:
 
 
 def say(line: str) -> None:
-    """A line for whoever watches the run."""
+    """Prints a line for the user."""
     print(line, file=sys.stderr, flush=True)

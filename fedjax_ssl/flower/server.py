@@ -1,4 +1,4 @@
-"""The ServerApp: the stages of a round at the server, with Flower's nodes for clients."""
+"""The ServerApp: the server's stages of a round, with Flower's nodes as clients."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -134,8 +134,8 @@ class Server:
         state, sent, before = self._before(state, self._data)
         result, received = self._clients(jax.device_get(sent), number)
         state, from_clients, usable = self._after(state, self._data, sent, result, received)
-        state, gathered = self._gather(state, np.asarray(sent.draw.clients), number)
-        clients = sent.draw.clients
+        state, gathered = self._gather(state, np.asarray(sent.selection.clients), number)
+        clients = sent.selection.clients
         state, measured, finite = self._finish(state, self._data, clients, key, gathered, self._hidden_labels)
         metrics = {"round": state.round, **measured, **before, **from_clients}
         traffic = {"bytes_down": np.int64(self._down), "bytes_up": np.int64(self._up)}
@@ -156,24 +156,26 @@ class Server:
 
     def _clients(self, sent: Sent, number: int) -> tuple[CohortResult, Received]:
         """The clients' part of a round: turn after turn, a message to each node that has a job in it."""
-        draw, turns = sent.draw, int(sent.draw.turns)
-        rows = np.arange(len(draw.clients)).reshape(turns, -1)
-        group: Any = np.repeat(np.arange(turns), len(rows[0])) if turns > 1 and draw.group is None else draw.group
+        selection, turns = sent.selection, int(sent.selection.turns)
+        rows = np.arange(len(selection.clients)).reshape(turns, -1)
+        group: Any = (
+            np.repeat(np.arange(turns), len(rows[0])) if turns > 1 and selection.group is None else selection.group
+        )
         broadcast = to_record(sent.broadcast)
         replies, accepted = [], []
         for of_turn in rows:
-            if len(set(draw.clients[of_turn])) < len(of_turn):
+            if len(set(selection.clients[of_turn])) < len(of_turn):
                 raise TrainingError(f"round {number + 1} draws a client twice for one turn, which no node can do yet")
             self._turns += 1
-            told = self._ask(of_turn, draw.clients, group, broadcast, sent, number)
-            result = self._stack(told, draw.clients[of_turn], None if group is None else group[of_turn])
+            told = self._ask(of_turn, selection.clients, group, broadcast, sent, number)
+            result = self._stack(told, selection.clients[of_turn], None if group is None else group[of_turn])
             longest = longest_update(self._problem.config)
             accepted.append(np.asarray(self._screen(result, sent.broadcast, longest)))
-            self._counted[draw.clients[of_turn][accepted[-1]]] = self._turns
+            self._counted[selection.clients[of_turn][accepted[-1]]] = self._turns
             replies += told
-        result, all_accepted = self._stack(replies, draw.clients, group), _on_host(np.concatenate(accepted))
+        result, all_accepted = self._stack(replies, selection.clients, group), _on_host(np.concatenate(accepted))
         counts = _figures(replies, "num-examples"), _figures(replies, "num-qualified")
-        received = Received(result.upload, all_accepted, draw.clients, group, *counts)
+        received = Received(result.upload, all_accepted, selection.clients, group, *counts)
         return result, received
 
     def _ask(self, of_turn, clients, group, broadcast, sent: Sent, number: int) -> list[Reply]:
@@ -205,7 +207,7 @@ class Server:
         return list(replies.values())
 
     def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
-        """What a job sent up; nothing, and a line, if it is not what was asked for."""
+        """What a job sent up. If it is not what was asked for: nothing, and a line."""
         try:
             size = int(self._roster.sizes[client])
             reply = read_reply(content, place, size, self._result_like, self._turns)
@@ -280,7 +282,7 @@ class Server:
         return self._roster.send(contents, kind, number + 1)
 
     def _stack(self, replies: Iterable[Reply], clients: Any, group: Any) -> CohortResult:
-        """Replies as a cohort's result on one device; a row of which nothing came took no part."""
+        """Replies as a cohort's result on one device; a client without a reply took no part."""
         replies, like = list(replies), self._result_like
         number = len(replies)
         rows = [

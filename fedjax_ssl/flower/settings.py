@@ -21,15 +21,10 @@ NODE = ("partition-id", "num-partitions", "clients", "data")
 
 
 class NodeSettings(NamedTuple):
-    """What a node is told by `flower-supernode --node-config`.
+    """What a node is told by `flower-supernode --node-config`."""
 
-    Attributes:
-        clients: the ids of its clients.
-        data: an npz file with its images, see `own_data`; '': the configuration's data set and partition.
-    """
-
-    clients: tuple[int, ...]
-    data: str
+    clients: tuple[int, ...]  # the ids of its clients
+    data: str  # an npz file with its images, see `own_data`; '': the configuration's data set and partition
 
 
 def run_config(given: Mapping[str, Any]) -> ConfigDict:

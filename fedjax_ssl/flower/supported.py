@@ -1,4 +1,4 @@
-"""Which runs a real federation can do: those whose server reads no client's images or memory, and the other way round.
+"""Which runs can be a real federation: the server reads no client's images or memory, and clients none of the server's.
 
 Nothing is listed by name. Every stage is traced, and the trace says which arrays its result depends on, and whether it
 takes more of the tables of images and labels than rows. That these rows are its own side's is not seen everywhere.
@@ -21,7 +21,7 @@ from fedjax_ssl.server.statistics import Sums
 AT_CLIENTS = ("client_index",)  # without which nothing tells which images are a client's
 AT_SERVER = ("server_index", "validation_index", "test_inputs", "test_labels")
 DOCS = "see docs/reference/flower.md"
-# What befalls messages in a simulation: field -> the only value that it may have.
+# Simulated attacks, failures and compression: field -> the only value that Flower accepts.
 SIMULATED = {
     "attack.kind": "none",
     "availability.never": 0.0,
@@ -61,11 +61,11 @@ def check_supported(experiment: Experiment) -> None:
             "nobody would be protected; Flower takes 0"
         )
 
-    draw, sent, cohort = jax.eval_shape(
+    selection, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data
     )
     result = jax.eval_shape(functools.partial(train_cohort, method.phases, lanes=0), sent, data, cohort)
-    received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(draw)))
+    received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(selection)))
     key = jax.random.key(0)
     gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
     # Here the first state is known from what clients tell, and statistics from their sums.
@@ -74,7 +74,7 @@ def check_supported(experiment: Experiment) -> None:
         "statistics": server_stages(problem, gathered)["statistics"],
     }
     for stage, function in stages.items():
-        traced = trace(function, state, data, received, draw)
+        traced = trace(function, state, data, received, selection)
         found = reads(traced)
         for field in AT_CLIENTS:
             if f"[1].{field}" in found:

@@ -1,4 +1,4 @@
-"""What a stage takes of the tables of images and labels, which in a federation have only the rows that a side holds."""
+"""Which tables of images and labels a stage reads as a whole, where a side of a federation has only its own rows."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ ROWS = ("gather", "dynamic_slice")  # take of their first argument what the othe
 
 
 def used_whole(traced: Trace) -> list[str]:
-    """The tables of which a stage takes something else than rows that it names, such as a mask or a mean of all.
+    """The tables that a stage reads otherwise than by named rows, such as a mask or a mean of all rows.
 
     Where the rows' numbers come from is not looked at.
 

@@ -1,4 +1,4 @@
-"""The federation as one side has it: the server without its clients' images, a node with its own alone.
+"""The federation as one side sees it: the server without clients' images, a node with its own images alone.
 
 A view has the shapes of the whole federation where a program's shapes or random numbers hang on them, and zeros in
 place of what the side does not hold. So what a node computes is to the last digit what the simulation computes.

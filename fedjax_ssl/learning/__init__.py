@@ -1,1 +1,1 @@
-"""Arithmetic: losses, SGD, schedules, batches, pytrees. Knows no federation, no method and no disk."""
+"""Arithmetic: losses, SGD, schedules, batches, pytrees. Has no code of federations, methods or files."""

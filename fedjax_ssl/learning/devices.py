@@ -1,4 +1,4 @@
-"""The devices that a program is for: of which platform, how many share its work, how rows are split over them."""
+"""The devices that a program is compiled for: their platform, their number, and how rows are split over them."""
 
 import contextlib
 import contextvars

@@ -255,21 +255,18 @@ def gram_distance(one: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Arra
     return jnp.sum(jnp.square(gram(one) - gram(other)))
 
 
-DIVISORS = ("square", "xor")  # of `neighbourhood_loss`
-
-
-def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, divisor: str = "square") -> jax.Array:
+def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, replica: bool = False) -> jax.Array:
     """|Z Z^T - Z' Z'^T|_F^2 / B^2, see `gram_distance`: images near in one model are to be near in the other.
 
     Args:
         one, other, mask: as in `gram_distance`; B images are present, the divisor is at least 1.
-        divisor: 'xor': B XOR 2 in place of B^2 (Twin-sight's code), which is 0 for two images.
+        replica: whether the divisor is B XOR 2 (a bug of Twin-sight's code), which is 0 for two images.
 
     Returns:
         float32 [].
     """
     count = jnp.sum(mask)
-    number = jnp.square(count) if divisor == "square" else jnp.bitwise_xor(count, 2)
+    number = jnp.bitwise_xor(count, 2) if replica else jnp.square(count)
     return gram_distance(one, other, mask) / jnp.maximum(number, 1)
 
 

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 
 SCHEDULES = ("constant", "cosine")
-TAILS = ("half", "seven_sixteenths")  # of a cosine behind a warm-up
-LEAST = 1e-5  # of the second one
+LEAST = 1e-5  # of the tail 'seven_sixteenths'
 
 
 def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
@@ -36,7 +35,7 @@ def warmed_up(rate: float, round_number: jax.Array, warm_up: int, total: int, ta
         round_number: int32 [].
         warm_up: W.
         total: T, more than W.
-        tail: one of `TAILS`.
+        tail: 'half' or 'seven_sixteenths'.
 
     Returns:
         float32 [].

@@ -1,11 +1,17 @@
-"""One step of stochastic gradient descent, the same for clients and server."""
+"""The optimiser that a section of the configuration names, and one step of it: the same for clients and server."""
 
+import ast
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
+import optax.contrib
 
+from fedjax_ssl.errors import UserError, first_line, known_are
 from fedjax_ssl.learning.trees import select
 
 Params = Any
@@ -13,15 +19,10 @@ BatchStats = Any
 
 
 class Model(NamedTuple):
-    """A model's numbers: what is trained, travels, is averaged and tested.
+    """A model's numbers: what is trained, travels, is averaged and tested."""
 
-    Attributes:
-        params: the parameters, a dict by part ('backbone', 'classifier', a head's name).
-        batch_stats: the statistics of its normalisation layers; an empty dict if the policy has none.
-    """
-
-    params: Params
-    batch_stats: BatchStats
+    params: Params  # the parameters, a dict by part ('backbone', 'classifier', a head's name)
+    batch_stats: BatchStats  # the statistics of its normalisation layers; an empty dict if the policy has none
 
     def with_parts(self, **parts: Any) -> "Model":
         """The model with these parts in place of its own, or besides them."""
@@ -29,15 +30,10 @@ class Model(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What a training loop carries.
+    """What a training loop carries."""
 
-    Attributes:
-        model: all of it.
-        opt_state: of the parts that are trained, and of those only.
-    """
-
-    model: Model
-    opt_state: Any
+    model: Model  # all of it
+    opt_state: Any  # of the parts that are trained, and of those only
 
 
 def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[str, ...]) -> Learner:
@@ -72,3 +68,143 @@ def step(
     updates, opt_state = optimizer.update(gradients, learner.opt_state, trained)
     model = Model({**params, **optax.apply_updates(trained, updates)}, batch_stats)
     return Learner(model, opt_state), aux
+
+
+def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
+    """Gradient clipping, then weight decay added to the gradient, then the optimiser.
+
+    'sgd' is PyTorch's. Another name is optax's (or optax.contrib's) function of a learning rate; of the section's
+    `momentum`, `nesterov` and `weight_decay` it gets those that it takes as keywords, and options behind its name,
+    as in 'lars(trust_coefficient=0.01)'. An optimiser that takes `weight_decay` decays by its own rule. A mask
+    may be 'matrices', as in 'lars(weight_decay_mask="matrices")': biases and normalisations' scales are left out.
+
+    Args:
+        config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping);
+            with `spare_classifier` the part of that name is neither clipped nor decayed.
+        learning_rate: a number or a traced scalar; it does not enter the optimiser's state.
+
+    Raises:
+        UserError: there is no such optimiser, or it does not take the options.
+    """
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    decay = optax.add_decayed_weights(config.weight_decay)
+    spares = getattr(config, "spare_classifier", False)
+    if spares:
+        clip, decay = optax.masked(clip, _but_the_classifier), optax.masked(decay, _but_the_classifier)
+    name, options = _parse(config.optimizer)
+    if name == "sgd":
+        if options:
+            raise UserError("optimizer 'sgd' takes no options: momentum, nesterov and weight_decay are fields")
+        momentum = optax.trace(decay=config.momentum, nesterov=config.nesterov)
+        return optax.chain(clip, decay, momentum, optax.scale(-learning_rate))
+    factory = _find(name)
+    taken = inspect.signature(factory).parameters
+    unknown = [option for option in options if option not in taken]
+    if unknown:
+        raise UserError(f"optimizer {name!r} takes no {unknown[0]!r}{known_are(unknown[0], taken)}")
+    if spares and "weight_decay" in taken:
+        raise UserError(f"optimizer {name!r} decays by its own rule, so that spare_classifier cannot be had")
+    options = {option: _are_matrices if value == "matrices" else value for option, value in options.items()}
+    shared = {field: config[field] for field in ("momentum", "nesterov", "weight_decay") if field in taken}
+    optimizer = factory(learning_rate, **{**shared, **options})
+    return optax.chain(clip, optimizer) if "weight_decay" in taken else optax.chain(clip, decay, optimizer)
+
+
+def _are_matrices(params: Any) -> Any:
+    """Whether each leaf has more than one axis."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:
+    """Whether each leaf belongs to another part than the classifier."""
+    return {part: jax.tree.map(lambda _, own=part != "classifier": own, leaves) for part, leaves in params.items()}
+
+
+def without_parts(optimizer: optax.GradientTransformation, parts: tuple[str, ...]) -> optax.GradientTransformation:
+    """The optimiser whose steps leave these parts as they are: no weight decay, no momentum of earlier steps."""
+
+    def update(gradients, state, params):
+        updates, state = optimizer.update(gradients, state, params)
+        return {**updates, **{part: jax.tree.map(jnp.zeros_like, updates[part]) for part in parts}}, state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def followed_by(
+    optimizer: optax.GradientTransformation, follower: str, leaders: tuple[str, ...], decay: float
+) -> optax.GradientTransformation:
+    """The optimiser with one more part, which takes no gradient but follows others.
+
+    In each step it becomes decay times itself and 1 - decay times these parts before the step.
+
+    Args:
+        optimizer: of the other parts; it sees no more than them.
+        follower: the part, which has an entry for each leader.
+        leaders: the parts that it follows.
+        decay: of the moving average.
+    """
+
+    def others(parts: dict[str, Any]) -> dict[str, Any]:
+        return {name: part for name, part in parts.items() if name != follower}
+
+    def update(gradients, state, params):
+        updates, state = optimizer.update(others(gradients), state, others(params))
+        towards = jax.tree.map(
+            lambda own, new: (1 - decay) * (new - own), params[follower], {name: params[name] for name in leaders}
+        )
+        return {**updates, follower: towards}, state
+
+    return optax.GradientTransformation(lambda params: optimizer.init(others(params)), update)
+
+
+def never_cleared(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimiser that takes in step i the sum of the gradients of steps 1 to i, as where none is ever cleared."""
+    return optax.chain(optax.trace(1.0), optimizer)
+
+
+def check_optimizer(field: str, config) -> None:
+    """Checks that a section's optimiser can be used: its step may need gradients and parameters, nothing else.
+
+    Args:
+        field: the section's name, for messages.
+        config: the section.
+
+    Raises:
+        UserError: one line that names the field.
+    """
+    shape = {"kernel": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
+
+    def a_step(gradients, params):
+        optimizer = make_optimizer(config, 0.1)
+        return optimizer.update(gradients, optimizer.init(params), params)
+
+    try:
+        jax.eval_shape(a_step, shape, shape)
+    except UserError as error:
+        raise UserError(f"{field}.{error}") from None
+    except Exception as error:  # optax raises errors of any kind for bad options
+        raise UserError(
+            f"{field}.optimizer={config.optimizer!r} cannot be used: it must make a step of a learning rate, gradients "
+            f"and parameters alone ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """'name(option=value, ...)' as the name and its options."""
+    match = re.fullmatch(r"\s*(\w+)\s*(\(.*\))?\s*", text)
+    try:
+        call = ast.parse(text.strip() if match and match[2] else f"{text.strip()}()", mode="eval").body
+        if match is None or not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        return match[1], {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError):
+        raise UserError(f"optimizer {text!r} must be NAME or NAME(OPTION=VALUE, ...)") from None
+
+
+def _find(name: str) -> Any:
+    factory = getattr(optax, name, None) or getattr(optax.contrib, name, None)
+    parameters = list(inspect.signature(factory).parameters) if inspect.isfunction(factory) else []
+    if not parameters or parameters[0] != "learning_rate":
+        known = "known: sgd, adam, lars, ..."
+        raise UserError(f"optimizer {name!r} is not an optimiser of optax with a learning rate; {known}")
+    return factory

@@ -18,55 +18,46 @@ Variants = Mapping[str, Mapping[str, Any]]  # name -> fields in which a variant 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A method, as the registry has it.
+    """A method, as the registry has it."""
 
-    Attributes:
-        factory: problem -> Method.
-        title: what it is called in a sentence.
-        paper: the paper's address; '' for none.
-        settings: where labels may be for it, see `data.labels`.
-        defaults: makes the section of the configuration that bears the method's name, with the ranges of its fields; a
-            ConfigDict has none but its defaults' kinds. None: there is no such section.
-        fields: shared fields that it needs at other values, set by naming it in a config's arguments.
-        variants: name -> fields in which a variant differs, such as the systems of its paper's tables.
-        heads: name -> function of `config.model` that gives the head's factory: the heads that its model has besides
-            the classifier, see `fedjax_ssl.models.heads`; None for a second classifier.
-        heads_if: head -> whether a run has it, by its configuration; a head that is not named is always there.
-        companions: name -> function of the configuration that gives the heads of a second network, whose model travels
-            with the first one's: see `fedjax_ssl.models.network`.
-        embedding: the head whose outputs represent an image in pictures and predictions; '': the backbone's features.
-        confidence: the fields of `config.confidence`, of 'kind' and 'debias', that it reads; it refuses the others.
-        mislabels: whether `attack.kind` 'labels' reaches all the labels that its clients train on, see
-            `fedjax_ssl.client.labels.as_told`.
-        unlabelled: whether its clients train on images without labels, which `attack.kind` 'poison' crafts.
-        advice: function of the configuration: a warning before the first round, what may go wrong with these settings
-            and what helps; '' for none.
-        tiny: fields for a run of a few seconds, in which every part of the method has something to do; tests.
-        rests: the rounds of the tiny run, 1 or 2, in which a part of the method has nothing to do, so that metrics are
-            missing; tests.
-        not_with_flower: what the error says with which Flower refuses the tiny run; '' if it takes it; tests.
-        reads: the name under which the method's code, `fields`, `variants` and `tiny` know its section; '': that of the
-            factory. It matters where a user's file gives a method of the library another name, see `named`.
-    """
-
-    factory: Callable[[Problem], Method]
-    title: str = ""
-    paper: str = ""
-    settings: tuple[str, ...] = ("server",)
+    factory: Callable[[Problem], Method]  # problem -> Method
+    title: str = ""  # what it is called in a sentence
+    paper: str = ""  # the paper's address; '' for none
+    settings: tuple[str, ...] = ("server",)  # where labels may be for it, see `data.labels`
+    # Makes the section of the configuration that bears the method's name, with the ranges of its fields; a ConfigDict
+    # has none but its defaults' kinds. None: there is no such section.
     defaults: Callable[[], Section | ConfigDict] | None = None
+    # Shared fields that it needs at other values, set by naming it in a config's arguments.
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Name -> fields in which a variant differs, such as the systems of its paper's tables.
     variants: Variants = dataclasses.field(default_factory=dict)
+    # Name -> function of `config.model` that gives the head's factory: the heads that its model has besides the
+    # classifier, see `fedjax_ssl.models.heads`; None for a second classifier.
     heads: Mapping[str, Callable[[ConfigDict], Factory | None]] = dataclasses.field(default_factory=dict)
+    # Head -> whether a run has it, by its configuration; a head that is not named is always there.
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
+    # Name -> function of the configuration that gives the heads of a second network, whose model travels with the first
+    # one's: see `fedjax_ssl.models.network`.
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Factory]]] = dataclasses.field(default_factory=dict)
+    # The head whose outputs represent an image in pictures and predictions; '': the backbone's features.
     embedding: str = ""
+    # The fields of `config.confidence`, of 'kind' and 'debias', that it reads; it refuses the others.
     confidence: tuple[str, ...] = ("kind", "debias")
+    # Whether `attack.kind` 'labels' reaches all the labels that its clients train on, see
+    # `fedjax_ssl.client.labels.as_told`.
     mislabels: bool = False
-    unlabelled: bool = True
+    unlabelled: bool = True  # whether its clients train on images without labels, which `attack.kind` 'poison' crafts
+    # Function of the configuration: a warning before the first round, what may go wrong with these settings and what
+    # helps; '' for none.
     advice: Callable[[ConfigDict], str] = lambda config: ""
+    # Fields for a run of a few seconds, in which every part of the method has something to do; tests.
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # The rounds of the tiny run, 1 or 2, in which a part of the method has nothing to do, so that metrics are missing;
+    # tests.
     rests: tuple[int, ...] = ()
-    not_with_flower: str = ""
+    not_with_flower: str = ""  # what the error says with which Flower refuses the tiny run; '' if it takes it; tests
+    # The name under which the method's code, `fields`, `variants` and `tiny` know its section; '': that of the factory.
+    # It matters where a user's file gives a method of the library another name, see `named`.
     reads: str = ""
 
     def derived(

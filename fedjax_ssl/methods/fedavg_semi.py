@@ -34,10 +34,10 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedavg_semi`."""
     section = Section()
-    section.apart = True  # labelled and other clients; False: one mean of all, by aggregation.weights
+    section.apart = True  # averages labelled and other clients apart; False: one mean of all
     section.labelled_share = share(0.5)  # l1 of eq. 2, the weight of all labelled clients together; l2 is the rest
-    # Of clients without labels, among themselves: 'accepted', the pseudo-labels that they trained on (eq. 2; see
-    # trainer.accepted), 'uniform', or 'size', their images.
+    # Weights of clients without labels among themselves: 'accepted', the pseudo-labels they trained on (eq. 2; see
+    # trainer.accepted), 'uniform', or 'size', their numbers of images.
     section.unlabelled_weights = word("accepted", "uniform", "size")
     return section
 

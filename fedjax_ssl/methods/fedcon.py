@@ -11,8 +11,8 @@ Read in the public code, since the paper's text could not be. A round's order th
 it is clients, mean, server, test, and the model that is tested has a classifier for its backbone. The first of the
 server's trainings is the pre-training, which is by cross-entropy of one weak view alone; there the consistency weighs
 0.007 in it. What is a bug there is not here, and three bugs are options (the variant `code`): its second network is
-never read, so that the consistency is of two views by one network (`consistency_with`), it is not renewed behind the
-mean (`student`), and its LARS stores no velocity, so that its momentum of 0.9 does nothing (`client.momentum=0`).
+never read, so that the consistency is of two views by one network, and not renewed behind the mean (`replica`); and its
+LARS stores no velocity, so that its momentum of 0.9 does nothing (`client.momentum=0`).
 Others are not to be had: its clients' states lie under the number of the last batch and not under the client, and its
 schedule begins anew in each visit. Its baselines (FedAvg+FixMatch, FedProx+FixMatch, UDA, FedMatch) never train their
 clients, so that other papers' rows that ran them are the server's training with disturbed statistics. Its networks are
@@ -80,7 +80,7 @@ VARIANTS: Variants = {
         "server.pretrain_epochs": 1,
     },
     "own_optimisers": _OPTIMISERS,  # LARS at clients, and a slower server, in the setting of another config file
-    "code": {"fedcon.consistency_with": "itself", "fedcon.student": "persistent", "client.momentum": 0.0},
+    "code": {"fedcon.replica": True, "client.momentum": 0.0},
     "no_consistency": {"fedcon.consistency_weight": 0.0},
 }
 
@@ -97,12 +97,11 @@ def defaults() -> Section:
     section.warm_up_rounds = whole(10, least=0)  # of that rise
     section.consistency_weight = real(1.0, least=0)  # of the server's consistency, behind the ramp
     section.ramp_rounds = whole(100, least=0)  # R of its ramp exp(-5 (1 - t / R)^2)
-    # Whose predictions the server's network is held to: the 'student', its moving average; or 'itself', a BUG of the
-    # public code, for replication alone: its own ones of the other view.
-    section.consistency_with = word("student", "itself")
+    # The student, the network's moving average, begins each round as the network that the mean left.
     section.student_speed = share(4e-4)  # how much of the network joins the student in a step, at the most
-    # The student begins each round as the network that the mean left; or it is 'persistent', from the first round on.
-    section.student = word("renewed", "persistent")
+    # Two bugs of the code: the network is held to its own predictions of the other view, not to the student's, and the
+    # student is not renewed in later rounds.
+    section.replica = False
     return section
 
 
@@ -120,7 +119,7 @@ def fedcon(problem: Problem) -> Method:
         backbones = repeated(state.model.params["backbone"], len(keys))
         trained = state.model.with_parts(**{PROJECTOR: row(drawn, 0)})
         clients = {PROJECTOR: drawn, TARGET: backbones, SEEN: jnp.zeros(len(keys), bool)}
-        server = {STUDENT: select(state.model.params, CLASSIFIER)} if options.student == "persistent" else {}
+        server = {STUDENT: select(state.model.params, CLASSIFIER)} if options.replica else {}
         return state._replace(
             server={**state.server, **server},
             clients={**clients, **own_optimizers(problem, trained, TRAINED)},
@@ -174,7 +173,7 @@ def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> S
         views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(key))
         (one, two), batch_stats = network.train(model, views, mask)
         seen = one, two
-        if options.consistency_with == "student":
+        if not options.replica:
             averaged = model.with_parts(**model.params[STUDENT])
             seen = network.train(averaged, views, mask)[0]
         loss = 0.5 * (cross_entropy(one.logits, labels, mask) + cross_entropy(two.logits, labels, mask))

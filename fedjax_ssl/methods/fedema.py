@@ -31,7 +31,7 @@ from fedjax_ssl.models.byol import BYOL_HEADS
 ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 is none yet
 VARIANTS: Variants = {
     "paper": EXPERIMENT,
-    "code": {"fedema.alias_first_target": True},
+    "code": {"fedema.replica": True},
     "constant": {"fedema.scale": 1.0},
 }
 
@@ -46,7 +46,7 @@ def defaults() -> Section:
     # Of partial participation: whoever did not train in the round before begins with the global networks.
     section.selective = False
     section.decay = share(0.99)  # of the target, in each step
-    section.alias_first_target = False  # at its first visit a client's target is its online encoder (the code)
+    section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself
     return section
 
 
@@ -95,9 +95,9 @@ def fedema(problem: Problem) -> Method:
 
     phase = byol.byol_phase(
         problem,
-        byol.Rule(begin, leave, is_new),
+        byol.OnlineRule(begin, leave, is_new),
         decay=options.decay,
-        alias_first_target=options.alias_first_target,
+        alias_first_target=options.replica,
     )
     return self_supervised(problem, (phase,), own, parts=byol.ONLINE)
 

@@ -56,7 +56,7 @@ EXPERIMENT = {  # on CIFAR-10, of FedU's paper and FedEMA's
 }
 VARIANTS: Variants = {
     "paper": EXPERIMENT,
-    "code": {"fedu.alias_first_target": True},
+    "code": {"fedu.replica": True},
     "both": {"fedu.update_encoder": "both"},
 }
 
@@ -67,7 +67,7 @@ def defaults() -> Section:
     section.threshold = real(0.4, least=0)  # of the divergence from which a client goes on with its own predictor
     section.decay = share(0.99)  # of the target, in each step
     section.update_encoder = word("online", "both")  # which networks begin with the global encoder in each round
-    section.alias_first_target = False  # at its first visit a client's target is its online encoder (the code)
+    section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself
     return section
 
 
@@ -91,10 +91,10 @@ def fedu(problem: Problem) -> Method:
 
     phase = byol.byol_phase(
         problem,
-        byol.Rule(begin, leave),
+        byol.OnlineRule(begin, leave),
         decay=options.decay,
         new_target="received" if options.update_encoder == "both" else "kept",
-        alias_first_target=options.alias_first_target,
+        alias_first_target=options.replica,
     )
     return self_supervised(problem, (phase,), own, parts=byol.ONLINE)
 

@@ -2,7 +2,6 @@
 
 Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020 (arXiv
 2001.07685), as the baseline of SemiFL (its Table 4), FedAnchor (Tables 1 and 2) and FedLabel (Table 1). What differs
-from fedjax_ssl.learning.sgd import Model
 from FedAvg:
   1. the pseudo-label of an image is made in the same step that trains on it, by the client's current model (or by the
      received one: `consistency.labels_from`);
@@ -35,13 +34,14 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fixmatch`."""
     section = Section()
-    section.threshold = share(0.95)  # tau; a label counts from it on
-    section.server = word("alternate", "parallel")  # or 'parallel': of a server with labels
-    # Batch statistics in labelling: 'train', those of the weak batch, in one pass with the strong one, as the reference
-    # code does; 'eval', the model's running or static ones.
+    section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
+    # A server with labels trains after the mean ('alternate') or beside the clients ('parallel').
+    section.server = word("alternate", "parallel")
+    # Statistics for labelling: 'train', those of the weak batch, in one pass with the strong one, as in the reference
+    # code; 'eval', the model's running or static ones.
     section.label_mode = word("train", "eval")
-    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4), or over its 'confident' images (SemiFL's code): the
-    # others have no strong view and are not in its batch statistics, and a batch without any is skipped.
+    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4) or over its 'confident' images (SemiFL's code): then
+    # the others have no strong view and no part in batch statistics, and a batch without any is skipped.
     section.loss_over = word("batch", "confident")
     return section
 

@@ -99,20 +99,13 @@ def defaults() -> Section:
     return section
 
 
-class Work(NamedTuple):
-    """What one client trains on; leaves [n_max] are of all its images.
+class FL2Work(NamedTuple):
+    """What one client trains on; leaves [n_max] are of all its images."""
 
-    Attributes:
-        deck: D_a, the images that count.
-        labels: int32 [n_max].
-        surest: bool [n_max], D_f.
-        status: float32 [], tau_k.
-    """
-
-    deck: Deck
-    labels: jax.Array
-    surest: jax.Array
-    status: jax.Array
+    deck: Deck  # D_a, the images that count
+    labels: jax.Array  # int32 [n_max]
+    surest: jax.Array  # bool [n_max], D_f
+    status: jax.Array  # float32 [], tau_k
 
 
 def fl2(problem: Problem) -> Method:
@@ -152,7 +145,7 @@ def local_training(problem: Problem) -> Phase:
             num_views=options.label_views,
         )
         largest, present = made.largest, examples.present
-        work = Work(
+        work = FL2Work(
             deck=Deck.shuffled(examples, made.report.qualified, shuffle_keys, config.epochs),
             labels=made.report.labels,
             surest=largest > options.threshold if options.strictly else largest >= options.threshold,

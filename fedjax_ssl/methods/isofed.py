@@ -45,8 +45,7 @@ from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Finished, Jobs, Met
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import information_loss
-from fedjax_ssl.learning.optimizers import without_parts
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, without_parts
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating, trained_by_role, unlabelled_images
 from fedjax_ssl.server import labelled_clients, only_eligible

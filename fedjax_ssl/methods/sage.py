@@ -55,8 +55,8 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.sage`."""
     section = Section()
-    section.threshold = share(0.95)  # of both models; a label counts from it on
-    # The gap of confidence at which the two labels weigh the same: kappa = ln 2 / half_gap.
+    section.threshold = share(0.95)  # for both models; a label counts if its probability reaches it
+    # The gap of confidences at which both labels weigh the same: kappa = ln 2 / half_gap.
     section.half_gap = real(0.05, above=0)
     return section
 

@@ -76,11 +76,11 @@ def defaults() -> Section:
     section = Section()
     # lambda_1, the weight of all labelled clients together; the rest is the others'.
     section.labelled_share = share(0.5)
-    section.anchor_seed = whole(0, least=0, most=MOST_SEED)  # all that the clients need to make the anchor
-    # Images that the cosines are of: 'confident', with a pseudo-label at or above trainer.threshold, or 'all'.
+    section.anchor_seed = whole(0, least=0, most=MOST_SEED)  # clients create the anchor from it
+    # Images whose cosines count: 'confident' ones, with a pseudo-label that reaches trainer.threshold, or 'all'.
     section.compared = word("confident", "all")
-    # The weights of clients without labels in a round in which none of them has a pseudo-label to tell of (see
-    # trainer.accepted): 'uniform', to which eq. 5 comes; or 'labelled', none, so that the others' mean is all.
+    # Weights of clients without labels in a round in which none has a pseudo-label (see trainer.accepted): 'uniform',
+    # the limit of eq. 5; or 'labelled': labelled clients have all the weight.
     section.without_labels = word("uniform", "labelled")
     return section
 

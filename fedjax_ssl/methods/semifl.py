@@ -44,14 +44,14 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.semifl`."""
     section = Section()
-    section.threshold = share(0.95)  # tau of eq. 4; a label counts from it on
-    # The probabilities' mean over so many weakly augmented views; 0: the raw image.
+    section.threshold = share(0.95)  # tau of eq. 4; a label counts if its probability reaches it
+    # Labels use the mean probabilities over this many weak views; 0: the raw image.
     section.label_views = whole(1, least=0)
     section.mixup = True  # False: the fix loss alone
     section.mixup_alpha = real(0.75, above=0)  # a of lambda ~ Beta(a, a), eq. 6
     section.mix_weight = real(1.0, least=0)  # lambda of L_fix + lambda L_mix, eq. 8
     section.mix_order = word("augment_then_mix", *MIX_ORDERS)  # eq. 6; 'mix_then_augment' is FedAnchor's
-    section.partners = word("round", "epoch")  # the mix set is drawn once a round; in its code anew in each local epoch
+    section.partners = word("round", "epoch")  # how often the mix set is drawn; its code: 'epoch'
     return section
 
 

@@ -13,7 +13,7 @@ Both models are averaged by the clients' sizes, so twice as much travels. Each m
 batch of twice the size, so that batch statistics are of both (model/SemiFed.py:34-42 of the public code).
 
 Where its public code differs (github.com/tmlr-group/Twin-sight, commit 974798a): L_n's divisor is written with the XOR
-operator, B ^ 2, which is 66 for 64 images in place of 4096, so that the term weighs 62 times as much (`divisor`);
+operator, B ^ 2, which is 66 for 64 images in place of 4096, so that the term weighs 62 times as much (`replica`);
 pseudo-labels are off there, and where they are on, a label is that of the strong view and the weak one is trained
 (`labels_from`).
 
@@ -45,16 +45,15 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.client.confidence import MEMORY, fixed
 from fedjax_ssl.client.consistency import train_views
-from fedjax_ssl.client.debias import debiased
+from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.client.self_training import fresh_states, make_trainer
 from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Jobs, Method, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, whole, word
-from fedjax_ssl.learning.losses import DIVISORS, info_nce, neighbourhood_loss
-from fedjax_ssl.learning.optimizers import without_parts
-from fedjax_ssl.learning.sgd import BatchStats, Model
+from fedjax_ssl.learning.losses import info_nce, neighbourhood_loss
+from fedjax_ssl.learning.sgd import BatchStats, Model, without_parts
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Outputs, Projector
@@ -89,7 +88,7 @@ VARIANTS: Variants = {
         "client.clip_norm": 0.0,
         "client.persistent": True,  # its code makes an optimiser for each client, once
     },
-    "code": {"twin_sight.divisor": "xor", "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
+    "code": {"twin_sight.replica": True, "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
     "freematch": {"confidence.kind": "freematch", "confidence.fairness_weight": 0.0},  # its code leaves the term out
     "partial": {  # every client has labels for a twentieth of its images
         "data.labels": "clients",
@@ -107,8 +106,7 @@ def defaults() -> Section:
     section.temperature = real(0.07, above=0)  # of InfoNCE
     section.contrastive_weight = real(0.5, least=0)  # of L_i
     section.neighbourhood_weight = real(1.0, least=0)  # of L_n
-    # Of L_n: B^2; or 'xor', a BUG of the code, for replication alone: B XOR 2.
-    section.divisor = word("square", *DIVISORS)
+    section.replica = False  # a bug of the code: L_n is divided by B XOR 2, and not by B^2
     # Of an image: a weak view and a 'strong' one, two 'weak' ones, or both 'views' of `config.views`.
     section.second_view = word("strong", "weak", "views")
     section.pseudo_labels = True  # at clients without labels; the code's default is False
@@ -127,7 +125,7 @@ def projector_of(config: ConfigDict) -> dict[str, Any]:
     return {PROJECTOR: head}
 
 
-class Work(NamedTuple):
+class TwinSightWork(NamedTuple):
     """What one client trains on: its unlabelled examples; the prior that is taken from its labels, see `debiased`."""
 
     deck: Deck
@@ -135,19 +133,12 @@ class Work(NamedTuple):
 
 
 class Seeing(NamedTuple):
-    """What both models make of a batch.
+    """What both models make of a batch."""
 
-    Attributes:
-        value: float32 [], the weighted sum of L_i and L_n.
-        outputs: of the supervised model, for its views.
-        batch_stats: of both models after the pass.
-        metrics: L_i and L_n.
-    """
-
-    value: jax.Array
-    outputs: tuple[Outputs, ...]
-    batch_stats: BatchStats
-    metrics: dict[str, jax.Array]
+    value: jax.Array  # float32 [], the weighted sum of L_i and L_n
+    outputs: tuple[Outputs, ...]  # of the supervised model, for its views
+    batch_stats: BatchStats  # of both models after the pass
+    metrics: dict[str, jax.Array]  # L_i and L_n
 
 
 def twin_sight(problem: Problem) -> Method:
@@ -169,7 +160,7 @@ def see(problem: Problem, model: Model, first: Images, second: Images, mask: jax
     (one, other), twin = train_views(network.companions[TWIN], twin, batch, together=True)
     outputs, after = train_views(network, model, batch, together=True)
     contrastive = info_nce(one.heads[PROJECTOR], other.heads[PROJECTOR], mask, options.temperature)
-    neighbourhood = neighbourhood_loss(one.features, outputs[0].features, mask, options.divisor)
+    neighbourhood = neighbourhood_loss(one.features, outputs[0].features, mask, options.replica)
     value = options.contrastive_weight * contrastive + options.neighbourhood_weight * neighbourhood
     metrics = {"contrastive_loss": contrastive, "neighbourhood_loss": neighbourhood}
     batch_stats = with_companion_statistics(after.batch_stats, TWIN, twin.batch_stats)
@@ -205,7 +196,7 @@ def without_labels(problem: Problem) -> Phase:
             renewed = {MEMORY: fresh_states(trainer, *examples.rows.shape)}
         confident = fixed(None, problem.num_classes, problem.config.trainer.threshold, strictly=False)
         made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, confident)
-        return jobs._replace(work=Work(jobs.work.deck, made.prior), report=made.report, own=renewed)
+        return jobs._replace(work=TwinSightWork(jobs.work.deck, made.prior), report=made.report, own=renewed)
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)

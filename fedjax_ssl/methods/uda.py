@@ -30,7 +30,7 @@ def defaults() -> Section:
     section = Section()
     section.threshold = share(0.8)  # an image counts if its largest probability reaches it
     section.temperature = real(0.4, above=0)  # T of the sharpened target
-    section.label_mode = word("train", "eval")  # weak views by their batch's statistics; 'eval': by the model's own
+    section.label_mode = word("train", "eval")  # statistics for labels: the weak batch's; 'eval': the model's
     return section
 
 

@@ -98,6 +98,6 @@ def _of_width(backbone, config):
         raise UserError(f"model.width is {config.width!r}; it must be 0 (the backbone's own) or a number of channels")
     if not isinstance(backbone, ResNet | ResNet9):
         raise UserError(
-            f"model.width is of ResNets alone; model.name={config.name} has its own, so leave model.width 0"
+            f"model.width is for ResNets; model.name={config.name} has a width of its own, so leave model.width 0"
         )
     return backbone.clone(width=config.width)

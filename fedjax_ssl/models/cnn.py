@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models.layers import Conv, max_pool2d
+from fedjax_ssl.models.layers import Conv, FlatDense, max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
 
 
@@ -17,14 +17,12 @@ class SmallCNN(nn.Module):
     last normalisation the network dies within a few steps at the papers' learning rate of 0.03 with momentum 0.9.
 
     Any image of 8x8 or more; the linear layer's size depends on the image's.
-
-    Attributes:
-        normalisation: policy of `Normalisation`.
-        dtype: dtype of the computation.
     """
 
-    normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    normalisation: str = "static"  # policy of `Normalisation`
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+
+    narrow_channels = 32  # of the second convolution, see `packing`
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
@@ -34,8 +32,7 @@ class SmallCNN(nn.Module):
             x = Conv(features, dtype=self.dtype, name=f"conv{layer}")(x)
             x = Normalisation(self.normalisation, name=f"norm{layer}")(x, train, mask, num_views)
             x = max_pool2d(nn.relu(x))
-        x = x.reshape(x.shape[0], -1)
-        x = nn.Dense(128, use_bias=False, dtype=self.dtype, name="hidden")(x)
+        x = FlatDense(128, dtype=self.dtype, name="hidden")(x)
         return nn.relu(Normalisation(self.normalisation, name="norm2")(x, train, mask, num_views))
 
 
@@ -50,16 +47,12 @@ class LeNet(nn.Module):
 
     Source: Liang et al., RSCFed, CVPR 2022, and its public code.
 
-    Attributes:
-        normalisation: 'none'.
-        dtype: dtype of the computation.
-
     Raises:
         UserError: another normalisation is asked for, or images are smaller.
     """
 
-    normalisation: str = "none"
-    dtype: jnp.dtype = jnp.float32
+    normalisation: str = "none"  # 'none'
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

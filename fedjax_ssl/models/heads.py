@@ -11,20 +11,15 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.models import packing
 
 
 class Outputs(NamedTuple):
-    """What a model gives for a batch of B images, in float32.
+    """What a model gives for a batch of B images, in float32."""
 
-    Attributes:
-        logits: [B, C], the classifier's; [B, 0] without one.
-        heads: the other heads' outputs [B, D], by their names.
-        features: [B, F], the backbone's; () where nobody reads them.
-    """
-
-    logits: jax.Array
-    heads: Mapping[str, jax.Array]
-    features: Any
+    logits: jax.Array  # [B, C], the classifier's; [B, 0] without one
+    heads: Mapping[str, jax.Array]  # the other heads' outputs [B, D], by their names
+    features: Any  # [B, F], the backbone's; () where nobody reads them
 
 
 class Linear(nn.Dense):
@@ -51,21 +46,18 @@ class Heads(nn.Module):
 
     The parameters' top level is 'backbone', 'classifier', and the heads' names.
 
-    Attributes:
-        backbone: module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its
-          attribute `classifier_bias` is False.
-        num_classes: C.
-        heads: name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword
-          `name`, as a class of modules does. None: a linear classifier. A module with an attribute `reads` that
-          names another head takes that one's outputs in place of the features.
-        classifier_init: one of `CLASSIFIER_INITS`.
       classifies: whether there is a classifier; a companion has none.
     """
 
+    # Module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its attribute
+    # `classifier_bias` is False.
     backbone: nn.Module
-    num_classes: int
+    num_classes: int  # C
+    # Name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword `name`, as a
+    # class of modules does. None: a linear classifier. A module with an attribute `reads` that names another head takes
+    # that one's outputs in place of the features.
     heads: Mapping[str, Callable[..., nn.Module] | None]
-    classifier_init: str = "lecun"
+    classifier_init: str = "lecun"  # one of `CLASSIFIER_INITS`
     classifies: bool = True
 
     @nn.compact
@@ -80,7 +72,7 @@ class Heads(nn.Module):
             num_views: V. The views share every convolution call, but each has its own batch statistics, as if
               they had been passed one after the other.
         """
-        features = self.backbone(images, train, mask, num_views).astype(jnp.float32)
+        features = packing.apply(self.backbone, images, train, mask, num_views).astype(jnp.float32)
         if platform() == "tpu":  # libtpu 0.0.42.1 crashes on SAGE's float32 heads fused with the backbone's end
             features = jax.lax.optimization_barrier(features)
         bias = getattr(self.backbone, "classifier_bias", True)

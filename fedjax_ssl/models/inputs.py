@@ -22,14 +22,10 @@ class Inputs(Protocol):
 
 
 class Images(NamedTuple):
-    """Images with values in 0..255, stored as uint8.
+    """Images with values in 0..255, stored as uint8."""
 
-    Attributes:
-        shape: (height, width, channels).
-        mean, std: per channel, in units of [0, 1] pixel values; they belong to the data set.
-    """
-
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # (height, width, channels)
+    # mean and std: per channel, in units of [0, 1] pixel values; they belong to the data set.
     mean: tuple[float, ...]
     std: tuple[float, ...]
 

@@ -1,9 +1,10 @@
-"""Convolution and pooling. On a GPU a convolution is XLA's; what a CPU takes in its place lies in `cpu/`.
+"""Convolution and pooling. GPUs use XLA's convolution; `cpu/` has the one for CPUs.
 
-Pooling does without `reduce_window`, whose gradient is as slow there.
+Pooling avoids `reduce_window`, whose gradient is slow on CPUs, too.
 """
 
 import functools
+import math
 
 import flax.linen as nn
 import jax
@@ -12,7 +13,7 @@ from jax import lax
 
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
-from fedjax_ssl.models import passes
+from fedjax_ssl.models import packing, passes
 from fedjax_ssl.models.cpu import convolution as on_cpu
 
 # Kaiming normal over the fan-out: standard deviation sqrt(2 / (kernel_h * kernel_w * out)), not truncated.
@@ -23,25 +24,19 @@ _PASSES = {"lax": (passes.forward, passes.input_gradient, passes.kernel_gradient
 
 
 class Conv(nn.Module):
-    """Convolution without bias; parameter `kernel` [kernel_h, kernel_w, in, out], float32.
+    """Convolution without bias; parameter `kernel` [kernel_h, kernel_w, in, out], float32."""
 
-    Attributes:
-        features: output channels.
-        kernel_size: (height, width), odd.
-        strides: 1 or 2.
-        dtype: dtype of the computation and of the output.
-        init: initialiser of the kernel.
-    """
-
-    features: int
-    kernel_size: tuple[int, int] = (3, 3)
-    strides: int = 1
-    dtype: jnp.dtype = jnp.float32
+    features: int  # output channels
+    kernel_size: tuple[int, int] = (3, 3)  # (height, width), odd
+    strides: int = 1  # 1 or 2
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation and of the output
+    # Initialiser of the kernel.
     init: nn.initializers.Initializer = convolution_init  # type: ignore[assignment]  # in place of Module.init
 
     @nn.compact
     def __call__(self, x):
-        shape = (*self.kernel_size, x.shape[-1], self.features)
+        lanes = packing.lanes()
+        shape = (*self.kernel_size, x.shape[-1] // lanes, lanes * self.features)
         kernel = self.param("kernel", self.init, shape, jnp.float32)
         return conv2d(x.astype(self.dtype), kernel.astype(self.dtype), self.strides)
 
@@ -55,7 +50,8 @@ def conv2d(x, kernel, stride=1, implementation=None):
 
     Args:
         x: [N, H, W, in] activations.
-        kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`.
+        kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`. With fewer inputs than `x` has channels
+          the convolution is one in groups, for which there is 'lax' alone.
         stride: 1 or 2, for both sides.
         implementation: 'lax' (XLA's convolution and its gradients), 'custom_backward' or 'winograd' (a CPU's, see
           `cpu/`; 'winograd' is for 3x3 with stride 1). None chooses the fastest: 'lax' but on a CPU. Where nothing is
@@ -67,6 +63,9 @@ def conv2d(x, kernel, stride=1, implementation=None):
     Raises:
         UserError: the implementation is unknown, or does not have this kernel or stride.
     """
+    if kernel.shape[2] < x.shape[-1]:
+        kernel = packing.block_diagonal(kernel, x.shape[-1] // kernel.shape[2])
+        return packing.alone(lambda x: _conv2d(x, kernel, stride, "lax", "grouped"))(x)
     if implementation is None:
         implementation = on_cpu.fastest(x, kernel, stride) if platform() == "cpu" else "lax"
     if implementation not in _PASSES:
@@ -92,13 +91,29 @@ def _conv2d_backward(stride, implementation, lane_form, residuals, gradient):
     x, kernel = residuals
     _, to_input, to_kernel = _PASSES[implementation]
     sizes = {"input_shape": x.shape, "kernel_shape": kernel.shape}
+    kernel_form = passes.kernel_gradient_form(lane_form)
     return (
         passes.in_lanes(to_input, passes.input_gradient_by_columns, lane_form, stride, **sizes)(gradient, kernel),
-        passes.in_lanes(to_kernel, passes.kernel_gradient_by_columns, lane_form, stride, **sizes)(x, gradient),
+        passes.in_lanes(to_kernel, passes.kernel_gradient_by_columns, kernel_form, stride, **sizes)(x, gradient),
     )
 
 
 _conv2d.defvjp(_conv2d_forward, _conv2d_backward)
+
+
+class FlatDense(nn.Dense):
+    """A linear layer on activations [N, H, W, C], without bias: to [N, features]; `kernel` is [H*W*C, features]."""
+
+    use_bias: bool = False
+
+    def __call__(self, x):
+        lanes, positions = packing.lanes(), math.prod(x.shape[1:3])
+        if lanes == 1:
+            return super().__call__(x.reshape(len(x), -1))
+        kernel = self.get_variable("params", "kernel").reshape(positions, -1, lanes, self.features)
+        x = x.reshape(len(x), positions, lanes, -1)
+        y = jnp.einsum("npgc,pcgo->ngo", x.astype(self.dtype), kernel.astype(self.dtype))
+        return y.reshape(len(x), -1)
 
 
 def max_pool2d(x):

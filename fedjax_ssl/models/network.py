@@ -21,25 +21,18 @@ class Network(NamedTuple):
     numbers are entries of the same `Model`, under its name, so that it is one more part by name for all that trains,
     sends or counts parts. The passes below do not touch it; it has its own, `network.companions[name]`, which take
     `companion_model(model, name)`.
-
-    Attributes:
-        module: the Flax module, a `Heads`.
-        inputs: what an example is, and how it becomes what the module takes.
-        normalisation: the batch normalisation policy, one of `POLICIES`; of a user's backbone that has no statistics
-          'group', or 'none'.
-        embedding: name of the head that represents an image; '': the backbone's features do.
-        companions: further networks by name.
-        given: parts of a model to begin with in place of fresh ones, see `init_from`; None: all are fresh.
-        gathered: sums of normalisation statistics that clients sent, in place of those of their images, see
-          `fedjax_ssl.server.statistics`; None: the images are at hand.
     """
 
-    module: nn.Module
-    inputs: Inputs
+    module: nn.Module  # the Flax module, a `Heads`
+    inputs: Inputs  # what an example is, and how it becomes what the module takes
+    # The batch normalisation policy, one of `POLICIES`; of a user's backbone that has no statistics 'group', or 'none'.
     normalisation: str
-    embedding: str = ""
-    companions: Mapping[str, "Network"] = {}
+    embedding: str = ""  # name of the head that represents an image; '': the backbone's features do
+    companions: Mapping[str, "Network"] = {}  # further networks by name
+    # Parts of a model to begin with in place of fresh ones, see `init_from`; None: all are fresh.
     given: Model | None = None
+    # Sums of normalisation statistics that clients sent, in place of those of their images, see
+    # `fedjax_ssl.server.statistics`; None: the images are at hand.
     gathered: Any = None
 
     def init(self, key: jax.Array) -> Model:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.models import packing
 
 POLICIES = ("static", "running", "group", "none")
 EPSILON = 1e-5
@@ -42,14 +43,10 @@ class Normalisation(nn.Module):
     An evaluation pass with the mutable collection 'moments' writes each example's there, [N, C]: `mean`, that of
     x - m, and `var`, that of (x - m)^2 over its positions, where m is the stored mean. About m and not about 0, for
     E[x^2] - E[x]^2 of a mean that is large beside the deviation would be float32's rounding.
-
-    Attributes:
-        policy: 'static', 'running', 'group' or 'none'.
-        affine: whether it scales and shifts; without, it has no parameters.
     """
 
-    policy: str = "static"
-    affine: bool = True
+    policy: str = "static"  # 'static', 'running', 'group' or 'none'
+    affine: bool = True  # whether it scales and shifts; without, it has no parameters
 
     @nn.compact
     def __call__(self, x, train=False, mask=None, num_views=1):
@@ -58,8 +55,8 @@ class Normalisation(nn.Module):
         Args:
             x: [V*B, ..., C] activations, view-major.
             train: whether batch statistics are used (they are not under 'group').
-            mask: bool or float [V*B], 0 for padding rows, which take no part in any statistic; None: all are
-              valid.
+            mask: bool or float [V*B], 0 for padding rows, which take no part in any statistic; [V*B, g] with one for
+              each of g lanes that share the channels; None: all are valid.
             num_views: V, the number of views with separate statistics.
 
         Returns:
@@ -94,7 +91,7 @@ class Normalisation(nn.Module):
 
         y, batch_mean, batch_var, count = batch_normalise(x, scale, bias, mask, num_views)
         if keeps and not self.is_initializing():
-            unbiased = batch_var * (count / jnp.maximum(count - 1, 1))[:, None]
+            unbiased = batch_var * (count / jnp.maximum(count - 1, 1))
             if self.policy == "static":
                 mean.value = _mean_over_views(batch_mean, count, mean.value)
                 var.value = _mean_over_views(unbiased, count, var.value)
@@ -127,21 +124,25 @@ def batch_normalise(x, scale, bias, mask=None, num_views=1):
         x: [V*B, ..., C] activations, view-major.
         scale: [C].
         bias: [C].
-        mask: bool or float [V*B], or None.
+        mask: bool or float [V*B] or [V*B, g], see `Normalisation`, or None.
         num_views: V.
 
     Returns:
         The normalised activations [V*B, ..., C] in the dtype of `x`, and per view the mean [V, C], the biased
-        variance [V, C] and the number of values they were taken over [V], in float32.
+        variance [V, C] and the number of values they were taken over, [V, 1] or [V, C], in float32.
 
     Source: Ioffe and Szegedy, ICML 2015, algorithm 1.
     """
     channels = x.shape[-1]
     values = x.reshape(num_views, x.shape[0] // num_views, -1, channels)
-    weights = None if mask is None else mask.astype(jnp.float32).reshape(num_views, -1, 1, 1)
+    weights = None
+    if mask is not None:
+        weights = mask.astype(jnp.float32).reshape(*values.shape[:2], 1, -1)
+        if weights.shape[-1] > 1:
+            weights = jnp.repeat(weights, channels // weights.shape[-1], axis=-1)
     count = _count(values, weights)
     # max(count, 1): zeros instead of NaN for a view without a valid example.
-    y, mean, var = _normalise_views(values, scale, bias, weights, jnp.maximum(count, 1)[:, None])
+    y, mean, var = _normalise_views(values, scale, bias, weights, jnp.maximum(count, 1))
     return y.reshape(x.shape), mean, var, count
 
 
@@ -191,10 +192,10 @@ _normalise_views.defvjp(_normalise_views_forward, _normalise_views_backward)
 
 
 def _count(values, weights):
-    """Number of values behind each statistic, float32 [V]."""
+    """Number of values behind each statistic, float32 [V, 1], or [V, C] where it differs."""
     if weights is None:
-        return jnp.full(values.shape[:1], values.shape[1] * values.shape[2], jnp.float32)
-    return weights.sum(axis=(1, 2, 3)) * values.shape[2]
+        return jnp.full((len(values), 1), values.shape[1] * values.shape[2], jnp.float32)
+    return weights.sum(axis=(1, 2)) * values.shape[2]
 
 
 def _weighted_sum(x, weights):
@@ -219,7 +220,7 @@ def group_normalise(x, scale, bias):
     Source: Wu and He, ECCV 2018, equations 1, 2 and 7.
     """
     channels = x.shape[-1]
-    groups = number_of_groups(channels)
+    groups = packing.lanes() * number_of_groups(channels // packing.lanes())
     values = x.astype(jnp.float32).reshape(x.shape[0], -1, groups, channels // groups)
     centred = values - values.mean(axis=(1, 3), keepdims=True)
     var = jnp.square(centred).mean(axis=(1, 3), keepdims=True)
@@ -244,5 +245,5 @@ def _running_average(average, batch, count):
 def _mean_over_views(batch, count, otherwise):
     """Plain mean [C] of [V, C] over the views that hold a valid example; `otherwise` where none does."""
     valid = (count > 0).astype(jnp.float32)
-    mean = (batch * valid[:, None]).sum(axis=0) / jnp.maximum(valid.sum(), 1)
-    return jnp.where(valid.sum() > 0, mean, otherwise)
+    mean = (batch * valid).sum(axis=0) / jnp.maximum(valid.sum(axis=0), 1)
+    return jnp.where(valid.sum(axis=0) > 0, mean, otherwise)

@@ -30,14 +30,10 @@ class Adapted(nn.Module):
 
     It is sound for a module that maps each image by itself, in training, too: nothing in it could make use of a mask or
     of views. `check_backbone` sees to it as far as the library's normalisation is concerned.
-
-    Attributes:
-        module: from images [B, H, W, C], and the arguments named in `takes` as keywords, to features [B, F].
-        takes: those of `OPTIONAL_ARGUMENTS` that it has.
     """
 
-    module: nn.Module
-    takes: tuple[str, ...]
+    module: nn.Module  # from images [B, H, W, C], and the arguments named in `takes` as keywords, to features [B, F]
+    takes: tuple[str, ...]  # those of `OPTIONAL_ARGUMENTS` that it has
 
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `Heads`."""

@@ -1,4 +1,4 @@
-"""The passes of a convolution, forward and two gradients: XLA's own; and what becomes of a pass in lanes."""
+"""The passes of a convolution, forward and two gradients, as XLA has them, and their forms under lanes."""
 
 import contextlib
 import contextvars
@@ -15,9 +15,12 @@ DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
 def forward(x, kernel, stride):
-    """XLA's convolution, see `layers.conv2d`."""
+    """XLA's convolution, see `layers.conv2d`; in groups if the kernel has fewer inputs than `x` channels."""
     padding = [((size - 1) // 2, (size - 1) // 2) for size in kernel.shape[:2]]
-    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=DIMENSIONS)
+    groups = x.shape[-1] // kernel.shape[2]
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=DIMENSIONS, feature_group_count=groups
+    )
 
 
 def input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
@@ -41,9 +44,11 @@ def kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
 # --- Lanes: many kernels at once. -------------------------------------------------------------------------------------
 
 # How a pass runs when `vmap` gives every lane a kernel of its own: 'grouped', XLA's grouped convolution; 'im2col', the
-# shifted inputs side by side and one batched matrix product; 'loop', one lane after the other.
-LANE_FORMS = ("grouped", "im2col", "loop")
-DEFAULT_LANE_FORM = {"cpu": "loop"}  # measured, see docs/performance.md; 'grouped' elsewhere
+# shifted inputs side by side and one batched matrix product; 'loop', one lane after the other; 'packed', the lanes'
+# activations side by side throughout the backbone, see `packing`, and 'grouped' in backbones that cannot be packed.
+LANE_FORMS = ("grouped", "im2col", "loop", "packed")
+# 'grouped' elsewhere. A CPU's was measured, see docs/performance.md; a TPU's compiled, see docs/accelerators.md.
+DEFAULT_LANE_FORM = {"cpu": "loop", "tpu": "packed"}
 _forced_lane_form = contextvars.ContextVar("lane_form", default=None)
 
 
@@ -65,6 +70,11 @@ def lane_form():
     return form
 
 
+def kernel_gradient_form(form):
+    """That of a kernel's gradient: XLA makes a GPU's grouped ones convolutions whose windows are as large as images."""
+    return "im2col" if form in ("grouped", "packed") and platform() == "gpu" else form
+
+
 def in_lanes(one_lane, by_columns, form, stride, **sizes):
     """A pass of two arguments which under `vmap` over both of them takes the given form."""
     one_lane, by_columns = (functools.partial(function, stride=stride, **sizes) for function in (one_lane, by_columns))
@@ -73,7 +83,7 @@ def in_lanes(one_lane, by_columns, form, stride, **sizes):
     @one_pass.def_vmap
     def lanes(number, mapped, *arguments):
         in_axes = [0 if is_mapped else None for is_mapped in mapped]
-        if form == "grouped" or not all(mapped):
+        if form in ("grouped", "packed") or not all(mapped):
             return jax.vmap(one_lane, in_axes)(*arguments), True
         if form == "im2col":
             return jax.vmap(by_columns, in_axes)(*arguments), True

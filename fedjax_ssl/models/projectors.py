@@ -1,4 +1,4 @@
-"""Heads that map features to a space of their own: a projector with a hidden layer, and a square linear map."""
+"""Projection heads: one with a hidden layer, and a square linear map."""
 
 import flax.linen as nn
 
@@ -7,21 +7,13 @@ from fedjax_ssl.models.normalisation import Normalisation
 
 
 class Projector(nn.Module):
-    """One hidden layer: features [V*B, F], or another head's outputs, to [V*B, dim].
+    """One hidden layer: features [V*B, F], or another head's outputs, to [V*B, dim]."""
 
-    Attributes:
-        hidden: width of the layer, which is normalised; then ReLU.
-        dim: of the outputs; 0: as many as there are inputs.
-        normalisation: policy of `Normalisation`. No layer has a bias in front of one, where it would change nothing.
-        normalised: whether the outputs are normalised, too, without scale and shift.
-        reads: the head whose outputs it takes in place of the features; '': none.
-    """
-
-    hidden: int
-    dim: int
-    normalisation: str
-    normalised: bool = False
-    reads: str = ""
+    hidden: int  # width of the layer, which is normalised; then ReLU
+    dim: int  # of the outputs; 0: as many as there are inputs
+    normalisation: str  # policy of `Normalisation`. No layer has a bias in front of one, where it would change nothing.
+    normalised: bool = False  # whether the outputs are normalised, too, without scale and shift
+    reads: str = ""  # the head whose outputs it takes in place of the features; '': none
 
     @nn.compact
     def __call__(self, features, train=False, mask=None, num_views=1):
@@ -37,13 +29,9 @@ class Projector(nn.Module):
 
 
 class Projection(nn.Module):
-    """A linear map of features [B, F] to as many numbers (ProxyFL).
+    """A linear map of features [B, F] to as many numbers (ProxyFL)."""
 
-    Attributes:
-        use_bias: whether it has a bias.
-    """
-
-    use_bias: bool
+    use_bias: bool  # whether it has a bias
 
     @nn.compact
     def __call__(self, features, train=False, mask=None, num_views=1):

@@ -77,22 +77,19 @@ class ResNet(nn.Module):
 
     Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; three stages from 16 channels on are
     its networks for CIFAR-10 (section 4.2), here with a 1x1 convolution where the shape changes.
-
-    Attributes:
-        blocks: in each stage.
-        width: channels of the first stage (of its 3x3 convolutions).
-        bottleneck: blocks of three convolutions instead of two.
-        imagenet_stem: the stem of the paper's networks for ImageNet (table 1).
-        normalisation: policy of `Normalisation`.
-        dtype: dtype of the computation.
     """
 
-    blocks: Sequence[int] = (2, 2, 2, 2)
-    width: int = 64
-    bottleneck: bool = False
-    imagenet_stem: bool = False
-    normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    blocks: Sequence[int] = (2, 2, 2, 2)  # in each stage
+    width: int = 64  # channels of the first stage (of its 3x3 convolutions)
+    bottleneck: bool = False  # blocks of three convolutions instead of two
+    imagenet_stem: bool = False  # the stem of the paper's networks for ImageNet (table 1)
+    normalisation: str = "static"  # policy of `Normalisation`
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+
+    @property
+    def narrow_channels(self):
+        """Of the first stage, see `packing`."""
+        return self.width
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

@@ -19,18 +19,18 @@ class ResNet9(nn.Module):
     Any image of 8x8 or more.
 
     Source: Jeong et al., FedMatch, ICLR 2021, and its public code.
-
-    Attributes:
-        width: channels of the first convolution.
-        normalisation: policy of `Normalisation`.
-        dtype: dtype of the computation.
     """
 
-    width: int = 64
-    normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    width: int = 64  # channels of the first convolution
+    normalisation: str = "static"  # policy of `Normalisation`
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
     classifier_bias = False  # of the linear classifier on top, see `Heads`
+
+    @property
+    def narrow_channels(self):
+        """Of the first stage, see `packing`."""
+        return self.width
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

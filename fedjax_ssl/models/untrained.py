@@ -1,4 +1,4 @@
-"""An untrained network, one and the same for all who have its seed: SemiAnAgg's anchor."""
+"""An untrained network that is the same for all clients with the seed: SemiAnAgg's anchor."""
 
 from typing import Any
 

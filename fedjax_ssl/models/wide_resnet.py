@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fedjax_ssl.models import packing
 from fedjax_ssl.models.layers import Conv, global_average_pool
 from fedjax_ssl.models.normalisation import Normalisation
 
@@ -25,7 +26,7 @@ class PreActivationBlock(nn.Module):
             return Normalisation(self.normalisation, name=name)(y, train, mask, num_views)
 
         y = nn.relu(normalise(x, "norm0"))
-        if x.shape[-1] != self.features:
+        if x.shape[-1] != packing.lanes() * self.features:
             x = Conv(self.features, (1, 1), self.strides, dtype=self.dtype, name="shortcut_conv")(y)
         y = Conv(self.features, strides=self.strides, dtype=self.dtype, name="conv0")(y)
         y = nn.relu(normalise(y, "norm1"))
@@ -40,18 +41,17 @@ class WideResNet(nn.Module):
     dropout. With a classifier, WRN-28-2 has 1,467,610 parameters for 10 classes, WRN-28-8 23,401,012 for 100.
 
     Source: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016.
-
-    Attributes:
-        depth: number of convolutions, 6n + 4.
-        width: k.
-        normalisation: policy of `Normalisation`.
-        dtype: dtype of the computation.
     """
 
-    depth: int = 28
-    width: int = 2
-    normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    depth: int = 28  # number of convolutions, 6n + 4
+    width: int = 2  # k
+    normalisation: str = "static"  # policy of `Normalisation`
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+
+    @property
+    def narrow_channels(self):
+        """Of the first stage, see `packing`."""
+        return 16 * self.width
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

@@ -31,17 +31,11 @@ _DIGITS = 5  # of the number before each leaf's name
 
 
 class Restored(NamedTuple):
-    """What was read from a run's checkpoints.
+    """What was read from a run's checkpoints."""
 
-    Attributes:
-        state: the state, or the part of it that was asked for.
-        round: of the checkpoint that it comes from.
-        passed_over: a line for each newer checkpoint that was not taken, which says why.
-    """
-
-    state: Any
-    round: int
-    passed_over: list[str]
+    state: Any  # the state, or the part of it that was asked for
+    round: int  # of the checkpoint that it comes from
+    passed_over: list[str]  # a line for each newer checkpoint that was not taken, which says why
 
 
 class Checkpoints:

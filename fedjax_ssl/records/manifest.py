@@ -33,29 +33,18 @@ _TOLERANCE = 1e-5  # of the images' mean and deviation, which another machine ma
 
 
 class TrainedWith(NamedTuple):
-    """What decides a run's result, besides the code.
+    """What decides a run's result, besides the code."""
 
-    Attributes:
-        config: nested dicts, as JSON gives them.
-        dataset: see `fedjax_ssl.data.dataset_facts`; None: not known.
-        partition: the checksum of who owns which rows; None: not known.
-    """
-
-    config: dict[str, Any]
-    dataset: dict[str, Any] | None
-    partition: str | None
+    config: dict[str, Any]  # nested dicts, as JSON gives them
+    dataset: dict[str, Any] | None  # see `fedjax_ssl.data.dataset_facts`; None: not known
+    partition: str | None  # the checksum of who owns which rows; None: not known
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says of itself.
+    """What a checkpoint says of itself."""
 
-    Attributes:
-        round: after which its state is.
-        run: what it was trained with; None: it does not say.
-    """
-
-    round: int
-    run: TrainedWith | None
+    round: int  # after which its state is
+    run: TrainedWith | None  # what it was trained with; None: it does not say
 
 
 def trained_with(config: dict[str, Any], facts: dict[str, Any], partition: Partition) -> TrainedWith:
@@ -172,6 +161,8 @@ def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of a partition's numbers, whatever the file's compression and the size of its integers."""
+    # The name of the server's rows in the files of earlier versions, whose checksums stay what they are.
+    arrays = {name.replace("server_index", "anchor_index"): array for name, array in arrays.items()}
     digest = hashlib.sha256()
     for name in sorted(arrays):
         if arrays[name].size:  # files of earlier versions lack what is empty

@@ -231,13 +231,8 @@ def _git(place: pathlib.Path, *words: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def loaded_files() -> list[str]:
-    """The real paths of loaded Python files that are neither Python's, nor of a package, nor the library's."""
-    return [path for path in _loaded() if not _in_library(path)]
-
-
 def _loaded() -> list[str]:
-    """The same with the library's."""
+    """The real paths of loaded Python files that are neither Python's nor of a package, with the library's."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {str(entry.parent) for entry in _metadata_folders()}  # of users, of clusters
     folders = tuple(f"{path}{os.sep}" for path in {*installed, *map(os.path.realpath, installed)})

@@ -1,4 +1,4 @@
-"""What a workdir says of itself, enough to resume what runs in it."""
+"""Reads from a workdir what is needed to resume its run or runs."""
 
 import json
 import pathlib

@@ -39,24 +39,18 @@ from fedjax_ssl.records.workdir import (
     read_summary,
 )
 
+EARLIER_METRICS = {"byzantine_uploads": "malicious_uploads"}  # by their names of today
+
 
 class RunRecords(NamedTuple):
-    """What one run has recorded so far.
+    """What one run has recorded so far."""
 
-    Attributes:
-        folder: its workdir.
-        config: nested dicts.
-        metrics: a dict for each round, at least one.
-        timings: dicts with seconds of several kinds.
-        summary: None for a run that is not finished.
-        damages: what is wrong with the files of these records, a line each; they are shown as far as they can be read.
-    """
-
-    folder: pathlib.Path
-    config: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    timings: list[dict[str, Any]]
-    summary: dict[str, Any] | None
+    folder: pathlib.Path  # its workdir
+    config: dict[str, Any]  # nested dicts
+    metrics: list[dict[str, Any]]  # a dict for each round, at least one
+    timings: list[dict[str, Any]]  # dicts with seconds of several kinds
+    summary: dict[str, Any] | None  # None for a run that is not finished
+    # What is wrong with the files of these records, a line each; they are shown as far as they can be read.
     damages: tuple[str, ...] = ()
 
     @property
@@ -107,7 +101,8 @@ class RunRecords(NamedTuple):
 
     def values(self, name: str) -> np.ndarray:
         """float [rounds], one metric over the rounds; NaN where it could not be measured."""
-        return np.array([np.nan if line.get(name) is None else line[name] for line in self.metrics], float)
+        found = [line.get(name, line.get(EARLIER_METRICS.get(name, name))) for line in self.metrics]
+        return np.array([np.nan if value is None else value for value in found], float)
 
     def has(self, name: str) -> bool:
         """Whether the metric was measured in any round."""
@@ -228,15 +223,10 @@ def _read_class_counts(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 class Group(NamedTuple):
-    """Runs that differ in nothing but the seed.
+    """Runs that differ in nothing but the seed."""
 
-    Attributes:
-        name: for people, from their folders.
-        runs: at least one.
-    """
-
-    name: str
-    runs: list[RunRecords]
+    name: str  # for people, from their folders
+    runs: list[RunRecords]  # at least one
 
     def values(self, name: str) -> np.ndarray:
         """float [seeds, rounds], one metric; NaN beyond the end of a run that is shorter than others."""

@@ -25,7 +25,7 @@ BEST = "best.npz"
 
 
 def save_best(folder: pathlib.Path, round_number: int, snapshot: dict[str, np.ndarray]) -> None:
-    """Writes what the model of the best round so far predicts on the test set, in place of an earlier one's.
+    """Writes the predictions of the best model so far on the test set, replacing earlier ones.
 
     Args:
         folder: of the run's snapshots.
@@ -37,15 +37,6 @@ def save_best(folder: pathlib.Path, round_number: int, snapshot: dict[str, np.nd
     replace_arrays(folder / BEST, **outputs, round=np.array(round_number))
 
 
-def load_snapshots(folder: pathlib.Path) -> dict[int, dict[str, np.ndarray]]:
-    """All snapshots of a folder, by round, the earliest first; those of earlier versions are of the test set.
-
-    Raises:
-        UserError: one cannot be read.
-    """
-    return {number: load_snapshot(path) for number, path in snapshot_files(folder).items()}
-
-
 def snapshot_files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
     """Round -> the file of its snapshot, the earliest first."""
     names = {path.stem.removeprefix("round_"): path for path in sorted(folder.glob("round_*.npz"))}
@@ -53,7 +44,7 @@ def snapshot_files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def load_snapshot(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """One snapshot.
+    """One snapshot; those of earlier versions are of the test set.
 
     Raises:
         UserError: it cannot be read.

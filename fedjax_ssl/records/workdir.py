@@ -262,27 +262,17 @@ def checksum_of_records(folder: pathlib.Path, round_number: int) -> str:
 
 
 class Records(NamedTuple):
-    """The lines of a .jsonl file that can be used.
+    """The lines of a .jsonl file that can be used."""
 
-    Attributes:
-        lines: a dict each, with an int for `round`.
-        damage: what is wrong with the file, '' if nothing is. A last line that a kill cut short is not damage.
-    """
-
-    lines: list[dict[str, Any]]
-    damage: str = ""
+    lines: list[dict[str, Any]]  # a dict each, with an int for `round`
+    damage: str = ""  # what is wrong with the file, '' if nothing is. A last line that a kill cut short is not damage.
 
 
 class Summary(NamedTuple):
-    """A run's summary.
+    """A run's summary."""
 
-    Attributes:
-        summary: None if there is none that can be used.
-        damage: what is wrong with it, or ''.
-    """
-
-    summary: dict[str, Any] | None
-    damage: str = ""
+    summary: dict[str, Any] | None  # None if there is none that can be used
+    damage: str = ""  # what is wrong with it, or ''
 
 
 def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> bool:

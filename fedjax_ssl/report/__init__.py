@@ -7,11 +7,14 @@ from fedjax_ssl.files import expanded
 from fedjax_ssl.records.workdir import CONFIG
 from fedjax_ssl.report.comparison import write_comparison
 from fedjax_ssl.report.run_report import write_report
+from fedjax_ssl.report.table import PLAIN, Look
 
 __all__ = ["report", "write_comparison", "write_report"]
 
 
-def report(folders: list[str], out: str | None = None, target: str = "0.9", against: str | None = None) -> pathlib.Path:
+def report(
+    folders: list[str], out: str | None = None, target: str = "0.9", against: str | None = None, look: Look = PLAIN
+) -> pathlib.Path:
     """What `python launch.py report` does: one run's own report, or a comparison of several.
 
     Args:
@@ -19,6 +22,7 @@ def report(folders: list[str], out: str | None = None, target: str = "0.9", agai
         out: the comparison's page; None for the report of a single run.
         target: accuracy on the set that is measured each round, a share, to which rounds and bytes are counted.
         against: runs of one configuration, from which the others' differences are taken; None: no differences.
+        look: of the comparison's tables.
 
     Returns:
         The page's path.
@@ -32,7 +36,8 @@ def report(folders: list[str], out: str | None = None, target: str = "0.9", agai
     except ValueError:
         raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target!r}") from None
     if out is not None:
-        return write_comparison(folders, out, share, against)
-    if against is not None or len(folders) > 1 or list(pathlib.Path(folders[0]).glob(f"*/**/{CONFIG}")):
+        return write_comparison(folders, out, share, against, look=look)
+    several = len(folders) > 1 or list(pathlib.Path(folders[0]).glob(f"*/**/{CONFIG}"))
+    if several or against is not None or look != PLAIN:
         raise UserError("several runs go into one page: --out=NAME.html")
     return write_report(folders[0])

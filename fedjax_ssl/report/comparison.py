@@ -15,7 +15,17 @@ from fedjax_ssl.records.clients import MODELS
 from fedjax_ssl.records.runs import Group, name_data_sets, read_groups, what_differs
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.differences import paired_differences
-from fedjax_ssl.report.table import Row, make_table, to_latex, write_table, write_tables
+from fedjax_ssl.report.table import (
+    CONFIDENCE,
+    PLAIN,
+    Look,
+    Row,
+    best_cells,
+    make_table,
+    to_latex,
+    write_table,
+    write_tables,
+)
 
 MANY = 12  # curves that one picture can hold
 _MANY_SETS = "whose accuracies cannot be compared: each has pictures of its own, and the table names it."
@@ -27,6 +37,7 @@ def write_comparison(
     target: float = 0.9,
     against: str | os.PathLike[str] | None = None,
     table_name: str | None = None,
+    look: Look = PLAIN,
 ) -> pathlib.Path:
     """Writes a page NAME.html that compares runs, with its table in NAME.csv, NAME.md and NAME.tex.
 
@@ -41,6 +52,7 @@ def write_comparison(
         against: the runs of one configuration; a further table has the others' differences from it, paired by seed,
             also in NAME_differences.csv, .md and .tex. None: no such table.
         table_name: of the tables' files, without a suffix; None: the page's; '': no such files.
+        look: of the tables: columns, intervals, caption and label.
 
     Returns:
         The page's path.
@@ -62,6 +74,7 @@ def write_comparison(
         for g, name in zip(groups, names)
     ]
     table = make_table(rows, target)
+    shown = look.of(table)
     apart = [] if against is None else _differences(groups, pathlib.Path(against))
     skipped += [line for group in groups for run in group.runs for line in run.damages]
     unfinished = [f"{run.folder} ({run.standing()})" for group in groups for run in group.runs if not run.is_finished]
@@ -77,23 +90,28 @@ def write_comparison(
         path,
         f"{_number(len(groups), 'configuration')}, {_number(sum(len(group.runs) for group in groups), 'run')}",
         f"Data: {', '.join(sets)}. Curves are means over seeds, bands reach from the least to the most. Accuracies in "
-        "the table are percent, mean ± standard deviation over seeds (of n - 1).",
+        f"the table are percent, mean ± {_spread(look)}.",
         *(page.note(line) for line in skipped),
         page.note(f"Not finished, and shown as far as they are: {', '.join(unfinished)}") if unfinished else "",
         page.note(f"The runs are on {len(sets)} data sets, {_MANY_SETS}") if len(sets) > 1 else "",
-        page.section("Table", _as_html(table)),
+        page.section("Table", _as_html(shown)),
         page.section("Differences, paired by seed", _paired(apart)) if apart else "",
         page.section("What differs", _what_differs(groups)),
         page.section("Labels", _labels_held(groups)),
         *pictures.sections(),
-        page.section("As LaTeX", page.code(to_latex(table))),
+        page.section("As LaTeX", page.code(to_latex(shown, best_cells(table), look.caption, look.label))),
     )
     name = path.stem if table_name is None else table_name
     if name:
-        write_tables(path.with_name(name), rows, target)
+        write_tables(path.with_name(name), rows, target, look)
     if name and apart:
         write_table(path.with_name(f"{name}_differences"), apart)
     return path
+
+
+def _spread(look: Look) -> str:
+    interval = f"half of the {100 * CONFIDENCE:g} % confidence interval over seeds"
+    return interval if look.interval else "standard deviation over seeds (of n - 1)"
 
 
 def _number(count: int, of: str) -> str:
@@ -112,7 +130,7 @@ def _differences(groups: list[Group], against: pathlib.Path) -> list[dict[str, s
     """The table of the other groups' differences from the runs in a folder."""
     found, _ = read_groups([against])
     if len(found) > 1:
-        raise UserError(f"differences are from one configuration; {against} has {len(found)}")
+        raise UserError(f"differences need one configuration to compare with; {against} has {len(found)}")
     (reference,) = found
     its_runs = {run.folder.resolve() for run in reference.runs}
     others = []
@@ -230,7 +248,7 @@ def _labels(groups: list[Group]):
 
 
 def bundles(groups: list[Group]) -> dict[str, list[Group]]:
-    """Groups of curves for one picture each: many curves are divided by the values of a sweep's grid.
+    """Divides many curves into pictures, by the values of a sweep's grid.
 
     Returns:
         What they have in common -> the groups, named by what is left.

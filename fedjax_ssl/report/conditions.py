@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_ssl.config import num_malicious
+from fedjax_ssl.config import num_byzantine
 from fedjax_ssl.records.runs import RunRecords
 
 
@@ -11,8 +11,8 @@ def conditions(run: RunRecords) -> list[str]:
     config, last, found = run.config, run.metrics[-1], []
     attack, availability, privacy = config["attack"], config["availability"], config["privacy"]
     if attack["kind"] != "none":
-        number = num_malicious(config)
-        sent = int(np.nansum(run.values("malicious_uploads")))
+        number = num_byzantine(config)
+        sent = int(np.nansum(run.values("byzantine_uploads")))
         found.append(
             f"{number} of {config['num_clients']} clients attack (attack.kind {attack['kind']}), with "
             f"{sent:,} of {int(run.values('uploads').sum()):,} uploads"

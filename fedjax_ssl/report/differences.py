@@ -1,4 +1,4 @@
-"""How far rows lie from one of them, seed by seed: two runs of one seed share partition, initialisation and cohorts."""
+"""Differences from a reference row, paired by seed: runs of one seed share partition, initialisation and cohorts."""
 
 import math
 import statistics

@@ -300,7 +300,7 @@ def client_accuracy(accuracies: Mapping[str, list[np.ndarray]]) -> Figure | None
 
 
 def class_colours(num_classes: int) -> np.ndarray:
-    """[C, 4], as far apart for every kind of colour vision as ten colours can be (Tol's muted scheme), or a scale."""
+    """Colours [C, 4] that every kind of colour vision can tell apart (Tol's muted scheme, up to ten), or a scale."""
     if num_classes <= len(CLASS_COLOURS):
         return to_rgba_array(CLASS_COLOURS[:num_classes])
     return colormaps["turbo"](np.linspace(0, 1, num_classes))
@@ -369,7 +369,7 @@ def draw_bars(axes: Axes, values: dict[str, float], label: str) -> None:
 
 
 def label_classes(axis: Any, class_names: list[str], rotate: bool = False) -> None:
-    """A tick for every class, or for every few if there are many."""
+    """A tick for every class, or for some of them if there are many."""
     if len(class_names) <= MANY:
         turned = {"rotation": 60, "ha": "right"} if rotate and max(map(len, class_names)) > 2 else {}
         axis.set_ticks(range(len(class_names)), class_names, **turned)

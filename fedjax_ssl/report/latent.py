@@ -1,4 +1,4 @@
-"""From embeddings to a plane: t-SNE, as in FedAnchor's Figure 5."""
+"""Maps embeddings to a plane by t-SNE, as in FedAnchor's Figure 5."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A self-contained HTML page: readable in light and dark, wide and narrow, with no network and no script."""
+"""A self-contained HTML page: readable in light and dark, wide and narrow, with no network."""
 
 import html
 import pathlib
@@ -45,17 +45,11 @@ a { color: var(--accent); }
 
 
 class Picture(NamedTuple):
-    """A picture of a page.
+    """A picture of a page."""
 
-    Attributes:
-        svg: the element.
-        caption: what it shows, in a sentence or two.
-        wide: whether it takes the page's whole width.
-    """
-
-    svg: str
-    caption: str
-    wide: bool = False
+    svg: str  # the element
+    caption: str  # what it shows, in a sentence or two
+    wide: bool = False  # whether it takes the page's whole width
 
 
 def _text(text: str) -> str:
@@ -121,18 +115,23 @@ def table(columns: list[str], rows: list[list[Any]], changed: Collection[int] = 
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
+def document(title: str, lead: str, *sections: str) -> str:
+    """The text of the page."""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head>\n<body><header><h1>{_text(title)}</h1>'
+        f'<p class="lead">{_text(lead)}</p></header>\n' + "\n".join(filter(None, sections)) + "\n</body></html>\n"
+    )
+
+
 def write_page(path: pathlib.Path, title: str, lead: str, *sections: str) -> None:
     """Writes the page, whole or not at all.
 
     Raises:
         UserError: the file cannot be written.
     """
-    text = (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head>\n<body><header><h1>{_text(title)}</h1>'
-        f'<p class="lead">{_text(lead)}</p></header>\n' + "\n".join(filter(None, sections)) + "\n</body></html>\n"
-    )
+    text = document(title, lead, *sections)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)

@@ -92,12 +92,7 @@ def save(figure: Figure, folder: pathlib.Path, name: str, title: str, kinds: tup
     """
     folder.parent.mkdir(parents=True, exist_ok=True)  # of a page elsewhere
     make_folder(folder)
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # its parts have found their places, which are those of every kind
-    # Drawing is what takes the time: the file and the page have one drawing. Without a date it is the same each time.
-    drawing = io.StringIO()
-    figure.savefig(drawing, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
-    svg = drawing.getvalue()
+    svg = _drawing(figure)  # drawing is what takes the time: the file and the page have one
     for kind in kinds:
         with replaced(folder / f"{name}.{kind}") as file:
             if kind == "svg":
@@ -107,6 +102,20 @@ def save(figure: Figure, folder: pathlib.Path, name: str, title: str, kinds: tup
                 metadata = {"CreationDate": None} if kind == "pdf" else None
                 figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
     return _inline(svg, title)
+
+
+def inline(figure: Figure, title: str) -> str:
+    """The figure as an element for a page, as `save` returns it, without a file."""
+    return _inline(_drawing(figure), title)
+
+
+def _drawing(figure: Figure) -> str:
+    """The text of an SVG file, the same each time."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # its parts have found their places, which are those of every kind
+    drawing = io.StringIO()
+    figure.savefig(drawing, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
+    return drawing.getvalue()
 
 
 def _inline(svg: str, title: str) -> str:

@@ -2,44 +2,39 @@
 
 import csv
 import io
+import math
 import pathlib
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scipy.special import stdtrit
+
+from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import RunRecords
 
 LAST = 5  # rounds: their mean says more than the last one if accuracies jump
 REVEALED = "labels revealed"  # how a bound that sees the clients' labels is marked
+CONFIDENCE = 0.95  # of intervals
+LOW_IS_GOOD = "spread over clients"  # how the names of such columns begin
 
 
 class Row(NamedTuple):
-    """Runs that differ in nothing but the seed.
+    """Runs that differ in nothing but the seed."""
 
-    Attributes:
-        name: of the method, say.
-        values: the other columns that tell it from other rows.
-        runs: those that are finished.
-        num_seeds: how many are planned.
-        labels_revealed: whether they are bounds that see the clients' labels.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    runs: list[RunRecords]
-    num_seeds: int
-    labels_revealed: bool
+    name: str  # of the method, say
+    values: Mapping[str, Any]  # the other columns that tell it from other rows
+    runs: list[RunRecords]  # those that are finished
+    num_seeds: int  # how many are planned
+    labels_revealed: bool  # whether they are bounds that see the clients' labels
 
 
 class OverSeeds(NamedTuple):
-    """A figure of a row's runs, a value each; as text its mean ± standard deviation.
+    """A figure of a row's runs, a value each; as text its mean ± standard deviation."""
 
-    Attributes:
-        values: of the runs; None where it was not measured or not reached.
-    """
-
-    values: list[float | None]
+    values: list[float | None]  # of the runs; None where it was not measured or not reached
+    seeds: Sequence[int] = ()  # of the same runs
 
     @property
     def present(self) -> list[float]:
@@ -57,6 +52,15 @@ class OverSeeds(NamedTuple):
             " std": statistics.stdev(present) if len(present) > 1 else None,
             " n": len(present),
         }
+
+
+class Interval(OverSeeds):
+    """The same, whose text is the mean ± half of its confidence interval."""
+
+    def __str__(self) -> str:
+        present = self.present
+        spread = f" ± {half_interval(present):.2f}" if len(present) > 1 else ""
+        return f"{statistics.mean(present):.2f}{spread}{_share(self.values)}" if present else "-"
 
 
 class MeanOfSeeds(OverSeeds):
@@ -81,6 +85,34 @@ class Seeds(NamedTuple):
         return {"": self.done, " planned": self.planned, " unfinished": self.unfinished}
 
 
+class Look(NamedTuple):
+    """How a table is shown in Markdown, LaTeX and on a page; its CSV has every column and number."""
+
+    columns: tuple[str, ...] = ()  # those that are shown, in this order; (): all
+    # Whether figures over seeds are mean ± half of their confidence interval, in place of the standard deviation.
+    interval: bool = False
+    caption: str = ""  # of the LaTeX table
+    label: str = ""  # of the LaTeX table
+
+    def of(self, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The table's chosen columns.
+
+        Raises:
+            UserError: there is no such column.
+        """
+        known = list(table[0])
+        for name in self.columns:
+            if name not in known:
+                raise UserError(f"the table has no column {name!r}{known_are(name, known)}")
+        return [{name: self._cell(row[name]) for name in self.columns or known} for row in table]
+
+    def _cell(self, cell: Any) -> Any:
+        return Interval(*cell) if self.interval and type(cell) is OverSeeds else cell
+
+
+PLAIN = Look()
+
+
 def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     """The figures of each row, column -> text, number, or a cell with both: `OverSeeds`, `MeanOfSeeds`, `Seeds`.
 
@@ -100,22 +132,26 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     sets, measures = _sets_of(runs), _measures_of(runs)
     table = []
     for row in rows:
-        by_round = {}
+        by_round, seeds = {}, [run.config["seed"] for run in row.runs]
         for measured in sets:
-            of_set = [by_rounds(run, measured, sets, target) for run in row.runs if run.measured == measured]
+            own = [run for run in row.runs if run.measured == measured]
+            of_set = [by_rounds(run, measured, sets, target) for run in own]
             for name in rounds_columns(measured, sets, target):
                 kind = MeanOfSeeds if " to " in name else OverSeeds
-                by_round[name] = kind([figures[name] for figures in of_set])
+                by_round[name] = kind([figures[name] for figures in of_set], [run.config["seed"] for run in own])
         table.append(
             {
                 "method": _marked(row),
                 **row.values,
                 "seeds": Seeds(len(row.runs), row.num_seeds, sum(not run.is_finished for run in row.runs)),
                 **{
-                    name: OverSeeds([tested(run, measures)[name] for run in row.runs])
+                    name: OverSeeds([tested(run, measures)[name] for run in row.runs], seeds)
                     for name in tested_columns(measures)
                 },
-                **{name: OverSeeds([run.client_figures().get(name) for run in row.runs]) for name in of_clients(runs)},
+                **{
+                    name: OverSeeds([run.client_figures().get(name) for run in row.runs], seeds)
+                    for name in of_clients(runs)
+                },
                 **by_round,
                 **{name: MeanOfSeeds([costs(run)[name] for run in row.runs]) for name in COSTS},
             }
@@ -208,27 +244,31 @@ def _measures_of(runs: list[RunRecords]) -> dict[str, str]:
     return {name: words for run in runs for name, words in run.measures().items()}
 
 
-def write_tables(path: pathlib.Path, rows: list[Row], target: float) -> list[dict[str, Any]]:
+def write_tables(path: pathlib.Path, rows: list[Row], target: float, look: Look = PLAIN) -> list[dict[str, Any]]:
     """Writes PATH.csv, PATH.md, PATH.tex, and PATH_runs.csv with a line for each run; returns the table of the rows.
 
     Args:
         path: without a suffix.
         rows: see `make_table`.
         target: see `make_table`.
+        look: of the Markdown and LaTeX tables.
 
     Raises:
         OSError: a file cannot be written.
+        UserError: `look` names a column that the table does not have.
     """
     table = make_table(rows, target)
-    write_table(path, table)
+    write_table(path, table, look)
     replace_file(path.with_name(f"{path.name}_runs.csv"), to_csv(make_runs_table(rows, target)))
     return table
 
 
-def write_table(path: pathlib.Path, table: list[dict[str, Any]]) -> None:
-    """Writes one table as PATH.csv, in numbers, PATH.md and PATH.tex."""
-    for suffix, write in {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.items():
-        replace_file(path.with_name(f"{path.name}{suffix}"), write(table))
+def write_table(path: pathlib.Path, table: list[dict[str, Any]], look: Look = PLAIN) -> None:
+    """Writes one table as PATH.csv, in numbers, PATH.md and PATH.tex, in which the best accuracies are bold."""
+    shown, bold = look.of(table), best_cells(table)
+    latex = to_latex(shown, bold, look.caption, look.label)
+    for suffix, text in {"csv": to_csv(table), "md": to_markdown(shown, bold), "tex": latex}.items():
+        replace_file(path.with_name(f"{path.name}.{suffix}"), text)
 
 
 def as_text(table: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -236,10 +276,46 @@ def as_text(table: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [{name: str(cell) for name, cell in row.items()} for row in table]
 
 
-def to_markdown(table: list[dict[str, Any]]) -> str:
-    """As a Markdown table."""
+def best_cells(table: list[dict[str, Any]]) -> set[tuple[int, str]]:
+    """(row, column) of each accuracy that is the best, or whose difference from the best may be chance.
+
+    It may be where the confidence interval of the differences, paired by seed, holds 0. Bounds that see the clients'
+    labels are left out.
+    """
+    rows = [number for number, row in enumerate(table) if not str(row["method"]).endswith(f"({REVEALED})")]
+    found: set[tuple[int, str]] = set()
+    for name in table[0]:
+        sign = -1.0 if name.startswith(LOW_IS_GOOD) else 1.0
+        cells = {number: table[number][name] for number in rows if type(table[number][name]) is OverSeeds}
+        by_seed = {
+            number: {seed: sign * value for seed, value in zip(cell.seeds, cell.values) if value is not None}
+            for number, cell in cells.items()
+            if cell.present
+        }
+        if len(by_seed) < 2:
+            continue
+        best = max(by_seed, key=lambda number: statistics.mean(by_seed[number].values()))
+        for number, own in by_seed.items():
+            apart = [by_seed[best][seed] - own[seed] for seed in own if seed in by_seed[best]]
+            if number == best or (len(apart) > 1 and statistics.mean(apart) <= half_interval(apart)):
+                found.add((number, name))
+    return found
+
+
+def half_interval(values: list[float]) -> float:
+    """Half of the confidence interval of a mean of at least two values, by Student's t."""
+    degrees = len(values) - 1
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def to_markdown(table: list[dict[str, Any]], bold: Collection[tuple[int, str]] = ()) -> str:
+    """As a Markdown table; `bold` are the cells (row, column) in bold letters."""
     columns = list(table[0])
-    lines = [columns, ["---"] * len(columns), *(list(row.values()) for row in table)]
+    body = [
+        [f"**{cell}**" if (number, name) in bold else cell for name, cell in row.items()]
+        for number, row in enumerate(table)
+    ]
+    lines = [columns, ["---"] * len(columns), *body]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
@@ -265,13 +341,22 @@ def _expanded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: f"{value:.10g}" if isinstance(value, float) else value for name, value in numbers.items()}
 
 
-def to_latex(table: list[dict[str, Any]]) -> str:
-    """As a LaTeX tabular, with the rules of the package booktabs."""
+def to_latex(
+    table: list[dict[str, Any]], bold: Collection[tuple[int, str]] = (), caption: str = "", label: str = ""
+) -> str:
+    """As a LaTeX tabular with the rules of the package booktabs, in a table if it has a caption or a label."""
     columns = list(table[0])
-    lines = [" & ".join(_latex(cell) for cell in row) + r" \\" for row in (columns, *(row.values() for row in table))]
-    head, *body = lines
+    cells = [
+        [rf"\textbf{{{_latex(cell)}}}" if (number, name) in bold else _latex(cell) for name, cell in row.items()]
+        for number, row in enumerate(table)
+    ]
+    head, *body = (" & ".join(line) + r" \\" for line in ([_latex(name) for name in columns], *cells))
     inside = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
-    return f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}\n{inside}\n\\end{{tabular}}\n"
+    tabular = f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}\n{inside}\n\\end{{tabular}}\n"
+    if not caption and not label:
+        return tabular
+    named = f"\\caption{{{_latex(caption)}}}\n" * bool(caption) + f"\\label{{{label}}}\n" * bool(label)
+    return f"\\begin{{table}}\n\\centering\n{named}{tabular}\\end{{table}}\n"
 
 
 def rounds_to(run: RunRecords, target: float) -> int | None:

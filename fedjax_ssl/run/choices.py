@@ -19,19 +19,12 @@ MOST_KEPT = 200  # entries of each, the newest
 
 
 class Choice(NamedTuple):
-    """One way to train a cohort.
+    """One way to train a cohort."""
 
-    Attributes:
-        devices: how many share it.
-        lanes: clients side by side on each of them; None: all that it has.
-        lane_form: of `LANE_FORMS`, how convolutions of several lanes are computed; '': the backend's own.
-        options: of XLA's compiler.
-    """
-
-    devices: int
-    lanes: int | None
-    lane_form: str = ""
-    options: Mapping[str, Any] = {}
+    devices: int  # how many share it
+    lanes: int | None  # clients side by side on each of them; None: all that it has
+    lane_form: str = ""  # of `LANE_FORMS`, how convolutions of several lanes are computed; '': the backend's own
+    options: Mapping[str, Any] = {}  # of XLA's compiler
 
     def __str__(self) -> str:
         lanes = "all lanes" if self.lanes is None else f"{self.lanes} lane{'s' * (self.lanes > 1)}"
@@ -114,6 +107,11 @@ def remember(config: ConfigDict, image_shape: tuple[int, ...], choice: Choice) -
     """Keeps a choice for runs like this one, see `recall`; returns the file."""
     entry = {**choice._asdict(), "options": dict(choice.options)}
     return _keep(TUNED, _key(config, image_shape), entry)
+
+
+def is_cached_here() -> bool:
+    """Whether JAX keeps its programs in the user's cache, and nobody has sent them elsewhere."""
+    return jax.config.values["jax_compilation_cache_dir"] == str(cache_folder() / "xla")
 
 
 def recall_seconds(config: ConfigDict, image_shape: tuple[int, ...]) -> float | None:

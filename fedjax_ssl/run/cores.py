@@ -1,4 +1,4 @@
-"""A processor's cores as devices, so that each trains a client of its own. Must come before JAX starts."""
+"""Makes a processor's cores devices of JAX, so that each trains a client. Must be called before JAX starts."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Which arrays each stage of a server depends on, from its trace: whether it reads what is the clients' alone.
+"""Which arrays each stage of a server depends on, from its trace: whether it reads data of clients.
 
 Nothing is listed by name, so a method from outside the library is judged, too. What is not seen: a stage that reads
 images or labels of the whole table, `data.inputs` or `data.visible_labels`, and not by rows that are somebody's.
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from fedjax_ssl.engine.interface import Method, Problem, Received
-from fedjax_ssl.engine.round import selection
+from fedjax_ssl.engine.round import select_of
 from fedjax_ssl.learning.trees import repeated
 
 Stage = Callable[..., Any]  # (state, data, received, clients [M]) -> what the server then has, or sends
@@ -23,7 +23,7 @@ def server_stages(problem: Problem, method: Method) -> dict[str, Stage]:
     key = jax.random.key(0)
     stages = {
         "init": lambda state, data, received, clients: method.init(data, key),
-        "select": lambda state, data, received, clients: selection(problem, method)(state, data, key).clients,
+        "select": lambda state, data, received, clients: select_of(problem, method)(state, data, key).clients,
         "server_before": lambda state, data, received, clients: method.server_before(state, data, key),
         "broadcast": lambda state, data, received, clients: method.broadcast(state, data, key),
         "personal": lambda state, data, received, clients: _personal(method, state, data, clients, key),
@@ -55,15 +55,10 @@ def without_clients(result: Any) -> Any:
 
 
 class Trace(NamedTuple):
-    """What a function computes.
+    """What a function computes."""
 
-    Attributes:
-        jaxpr: its operations.
-        paths: of its arguments' leaves, in the order of the operations' inputs.
-    """
-
-    jaxpr: Any
-    paths: list[str]
+    jaxpr: Any  # its operations
+    paths: list[str]  # of its arguments' leaves, in the order of the operations' inputs
 
 
 def trace(stage: Callable[..., Any], *arguments: Any) -> Trace:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import image_views
+from fedjax_ssl.client.confidence import import_rule
 from fedjax_ssl.data import (
-    NORMALISATIONS,
     Dataset,
     FederatedData,
     Partition,
@@ -26,33 +26,23 @@ from fedjax_ssl.engine.round import init_key, trace_exchange
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
-from fedjax_ssl.models.network import Network, build_network
+from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.privacy import check_private
 
 
 class Experiment(NamedTuple):
-    """The parts of a run, before anything is trained or written.
+    """The parts of a run, before anything is trained or written."""
 
-    Attributes:
-        problem: the fixed part.
-        method: the method.
-        data: the federation, on the device.
-        hidden_labels: int32 [N], the truth, for scoring only.
-        partition: who owns which rows.
-        dataset: on the host.
-        init: the state before the first round, of data; of this problem and method, see `initialiser`.
-        state_shape: a state's shapes.
-    """
-
-    problem: Problem
-    method: Method
-    data: FederatedData
-    hidden_labels: jax.Array
-    partition: Partition
-    dataset: Dataset
+    problem: Problem  # the fixed part
+    method: Method  # the method
+    data: FederatedData  # the federation, on the device
+    hidden_labels: jax.Array  # int32 [N], the truth, for scoring only
+    partition: Partition  # who owns which rows
+    dataset: Dataset  # on the host
+    # The state before the first round, of data; of this problem and method, see `initialiser`.
     init: Callable[[FederatedData], State]
-    state_shape: State
+    state_shape: State  # a state's shapes
 
 
 def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:
@@ -119,7 +109,8 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
     """
     entry, views = find_method(config.method), image_views(config, tuple(facts["image_shape"]), facts["flip"])
     network = build_network(config, facts, entry.heads_of(config), entry.embedding, entry.companions)
-    return Problem(config, network, views.weak, views.strong, facts["num_classes"], views.pair)
+    rule = import_rule(config.confidence.kind)
+    return Problem(config, network, views.weak, views.strong, facts["num_classes"], views.pair, own_rule=rule)
 
 
 def make_method(problem: Problem, **of_network: Any) -> Method:
@@ -130,7 +121,7 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
         of_network: fields of the network that the method's has otherwise, such as `given`: whatever it makes of the
             first model, such as copies of it, it makes of that one.
     """
-    network = in_training(problem.network, problem.config.data.normalisation)._replace(**of_network)
+    network = problem.network._replace(**of_network)
     return find_method(problem.config.method).factory(problem._replace(network=network))
 
 
@@ -147,14 +138,6 @@ def _check_delivery(config: ConfigDict, method: Method) -> None:
                     f"{field}={value!r} is not for {config.method}: what a client changes is not told from the model "
                     "that went to all"
                 )
-
-
-def in_training(network: Network, normalisation: str) -> Network:
-    """The network as the method has it, for all that it trains and labels, where tests have `network`."""
-    if normalisation != "cifar10_in_training":
-        return network
-    images: Any = network.inputs  # no others have such a normalisation
-    return network._replace(inputs=images._replace(**NORMALISATIONS[normalisation]))
 
 
 def initialise(experiment: Experiment, data: FederatedData, given: Model | None = None) -> State:
@@ -180,7 +163,7 @@ def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], S
         state = method.init(data, key)
         if method.phases and has_memory(problem.config):
             exchange = trace_exchange(problem, method, state, data)
-            clients, server = first_memory(problem.config, exchange.upload, exchange.draw)
+            clients, server = first_memory(problem.config, exchange.upload, exchange.selection)
             state = state._replace(clients={**state.clients, **clients}, server={**state.server, **server})
         return method.statistics(state, data, jnp.zeros((0,), jnp.int32), key)
 

@@ -25,19 +25,12 @@ DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a s
 
 
 class Run(NamedTuple):
-    """One seed's run: an experiment in its folder, and where it starts.
+    """One seed's run: an experiment in its folder, and where it starts."""
 
-    Attributes:
-        experiment: what is trained.
-        folder: its workdir; None on a host that writes nothing.
-        state: of its newest checkpoint, None for a run that begins.
-        warm_start: the model that it begins with, if it begins with another run's.
-    """
-
-    experiment: Experiment
-    folder: Workdir | None
-    state: State | None
-    warm_start: WarmStart | None = None
+    experiment: Experiment  # what is trained
+    folder: Workdir | None  # its workdir; None on a host that writes nothing
+    state: State | None  # of its newest checkpoint, None for a run that begins
+    warm_start: WarmStart | None = None  # the model that it begins with, if it begins with another run's
 
     @property
     def round(self) -> int:
@@ -50,20 +43,15 @@ class Run(NamedTuple):
         return self.experiment.problem.config.seed
 
 
-class Group(NamedTuple):
+class RunsTogether(NamedTuple):
     """Runs that go through the lanes together, all from the same round: one alone, or those of several seeds.
 
     Trees of a group are one run's as they are, or several runs' stacked.
-
-    Attributes:
-        runs: one for each seed.
-        data: of all, on all devices.
-        hidden_labels: int32 [N], the same for every seed, on all devices.
     """
 
-    runs: list[Run]
-    data: FederatedData
-    hidden_labels: jax.Array
+    runs: list[Run]  # one for each seed
+    data: FederatedData  # of all, on all devices
+    hidden_labels: jax.Array  # int32 [N], the same for every seed, on all devices
 
     def join(self, trees: list[Any]) -> Any:
         """The group's tree of its runs' trees."""
@@ -74,31 +62,23 @@ class Group(NamedTuple):
         return [tree] if len(self.runs) == 1 else [row(tree, number) for number in range(len(self.runs))]
 
 
-def make_group(machine: Machine, runs: list[Run]) -> Group:
+def make_group(machine: Machine, runs: list[Run]) -> RunsTogether:
     """Runs with their data on all devices, stacked where the seeds differ."""
     first = runs[0].experiment
     data = first.data if len(runs) == 1 else stack_seeds([run.experiment.data for run in runs])
-    return Group(runs, *machine.put((data, first.hidden_labels)))
+    return RunsTogether(runs, *machine.put((data, first.hidden_labels)))
 
 
 class Turn(NamedTuple):
-    """What listeners get after a dispatch, and once before the first one; lists have an entry for each run.
+    """What listeners get after a dispatch, and once before the first one; lists have an entry for each run."""
 
-    Attributes:
-        done: rounds done.
-        is_last: whether the runs are over.
-        state: the group's, after that round. The next dispatch reuses its memory: no listener may hold it.
-        lines: of metrics.jsonl, one for each round of the dispatch; before the first dispatch none.
-        timings: of timings.jsonl, likewise.
-        healthy: whether the last round left a state to go on from.
-    """
-
-    done: int
-    is_last: bool
-    state: State
+    done: int  # rounds done
+    is_last: bool  # whether the runs are over
+    state: State  # the group's, after that round. The next dispatch reuses its memory: no listener may hold it.
+    # Of metrics.jsonl, one for each round of the dispatch; before the first dispatch none.
     lines: list[list[dict[str, Any]]]
-    timings: list[list[dict[str, Any]]]
-    healthy: list[bool]
+    timings: list[list[dict[str, Any]]]  # of timings.jsonl, likewise
+    healthy: list[bool]  # whether the last round left a state to go on from
 
 
 class Listener(Protocol):
@@ -116,7 +96,7 @@ class Listener(Protocol):
 
 
 def run_rounds(
-    machine: Machine, program: Program, group: Group, states: list[State], listeners: list[Listener]
+    machine: Machine, program: Program, group: RunsTogether, states: list[State], listeners: list[Listener]
 ) -> list[State]:
     """Trains a group of runs to the end; their last states.
 

@@ -35,25 +35,15 @@ WITHOUT_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
 class Machine(NamedTuple):
-    """The devices of a run, and how its programs are compiled for them.
+    """The devices of a run, and how its programs are compiled for them."""
 
-    Attributes:
-        platform: 'cpu', 'gpu' or 'tpu'.
-        mesh: the devices that share the lanes; None for a single one.
-        most_lanes: clients side by side on each device at the most; None sets no limit.
-        lane_form: how convolutions of several lanes are computed, see `Choice`.
-        compiler_options: for XLA.
-        memory: bytes that a device can hold; None if unknown.
-        is_tuned: whether `tune` found it.
-    """
-
-    platform: str
-    mesh: Mesh | None
-    most_lanes: int | None
-    lane_form: str
-    compiler_options: dict[str, Any]
-    memory: int | None
-    is_tuned: bool = False
+    platform: str  # 'cpu', 'gpu' or 'tpu'
+    mesh: Mesh | None  # the devices that share the lanes; None for a single one
+    most_lanes: int | None  # clients side by side on each device at the most; None sets no limit
+    lane_form: str  # how convolutions of several lanes are computed, see `Choice`
+    compiler_options: dict[str, Any]  # for XLA
+    memory: int | None  # bytes that a device can hold; None if unknown
+    is_tuned: bool = False  # whether `tune` found it
 
     def __str__(self) -> str:
         number = 1 if self.mesh is None else self.mesh.size

@@ -1,4 +1,4 @@
-"""Memory that this process has freed, given back to the operating system."""
+"""Returns freed memory to the operating system."""
 
 import ctypes
 import functools
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def give_back_memory() -> None:
-    """Collects what nothing refers to, and has the C library hand back what was freed.
+    """Collects garbage and makes the C library return freed memory.
 
     The compiler frees most of what it took, up to a gigabyte, and glibc keeps it for later: a process would hold
     two to three times the memory that it needs, and a sweep's more with every row. Where the C library has no

@@ -1,4 +1,4 @@
-"""What differential privacy promises of a run, by Google's accounting, and whether a method keeps it."""
+"""The epsilon of a run by Google's accounting, and checks that a method keeps the guarantee."""
 
 import logging
 from typing import Any
@@ -15,7 +15,7 @@ from fedjax_ssl.server.statistics import num_exchanging
 
 
 class Accountant:
-    """Epsilon after so many rounds, for `privacy.delta`; by Renyi differential privacy.
+    """Epsilon after a number of rounds, for `privacy.delta`, by Renyi differential privacy.
 
     Neighbouring federations differ in a client: in whether it is there, where cohorts are Poisson; where they have a
     fixed size, in which client it is, so that the sum may differ by 2 S (Wang et al., AISTATS 2019). Towards whoever
@@ -75,24 +75,24 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
     name, options = f"privacy.noise with {config.method}", config.aggregation
     if not method.phases or config.data.centralised:
         raise UserError(
-            "privacy.noise is of clients' updates, but here no client trains, or the server has their images"
+            "privacy.noise protects clients' updates, but here no client trains, or the server has their images"
         )
     if not options.clip_norm:
         raise UserError(f"privacy.noise={config.privacy.noise} needs aggregation.clip_norm, the bound of an update")
     if options.mean != "mean" or options.norm_bound:
-        raise UserError("privacy.noise is of the sum of all updates; leave aggregation.mean 'mean' and norm_bound 0")
+        raise UserError("privacy.noise needs the sum of updates: set aggregation.mean='mean' and norm_bound=0")
     if config.availability.late and config.availability.late_weight:
-        raise UserError("privacy.noise is of one round's updates; set availability.late_weight=0, or late=0")
+        raise UserError("privacy.noise covers one round's updates; set availability.late_weight=0, or late=0")
     if config.attack.kind == "little":
-        raise UserError("attack.kind='little' tells of the honest updates through the attackers' own; noise covers one")
+        raise UserError("attack.kind='little' puts others' updates into an attacker's; the noise covers one client's")
     if remembers(config.compression):
-        raise UserError("privacy.noise clips what error feedback would add; set compression.error_feedback=False")
+        raise UserError("privacy.noise clips away what error feedback adds; set compression.error_feedback=False")
     if method.select is not None or method.personal is not None or method.wire_bytes is not None:
-        raise UserError(f"{name}: its server has a message for each client, or a choice of clients, beside the sum")
+        raise UserError(f"{name}: its server has a message for each client, or chooses clients")
     exchange = trace_exchange(problem, method, state, data)
     if exchange.upload.metadata:
         told = ", ".join(sorted(exchange.upload.metadata))
-        raise UserError(f"{name}: its clients tell {told} beside the model, without noise")
+        raise UserError(f"{name}: its clients send {told} besides the model, without noise")
     if tree_bytes(exchange.upload.model.batch_stats):
         raise UserError(
             f"{name}: running statistics travel without noise; set model.normalisation to 'group', or to 'static' with "
@@ -107,11 +107,11 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
     upload = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), exchange.upload)
     received = jax.eval_shape(lambda upload: some_received(upload, None, 1), upload)
     for stage, function in server_stages(problem, method).items():
-        found = reads(trace(function, state, data, received, exchange.draw.clients))
+        found = reads(trace(function, state, data, received, exchange.selection.clients))
         if any(f"[1].{field}" in found for field in OF_CLIENTS) or any(
             path.startswith("[0].clients") for path in found
         ):
-            raise UserError(f"{name}: its stage {stage} reads at the server what is the clients', without noise")
+            raise UserError(f"{name}: its stage {stage} reads clients' data at the server, without noise")
 
 
 def _packages() -> tuple[Any, Any]:

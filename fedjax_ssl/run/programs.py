@@ -15,8 +15,8 @@ from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.run import hosts, kept_programs
-from fedjax_ssl.run.choices import recall_seconds, remember_seconds
+from fedjax_ssl.run import hosts
+from fedjax_ssl.run.choices import is_cached_here, recall_seconds, remember_seconds
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
@@ -56,21 +56,15 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     lower["the rounds"] = functools.partial(lower_dispatch, machine, experiments)
 
     started = time.monotonic()
-    with doing("looking for the programs of an earlier start"):
-        key = kept_programs.key_of(machine, experiments) if given is None else None
-        programs = kept_programs.find(key, list(lower))
-    missing = {name: function for name, function in lower.items() if name not in programs}
-    like, remembers = (first.problem.config, first.data.inputs.shape[1:]), hosts.is_first() and kept_programs.may_keep()
+    like = first.problem.config, first.data.inputs.shape[1:]
+    remembers = hosts.is_first() and is_cached_here()
     seconds = recall_seconds(*like) if remembers else None
     last = "" if seconds is None else f"last time this took {seconds:.0f} s; "
-    words = f"compiling ({last}a later start takes it from the cache)" if missing else "compiled by an earlier start"
     if hosts.is_first():
-        say(words)
-    if missing:
-        before = time.monotonic()
-        programs |= _compile(machine, missing, key)
-        if remembers and with_init:  # of a run that is resumed there is less to compile
-            remember_seconds(*like, time.monotonic() - before)
+        say(f"compiling ({last}a later start takes it from the cache)")
+    programs = _compile(machine, lower)
+    if remembers and with_init:  # of a run that is resumed there is less to compile
+        remember_seconds(*like, time.monotonic() - started)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -82,11 +76,9 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     )
 
 
-def _compile(
-    machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]], key: str | None
-) -> dict[str, jax.stages.Compiled]:
+def _compile(machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, jax.stages.Compiled]:
     """Traces programs one after the other, and compiles each while the next is traced; the last is the largest."""
-    with doing("compiling") as task, Compilers(key) as compilers:
+    with doing("compiling") as task, Compilers() as compilers:
         for name, function in lower.items():
             task.text = f"tracing {name}"
             lowered = function()
@@ -118,19 +110,21 @@ def check_same_program(machine: Machine, name: str, lowered: jax.stages.Lowered)
     hosts.check_same("the programs", describe)
 
 
+def _compiled(name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    started = time.monotonic()
+    program = lowered.compile()
+    say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
+    return program
+
+
 class Compilers:
     """Two threads that compile side by side, for the compiler does not hold Python's lock. A context manager.
 
     The main thread only waits, so that Python still handles signals; after an exception nobody waits for the threads.
     """
 
-    def __init__(self, key: str | None = None):
-        """Starts nothing yet.
-
-        Args:
-            key: by which each program is kept as soon as it is compiled, see `kept_programs`; None: they are not.
-        """
-        self._key = key
+    def __init__(self) -> None:
+        """Starts nothing yet."""
         self._large, self._aside = (concurrent.futures.ThreadPoolExecutor(1, "compiler") for _ in range(2))
         self._programs: dict[str, concurrent.futures.Future[jax.stages.Compiled]] = {}
 
@@ -144,13 +138,7 @@ class Compilers:
     def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
         """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
         pool = self._aside if aside else self._large
-        self._programs[name] = pool.submit(self._compile, name, lowered)
-
-    def _compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        started = time.monotonic()
-        program = kept_programs.compile_and_keep(lowered, self._key, name)
-        say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
-        return program
+        self._programs[name] = pool.submit(_compiled, name, lowered)
 
     def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
         """The compiled programs by name, in the order of their start, when all are ready.

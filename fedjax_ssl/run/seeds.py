@@ -1,4 +1,4 @@
-"""What the runs of several seeds say together: a table and a page in the folder above them."""
+"""A table and a page over the runs of several seeds, in the folder above theirs."""
 
 import pathlib
 

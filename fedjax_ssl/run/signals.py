@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP. They end the process at once, but for a run's rounds, which are saved first.
+"""SIGINT, SIGTERM and SIGHUP. They end the process at once; during rounds the state is saved first.
 
 The commands leave by `os._exit`: Python's handlers wait until the compiler or a computation returns, and an interpreter
 that ends while XLA compiles in a thread crashes. A caller of `train` keeps its own handlers until the rounds begin.
@@ -123,7 +123,7 @@ def _watch(reading: socket.socket, farewell: Callable[[], str]) -> None:
 
 
 def leave(status: int, text: str) -> NoReturn:
-    """Ends the process without waiting for anything: a lock is released with it, and files are replaced whole.
+    """Ends the process without waiting. Locks are released with it, and files are only ever replaced whole.
 
     Args:
         status: its exit status.

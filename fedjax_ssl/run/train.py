@@ -40,7 +40,7 @@ from fedjax_ssl.records.workdir import (
 )
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment, build_experiments
-from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, make_group, run_rounds
+from fedjax_ssl.run.loop import Listener, Run, RunsTogether, has_ended, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
 from fedjax_ssl.run.observe.advice import Advise
 from fedjax_ssl.run.observe.clock import doing
@@ -333,7 +333,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         return trained
 
 
-def _with_outputs(config: ConfigDict, group: Group, program: Program) -> list[Listener]:
+def _with_outputs(config: ConfigDict, group: RunsTogether, program: Program) -> list[Listener]:
     """The listeners that compute, and so act on every host."""
     best = [SaveBest(group, program.snapshots["test"])] if measured_each_round(config) == "validation" else []
     return [SaveSnapshots(group, program.snapshots, config.snapshot_rounds), *best]

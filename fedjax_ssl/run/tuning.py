@@ -13,9 +13,10 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, Phase
-from fedjax_ssl.engine.round import num_jobs, selection
+from fedjax_ssl.engine.round import num_jobs, select_of
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.models.passes import lane_form
 from fedjax_ssl.run.choices import Choice, remember
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
 from fedjax_ssl.run.machine import compiler_option_sets, machine_of, most_devices, use, use_compilation_cache
@@ -24,25 +25,19 @@ from fedjax_ssl.run.observe.log import say
 
 STEPS = 4  # of each client in a measurement
 # Forms of several lanes that are tried around the fastest choice. A TPU's compiler estimates 'im2col' to be far slower.
-OTHER_FORMS = {"tpu": ("loop",)}
+OTHER_FORMS = {"tpu": ("grouped", "loop")}
 OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
 
 
 class Measured(NamedTuple):
-    """What one choice took.
+    """What one choice took."""
 
-    Attributes:
-        choice: it.
-        dtype: of the computation.
-        seconds: of a client's step, the median over the repeats, labelling of the cohort included; None: it does not
-            fit into the memory.
-        compile_seconds: tracing included.
-    """
-
-    choice: Choice
-    dtype: str
+    choice: Choice  # it
+    dtype: str  # of the computation
+    # Of a client's step, the median over the repeats, labelling of the cohort included; None: it does not fit into the
+    # memory.
     seconds: float | None
-    compile_seconds: float
+    compile_seconds: float  # tracing included
 
 
 def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
@@ -94,7 +89,7 @@ def first_choices(config: ConfigDict, experiment: Experiment, jobs: int) -> list
         most = min(everything, most_devices(config, experiment.data))
         return [Choice(n, 1, "", options) for n in sorted({1, most}) for options in compiler_option_sets()]
     on_each = -(-jobs // everything)
-    return [Choice(everything, lanes, "grouped") for lanes in sorted({1, min(3, on_each), min(10, on_each), on_each})]
+    return [Choice(everything, lanes, lane_form()) for lanes in sorted({1, min(3, on_each), min(10, on_each), on_each})]
 
 
 def search(first: list[Choice], jobs: int, measure: Callable[[Choice], Measured]) -> list[Measured]:
@@ -152,9 +147,9 @@ def time_steps(experiment: Experiment, choice: Choice, state: Any, jobs: int, re
 def cohort_steps(experiment: Experiment, jobs: int, lanes: int, state: Any, data: Any) -> tuple[Any, jax.Array]:
     """The uploads of a cohort whose clients each make `STEPS` steps of every phase; and their steps, int32 [R]."""
     method, key = experiment.method, jax.random.key(0)
-    draw = selection(experiment.problem, method)(state, data, key)
-    clients, group = draw.clients[:jobs], None if draw.group is None else draw.group[:jobs]
-    if group is None and draw.turns > 1:
+    selection = select_of(experiment.problem, method)(state, data, key)
+    clients, group = selection.clients[:jobs], None if selection.group is None else selection.group[:jobs]
+    if group is None and selection.turns > 1:
         group = jnp.zeros_like(clients)
     personal = () if method.personal is None else method.personal(state, data, clients, key)
     own = jax.tree.map(lambda leaf: leaf[clients], state.clients)

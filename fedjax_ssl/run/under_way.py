@@ -1,4 +1,4 @@
-"""The run that is under way in this process: what an error from outside, or the end of the process, leaves behind."""
+"""The run that this process is training, so that an error message can name the folder that resumes it."""
 
 import contextlib
 import pathlib
@@ -35,5 +35,5 @@ def under_way(folder: pathlib.Path) -> Iterator[None]:
 
 
 def folder_under_way() -> pathlib.Path | None:
-    """The workdir that resumes what runs now, or what was interrupted; None where nothing has been written."""
+    """The workdir that resumes the current or interrupted run; None if nothing has been written."""
     return _folder

@@ -22,15 +22,10 @@ from fedjax_ssl.run.observe.log import warn
 
 
 class WarmStart(NamedTuple):
-    """What a run begins with.
+    """What a run begins with."""
 
-    Attributes:
-        model: the parts that both runs have, with their statistics, on the host.
-        facts: for init_from.json and the summary: the other run's folder, method and round, and the parts.
-    """
-
-    model: Model
-    facts: dict[str, Any]
+    model: Model  # the parts that both runs have, with their statistics, on the host
+    facts: dict[str, Any]  # for init_from.json and the summary: the other run's folder, method and round, and the parts
 
 
 def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None = None) -> WarmStart | None:

@@ -1,4 +1,4 @@
-"""What the server does: training, aggregation, statistics. Knows the engine's language, never the client."""
+"""What the server does: training, aggregation, statistics. Uses the engine's types and never imports client code."""
 
 from fedjax_ssl.server.aggregation import (
     Aggregation,
@@ -24,7 +24,7 @@ from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,
     SERVER_MODEL,
-    Training,
+    ServerTask,
     add_server_model,
     own_optimizer,
     pretrained_classifier,
@@ -42,7 +42,7 @@ __all__ = [
     "Aggregation",
     "Flow",
     "Link",
-    "Training",
+    "ServerTask",
     "add_server_model",
     "by_role",
     "chain",

@@ -49,21 +49,16 @@ class Flow(NamedTuple):
     """The value that passes along the chain.
 
     Links set `scores` and read `weights`, so none of them can forget who was not accepted and who is late.
-
-    Attributes:
-        scores: float32 [R], how much each upload counts if it is accepted and in time, before normalisation; of one
-            that is not accepted anything.
-        shares: float32 [R], by which each score counts: 0 if the upload was not accepted, less than 1 if it is late.
-        model: the trained parts; at first as the clients received them.
-        moved: bool [], whether a link has changed `model`.
-        memory: entries of `State.server`.
     """
 
+    # float32 [R], how much each upload counts if it is accepted and in time, before normalisation; of one that is not
+    # accepted anything.
     scores: jax.Array
+    # float32 [R], by which each score counts: 0 if the upload was not accepted, less than 1 if it is late.
     shares: jax.Array
-    model: Model
-    moved: jax.Array
-    memory: Mapping[str, Any]
+    model: Model  # the trained parts; at first as the clients received them
+    moved: jax.Array  # bool [], whether a link has changed `model`
+    memory: Mapping[str, Any]  # entries of `State.server`
 
     @property
     def weights(self) -> jax.Array:
@@ -80,27 +75,18 @@ class Apply(Protocol):
 
 
 class Link(NamedTuple):
-    """One link of the chain.
+    """One link of the chain."""
 
-    Attributes:
-        apply: flow -> flow.
-        init: params -> the entries of `State.server` that the link needs.
-    """
-
-    apply: Apply
+    apply: Apply  # flow -> flow
+    # Params -> the entries of `State.server` that the link needs.
     init: Callable[[Any], dict[str, Any]] = lambda params: {}
 
 
 class Aggregation(NamedTuple):
-    """Two pure functions.
+    """Two pure functions."""
 
-    Attributes:
-        init: params -> the entries of `State.server` that aggregation needs.
-        aggregate: the stage of a method.
-    """
-
-    init: Callable[[Any], dict[str, Any]]
-    aggregate: Aggregate
+    init: Callable[[Any], dict[str, Any]]  # params -> the entries of `State.server` that aggregation needs
+    aggregate: Aggregate  # the stage of a method
 
 
 def chain(network: Network, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
@@ -163,7 +149,7 @@ def fedavg(
     rule = OPTIMIZERS[options.optimizer](options)
     links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
-    links += [combine or mean(options.mean, options.malicious_share, options.norm_bound), *after_mean]
+    links += [combine or mean(options.mean, options.byzantine_share, options.norm_bound), *after_mean]
     links += [] if server_model is None else [with_server_model(problem.network, server_model, parts)]
     links += [] if rule is None else [optimizer(rule)]
     return chain(problem.network, *links, parts=parts)
@@ -180,7 +166,7 @@ def weights(kind: str) -> Link:
 
 
 def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
-    """How much each upload counts, by a method's rule: received -> float32 [R]; if it was not accepted, anything."""
+    """Weights of uploads by a method's rule: received -> float32 [R]; values of uploads not accepted are ignored."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         return flow._replace(scores=rule(received))
@@ -189,7 +175,7 @@ def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
 
 
 def weights_told(name: str) -> Link:
-    """How much each upload counts, by a number that the client sends, float32 [] in `Upload.metadata`."""
+    """Weights of uploads by a number that the client sends, float32 [] in `Upload.metadata`."""
     return own_weights(lambda received: received.uploads.metadata[name])
 
 
@@ -203,7 +189,7 @@ def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
 
 
 def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Link:
-    """One model of the uploads; if all weights are 0 the model does not change.
+    """Averages the uploads into one model; if all weights are 0 the model does not change.
 
     Args:
         kind: of `MEANS`.
@@ -222,7 +208,7 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
 
 
 def check_own_mean(problem: Problem) -> None:
-    """For a method whose mean is its own.
+    """Refuses fields of the mean that a method with its own mean does not read.
 
     Raises:
         UserError: the configuration names another.

@@ -1,4 +1,4 @@
-"""Rounds in which only some clients are eligible: they are drawn first, and nothing travels to or from the others."""
+"""Rounds in which only some clients are eligible. Nothing travels to or from the others."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
     Broadcast,
     Cohort,
-    Draw,
     Jobs,
     Method,
     Phase,
     Previous,
     Problem,
+    Selection,
     State,
     WireBytes,
 )
@@ -33,10 +33,10 @@ def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, F
         eligible: (state, data) -> bool [K].
     """
 
-    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         chosen = eligible(state, data)
         places = jax.random.uniform(key, chosen.shape) + chosen  # the eligible from 1 on, the others below
-        return Draw(jax.lax.top_k(places, problem.config.clients_per_round)[1])
+        return Selection(jax.lax.top_k(places, problem.config.clients_per_round)[1])
 
     return method._replace(
         select=select,
@@ -50,7 +50,7 @@ def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, F
 
 
 def labelled_clients(data: FederatedData) -> jax.Array:
-    """bool [K], who has a labelled image."""
+    """bool [K], which clients have a labelled image."""
     return data.labelled_size > 0
 
 

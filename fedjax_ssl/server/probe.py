@@ -1,7 +1,7 @@
 """The classifier of self-supervised methods: a linear probe that the server fits to its labelled images' features.
 
-It is fitted after each round, in closed form, so that the model has a test accuracy, and can be saved, loaded and asked
-for classes as any other. Clients neither train nor read it.
+It is fitted after each round, in closed form. So the model has a test accuracy and can be saved, loaded and used for
+predictions like any other. Clients neither train nor read it.
 """
 
 from typing import Any

@@ -1,5 +1,6 @@
-"""Means of uploads that a few clients cannot move far. Pure functions; of weights only `geometric_median` reads more
-than whether they are 0."""
+"""Means of uploads that a few clients cannot move far, as pure functions.
+
+Only `geometric_median` reads weights; the others see whether a weight is 0."""
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: floa
 def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> tuple[jax.Array, jax.Array]:
     """Each upload's sum of squared distances to its nearest others, float32 [R], and how many those are, int32 [].
 
-    An upload that does not count has the score infinity and is nobody's neighbour. A square that is too large for
+    An upload that does not count has the score infinity and is no neighbour of others. A square that is too large for
     float32 is infinitely far, and a sum with such a one the largest number.
     """
     counted = weights > 0
@@ -116,7 +117,7 @@ def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share
 
 
 def bounded(uploads: Model, received: Model, length: float) -> Model:
-    """Updates that are no longer than `length`: of the parameters, and apart from these of the statistics.
+    """Shortens updates to `length`: parameters and statistics separately.
 
     Args:
         uploads: leaves [R, ...].

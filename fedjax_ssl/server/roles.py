@@ -37,7 +37,7 @@ def by_role(
 
 
 def role_weights(labelled: jax.Array, unlabelled: jax.Array, share: float) -> jax.Array:
-    """The weights of `by_role`, which sum to 1, or are all 0 if nobody counts.
+    """The weights of `by_role`. They sum to 1, or are all 0 if no upload counts.
 
     Args:
         labelled, unlabelled: float32 [R], not negative.

@@ -1,4 +1,4 @@
-"""The global normalisation statistics under the 'static' policy: whose images they are taken from."""
+"""The global normalisation statistics under the 'static' policy, from whose images they come."""
 
 from typing import NamedTuple
 
@@ -19,14 +19,11 @@ WEIGHTS = ("batches", "samples")  # of the batches in their mean
 
 
 class Sums(NamedTuple):
-    """What an owner of images tells of them: the sums of its batches' statistics, and what these count together.
+    """What an owner of images reports: the sums of its batches' statistics, and the sum of their weights."""
 
-    Attributes:
-        total: the sum over the batches of each one's statistics, or under 'moments' of its moments, times its count.
-        count: float32 [], the sum of the counts.
-    """
-
+    # The sum over the batches of each one's statistics, or under 'moments' of its moments, times its count.
     total: BatchStats
+    # float32 [], the sum of the counts.
     count: jax.Array  # type: ignore[assignment]  # tuple.count is never asked for
 
 
@@ -105,7 +102,7 @@ def num_passes(network: Network, passes: int, model: Model, before: bool = False
 
 
 def asked_clients(source: str, server_labels: int, cohort: jax.Array, num_clients: int) -> jax.Array | None:
-    """The clients whose images are asked for statistics, int32 [n]; None: no client is.
+    """The clients that are asked for statistics of their images, int32 [n]; None: no client.
 
     Before the first round there is no cohort: a server with images uses those, another asks all clients.
     """
@@ -166,7 +163,7 @@ def sum_statistics(
     weights: str = "batches",
     moments: bool = False,
 ) -> Sums:
-    """What one owner of images tells: SemiFL's static batch normalisation (its section 3.3), or moments of inputs.
+    """What one owner of images reports: SemiFL's static batch normalisation (its section 3.3), or moments of inputs.
 
     SemiFL's statistics are the mean over the batches of their means and of their unbiased variances, in one pass in
     training mode without augmentation; a short batch counts as much as a full one, or as the images that it has.
@@ -202,6 +199,6 @@ def sum_statistics(
 
 
 def mean_of_sums(told: list[Sums]) -> BatchStats:
-    """The mean of what all owners told; 0 where they have no images."""
+    """The mean of what all owners reported; 0 where they have no images."""
     total, count = jax.tree.map(lambda *sums: sum(sums[1:], sums[0]), *told)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1), total)

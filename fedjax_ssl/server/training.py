@@ -1,4 +1,4 @@
-"""The server's training: epochs over its labelled images. Without any it does not train."""
+"""The server's training: epochs over its labelled images. A server without images does not train."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,9 +12,8 @@ from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
-from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import BatchStats, Model
+from fedjax_ssl.learning.sgd import BatchStats, Model, make_optimizer
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 
@@ -59,7 +58,7 @@ def train_on_server_labels(
         batch_size: the last batch of an epoch may be short; its padding is masked.
         memory: the entry of `state.server` with the optimiser's state, which `own_optimizer` made; None, or no such
             entry: the optimiser starts afresh.
-        steps: so many in place of `epochs`, from the first epoch on.
+        steps: this many steps instead of `epochs`, starting with the first epoch.
         shuffle: False: the orders of the epochs are the same in every training.
         after_step: (model before, model after, step from 0) -> the model after a step, in which it may change parts
             that are not trained.
@@ -106,7 +105,7 @@ def train_on_server_labels(
 
 
 def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> dict[str, Any]:
-    """The entry of `State.server` for one of the server's trainings; nothing where optimisers start afresh.
+    """The optimiser's entry in `State.server` for one of the server's trainings; empty where optimisers start fresh.
 
     Args:
         config: the server's section.
@@ -117,20 +116,13 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
     return {memory: make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
 
 
-class Training(NamedTuple):
-    """One of several trainings of a server on its labelled images.
+class ServerTask(NamedTuple):
+    """One of several trainings of a server on its labelled images."""
 
-    Attributes:
-        memory: the entry of `State.server` for its optimiser, see `own_optimizer`.
-        loss: of its steps.
-        parts: that it trains.
-        batch_size: of its steps.
-    """
-
-    memory: str
-    loss: Callable[[FederatedData], ServerLoss]
-    parts: tuple[str, ...]
-    batch_size: int
+    memory: str  # the entry of `State.server` for its optimiser, see `own_optimizer`
+    loss: Callable[[FederatedData], ServerLoss]  # of its steps
+    parts: tuple[str, ...]  # that it trains
+    batch_size: int  # of its steps
 
 
 def train_in_turn(
@@ -138,7 +130,7 @@ def train_in_turn(
     state: State,
     data: FederatedData,
     key: jax.Array,
-    trainings: tuple[Training, ...],
+    trainings: tuple[ServerTask, ...],
     rates: Sequence[jax.Array | float],
     epochs: Sequence[int],
 ) -> tuple[State, Metrics]:

@@ -72,7 +72,6 @@ def test_a_gpu_copies_no_image_table(compile_for, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "server_only"])
-@pytest.mark.xfail(strict=True, reason="kernel gradients of lanes become grouped convolutions with images for windows")
 def test_a_gpu_has_kernel_gradients_of_its_own_in_lanes(compile_for, name):
     for kind in on_cuda(compile_for, name)["convolutions_of_a_step"]:
         way, window, *groups = kind.split()

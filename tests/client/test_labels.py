@@ -95,11 +95,11 @@ def by_table(images):
     return jnp.array(TABLE)[images[:, 0, 0, 0].astype(jnp.int32) // 10]
 
 
-def labelled(examples, scores=by_table, threshold=0.5, strictly=False, **options):
+def labelled(examples, scores=by_table, threshold=0.5, strictly=False):
     """The labels of a cohort, in one program."""
     problem = problem_with()
     rule = make_confidence(problem, threshold, strictly)
-    return jax.jit(lambda examples: label_cohort(problem, scores, DATA, examples, confidence=rule, **options))(examples)
+    return jax.jit(lambda examples: label_cohort(problem, scores, DATA, examples, rule))(examples)
 
 
 def test_scores_of_a_cohort():
@@ -142,18 +142,6 @@ def test_labels_of_a_cohort():
             np.testing.assert_allclose(made.report.facts["score_gap"][job, : len(rows)], top[:, -1] - top[:, -2])
         np.testing.assert_array_equal(made.weights, np.float32(made.report.qualified))
     assert made.report.others == {} and made.own == {}
-
-
-def test_the_rule_in_use_labels_and_all_are_reported():
-    """'z' is in use, though 'a' comes first in the alphabet."""
-    rules = lambda images: {"a": -by_table(images), "z": by_table(images), "row": images[:, 0, 0, 0] // 10}  # noqa: E731
-    made = labelled(examples_of([2]), rules, threshold=0.5, used="z", facts=("row",))
-    assert set(made.report.others) == {"a", "z"}
-    np.testing.assert_array_equal(made.report.facts["row"][0], CLIENTS[2])
-    np.testing.assert_array_equal(made.report.labels[0], TABLE[CLIENTS[2]].argmax(axis=1))
-    np.testing.assert_array_equal(made.report.qualified[0], TABLE[CLIENTS[2]].max(axis=1) >= 0.5)
-    np.testing.assert_array_equal(made.report.others["a"][0], TABLE[CLIENTS[2]].argmin(axis=1))
-    np.testing.assert_array_equal(made.report.others["z"], made.report.labels)
 
 
 def test_scores_of_several_views_are_their_mean():

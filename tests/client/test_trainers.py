@@ -173,7 +173,7 @@ def kl(a, b):
     return np.sum(a * np.log(a / b))
 
 
-def estimate_by_hand(logits, tau, momentum, presence=False):
+def estimate_by_hand(logits, tau, momentum):
     """u after the batches, and the sums of its distances to the three anchors."""
     u, sums, steps = np.full(CLASSES, 1 / CLASSES), np.zeros(3), 0
     p = softmax(logits.astype(np.float64))
@@ -182,17 +182,15 @@ def estimate_by_hand(logits, tau, momentum, presence=False):
         labels = [np.argmax(row) for row in p[list(positions)] if max(row) >= tau]
         if labels:
             counts = np.bincount(labels, minlength=CLASSES).astype(float)
-            counts = np.minimum(counts, 1) if presence else counts
             u = momentum * u + (1 - momentum) * counts / counts.sum()
             sums += [0.5 * kl(u, anchor) + 0.5 * kl(anchor, u) for anchor in anchors]
         steps += bool(positions)
     return u, sums, steps
 
 
-@pytest.mark.parametrize("histogram", ["counts", "presence"])
-def test_acr_s_targets_and_its_estimate(histogram):
+def test_acr_s_targets_and_its_estimate():
     balanced, standard = logits_of(2), logits_of(3)
-    trainer = trainer_of("acr", estimate_from=0, estimate_momentum=0.9, histogram=histogram)
+    trainer = trainer_of("acr", estimate_from=0, estimate_momentum=0.9)
     begun = trainer._replace(
         start=lambda n_max: trainer.next_round(trainer.start(n_max))._replace(strength=jnp.float32(0.4))
     )
@@ -206,7 +204,7 @@ def test_acr_s_targets_and_its_estimate(histogram):
         np.testing.assert_array_equal(of_classifier, (first[chosen], q2.argmax(axis=1)[chosen]))
         np.testing.assert_array_equal(of_standard, (second[chosen], q.argmax(axis=1)[chosen]))
     assert np.any(q.argmax(axis=1) != q2.argmax(axis=1)) and np.any(first != second)
-    shares, sums, steps = estimate_by_hand(balanced, TAU, 0.9, histogram == "presence")
+    shares, sums, steps = estimate_by_hand(balanced, TAU, 0.9)
     np.testing.assert_allclose(state.shares, shares, rtol=1e-5)
     np.testing.assert_allclose(state.distances, sums, rtol=1e-4)
     after = jax.jit(trainer.next_round)(state)

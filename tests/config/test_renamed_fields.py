@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import apply_arguments, complete, flatten, override
-from fedjax_ssl.config.renamed import RENAMED
+from fedjax_ssl.config.renamed import GONE, RENAMED, REPLICAS
 from fedjax_ssl.fields import shared_fields
 
 # The two sections as the version before wrote them, with their defaults.
@@ -61,3 +61,36 @@ def test_an_override_by_an_old_name_is_told_the_new_one(field):
     assert RENAMED[field] in flatten(base_config().to_dict())
     with pytest.raises(UserError, match=rf"^config\.{field} is config\.{RENAMED[field]} now$"):
         override(base_config(), [f"--config.{field}=1"])
+
+
+def test_a_field_that_has_another_name_keeps_its_value():
+    config = json.loads(json.dumps(base_config().to_dict()))
+    assert config["aggregation"].pop("byzantine_share") == 0.2
+    old = {**config, "aggregation": {**config["aggregation"], "malicious_share": 0.3}}
+    assert complete(old)["aggregation"] == {**config["aggregation"], "byzantine_share": 0.3}
+
+
+@pytest.mark.parametrize("field", REPLICAS)
+def test_an_old_switch_for_a_bug_is_the_replica_of_its_method(field):
+    section, _, name = field.partition(".")
+    config = json.loads(json.dumps(base_config().to_dict()))
+    del config[section]["replica"]
+    of_section = {other.partition(".")[2]: bug for other, bug in REPLICAS.items() if other.startswith(f"{section}.")}
+    without = {other: "no bug" if isinstance(bug, str) else False for other, bug in of_section.items()}
+    for switches, expected in ((of_section, True), (without, False)):
+        found = complete({**config, section: {**config[section], **switches}})
+        assert found[section]["replica"] is expected and name not in found[section]
+    if len(of_section) > 1:
+        with pytest.raises(UserError, match=rf"^{section}\.replica is for all bugs"):
+            complete({**config, section: {**config[section], **without, name: of_section[name]}})
+
+
+def test_a_field_that_went_is_told_and_left_out_of_old_configurations():
+    config = json.loads(json.dumps(base_config().to_dict()))
+    for field, left in GONE.items():
+        section, _, name = field.partition(".")
+        assert complete({**config, section: {**config[section], name: left}}) == config
+        with pytest.raises(UserError, match=rf"^{field} is gone: it is always '{left}'"):
+            complete({**config, section: {**config[section], name: "another"}})
+        with pytest.raises(UserError, match=rf"^config\.{field} is gone: it is always '{left}'$"):
+            override(base_config(), [f"--config.{field}=1"])

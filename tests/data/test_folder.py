@@ -219,7 +219,7 @@ BROKEN = {
     "numbers that are not pixels": (
         lambda root: save(root / "train" / "cat" / "1.tif", np.zeros((6, 6), np.float32)),
         ["train/cat/1.tif"],
-        ["no whole numbers"],
+        ["not whole numbers"],
     ),
     "other sizes": (
         lambda root: save(root / "test" / "dog" / "y.png", pixels(0, 6, 7)),
@@ -261,7 +261,7 @@ def test_classes_without_a_test_set_that_are_not_as_they_should_be(tmp_path):
     save(tmp_path / "a" / "1.png", pixels(0))
     expect_line(tmp_path, [tmp_path, "one class, a;"])
     save(tmp_path / "b" / "1.png", pixels(0))
-    expect_line(tmp_path, [tmp_path, "no class of 5 images", tmp_path / "test"])
+    expect_line(tmp_path, [tmp_path, "no class of 5 or more images", tmp_path / "test"])
 
 
 def test_what_does_not_fit_into_the_memory_is_refused(tmp_path, monkeypatch):

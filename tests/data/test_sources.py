@@ -156,7 +156,7 @@ def test_a_file_of_medmnist_without_its_validation_images(tmp_path, channels):
     ("changes", "parts"),
     [
         ({"test_labels": None}, ["no test_labels", "must hold train_images, train_labels, test_images, test_labels"]),
-        ({"train_labels": np.zeros((9, 14), np.uint8)}, ["train_labels has shape (9, 14)", "one integer an image"]),
+        ({"train_labels": np.zeros((9, 14), np.uint8)}, ["train_labels has shape (9, 14)", "one integer per image"]),
         ({"train_images": np.zeros((9, 8, 8, 8), np.uint8)}, ["train_images has shape (9, 8, 8, 8)", "8 channels"]),
         (
             {"test_images": np.zeros((4, 6, 6), np.uint8)},

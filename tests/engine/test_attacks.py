@@ -140,21 +140,21 @@ def federated(kind, attackers=0.5, seed=0):
 
 
 def test_who_attacks_is_drawn_by_the_seed_and_whose_labels_are_false_follows():
-    drawn = {tuple(np.flatnonzero(federated("noise", seed=seed)[2].malicious)) for seed in range(20)}
+    drawn = {tuple(np.flatnonzero(federated("noise", seed=seed)[2].byzantine)) for seed in range(20)}
     assert all(len(one) == 2 for one in drawn) and len(drawn) > 3
-    assert federated("none")[2].malicious is None and federated("noise")[2].mislabelled is None
-    assert not federated("noise", 0.24)[2].malicious.any()  # floor(0.24 * 4)
-    assert np.sum(federated("noise", 0.75)[2].malicious) == 3
+    assert federated("none")[2].byzantine is None and federated("noise")[2].mislabelled is None
+    assert not federated("noise", 0.24)[2].byzantine.any()  # floor(0.24 * 4)
+    assert np.sum(federated("noise", 0.75)[2].byzantine) == 3
     rows, labels, data = federated("labels", seed=4)
-    liars = np.concatenate([rows[client] for client in np.flatnonzero(data.malicious)])
+    liars = np.concatenate([rows[client] for client in np.flatnonzero(data.byzantine)])
     np.testing.assert_array_equal(np.flatnonzero(data.mislabelled), np.sort(liars))
     visible = np.asarray(data.visible_labels)
     np.testing.assert_array_equal(visible[:2], labels[:2])  # the server's
     for row in (3, 5):
         assert visible[row] == (labels[row] + (row in liars)) % 3
     two = stack_seeds([data, federated("labels", seed=5)[2]])
-    assert two.malicious.shape == (2, 4) and two.mislabelled.shape == (2, 10)
-    assert stack_seeds([federated("none")[2]] * 2).malicious is None
+    assert two.byzantine.shape == (2, 4) and two.mislabelled.shape == (2, 10)
+    assert stack_seeds([federated("none")[2]] * 2).byzantine is None
 
 
 def test_a_liar_s_scores_are_those_of_the_class_before():
@@ -229,7 +229,7 @@ def test_crafted_images_lie_on_a_line_and_more_of_them_at_its_labelled_end():
 @pytest.mark.parametrize(("anchors", "targets"), [(3, 1), (3, 2), (0, 2)])
 def test_attackers_replace_some_of_their_unlabelled_images_alone(anchors, targets):
     dataset, partition, data, _ = poisoned(anchors, labelled=[9, 21, 33, 45, 57, 69], **{"attack.targets": targets})
-    attackers = np.flatnonzero(data.malicious)
+    attackers = np.flatnonzero(data.byzantine)
     own = np.concatenate([partition.client_rows[client] for client in attackers])
     changed = np.flatnonzero(np.any(np.asarray(data.inputs) != dataset.x_train, axis=(1, 2, 3)))
     crafted = np.asarray(data.inputs)[changed].reshape(-1, 4).astype(float)

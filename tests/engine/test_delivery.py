@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.delivery import LATE, LOST, first_memory
 from fedjax_ssl.engine.dispatch import over_seeds
-from fedjax_ssl.engine.interface import Draw, Received, State, Upload
+from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server import fedavg
@@ -78,7 +78,7 @@ def test_late_uploads_join_the_next_round_with_what_they_changed():
     options = problem(4, **{"availability.late": 0.5, "availability.late_weight": 0.25})
     round_fn = jax.jit(make_round(options, toy_method(), lanes=2))
     shapes = Upload(Model({"classifier": jnp.float32(0)}, ()), {"client": jnp.int32(0), "personal": ()})
-    clients, server = first_memory(options.config, shapes, Draw(jnp.array(DRAW)))
+    clients, server = first_memory(options.config, shapes, Selection(jnp.array(DRAW)))
     assert clients == {}
     state = toy_state(draw=jnp.array(DRAW, jnp.int32), fails=jnp.zeros(4, bool), **server)
     data, late, was, arrived, superseded = federation(seed=3), np.zeros(4, bool), np.array(DRAW), 0, 0
@@ -111,7 +111,7 @@ def test_late_uploads_join_the_next_round_with_what_they_changed():
 
 
 def test_late_uploads_count_for_less():
-    section = {"weights": "size", "mean": "mean", "malicious_share": 0.2, "norm_bound": 0.0, "optimizer": "fedavg"}
+    section = {"weights": "size", "mean": "mean", "byzantine_share": 0.2, "norm_bound": 0.0, "optimizer": "fedavg"}
     config = types.SimpleNamespace(aggregation=types.SimpleNamespace(**section))
     toy = types.SimpleNamespace(config=config, network=types.SimpleNamespace(normalisation="none"))
     kernels, sizes = np.array([1.0, 2.0, 4.0], np.float32), np.array([10, 30, 20])
@@ -152,22 +152,22 @@ HONEST = np.concatenate([(FULL - 1)[:, None], (1 + np.arange(5))[:, None] * np.a
 
 
 def test_attackers_uploads_alone_are_replaced():
-    malicious = np.array([True, False, True, False, False])
-    data = federation()._replace(malicious=jnp.array(malicious))
+    byzantine = np.array([True, False, True, False, False])
+    data = federation()._replace(byzantine=jnp.array(byzantine))
     for turns in (1, 2):
         options = problem(4, **{"attack.kind": "scaled", "attack.strength": 3.0})
         round_fn = jax.jit(make_round(options, with_vector(toy_method(turns)), lanes=2))
         state, result = run(round_fn, DRAW, data=data)
-        factors = np.where(malicious, 3.0, 1.0)[:, None]
+        factors = np.where(byzantine, 3.0, 1.0)[:, None]
         np.testing.assert_allclose(updates_of(state), (factors * HONEST)[DRAW], rtol=1e-6)
-        assert result.metrics["malicious_uploads"] == 2
+        assert result.metrics["byzantine_uploads"] == 2
 
 
 def test_what_compression_loses_is_remembered_and_sent_later():
     """top_k of 3 numbers of 6, two rounds: against NumPy; a client whose upload is dropped remembers nothing of it."""
     options = problem(4, **{"compression.kind": "top_k", "compression.share": 0.5})
     shapes = Upload(Model({"classifier": jnp.float32(0), "vector": jnp.zeros(5)}, ()), {})
-    clients, _ = first_memory(options.config, shapes, Draw(jnp.array(DRAW)))
+    clients, _ = first_memory(options.config, shapes, Selection(jnp.array(DRAW)))
 
     def largest(update):
         kept = np.argsort(-np.abs(update), kind="stable")[:3]

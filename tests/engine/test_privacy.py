@@ -169,20 +169,20 @@ PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisat
 
 @pytest.mark.parametrize(("fields", "words"), [
     ({"aggregation.clip_norm": 0.0}, "needs aggregation.clip_norm"),
-    ({"aggregation.mean": "median"}, "leave aggregation.mean 'mean'"),
-    ({"aggregation.norm_bound": 1.0}, "norm_bound 0"),
+    ({"aggregation.mean": "median"}, "set aggregation.mean='mean'"),
+    ({"aggregation.norm_bound": 1.0}, "norm_bound=0"),
     ({"availability.late": 0.5}, "availability.late_weight=0"),
     ({"model.normalisation": "running"}, "running statistics travel without noise"),
     ({"model.normalisation": "static", "model.statistics": "cohort"}, "model.statistics='cohort' asks clients"),
     ({"model.normalisation": "static", "model.statistics": "moments"}, "model.statistics='moments' asks clients"),
-    ({"method": "orchestra"}, "orchestra: its clients tell"),
+    ({"method": "orchestra"}, "orchestra: its clients send"),
     ({"method": "rscfed", "data.labels": "some_clients"}, "rscfed: its server has a message for each client, or"),
-    ({"method": "semianagg", "data.labels": "some_clients"}, "semianagg: its clients tell"),
+    ({"method": "semianagg", "data.labels": "some_clients"}, "semianagg: its clients send"),
     ({"method": "fedmatch"}, "fedmatch: its server has a message for each client"),
-    ({"method": "fedtrinet"}, "fedtrinet: its stage server_before reads at the server what is the clients'"),
+    ({"method": "fedtrinet"}, "fedtrinet: its stage server_before reads clients' data at the server"),
     ({"method": "server_only"}, "here no client trains"),
     ({"data.centralised": True}, "or the server has their images"),
-    ({"attack.kind": "little"}, "attack.kind='little' tells of the honest updates"),
+    ({"attack.kind": "little"}, "attack.kind='little' puts others' updates"),
     ({"compression.kind": "top_k"}, "set compression.error_feedback=False"),
 ])  # fmt: skip
 def test_what_would_break_the_promise_is_refused(fields, words):

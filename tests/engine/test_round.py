@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.engine.interface import Draw, Finished, Jobs, Report, Upload, WireBytes, no_op
+from fedjax_ssl.engine.interface import Finished, Jobs, Report, Selection, Upload, WireBytes, no_op
 from fedjax_ssl.engine.round import RoundKeys, _means, make_round, num_jobs, uniform
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.toy_federation import (
@@ -124,7 +124,7 @@ def test_every_stage_has_a_key_of_its_own():
 
     phase = quiet.phases[0]._replace(prepare=prepare, start=lambda *a: (), step=lambda *a: (), finish=finish)
     stages = {
-        "select": lambda state, data, key: Draw(jnp.array([1])),
+        "select": lambda state, data, key: Selection(jnp.array([1])),
         "server_before": no_op,
         "broadcast": quiet.broadcast,
         "personal": lambda state, data, clients, key: clients,

@@ -10,9 +10,7 @@ from ml_collections.config_dict import placeholder
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import BORDERS, INTERPOLATIONS
 from fedjax_ssl.augment.flavours import FLAVOURS
-from fedjax_ssl.client.acr import HISTOGRAMS
 from fedjax_ssl.client.confidence import KINDS
-from fedjax_ssl.client.debias import DEBIASING
 from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.config import apply_arguments, flatten, override, ranges, validate
 from fedjax_ssl.data import FITS, NORMALISATIONS
@@ -212,8 +210,6 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
         "attack.kind": {"none", *ATTACKS, FALSE_LABELS, "poison"},
         "compression.kind": {"none", *COMPRESSIONS},
         "confidence.kind": KINDS,
-        "confidence.debias": DEBIASING,
-        "trainer.histogram": HISTOGRAMS,
     }.items():
         assert declared[field] == set(known), field
     assert set(ranges()["eval_measures"].each.choices) == set(MEASURES)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
+from fedjax_ssl.methods.fedmatch.phases import PSI, SIGMA
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
     CLASSES,

@@ -15,7 +15,6 @@ import numpy as np
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import (
     Broadcast,
-    Draw,
     Finished,
     Jobs,
     Method,
@@ -23,6 +22,7 @@ from fedjax_ssl.engine.interface import (
     Problem,
     Received,
     Report,
+    Selection,
     State,
     Upload,
 )
@@ -139,7 +139,7 @@ def toy_method(turns=1, **others):
         "phases": (toy_phase(in_turns=turns > 1),),
         "aggregate": aggregate,
         "statistics": lambda state, data, clients, key: state,
-        "select": lambda state, data, key: Draw(state.server["draw"], state.server.get("group"), turns),
+        "select": lambda state, data, key: Selection(state.server["draw"], state.server.get("group"), turns),
     }
     return Method(**{**fields, **others})
 
@@ -175,7 +175,7 @@ def memories(round_fn):
 
 def arrivals(round_fn):
     """What arrives in each of the draws where client 4 attacks: (client, number) of the accepted rows, sorted."""
-    data, found = federation()._replace(malicious=jnp.arange(5) == 4), []
+    data, found = federation()._replace(byzantine=jnp.arange(5) == 4), []
     for draw in DRAWS:
         received = run(round_fn, *draw, data=data)[0].server["received"]
         rows = zip(received["clients"], received["uploads"].model.params["classifier"], received["accepted"])

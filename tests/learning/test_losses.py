@@ -233,7 +233,7 @@ def test_the_neighbourhood_s_divisor_is_a_square_or_an_exclusive_or(count, squar
     distance = gram_distance(one, other, mask)
     assert count < 2 or distance > 0.01
     np.testing.assert_allclose(neighbourhood_loss(one, other, mask), distance / square, rtol=1e-6)
-    np.testing.assert_allclose(neighbourhood_loss(one, other, mask, "xor"), distance / xor, rtol=1e-6)
+    np.testing.assert_allclose(neighbourhood_loss(one, other, mask, replica=True), distance / xor, rtol=1e-6)
 
 
 def test_the_two_parts_of_information():

@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import validate
-from fedjax_ssl.learning.optimizers import make_optimizer
+from fedjax_ssl.learning.sgd import make_optimizer
 
 PARAMS, GRADIENTS = np.array([1.0, -2.0, 0.5]), [np.array([0.3, -0.1, 0.2]), np.array([-0.2, 0.4, 0.1])]
 
@@ -63,7 +63,7 @@ def test_the_gradient_is_clipped_before_anything_else():
     "name, words",
     [
         ("adem", "client.optimizer 'adem' is not an optimiser of optax with a learning rate"),
-        ("sam", "no function of a learning rate"),
+        ("sam", "not an optimiser of optax with a learning rate"),
         ("lbfgs", "client.optimizer='lbfgs' cannot be used: it must make a step of a learning rate, gradients"),
         ("adam(b1=0.5", "must be NAME or NAME"),
         ("adam(1)", "must be NAME or NAME"),

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.learning import sgd
-from fedjax_ssl.learning.optimizers import make_optimizer
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, make_optimizer
 from tests.helpers.linear_network import at_rest, sgd_step
 
 

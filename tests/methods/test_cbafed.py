@@ -14,7 +14,7 @@ from fedjax_ssl import train as train_run
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, SentDown
+from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, CBAFedExtra
 from fedjax_ssl.methods.cbafed.client import Acceptance, acceptance
 from fedjax_ssl.methods.frames import given_labels
 from tests.helpers.linear_network import at_rest, divided, in_numpy, sgd_step
@@ -54,7 +54,7 @@ def build(weak=itself, **fields):
 
 
 def extra(thresholds=(0.5, 0.5, 0.5), rare=(False, False, False), second_stage=True):
-    return SentDown(Acceptance(jnp.array(thresholds), jnp.array(rare)), jnp.bool_(second_stage))
+    return CBAFedExtra(Acceptance(jnp.array(thresholds), jnp.array(rare)), jnp.bool_(second_stage))
 
 
 def test_the_paper_s_backbone_and_the_other_stem():

@@ -9,8 +9,8 @@ import pytest
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.learning.losses import negative_cosine
-from fedjax_ssl.learning.optimizers import make_optimizer
 from fedjax_ssl.learning.schedule import warmed_up
+from fedjax_ssl.learning.sgd import make_optimizer
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.methods import METHODS, fedcon
 from fedjax_ssl.sweep import load_sweep, plan
@@ -174,7 +174,7 @@ def server_by_hand(problem, data, state, key, number, student):
         rows = order[2 * index : 2 * index + 2]
         views = views_of(data, rows, jax.random.fold_in(steps_key, index))
         one_hot = np.eye(3)[np.asarray(data.visible_labels)[rows]]
-        other = model if options.consistency_with == "itself" else student
+        other = model if options.replica else student
         s = [probabilities(other, x, x.mean(axis=0)) for x in views]
         gradient, values = dict.fromkeys(model, 0), [0, 0]
         for x, held_to in zip(views, s[::-1]):
@@ -191,7 +191,7 @@ def server_by_hand(problem, data, state, key, number, student):
     return model, student, np.mean(losses, axis=0), running
 
 
-@pytest.mark.parametrize("fields", [{}, {"fedcon.student": "persistent"}, {"fedcon.consistency_with": "itself"}])
+@pytest.mark.parametrize("fields", [{}, {"fedcon.replica": True}])
 def test_the_server_trains_a_network_and_its_average(data, fields):
     server = {"server.batch_size": 2, "server.learning_rate": 0.5, "server.clip_norm": 1.5, "server.momentum": 0.5}
     problem, method = build(
@@ -208,7 +208,7 @@ def test_the_server_trains_a_network_and_its_average(data, fields):
     assert_model(after.model, model, running)
     np.testing.assert_allclose([metrics["server_loss"], metrics["server_consistency"]], losses, rtol=1e-4)
     assert set(after.model.params) == {"backbone", "classifier"}
-    assert ("student" in after.server) == (problem.config.fedcon.student == "persistent")
+    assert ("student" in after.server) == (problem.config.fedcon.replica)
     if "student" in after.server:
         chex.assert_trees_all_close(in_numpy(after.server["student"]), student, atol=1e-5)
 

@@ -141,7 +141,7 @@ def unlabelled_by_hand(result, data, supervised, experts="both"):
             name: leaf + more[name] + options.mean_proximal * 2 * (model[name] - first[name]) / leaf.size
             for name, leaf in gradient.items()
         }
-        if options.accumulate_gradients:  # never cleared
+        if options.replica:  # never cleared
             total = gradient = {name: total[name] + leaf for name, leaf in gradient.items()}
         model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
         statistics = running_mean(statistics, strong, x)
@@ -163,7 +163,7 @@ CODE = {
         (SOME, {}),
         (NO_LABELS, {}),
         (SOME, {"fedlabel.confidence": "entropy", "fedlabel.kl_order": "trained_last"}),
-        (SOME, {"fedlabel.accumulate_gradients": True}),
+        (SOME, {"fedlabel.replica": True}),
         (SOME, CODE),
         (SOME, {"fedlabel.experts": "local", "fedlabel.threshold": 0.5}),
         (SOME, {"fedlabel.threshold": 0.65}),  # with steps in which nothing counts, and a velocity from earlier ones
@@ -381,14 +381,14 @@ def test_the_variant_of_the_code_is_complete():
     departures = ("unlabelled_from", "upload", "weights", "kl_partner", "kl_order", "loss_over", "mean_proximal",
                   "augment_once")  # fmt: skip
     assert {name for name in defaults if defaults[name] != changed[name]} == set(departures)
-    assert not changed.accumulate_gradients
+    assert not changed.replica
     assert isinstance(sent_down(problem).model, Model)
 
 
 @pytest.mark.parametrize("variant", ["fedlabel", "fedlabel,code"])
 def test_a_round_with_optimisers_that_survive(data, variant):
     """Each phase's optimiser has its entry, that of gradients which are never cleared with one tensor more."""
-    fields = {"client.persistent": True, "fedlabel.accumulate_gradients": True}
+    fields = {"client.persistent": True, "fedlabel.replica": True}
     problem = small_problem(variant, **fields, **{"fedlabel.labelled_steps": 2})
     method = METHODS["fedlabel"].factory(problem)
     state = jax.eval_shape(method.init, data, jax.random.key(0))

@@ -9,10 +9,8 @@ from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.fedmatch import PARTS, UPLOADS
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU
-from fedjax_ssl.methods.fedmatch.plateau import Plateau
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau
 from fedjax_ssl.methods.fedmatch.server import Uploads, noise_image
-from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, numbers, random_params
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (

@@ -8,9 +8,7 @@ import pytest
 from fedjax_ssl.engine.interface import Broadcast, Cohort
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.fedmatch.paired_batches import largest_batch
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU
-from fedjax_ssl.methods.fedmatch.plateau import fresh_plateau
-from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau
 from tests.helpers.fedmatch_by_hand import KEY, build, numbers, random_params
 from tests.helpers.small_problem import federation, small_problem, train
 

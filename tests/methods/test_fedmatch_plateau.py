@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.fedmatch.plateau import LEAST, after_epoch, fresh_plateau
+from fedjax_ssl.methods.fedmatch.phases import LEAST, after_epoch, fresh_plateau
 
 
 @pytest.mark.parametrize("patience", [1, 3])

@@ -7,9 +7,7 @@ import pytest
 
 from fedjax_ssl.engine.interface import Broadcast
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU
-from fedjax_ssl.methods.fedmatch.plateau import Plateau, fresh_plateau
-from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau, fresh_plateau
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, random_params, train_by_hand
 from tests.helpers.linear_network import in_numpy
 from tests.helpers.small_problem import CLASSES, federation, mirrored, pixels_of, probabilities, statistics_of, train

@@ -17,7 +17,7 @@ from fedjax_ssl import base_config, train
 from fedjax_ssl.client import LABELLED
 from fedjax_ssl.config import apply_arguments, flatten, validate
 from fedjax_ssl.engine import CLASSIFIER, Received, Upload
-from fedjax_ssl.engine.round import make_round, selection
+from fedjax_ssl.engine.round import make_round, select_of
 from fedjax_ssl.engine.updates import leaves_by_path, moved_by
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.supported import check_supported
@@ -186,19 +186,19 @@ def test_a_late_upload_counts_by_its_factor(trained):
         return
     state, data, key = trained.states[0], trained.experiment.data, jax.random.key(0)
     sent, rng = trained.sent.up, np.random.default_rng(0)
-    down, draw = method.broadcast(state, data, key), selection(problem, method)(state, data, key)
-    number = len(draw.clients)
+    down, selection = method.broadcast(state, data, key), select_of(problem, method)(state, data, key)
+    number = len(selection.clients)
     told = jax.tree.map(lambda leaf: np.float32(rng.uniform(0.1, 0.9, leaf.shape)), dict(sent.metadata))
     told |= {LABELLED: np.float32(np.arange(number) // 2 % 2 * 20)} if LABELLED in told else {}
     statistics = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), sent.model.batch_stats)
-    groups, sizes = np.arange(number) * draw.turns // number, np.arange(20, 20 + number, dtype=np.int32)
+    groups, sizes = np.arange(number) * selection.turns // number, np.arange(20, 20 + number, dtype=np.int32)
 
     def aggregated(state, step, discount):
         changes = {path: jnp.zeros(leaf.shape) for path, leaf in leaves_by_path(sent.model.params).items()}
         path = max(changes, key=lambda path: changes[path].size)
         changes[path] += step * jnp.eye(number, changes[path][0].size).reshape(changes[path].shape)
         upload = Upload(Model(moved_by(changes, sent.model.params, down), statistics), told)
-        received = Received(upload, discount > 0, draw.clients, groups, sizes, sizes, discount)
+        received = Received(upload, discount > 0, selection.clients, groups, sizes, sizes, discount)
         params = method.aggregate(state, data, received, key)[0].model.params
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(params)])
 

@@ -10,7 +10,7 @@ from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.engine.interface import Cohort, Received, State, Upload
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import assignment_loss
-from fedjax_ssl.learning.optimizers import followed_by
+from fedjax_ssl.learning.sgd import followed_by
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.orchestra import Clusters, by_batches
 from fedjax_ssl.methods.orchestra.client import Ring, filled, local_centroids, pushed

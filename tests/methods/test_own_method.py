@@ -14,7 +14,6 @@ from fedjax_ssl.config import describe_method, parse_config, validate
 from fedjax_ssl.engine import no_op
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.records.workdir import refuse_code
-from fedjax_ssl.run import kept_programs
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.sweep import Sweep, plan
 from tests.helpers.runs import TINY_BACKBONE
@@ -215,8 +214,6 @@ def test_a_rule_for_confidence_from_a_file(own):
     np.testing.assert_array_equal(confidence.weigh((), scores, 2), [1, 0])
     with pytest.raises(UserError, match=r"names code, confidence\.kind=my\.py:rule, which would be run; ask"):
         refuse_code(own, problem.config.to_dict(), "ask")
-    assert not kept_programs._is_of_library(built(words))
-    assert kept_programs._is_of_library(built(words[:1]))
 
 
 def test_a_methods_factory_has_its_name():

@@ -154,7 +154,7 @@ def by_hand(problem, data, client, model, means, deck, supervised):
 
         def loss(model, rows=rows, first=first, second=second, start=start):
             value = options.contrastive_weight * contrastive(model, first, second, options.temperature)
-            value += options.neighbourhood_weight * neighbourhood(model, first, options.divisor == "xor")
+            value += options.neighbourhood_weight * neighbourhood(model, first, options.replica)
             return value + supervised(model, start, rows, first, second)
 
         losses.append(loss(model))

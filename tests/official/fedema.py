@@ -21,7 +21,7 @@ def test_rounds_of_fedema(variant, selective):
 
     def visit(number, client, received, job, own):
         params, target = dict(received["params"]), {part: received["params"][part] for part in ENCODER}
-        alias = problem.config.fedema.alias_first_target and not own
+        alias = problem.config.fedema.replica and not own
         goes_on = bool(own) and (not selective or own["round"] == number - 1)
         if goes_on:
             share = min(1.0, own["scale"] * own["divergence"])

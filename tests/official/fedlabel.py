@@ -2,7 +2,7 @@
 
 core/trainer.py:503-619 (a client's two trainings), utils/utils.py:620-676 (the surer expert) and
 core/strategies/fedlabels.py:120-240 (the server). The code never clears the gradients of the second training
-(core/trainer.py:616-617); `fedlabel.accumulate_gradients` does so, and is off by default. Its experts see one weak view
+(core/trainer.py:616-617); `fedlabel.replica` does so, and is off by default. Its experts see one weak view
 of each image, the library's the image; here both see the image.
 """
 
@@ -24,7 +24,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("cleared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rounds_of_fedlabel(cleared):
-    fields = {"data.labels": "clients", "fedlabel.accumulate_gradients": not cleared, **FIELDS}
+    fields = {"data.labels": "clients", "fedlabel.replica": not cleared, **FIELDS}
     problem = make_problem("fedlabel,code", **fields)
     run = train(problem, federation(CLIENTS), rounds=4)
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)

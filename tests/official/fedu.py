@@ -21,7 +21,7 @@ def test_rounds_of_fedu(variant):
 
     def visit(number, client, received, job, own):
         params, encoder = dict(received["params"]), {part: received["params"][part] for part in ENCODER}
-        alias = problem.config.fedu.alias_first_target and not own
+        alias = problem.config.fedu.replica and not own
         target = own["target"] if own and variant != "fedu,both" else encoder
         if own:
             used.append("own" if own["divergence"] >= THRESHOLD else "global")

@@ -98,7 +98,7 @@ def test_rounds_of_twin_sight(case):
         features, of_twin = backbone(params["twin"]["backbone"], twin["backbone"], joined, train=True)
         z, of_projector = projector(params["twin"]["projector"], twin["projector"], features, train=True)
         of_model, own = backbone(params["backbone"], statistics["backbone"], joined, train=True)
-        divisor = size ^ 2 if options.divisor == "xor" else size**2
+        divisor = size ^ 2 if options.replica else size**2
         near = np.sum((gram(features[:size]) - gram(of_model[:size])) ** 2) / divisor
         value = 0.5 * instance_loss(z, 0.07) + near
         after = {"backbone": own, "twin": {"backbone": of_twin, "projector": of_projector}}

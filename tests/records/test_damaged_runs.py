@@ -338,11 +338,11 @@ def test_what_describes_the_images_is_checked(run, edit, words):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("[]", "no configuration, but list"),
-        ("null", "no configuration"),
+        ("[]", "not a configuration, but list"),
+        ("null", "not a configuration"),
         ("[" * 100_000, "too many brackets"),
         ("{", "Expecting property name"),
-        ('{"model": 3}', "model is 3, and no section of fields"),
+        ('{"model": 3}', "model is 3, but must be a section of fields"),
         ('{"method": 3}', "method is 3"),
         ('{"num_rounds": "many"}', "num_rounds is 'many'"),
         ('{"model": {"name": ["cnn"]}}', r"model.name is \['cnn'\]"),

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import scipy.stats
 from PIL import Image
 from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
 
@@ -22,7 +23,20 @@ from fedjax_ssl.report.figures import confusion_matrix, who_holds_what
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of, profile_of
-from fedjax_ssl.report.table import Row, as_text, make_runs_table, make_table, to_csv, to_latex, to_markdown
+from fedjax_ssl.report.table import (
+    Interval,
+    Look,
+    MeanOfSeeds,
+    OverSeeds,
+    Row,
+    as_text,
+    best_cells,
+    make_runs_table,
+    make_table,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from tests.helpers.runs import make_tiny_config
 
 PICTURES = {
@@ -397,6 +411,55 @@ def test_tables_in_three_languages(three_runs):
     assert r"50 \% \& more\_ (labels revealed) & 0.1 & 1 of 3" in latex and latex.count(r"\\") == 2
 
 
+def over_seeds(*values, seeds=(0, 1, 2)):
+    return OverSeeds(list(values), seeds)
+
+
+def test_the_best_and_what_chance_may_tell_from_it_is_bold():
+    """Against SciPy's paired t-test: a row is as good as the best if p is above 0.05."""
+    best, close, far, one = [90.0, 92.0, 95.0], [89.0, 92.5, 94.0], [80.0, 83.0, 84.5], [90.0]
+    assert scipy.stats.ttest_rel(best, close).pvalue > 0.05 > scipy.stats.ttest_rel(best, far).pvalue
+    rows = {"best": over_seeds(*best), "close": over_seeds(*close), "far": over_seeds(*far),
+            "other seeds": over_seeds(*close, seeds=(3, 4, 5)), "one": over_seeds(*one, seeds=(0,)),
+            "bound (labels revealed)": over_seeds(99.0, 99.0, 99.0)}  # fmt: skip
+    low = {"best": over_seeds(1.0, 1.1, 1.2), "far": over_seeds(5.0, 5.1, 5.2)}
+    nothing = over_seeds(None, None, None)
+    table = [
+        {"method": name, "test accuracy": cell, "spread over clients": low.get(name, nothing),
+         "seconds": MeanOfSeeds([1.0], (0,))}
+        for name, cell in rows.items()
+    ]  # fmt: skip
+    assert best_cells(table) == {(0, "test accuracy"), (1, "test accuracy"), (0, "spread over clients")}
+    assert best_cells(table[:1]) == set()  # of one row none is the best
+    lines = to_markdown(table, best_cells(table)).splitlines()[2:]
+    assert lines[0].startswith("| best | **92.33 ± 2.52** | **1.10 ± 0.10** | 1 |") and "**" not in lines[2]
+    latex = to_latex(table, {(0, "test accuracy")}, "50 % of all", "tab:one")
+    assert r"best & \textbf{92.33 $\pm$ 2.52} &" in latex
+    head = [r"\begin{table}", r"\centering", r"\caption{50 \% of all}", r"\label{tab:one}"]
+    assert latex.splitlines()[:4] == head and latex.endswith("\\end{tabular}\n\\end{table}\n")
+
+
+def test_intervals_are_those_of_student():
+    values = [90.0, 92.0, 95.0]
+    low, high = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
+    (row,) = Look(("method", "accuracy"), True).of([{"method": "a", "accuracy": over_seeds(*values), "seconds": 1}])
+    assert str(row["accuracy"]) == f"92.33 ± {(high - low) / 2:.2f}" and list(row) == ["method", "accuracy"]
+    assert str(Interval([90.0, None])) == "90.00 (1 of 2)" and str(Interval([None])) == "-"
+
+
+def test_a_table_of_chosen_columns(three_runs, tmp_path):
+    out, runs = tmp_path / "all.html", [str(three_runs / "a"), str(three_runs / "b")]
+    words = ["--columns=method, seeds,test accuracy", "--interval", "--caption=Ours.", "--label=tab:ours"]
+    assert launch.main(["report", *runs, f"--out={out}", *words]) == 0
+    lines = (tmp_path / "all.md").read_text().splitlines()
+    assert lines[0] == "| method | seeds | test accuracy |" and len(lines) == 4
+    latex = (tmp_path / "all.tex").read_text()
+    assert r"\caption{Ours.}" in latex and r"\label{tab:ours}" in latex and r"\textbf{" in latex
+    assert "half of the 95 % confidence interval over seeds" in out.read_text()
+    (line, _) = csv.DictReader((tmp_path / "all.csv").open())
+    assert "seconds" in line and line["method"].count("*") == 0
+
+
 def test_many_groups_are_drawn_apart():
     groups = [Group(f"method {number}/alpha={alpha}", []) for number in range(14) for alpha in (0.1, 1.0)]
     found = bundles(groups)
@@ -443,6 +506,8 @@ def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_p
         ([str(reported_run), f"--out={tmp_path / 'c.html'}", "--target=90"], "above 0 and at most 1"),
         ([str(reported_run), f"--out={reported_run / 'config.json' / 'c.html'}"], "cannot write"),
         ([str(reported_run), f"--against={reported_run}"], "--out=NAME.html"),
+        ([str(reported_run), "--interval"], "--out=NAME.html"),
+        ([str(reported_run), f"--out={tmp_path / 'c.html'}", "--columns=acuracy"], "the table has no column 'acuracy'"),
         ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={three_runs}"], "from one configuration"),
         (
             [str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={reported_run}"],

@@ -16,10 +16,10 @@ from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.snapshots import load_snapshots
+from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 from fedjax_ssl.run import loop
-from fedjax_ssl.run.loop import Group, Listener, Run, has_ended, run_rounds
+from fedjax_ssl.run.loop import Listener, Run, RunsTogether, has_ended, run_rounds
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
 from fedjax_ssl.run.observe.wire import Traffic
@@ -75,7 +75,7 @@ def counting(tmp_path, monkeypatch):
                 folder = stack.enter_context(contextlib.closing(Workdir(tmp_path / f"{seed}", config.to_dict())))
                 folder.begin(begun)
                 runs.append(Run(experiment, folder, state_at(begun, begun + 100 * seed)))
-            group = Group(runs, types.SimpleNamespace(test_inputs=None, test_labels=None), None)
+            group = RunsTogether(runs, types.SimpleNamespace(test_inputs=None, test_labels=None), None)
             sizes = []
 
             def dispatch(state, data, hidden_labels, rounds):
@@ -157,7 +157,8 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
         timings = run.folder.read(TIMINGS)
         assert [line["lane_steps"] for line in timings if "seconds" in line] == list(range(11, 18))
         assert [line["round"] for line in timings if "checkpoint_seconds" in line] == [3, 6, 7]
-        snapshots = load_snapshots(run.folder.path / "snapshots")
+        files = snapshot_files(run.folder.path / "snapshots")
+        snapshots = {number: load_snapshot(file) for number, file in files.items()}
         assert {number: float(each["w"]) for number, each in snapshots.items()} == {
             number: 100 * seed + number for number in (0, 2, 5, 7)
         }
@@ -197,11 +198,11 @@ def test_a_failure_is_raised_after_its_line_and_before_a_checkpoint(counting):
 
 def test_a_group_s_trees_are_its_runs_trees_stacked():
     trees = [{"a": jnp.arange(3), "b": jnp.float32(1)}, {"a": jnp.arange(3, 6), "b": jnp.float32(2)}]
-    group = Group([None, None], None, None)
+    group = RunsTogether([None, None], None, None)
     joined = group.join(trees)
     np.testing.assert_array_equal(joined["a"], [[0, 1, 2], [3, 4, 5]])
     for tree, again in zip(trees, group.split(joined), strict=True):
         assert jax.tree.all(jax.tree.map(np.array_equal, tree, again))
-    alone = Group([None], None, None)
+    alone = RunsTogether([None], None, None)
     assert alone.join(trees[:1]) is trees[0] and alone.split(trees[0])[0] is trees[0]
     np.testing.assert_array_equal(row(joined, 1)["b"], 2)

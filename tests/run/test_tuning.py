@@ -43,6 +43,8 @@ def test_on_a_processor_cores_and_options_are_tried_with_one_lane():
 def test_elsewhere_more_and_more_lanes_on_all_devices(devices, jobs, lanes):
     with on("gpu", devices):
         assert first_choices(None, None, jobs) == [Choice(devices, number, "grouped") for number in lanes]
+    with on("tpu", devices):
+        assert first_choices(None, None, jobs) == [Choice(devices, number, "packed") for number in lanes]
 
 
 def table_of(seconds):
@@ -63,9 +65,10 @@ def test_other_forms_are_tried_around_the_fastest():
     assert asked == [*first, Choice(1, 3, "loop"), Choice(1, 3, "im2col")]
     assert fastest(measured).choice == Choice(1, 3, "im2col")
     with on("tpu", 1):
-        measure, asked = table_of({(1, "grouped"): 3.0, (3, "grouped"): 2.0, (3, "loop"): 4.0})
+        first = [Choice(1, lanes, "packed") for lanes in (1, 3, 10)]
+        measure, asked = table_of({(1, "packed"): 3.0, (3, "packed"): 2.0, (3, "loop"): 4.0})
         search(first, 10, measure)
-    assert asked == [*first, Choice(1, 3, "loop")]
+    assert asked == [*first, Choice(1, 3, "grouped"), Choice(1, 3, "loop")]
     # Of one lane there are no forms: those of two, where there are two jobs for a device.
     for jobs, more in ((2, [Choice(1, 2, "loop"), Choice(1, 2, "im2col")]), (1, [])):
         measure, asked = table_of({(1, ""): 1.0})

@@ -48,7 +48,7 @@ PARTS = ("classifier",)
 
 def problem_with(normalisation="static", **options):
     section = ConfigDict({"weights": "size", "clip_norm": 0.0, "optimizer": "fedavg", "learning_rate": 1.0,
-                          "momentum": 0.5, "adaptivity": 1e-3, "mean": "mean", "malicious_share": 0.2,
+                          "momentum": 0.5, "adaptivity": 1e-3, "mean": "mean", "byzantine_share": 0.2,
                           "norm_bound": 0.0, **options})  # fmt: skip
     config = types.SimpleNamespace(aggregation=section, availability=types.SimpleNamespace(late=0.0), method="fedavg")
     return types.SimpleNamespace(config=config, network=types.SimpleNamespace(normalisation=normalisation))

@@ -38,7 +38,7 @@ from fedjax_ssl.client import (
     unlabelled_phase,
     weak_views,
 )
-from fedjax_ssl.client.debias import without_prior
+from fedjax_ssl.client.labels import without_prior
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,
@@ -118,32 +118,20 @@ def defaults() -> Section:
     return section
 
 
-class SentDown(NamedTuple):
-    """What travels to the clients besides the model.
+class CBAFedExtra(NamedTuple):
+    """What travels to the clients besides the model."""
 
-    Attributes:
-        acceptance: which of their labels count.
-        second_stage: bool [], whether clients without labels train, too.
-    """
-
-    acceptance: Acceptance
-    second_stage: jax.Array
+    acceptance: Acceptance  # which of their labels count
+    second_stage: jax.Array  # bool [], whether clients without labels train, too
 
 
-class Work(NamedTuple):
-    """What a client without labels trains on.
+class CBAFedWork(NamedTuple):
+    """What a client without labels trains on."""
 
-    Attributes:
-        deck: the images whose label was accepted.
-        labels: int32 [n_max].
-        counts: float32 [C], of the accepted labels.
-        view_key: raw key of the views that were labelled.
-    """
-
-    deck: Deck
-    labels: jax.Array
-    counts: jax.Array
-    view_key: jax.Array
+    deck: Deck  # the images whose label was accepted
+    labels: jax.Array  # int32 [n_max]
+    counts: jax.Array  # float32 [C], of the accepted labels
+    view_key: jax.Array  # raw key of the views that were labelled
 
 
 def cbafed(problem: Problem) -> Method:
@@ -163,7 +151,7 @@ def cbafed(problem: Problem) -> Method:
         del data, key
         counts = state.server[GIVEN] + jnp.sum(state.server[COUNTS], axis=0)
         by = acceptance(counts, options.base, options.cap, options.rare)
-        return global_model(problem, state, SentDown(by, state.round >= options.warm_up_rounds))
+        return global_model(problem, state, CBAFedExtra(by, state.round >= options.warm_up_rounds))
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = aggregation.aggregate(state, data, received, key)
@@ -222,7 +210,7 @@ def on_accepted_labels(problem: Problem) -> Phase:
         deck = Deck.shuffled(examples, accepted, order_keys, config.epochs)
         deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # the lone image of a last batch
         counts = class_counts(jnp.where(accepted, labels, -1), problem.num_classes)
-        work = Work(deck, labels, counts, jax.random.key_data(view_keys))
+        work = CBAFedWork(deck, labels, counts, jax.random.key_data(view_keys))
         num_steps = deck.num_steps(config.batch_size)
         return Jobs(num_steps, work, Report(labels, accepted), takes_part=jnp.any(accepted, axis=1))
 

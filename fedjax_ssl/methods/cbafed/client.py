@@ -7,15 +7,10 @@ import jax.numpy as jnp
 
 
 class Acceptance(NamedTuple):
-    """What decides about a label.
+    """What decides about a label."""
 
-    Attributes:
-        thresholds: float32 [C], T_c, which a probability must exceed.
-        rare: bool [C], which classes an image may have for its second one.
-    """
-
-    thresholds: jax.Array
-    rare: jax.Array
+    thresholds: jax.Array  # float32 [C], T_c, which a probability must exceed
+    rare: jax.Array  # bool [C], which classes an image may have for its second one
 
 
 def acceptance(counts: jax.Array, base: float, cap: float, rare: float) -> Acceptance:

@@ -24,11 +24,12 @@ from fedjax_ssl.client import (
     Labelled,
     fix_mix_phase,
     global_model,
-    label_cohort,
     make_confidence,
     own_confidence,
     own_optimizers,
+    score_cohort,
 )
+from fedjax_ssl.client.labels import as_told, label_by_scores
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Metrics, Problem, State
 from fedjax_ssl.errors import UserError
@@ -47,7 +48,7 @@ from fedjax_ssl.methods.fedanchor.server import contrastive_loss
 from fedjax_ssl.models.heads import Linear
 from fedjax_ssl.server import (
     CLASSIFICATION,
-    Training,
+    ServerTask,
     fedavg,
     make_statistics,
     own_optimizer,
@@ -132,15 +133,11 @@ def defaults() -> Section:
     return section
 
 
-class SentDown(NamedTuple):
-    """What travels to the clients beside the model.
+class FedAnchorExtra(NamedTuple):
+    """What travels to the clients beside the model."""
 
-    Attributes:
-        anchors: the server's, summed up by class or one by one.
-        threshold: float32 [], t of eq. 5 where it follows the anchors' own scores; None: it is configured.
-    """
-
-    anchors: ClassAnchors | AnchorEmbeddings
+    anchors: ClassAnchors | AnchorEmbeddings  # the server's, summed up by class or one by one
+    # float32 [], t of eq. 5 where it follows the anchors' own scores; None: it is configured.
     threshold: jax.Array | None
 
 
@@ -160,7 +157,7 @@ def fedanchor(problem: Problem) -> Method:
             threshold = jnp.nanquantile(own_scores, options.threshold_quantile)
         if options.travels == "class_means":
             anchors = class_anchors(anchors, num_classes, options.centred)
-        return global_model(problem, state, SentDown(anchors, threshold))
+        return global_model(problem, state, FedAnchorExtra(anchors, threshold))
 
     # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
 
@@ -175,16 +172,16 @@ def fedanchor(problem: Problem) -> Method:
                 "common_direction": along_common_direction(outputs.heads[HEAD], anchors),
             }
 
-        return label_cohort(  # eq. 4, eq. 5
-            problem,
-            scores,
-            data,
-            examples,
-            confidence=make_confidence(problem, options.threshold if threshold is None else threshold, strictly=True),
-            num_views=options.ensemble_views,
-            used=HEAD,
-            facts=("common_direction",),
+        scored = score_cohort(problem, scores, data.inputs, examples, options.ensemble_views)
+        common_direction = scored.pop("common_direction")
+        scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
+        confidence = make_confidence(problem, options.threshold if threshold is None else threshold, strictly=True)
+        made = label_by_scores(problem, scored[HEAD], examples, confidence)  # eq. 4, eq. 5
+        report = made.report._replace(
+            others={name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in scored.items()},
+            facts={**made.report.facts, "common_direction": common_direction},
         )
+        return made._replace(report=report)
 
     local_training = fix_mix_phase(  # eq. 5 to 10
         problem,
@@ -219,8 +216,8 @@ def fedanchor(problem: Problem) -> Method:
         return supervised_mixup_loss(problem, data, config.server.augmentation, *mixup)
 
     trainings = (
-        Training(CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
-        Training("contrastive", anchor_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
+        ServerTask(CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
+        ServerTask("contrastive", anchor_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
     )
 
     def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:

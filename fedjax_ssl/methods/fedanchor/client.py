@@ -9,30 +9,20 @@ from fedjax_ssl.learning.losses import unit_vectors
 
 
 class ClassAnchors(NamedTuple):
-    """What travels to the clients when classes travel: C vectors.
+    """What travels to the clients when classes travel: C vectors."""
 
-    Attributes:
-        means: float32 [C, D], the mean over each class of the anchors' unit vectors (itself NOT a unit vector).
-        counts: int32 [C], the anchors of each class.
-        centre: float32 [D], subtracted from every embedding, the anchors' and an image's, before its length becomes
-            1: the anchors' mean. None: nothing is, as in the paper.
-    """
-
-    means: jax.Array
-    counts: jax.Array
+    means: jax.Array  # float32 [C, D], the mean over each class of the anchors' unit vectors (itself NOT a unit vector)
+    counts: jax.Array  # int32 [C], the anchors of each class
+    # float32 [D], subtracted from every embedding, the anchors' and an image's, before its length becomes 1: the
+    # anchors' mean. None: nothing is, as in the paper.
     centre: jax.Array | None = None
 
 
 class AnchorEmbeddings(NamedTuple):
-    """What travels to the clients when every anchor travels, as in the paper: S vectors.
+    """What travels to the clients when every anchor travels, as in the paper: S vectors."""
 
-    Attributes:
-        embeddings: float32 [S, D], the anchor head's outputs.
-        labels: int32 [S].
-    """
-
-    embeddings: jax.Array
-    labels: jax.Array
+    embeddings: jax.Array  # float32 [S, D], the anchor head's outputs
+    labels: jax.Array  # int32 [S]
 
 
 def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> ClassAnchors:

@@ -81,20 +81,13 @@ def defaults() -> Section:
     return section
 
 
-class Work(NamedTuple):
-    """What one client trains on; positions count the client's examples.
+class FedILWork(NamedTuple):
+    """What one client trains on; positions count the client's examples."""
 
-    Attributes:
-        deck: all its examples.
-        set_labels: int32 [n_max], labels of the set's members as they were when the round began.
-        set_first: int32 [n_max], the positions of the set's members first.
-        set_size: int32 [].
-    """
-
-    deck: Deck
-    set_labels: jax.Array
-    set_first: jax.Array
-    set_size: jax.Array
+    deck: Deck  # all its examples
+    set_labels: jax.Array  # int32 [n_max], labels of the set's members as they were when the round began
+    set_first: jax.Array  # int32 [n_max], the positions of the set's members first
+    set_size: jax.Array  # int32 []
 
 
 def fedil(problem: Problem) -> Method:
@@ -149,7 +142,7 @@ def local_training(problem: Problem) -> Phase:
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples, credibility = Examples.of(data, cohort), cohort.own[CREDIBILITY]
-        work = Work(
+        work = FedILWork(
             deck=Deck.shuffled(examples, examples.present, examples.keys, config.epochs),
             set_labels=credibility.label,
             set_first=jnp.argsort(~credibility.in_set, axis=1, stable=True),
@@ -159,7 +152,7 @@ def local_training(problem: Problem) -> Phase:
         return Jobs(work.deck.num_steps(config.batch_size), work, report)
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
-        work: Work = at.work
+        work: FedILWork = at.work
         weak_key, strong_key, set_key, set_view_key = jax.random.split(at.key, 4)
         images, mask = batch.inputs, batch.mask
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7

@@ -9,17 +9,12 @@ from fedjax_ssl.data.federated import FederatedData
 
 
 class Credibility(NamedTuple):
-    """A client's memory of its examples.
+    """A client's memory of its examples."""
 
-    Attributes:
-        label: int32 [n_max], the label that is being counted, or that of a member of the set.
-        count: int32 [n_max], how often in a row it was predicted.
-        in_set: bool [n_max], whether the example is in the pseudo-label set D^l.
-    """
-
-    label: jax.Array
+    label: jax.Array  # int32 [n_max], the label that is being counted, or that of a member of the set
+    # int32 [n_max], how often in a row it was predicted.
     count: jax.Array  # type: ignore[assignment]  # tuple.count is never asked for
-    in_set: jax.Array
+    in_set: jax.Array  # bool [n_max], whether the example is in the pseudo-label set D^l
 
 
 def no_credibility(data: FederatedData) -> Credibility:

@@ -55,8 +55,7 @@ from fedjax_ssl.engine import (
 )
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, mean_square_distances
-from fedjax_ssl.learning.optimizers import never_cleared
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, never_cleared
 from fedjax_ssl.learning.trees import select
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedlabel.client import (
@@ -64,7 +63,7 @@ from fedjax_ssl.methods.fedlabel.client import (
     EXPERTS,
     ORDERS,
     PARTNERS,
-    Choice,
+    ExpertChoice,
     divergence_of_other,
     label_drawn,
 )
@@ -143,32 +142,25 @@ def defaults() -> Section:
     # Times the sum over tensors of mean((w_U - w)^2) in the second phase; the code's is 10.
     section.mean_proximal = real(0.0, least=0)
     section.augment_once = False  # one view of each image for the whole run, as the code writes them to disk
-    # A BUG of the code, for replication alone: gradients are never cleared, so step i takes the sum of those of steps 1
-    # to i, as with a momentum of 1: ten steps go as far as 55.
-    section.accumulate_gradients = False
+    # A bug of the code: gradients are never cleared, so step i takes the sum of those of steps 1 to i, as with a
+    # momentum of 1: ten steps go as far as 55.
+    section.replica = False
     return section
 
 
-class Work(NamedTuple):
-    """What a client trains on in the second phase.
+class FedLabelWork(NamedTuple):
+    """What a client trains on in the second phase."""
 
-    Attributes:
-        deck: its unlabelled images.
-        choice: of the experts, for each of its images, leaves [n_max, ...].
-        supervised: w_L.
-        labelled: float32 [], labelled images in all steps of the first phase.
-    """
-
-    deck: Deck
-    choice: Choice
-    supervised: Model
-    labelled: jax.Array
+    deck: Deck  # its unlabelled images
+    choice: ExpertChoice  # of the experts, for each of its images, leaves [n_max, ...]
+    supervised: Model  # w_L
+    labelled: jax.Array  # float32 [], labelled images in all steps of the first phase
 
 
 def fedlabel(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fedlabel
-    adapt = never_cleared if options.accumulate_gradients else None
+    adapt = never_cleared if options.replica else None
     supervised = local_sgd(  # tau steps of cross-entropy on labelled images (eq. 1)
         problem,
         jobs_on_labels(problem, steps=options.labelled_steps),
@@ -208,7 +200,7 @@ def unlabelled_phase(problem: Problem, adapt: Adapt | None) -> Phase:
             partner=options.kl_partner,
         )
         labelled = options.labelled_steps * jnp.minimum(jnp.sum(examples.labelled, axis=1), size)
-        work = Work(deck, choice, local, labelled.astype(jnp.float32))
+        work = FedLabelWork(deck, choice, local, labelled.astype(jnp.float32))
         num_steps = jnp.where(received.extra >= options.unlabelled_from, deck.num_steps(size), 0)
         return Jobs(num_steps, work, report, takes_part=previous.took_part | (num_steps > 0))
 
@@ -249,7 +241,7 @@ def loss_on_kept(problem: Problem) -> LossFunction:
     return loss
 
 
-def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model:
+def both_changes(received: Broadcast, work: FedLabelWork, model: Model, totals) -> Model:
     """w + (w_L - w) + (w_U - w); statistics are the mean of those of the phases that took a step."""
     params = jax.tree.map(
         lambda u, local, w: u + (local - w), model.params, work.supervised.params, received.model.params
@@ -259,7 +251,7 @@ def both_changes(received: Broadcast, work: Work, model: Model, totals) -> Model
     return Model(params, jax.tree.map(mean, work.supervised.batch_stats, model.batch_stats))
 
 
-def metadata(problem: Problem, work: Work, model: Model, totals) -> dict[str, Any]:
+def metadata(problem: Problem, work: FedLabelWork, model: Model, totals) -> dict[str, Any]:
     """r_k; and w_L if it is averaged apart."""
     del model
     options = problem.config.fedlabel

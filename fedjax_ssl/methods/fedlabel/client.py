@@ -5,30 +5,21 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.debias import without_prior
 from fedjax_ssl.client.deck import Deck, Examples
-from fedjax_ssl.client.scores import logits_of_each
+from fedjax_ssl.client.labels import logits_of_each, without_prior
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem, Report
 from fedjax_ssl.learning.sgd import Model
 
 
-class Choice(NamedTuple):
-    """What two experts say about some images.
+class ExpertChoice(NamedTuple):
+    """What two experts say about some images."""
 
-    Attributes:
-        labels: int32 [...], of the chosen expert.
-        probability: float32 [...], that of this label.
-        other: float32 [..., C], logarithms of the other expert's probabilities.
-        agrees: bool [...], whether both experts have this label; False where one labels alone.
-        ratio: float32 [...], h(other) / h(chosen), from 0 to 1 if the surer one was chosen.
-    """
-
-    labels: jax.Array
-    probability: jax.Array
-    other: jax.Array
-    agrees: jax.Array
-    ratio: jax.Array
+    labels: jax.Array  # int32 [...], of the chosen expert
+    probability: jax.Array  # float32 [...], that of this label
+    other: jax.Array  # float32 [..., C], logarithms of the other expert's probabilities
+    agrees: jax.Array  # bool [...], whether both experts have this label; False where one labels alone
+    ratio: jax.Array  # float32 [...], h(other) / h(chosen), from 0 to 1 if the surer one was chosen
 
 
 def variance(log_probabilities: jax.Array) -> jax.Array:
@@ -47,7 +38,7 @@ PARTNERS = ("discarded", "supervised")  # who the other expert is
 ORDERS = ("trained_first", "trained_last")  # of a divergence
 
 
-def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: str = "both") -> Choice:
+def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: str = "both") -> ExpertChoice:
     """The expert that labels each image.
 
     Args:
@@ -62,7 +53,7 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
     h_chosen, h_other = jnp.where(takes_local, h_local, h_global), jnp.where(takes_local, h_global, h_local)
     other = jnp.where(takes_local[..., None], of_global, of_local)
     labels = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
-    return Choice(
+    return ExpertChoice(
         labels=labels,
         probability=jnp.exp(jnp.max(chosen, axis=-1)),
         other=other,
@@ -71,7 +62,7 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
     )
 
 
-def divergence_of_other(logits: jax.Array, choice: Choice, order: str = "trained_first") -> jax.Array:
+def divergence_of_other(logits: jax.Array, choice: ExpertChoice, order: str = "trained_first") -> jax.Array:
     """KL(p, s) of the model in training and the other expert (FedLabel, eq. 6): float32 [B].
 
     Args:
@@ -96,7 +87,7 @@ def label_drawn(
     confidence: str,
     experts: str,
     partner: str = "discarded",
-) -> tuple[Choice, Report]:
+) -> tuple[ExpertChoice, Report]:
     """The experts' labels of the unlabelled images that have a step in this round.
 
     Args:
@@ -106,7 +97,7 @@ def label_drawn(
         partner: 'supervised': the other expert is always the client's own, chosen or not.
 
     Returns:
-        The Choice, leaves [M, n_max, ...], and the report, in which visible labels count, too.
+        The ExpertChoice, leaves [M, n_max, ...], and the report, in which visible labels count, too.
     """
     of_global, of_local, made = score_drawn(problem, received, local, data, examples, deck)
     choice = choose(of_global, of_local, confidence, experts)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import At, Batch, Confidence, Loss, LossFunction, global_model, make_confidence
-from fedjax_ssl.client.debias import debiased
+from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Method, Metrics, Problem, Received, State
 from fedjax_ssl.engine.interface import completed
@@ -37,8 +37,17 @@ from fedjax_ssl.methods.fedmatch.client import (
     inter_client_consistency,
     own_memory,
 )
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU, sparse_upload
-from fedjax_ssl.methods.fedmatch.plateau import after_epoch, fresh_plateau
+from fedjax_ssl.methods.fedmatch.phases import (
+    PLATEAU,
+    PSI,
+    SIGMA,
+    after_epoch,
+    distances,
+    divided,
+    fresh_plateau,
+    merged,
+    sparse_upload,
+)
 from fedjax_ssl.methods.fedmatch.server import (
     ENTRIES,
     changed_entries,
@@ -49,7 +58,6 @@ from fedjax_ssl.methods.fedmatch.server import (
     remember_uploads,
     sparse_wire_bytes,
 )
-from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, distances, divided, merged
 from fedjax_ssl.server import (
     CLASSIFICATION,
     fedavg,

@@ -17,30 +17,23 @@ from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import zeros_unless
 from fedjax_ssl.methods.fedmatch.paired_batches import labelled_batch, largest_batch, pair_decks
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU, in_turn, with_plateau
-from fedjax_ssl.methods.fedmatch.plateau import fresh_plateau
-from fedjax_ssl.methods.fedmatch.two_parts import PSI, SIGMA, merged
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau, in_turn, merged, with_plateau
 
 SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimiser has the usual entry
 
 
-class Work(NamedTuple):
-    """What one client trains on.
+class FedMatchWork(NamedTuple):
+    """What one client trains on."""
 
-    Attributes:
-        deck, batches, size, labelled: see `PairedDecks`.
-        confidence: the rule's state, see `label_for_steps`.
-        prior: float32 [C], by which all voters' probabilities are divided, see `debiased`; None: by nothing.
-        personal: the message to this client alone.
-    """
-
+    # deck, batches, size, labelled: see `PairedDecks`.
     deck: Deck
     batches: jax.Array
     size: jax.Array
     labelled: Deck | None
-    confidence: Any
+    confidence: Any  # the rule's state, see `label_for_steps`
+    # float32 [C], by which all voters' probabilities are divided, see `debiased`; None: by nothing.
     prior: jax.Array | None
-    personal: dict[str, Any]
+    personal: dict[str, Any]  # the message to this client alone
 
 
 def own_memory(problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
@@ -95,7 +88,9 @@ def disjoint_phase(
             keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)
         paired = pair_decks(problem, examples, keys, room_of(data), with_labels)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * paired.batches, 0)
-        return Jobs(num_steps, Work(*paired, made.confidence, made.prior, cohort.personal), made.report, made.own)
+        return Jobs(
+            num_steps, FedMatchWork(*paired, made.confidence, made.prior, cohort.personal), made.report, made.own
+        )
 
     def of_sigma(model: Model, batch: Batch, at: At) -> Loss:
         known = labelled_batch(at.work.labelled, at.step, config.batch_size).read(at.data)
@@ -107,7 +102,7 @@ def disjoint_phase(
         cut = at.work.deck.cut(at.step, at.work.batches, at.work.size, room_of(at.data))
         return unlabelled_loss(model, cut.read(at.data), at)
 
-    def watched(work: Work, of_visit) -> jax.Array:
+    def watched(work: FedMatchWork, of_visit) -> jax.Array:
         if work.labelled is None:
             return of_visit["client_loss"]
         return jnp.where(work.labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])

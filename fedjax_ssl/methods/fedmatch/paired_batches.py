@@ -16,19 +16,12 @@ EACH_CLASS = ("profiles", "stratified")  # and so many of each class, if it has 
 
 
 class PairedDecks(NamedTuple):
-    """The images of one client; in `prepare` all leaves have a leading [M].
+    """The images of one client; in `prepare` all leaves have a leading [M]."""
 
-    Attributes:
-        deck: its unlabelled examples.
-        batches: int32 [], of an epoch.
-        size: int32 [], unlabelled examples of a batch.
-        labelled: its labelled examples; None if only unlabelled ones are trained on.
-    """
-
-    deck: Deck
-    batches: jax.Array
-    size: jax.Array
-    labelled: Deck | None
+    deck: Deck  # its unlabelled examples
+    batches: jax.Array  # int32 [], of an epoch
+    size: jax.Array  # int32 [], unlabelled examples of a batch
+    labelled: Deck | None  # its labelled examples; None if only unlabelled ones are trained on
 
 
 def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int, with_labels: bool) -> PairedDecks:

@@ -1,19 +1,63 @@
-"""Phases of local training made of others: in turn, at a rate of their own, with a sparse upload (FedMatch)."""
+"""Disjoint learning (FedMatch): parameters theta = sigma + psi, two parts as large as the model, trained in turn.
+
+A rate falls where its loss has stopped falling (Serra et al., 2018). An upload is sparse.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Metrics, Phase, Previous, Upload
+from fedjax_ssl.learning.losses import proximal_term
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import select
+from fedjax_ssl.learning.trees import add_up, select
 from fedjax_ssl.methods.fedmatch import sparse
-from fedjax_ssl.methods.fedmatch.plateau import after_epoch
 
+SIGMA, PSI = "sigma", "psi"  # the entries of `params`: what labelled images train, and what unlabelled ones train
+DIVISOR = 3.0  # of the learning rate
+LEAST = 1e-17  # the factor does not fall below it: 1e-20 of FedMatch's learning rate
 PLATEAU = "plateau"  # the entry of a client's learning rate in its memory
+
+
+def merged(model: Model) -> Model:
+    """The model of theta = sigma + psi, from one of the two parts; leaves may have further axes in front."""
+    return Model(jax.tree.map(jnp.add, model.params[SIGMA], model.params[PSI]), model.batch_stats)
+
+
+def divided(params: Any, is_sum: bool) -> dict[str, Any]:
+    """Two parts to begin with: psi is a fifth of sigma. Fresh weights are sigma; given ones are the sum."""
+    sigma = jax.tree.map(lambda leaf: leaf / 1.2, params) if is_sum else params
+    return {SIGMA: sigma, PSI: jax.tree.map(lambda leaf: 0.2 * leaf, sigma)}
+
+
+def distances(params: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    """|psi|_1 and |sigma - psi|_2^2, sums over all entries: float32 [] each."""
+    l1 = add_up(jnp.sum(jnp.abs(psi)) for psi in jax.tree.leaves(params[PSI]))
+    return l1, 2 * proximal_term(params[SIGMA], params[PSI])
+
+
+class Plateau(NamedTuple):
+    """What the rule remembers."""
+
+    factor: jax.Array  # float32 [], of the learning rate
+    lowest: jax.Array  # float32 [], the lowest loss so far; before the first one the largest finite number
+    waited: jax.Array  # int32 [], epochs since the lowest loss, or since the last fall of the rate
+
+
+def fresh_plateau(shape: tuple[int, ...] = ()) -> Plateau:
+    """Before the first epoch; leaves of this shape."""
+    return Plateau(jnp.ones(shape), jnp.full(shape, jnp.finfo(jnp.float32).max), jnp.zeros(shape, jnp.int32))
+
+
+def after_epoch(plateau: Plateau, loss: jax.Array, patience: int) -> Plateau:
+    """The rule after an epoch with this loss: a third of the rate after `patience` epochs without a new minimum."""
+    waited = jnp.where(loss < plateau.lowest, 0, plateau.waited + 1)
+    falls = waited >= patience
+    factor = jnp.where(falls, jnp.maximum(plateau.factor / DIVISOR, LEAST), plateau.factor)
+    return Plateau(factor, jnp.minimum(plateau.lowest, loss), jnp.where(falls, 0, waited))
 
 
 def in_turn(*phases: Phase) -> Phase:

@@ -16,17 +16,11 @@ MEAN, DEVIATION = 125.0, 125.0  # of the noise, in the unit of pixels, 0 to 255
 
 
 class Uploads(NamedTuple):
-    """The server's memory of the clients' uploads.
+    """The server's memory of the clients' uploads."""
 
-    Attributes:
-        params: parameters by part, leaves [K, ...].
-        vectors: float32 [K, D], of each client's model.
-        seen: bool [K], whether a client has uploaded.
-    """
-
-    params: dict[str, Any]
-    vectors: jax.Array
-    seen: jax.Array
+    params: dict[str, Any]  # parameters by part, leaves [K, ...]
+    vectors: jax.Array  # float32 [K, D], of each client's model
+    seen: jax.Array  # bool [K], whether a client has uploaded
 
 
 def no_uploads(params: Mapping[str, Any], num_clients: int, size: int) -> Uploads:

@@ -28,7 +28,6 @@ from fedjax_ssl.engine import (
     CLASSIFIER,
     Broadcast,
     Cohort,
-    Draw,
     Jobs,
     Method,
     Metrics,
@@ -36,6 +35,7 @@ from fedjax_ssl.engine import (
     Previous,
     Problem,
     Received,
+    Selection,
     State,
     WireBytes,
     no_op,
@@ -151,10 +151,10 @@ def fedrgd(problem: Problem) -> Method:
         """Of a place, or of a client: neighbours are in one group."""
         return number * num_groups // members
 
-    def select(state: State, data: FederatedData, key: jax.Array) -> Draw:
+    def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         """The group of the draw is the place of each user, or its group where these are fixed."""
         clients = jax.random.choice(key, config.num_clients, (config.clients_per_round,), replace=False)
-        return Draw(clients, jnp.arange(len(clients)) if at_random else group_of(clients))
+        return Selection(clients, jnp.arange(len(clients)) if at_random else group_of(clients))
 
     def rate_at(number, rate):
         if options.schedule == "shared":
@@ -209,15 +209,11 @@ def fedrgd(problem: Problem) -> Method:
 
 
 class Place(NamedTuple):
-    """The message to a user alone.
+    """The message to a user alone."""
 
-    Attributes:
-        model: its group's mean, the trained parts.
-        memory: the entries of a client's memory that belong to the place, and not to the user: its optimiser; {}
-            where groups are fixed, or no optimiser persists.
-    """
-
-    model: Model
+    model: Model  # its group's mean, the trained parts
+    # The entries of a client's memory that belong to the place, and not to the user: its optimiser; {} where groups are
+    # fixed, or no optimiser persists.
     memory: dict[str, Any]
 
 

@@ -63,9 +63,8 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated, where_rows, zeros_unless
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.fedtrinet.client import accept, no_labels, vote
+from fedjax_ssl.methods.fedtrinet.client import accept, freezing, head_part, no_labels, splice, vote
 from fedjax_ssl.methods.fedtrinet.server import mean_confidence
-from fedjax_ssl.methods.fedtrinet.splicing import freezing, head_part, splice
 from fedjax_ssl.methods.frames import alternating
 
 FIELDS = {"data.labels": "clients", "aggregation.weights": "uniform"}
@@ -87,7 +86,7 @@ VARIANTS: Variants = {
     "unprotected": {"fedtrinet.protection": False},
     "code_head": {"fedtrinet.freeze_head": False},  # what the code's freezing comes to, which has no effect on CIFAR-10
 }
-PLAYERS = {"one": 1, "two": 2, "three": 3}
+PLAYERS = {"one": 1, "three": 3}
 CONFIDENCE = "confidence"  # the server's entry of m
 LOCAL, ACCEPTED = "local_model", "accepted"  # entries of a client's memory
 TUNING = "tuning_opt_state"  # and of the optimiser that tunes the spliced network
@@ -106,8 +105,7 @@ def defaults() -> Section:
     section.protection = True  # in the end it is factor m / 2; False: it falls on, to 0
     section.protected_from = whole(35, least=0)  # from this round on
     # Who votes: 'three', the last local, the spliced and the global model; 'one', the global one, from which training
-    # then goes on: nothing is spliced. 'two', without the local one, is an ERROR of the code with a factor for three:
-    # nothing is accepted where 2.8 m > 2.
+    # then goes on: nothing is spliced.
     section.players = word("three", *PLAYERS)
     section.head_blocks = whole(1, least=1)  # of the backbone, in the head part; 2 in the code's demo and for MNIST
     section.freeze_head = True  # while the spliced network is tuned
@@ -120,33 +118,20 @@ def defaults() -> Section:
 
 
 class Extra(NamedTuple):
-    """What travels besides the global model.
+    """What travels besides the global model."""
 
-    Attributes:
-        round: int32 [], r, below 0 while clients train on labels alone.
-        threshold: float32 [], of the sum of the players' probabilities.
-    """
-
-    round: jax.Array
-    threshold: jax.Array
+    round: jax.Array  # int32 [], r, below 0 while clients train on labels alone
+    threshold: jax.Array  # float32 [], of the sum of the players' probabilities
 
 
-class Work(NamedTuple):
-    """What one client trains on after labelling.
+class FedTriNetWork(NamedTuple):
+    """What one client trains on after labelling."""
 
-    Attributes:
-        deck: its labelled and accepted images.
-        accepted: the accepted ones alone.
-        labels: int32 [n_max], visible and accepted ones.
-        apart: bool [], whether a batch of accepted images joins each step.
-        start: the model to begin with.
-    """
-
-    deck: Deck
-    accepted: Deck
-    labels: jax.Array
-    apart: jax.Array
-    start: Model
+    deck: Deck  # its labelled and accepted images
+    accepted: Deck  # the accepted ones alone
+    labels: jax.Array  # int32 [n_max], visible and accepted ones
+    apart: jax.Array  # bool [], whether a batch of accepted images joins each step
+    start: Model  # the model to begin with
 
 
 def fedtrinet(problem: Problem) -> Method:
@@ -238,13 +223,13 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
             # Without a label to be tuned on, the spliced network is taken as it is.
             spliced = jax.vmap(lambda model: splice(head, received.model, model))(cohort.own[LOCAL])
             start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
-            players = (start, cohort.own[LOCAL])[: PLAYERS[options.players] - 1]
+            players = start, cohort.own[LOCAL]
 
         votes = zeros_unless(voting, lambda: vote(problem, received.model, players, data.inputs, examples))
         accepted, chosen = accept(old, votes, received.extra.threshold, examples.unlabelled, options.min_new_labels)
         has_one = accepted.labels >= 0
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
-        work = Work(
+        work = FedTriNetWork(
             deck=Deck.shuffled(examples, examples.labelled | has_one, examples.keys, config.epochs),
             accepted=Deck.shuffled(examples, has_one, keys, config.epochs),
             labels=jnp.where(examples.labelled, examples.labels, accepted.labels),

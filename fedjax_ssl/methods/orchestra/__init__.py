@@ -41,8 +41,7 @@ from fedjax_ssl.engine import (
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import assignment_loss, cross_entropy, unit_vectors
-from fedjax_ssl.learning.optimizers import followed_by
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, followed_by
 from fedjax_ssl.learning.trees import moving_average, select
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
@@ -99,15 +98,10 @@ def defaults() -> Section:
 
 
 class Clusters(NamedTuple):
-    """What travels down with the model.
+    """What travels down with the model."""
 
-    Attributes:
-        centroids: float32 [G, D], unit vectors.
-        round: int32 [], the number of the round, from 0.
-    """
-
-    centroids: jax.Array
-    round: jax.Array
+    centroids: jax.Array  # float32 [G, D], unit vectors
+    round: jax.Array  # int32 [], the number of the round, from 0
 
 
 def orchestra(problem: Problem) -> Method:

@@ -20,15 +20,10 @@ MAX_ITERATIONS = 10  # of Sinkhorn-Knopp
 
 
 class Ring(NamedTuple):
-    """The last projections of a client.
+    """The last projections of a client."""
 
-    Attributes:
-        rows: float32 [N, D], unit vectors.
-        oldest: int32 [], the row that the next one replaces.
-    """
-
-    rows: jax.Array
-    oldest: jax.Array
+    rows: jax.Array  # float32 [N, D], unit vectors
+    oldest: jax.Array  # int32 [], the row that the next one replaces
 
 
 def pushed(ring: Ring, rows: jax.Array, present: jax.Array) -> Ring:

@@ -68,29 +68,29 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.proxyfl`."""
     section = Section()
-    section.threshold = share(0.95)  # a label counts from it on
-    # Whose confidence must reach it (eq. 9), or that of 'either' model (code).
+    section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
+    # Whose confidence must reach it: the 'received' model's (eq. 9), or that of 'either' model (code).
     section.confident = word("received", "either")
-    # L_u is a mean over confident images (eq. 9), or the whole 'batch' (code).
+    # L_u is the mean over 'confident' images (eq. 9) or over the whole 'batch' (code).
     section.loss_over = word("confident", "batch")
     section.contrastive = True  # ICPL, the clients' loss
     section.contrastive_weight = real(1.0, least=0)  # beta
-    # A labelled image may have its label alone, or what 'received' says of it (code).
+    # Candidates of a labelled image: its label ('truth'), or those of the 'received' model (code).
     section.labelled_sets = word("truth", "received")
-    # An unconfident image's proxies are weighted by this model, or 'received' (code).
+    # The model that weights the proxies of an unconfident image: 'local', or 'received' (code).
     section.weights_from = word("local", "received")
-    # Means over confident and over others, added, or one over 'all' (code).
+    # The contrastive loss adds the means over confident and over other images ('each'), or has one over 'all' (code).
     section.contrastive_over = word("each", "all")
-    # Images less similar than this are no negatives; 1e-6 (code).
+    # Images less similar than this do not count as negatives; 1e-6 (code).
     section.least_similarity = real(-1.0, least=-1, most=1)
-    # Of the clients' shares in this round; or 'pooled' counts, averaged over rounds (code).
+    # The 'mean' of the clients' shares in this round, or 'pooled' counts, averaged over rounds (code).
     section.prior = word("mean", "pooled")
-    section.prior_momentum = share(0.99)  # of the average of 'pooled'
+    section.prior_momentum = share(0.99)  # of that average over rounds
     section.tuning = True  # GPT, the server's step
-    section.tuning_epochs = whole(100, least=0)  # Q; 10 on CIFAR-100, where more of them overfit
+    section.tuning_epochs = whole(100, least=0)  # Q; 10 on CIFAR-100, where more epochs overfit
     section.tuning_batch_size = whole(4, least=1)  # proxies in a step
     section.tuning_learning_rate = real(0.005, above=0)  # of plain SGD
-    # Against the other global proxies (code), or a 'client's own others (eq. 2).
+    # Negatives: the other 'global' proxies (code), or a client's own others ('client', eq. 2).
     section.tuning_negatives = word("global", "client")
     section.tuning_margin = real(100.0, least=0)  # of the true class, at most (code); 0: none, as printed
     return section

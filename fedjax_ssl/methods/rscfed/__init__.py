@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import LABELLED, global_model, labelled_phase, mean_teacher_phase, own_teachers
 from fedjax_ssl.client.mean_teacher import DIVISORS, STATISTICS
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import Broadcast, Draw, Method, Problem, State
+from fedjax_ssl.engine import Broadcast, Method, Problem, Selection, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.methods.entry import Entry, Variants
@@ -109,11 +109,11 @@ def rscfed(problem: Problem) -> Method:
             f"rscfed.group_size is {options.group_size}, but the federation has num_clients = {config.num_clients}"
         )
 
-    def select_groups(state: State, data: FederatedData, key: jax.Array) -> Draw:
+    def select_groups(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
         draw = lambda key: jax.random.choice(key, len(data.client_size), (options.group_size,), replace=False)  # noqa: E731
         clients = jax.vmap(draw)(jax.random.split(key, options.groups))
-        return Draw(clients.reshape(-1), turns=options.groups)
+        return Selection(clients.reshape(-1), turns=options.groups)
 
     def weight(received: Broadcast):
         ramp = jnp.minimum(received.extra / options.ramp_rounds, 1.0) if options.ramp_rounds else 1.0

@@ -1,4 +1,4 @@
-"""The processor: what the fastest form of a layer on a CPU depends on, besides its shapes."""
+"""The processor, on which the fastest form of a layer depends besides its shapes."""
 
 import functools
 import pathlib

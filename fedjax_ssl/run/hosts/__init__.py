@@ -24,11 +24,11 @@ from fedjax_ssl.files import PACKAGE
 from fedjax_ssl.imports import CODE_FIELDS, is_own
 from fedjax_ssl.records.resuming import typed
 from fedjax_ssl.run.hosts.cluster import find_place
-from fedjax_ssl.run.hosts.link import Link
+from fedjax_ssl.run.hosts.link import HostLink
 
 CHUNK = 2**26  # numbers of four bytes that travel at once
 
-_joined: Link | None = None
+_joined: HostLink | None = None
 
 
 def count() -> int:
@@ -65,7 +65,7 @@ def joined(
     if place is None:
         yield
         return
-    link = _joined = Link(place)
+    link = _joined = HostLink(place)
     ending = None
     try:
         try:

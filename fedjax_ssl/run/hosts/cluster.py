@@ -11,19 +11,14 @@ FOUND = ("slurm", "gketpu", "gcetpu")  # JAX's names of what is found by itself:
 
 
 class Place(NamedTuple):
-    """A process among those of all hosts.
+    """A process among those of all hosts."""
 
-    Attributes:
-        coordinator: HOST:PORT of the first process, where all of them meet.
-        count: processes in all, at least two.
-        index: this one's number, from 0 on.
-        local_devices: the numbers of its GPUs among the host's; None: all that it sees.
-    """
-
-    coordinator: str
+    coordinator: str  # HOST:PORT of the first process, where all of them meet
+    # Processes in all, at least two.
     count: int  # type: ignore[assignment]  # tuple.count is never asked for
+    # This one's number, from 0 on.
     index: int  # type: ignore[assignment]  # nor tuple.index
-    local_devices: list[int] | None = None
+    local_devices: list[int] | None = None  # the numbers of its GPUs among the host's; None: all that it sees
 
     @property
     def address(self) -> tuple[str, int]:

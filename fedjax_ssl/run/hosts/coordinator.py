@@ -58,7 +58,7 @@ def main(host: str, port: str, count: str, seconds: str) -> None:
 
 
 def call_roll(server: socket.socket, count: int) -> list[socket.socket]:
-    """Waits for all processes but the first, who is at the standard input, and for whom this process speaks.
+    """Waits for all processes except the first, which started this one and talks to it through the standard input.
 
     JAX's service would abort all processes, with a stack trace, where two have the same number.
 
@@ -99,7 +99,7 @@ def call_roll(server: socket.socket, count: int) -> list[socket.socket]:
 
 
 def _hear(server: socket.socket) -> tuple[socket.socket | None, int, int]:
-    """Whoever comes next: its connection, its number, and how many it was told there are; None for a stranger."""
+    """The next process that connects: connection, number, and how many processes it expects; None for a stranger."""
     connection, _ = server.accept()
     connection.settimeout(5.0)
     try:
@@ -122,7 +122,7 @@ def _tell(connection: socket.socket | None, line: str) -> None:
 
 
 def where_to_listen(host: str) -> tuple[socket.AddressFamily, str]:
-    """The address to listen at, with its family: as few others as possible are to reach a service that lets anyone in.
+    """The address to listen at, with its family. Anyone may use the service, so as few as possible should reach it.
 
     Args:
         host: where the others look for the service. At 'localhost', or at an address that this host has, it listens
@@ -139,7 +139,7 @@ def where_to_listen(host: str) -> tuple[socket.AddressFamily, str]:
 
 
 def _listen(family: socket.AddressFamily, host: str, port: int, seconds: float) -> socket.socket:
-    """Listens there, as soon as nobody else does; the service would share a port with another.
+    """Listens once the port is free; otherwise the service would share it with another process.
 
     Raises:
         OSError: somebody does.

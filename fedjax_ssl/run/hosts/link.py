@@ -33,7 +33,7 @@ _WATCH, _TALK = "fedjax_ssl/watch/", "fedjax_ssl/talk/"
 _LOST_WORDS = ("Gloo", "gloo", "NCCL", "Connection", "Socket closed", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
-class Link:
+class HostLink:
     """A process among those of all hosts.
 
     Attributes:

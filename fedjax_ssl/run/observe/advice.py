@@ -1,14 +1,14 @@
-"""What a run says of itself while there is time to change it: that nobody trains on a label, that it takes days."""
+"""Warnings during a run: no pseudo-label qualifies, or the run would take days."""
 
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
 from fedjax_ssl.methods import find_method, section_of
-from fedjax_ssl.run.loop import Group, Listener, Turn
+from fedjax_ssl.run.loop import Listener, RunsTogether, Turn
 
 ROUNDS_WITHOUT_LABELS = 5
-ROUNDS_FOR_SPEED = 3  # after this many the rest of a run is foretold; the first round, which warms up, is left out
+ROUNDS_FOR_SPEED = 3  # after this many the time left is estimated, without the first round
 DAY = 24 * 60 * 60
 
 
@@ -16,7 +16,7 @@ class Advise(Listener):
     """Warns once when no label qualified for several rounds, and once when the run will take longer than a day; and
     before the first round of what the method's entry says of the configuration."""
 
-    def __init__(self, config: ConfigDict, group: Group, say: Callable[[str], None]):
+    def __init__(self, config: ConfigDict, group: RunsTogether, say: Callable[[str], None]):
         """Says what the method advises.
 
         Args:

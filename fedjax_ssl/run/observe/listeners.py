@@ -12,7 +12,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.loop import Group, Listener, Run, Turn
+from fedjax_ssl.run.loop import Listener, Run, RunsTogether, Turn
 from fedjax_ssl.run.observe.log import VERBOSE, say
 from fedjax_ssl.run.observe.progress import RoundProgress
 from fedjax_ssl.run.observe.summary import what_went_wrong
@@ -80,7 +80,7 @@ class SaveSnapshots(Listener):
     The set is the test set, or before the last round the validation images if there are any.
     """
 
-    def __init__(self, group: Group, snapshots: Mapping[str, Callable[..., Any]], rounds: Sequence[int]):
+    def __init__(self, group: RunsTogether, snapshots: Mapping[str, Callable[..., Any]], rounds: Sequence[int]):
         """Computes nothing yet.
 
         Args:
@@ -116,7 +116,7 @@ class SaveBest(Listener):
     Every dispatch ends after one round, for the model of a round inside of it is not to be had.
     """
 
-    def __init__(self, group: Group, snapshot: Callable[..., Any]):
+    def __init__(self, group: RunsTogether, snapshot: Callable[..., Any]):
         """Computes nothing yet.
 
         Args:
@@ -166,7 +166,7 @@ class HearSignals(Listener):
 class SaveCheckpoints(Listener):
     """The whole state: every so many rounds, at the end, and after a signal."""
 
-    def __init__(self, group: Group, checkpoints: list[Checkpoints], every: int, signals: Signals):
+    def __init__(self, group: RunsTogether, checkpoints: list[Checkpoints], every: int, signals: Signals):
         """Writes nothing yet.
 
         Args:

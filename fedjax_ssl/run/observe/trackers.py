@@ -40,7 +40,7 @@ TAGS = {
     "local_steps": "clients/local_steps",
     "uploads": "clients/uploads",
     "dropped_uploads": "clients/dropped_uploads",
-    "malicious_uploads": "clients/malicious_uploads",
+    "byzantine_uploads": "clients/byzantine_uploads",
     "late_uploads": "clients/late_uploads",
     "answers": "clients/answers",
     "cohort_size": "clients/cohort_size",

@@ -10,17 +10,13 @@ from fedjax_ssl.server.statistics import num_exchanging, num_passes
 
 
 class Traffic(NamedTuple):
-    """Bytes of a round.
+    """Bytes of a round."""
 
-    Attributes:
-        jobs: messages down; each client that takes part sends one up.
-        down, up: bytes of one client's messages.
-        statistics_down, statistics_up: of all clients, in the exchange of normalisation statistics.
-    """
-
-    jobs: int
+    jobs: int  # messages down; each client that takes part sends one up
+    # down and up: bytes of one client's messages.
     down: int
     up: int
+    # statistics_down and statistics_up: of all clients, in the exchange of normalisation statistics.
     statistics_down: int
     statistics_up: int
 
@@ -32,7 +28,7 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
         return Traffic(0, 0, 0, 0, 0)
 
     exchange = trace_exchange(problem, method, state, data)
-    jobs, up = len(exchange.draw.clients), tree_bytes(exchange.upload)
+    jobs, up = len(exchange.selection.clients), tree_bytes(exchange.upload)
     if config.compression.kind != "none":
         params = exchange.upload.model.params
         up += compressed_bytes(config.compression, params) - tree_bytes(params)

@@ -192,7 +192,7 @@ def meet_others(monkeypatch):
     def meet_others(index, *says):
         others = Others(index, *says)
         monkeypatch.setattr(hosts, "_joined", others)
-        monkeypatch.setattr(hosts, "Link", lambda place: others)
+        monkeypatch.setattr(hosts, "HostLink", lambda place: others)
         return others
 
     return meet_others
@@ -388,7 +388,7 @@ def test_a_failed_start_leaves_no_timer_that_ends_the_caller(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", refuse)
     monkeypatch.setattr(link, "_start_service", start_service)
     with pytest.raises(UserError, match="must be called before"):
-        link.Link(Place("localhost:1", 2, 0))
+        link.HostLink(Place("localhost:1", 2, 0))
     for thread in set(threading.enumerate()) - before:
         if isinstance(thread, threading.Timer):
             thread.join(5)

@@ -61,11 +61,11 @@ def two_rounds(name, fields):
 def test_clients_that_attack_fail_and_compress(name):
     experiment, states, history = two_rounds(name, UNTRUSTED)
     config, data = experiment.problem.config, experiment.data
-    assert np.sum(data.malicious) == 2  # floor(0.25 * 8)
+    assert np.sum(data.byzantine) == 2  # floor(0.25 * 8)
     waited = np.asarray(states[1].server[LATE].waiting)
     for result in history:
         metrics = result.metrics
-        assert metrics["malicious_uploads"] <= metrics["uploads"] <= metrics["answers"] <= config.clients_per_round
+        assert metrics["byzantine_uploads"] <= metrics["uploads"] <= metrics["answers"] <= config.clients_per_round
         assert 0 <= metrics["late_uploads"] <= metrics["uploads"]
     assert waited.sum() == history[0].metrics["late_uploads"]
     # Who sent something has lost the rest of it: all but k numbers of its update.
@@ -101,8 +101,8 @@ def test_reports_say_under_what_conditions_clients_worked():
     """Of an ordinary run nothing, and of each section that is not at its default a sentence."""
     config = make_config("fedanchor")
     lines = [
-        {"uploads": 5, "malicious_uploads": 1, "epsilon": 2.345},
-        {"uploads": 4, "malicious_uploads": 2, "epsilon": 3},
+        {"uploads": 5, "byzantine_uploads": 1, "epsilon": 2.345},
+        {"uploads": 4, "byzantine_uploads": 2, "epsilon": 3},
     ]
     values = lambda name: np.array([line[name] for line in lines])  # noqa: E731
     told = lambda: conditions(types.SimpleNamespace(config=config, metrics=lines, values=values))  # noqa: E731
