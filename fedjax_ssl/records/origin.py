@@ -98,7 +98,7 @@ class _Repository(NamedTuple):
 def look() -> concurrent.futures.Future[_Repository]:
     """Asks git about the code, in a thread, once in a process: this is the code that it runs."""
     pool = concurrent.futures.ThreadPoolExecutor(1, "origin")
-    found = pool.submit(_repository, PACKAGE, pathlib.Path.cwd())
+    found = pool.submit(_repository, PACKAGE, pathlib.Path(_here()))
     pool.shutdown(wait=False)
     return found
 
@@ -231,13 +231,8 @@ def _git(place: pathlib.Path, *words: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def loaded_files() -> list[str]:
-    """The real paths of loaded Python files that are neither Python's, nor of a package, nor the library's."""
-    return [path for path in _loaded() if not _in_library(path)]
-
-
 def _loaded() -> list[str]:
-    """The same with the library's."""
+    """The real paths of loaded Python files that are neither Python's nor of a package, with the library's."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {str(entry.parent) for entry in _metadata_folders()}  # of users, of clusters
     folders = tuple(f"{path}{os.sep}" for path in {*installed, *map(os.path.realpath, installed)})
@@ -274,13 +269,21 @@ def _own_files() -> dict[str, bytes]:
 
 def _named(files: dict[str, bytes]) -> dict[str, bytes]:
     """The same by short names: as seen from the current folder, of files elsewhere the last part alone."""
-    here, found = os.path.realpath(os.getcwd()), {}
+    here, found = _here(), {}
     for path, content in files.items():
         name = os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else os.path.basename(path)
         if name in found:
             name = f"{name} ({hashlib.sha256(content).hexdigest()[:8]})"
         found[name] = content
     return found
+
+
+def _here() -> str:
+    """The current folder; the root where somebody has removed it."""
+    try:
+        return os.path.realpath(os.getcwd())
+    except OSError:
+        return os.sep
 
 
 def _copy_name(digest: str, name: str) -> str:

@@ -109,8 +109,8 @@ def remember(config: ConfigDict, image_shape: tuple[int, ...], choice: Choice) -
     return _keep(TUNED, _key(config, image_shape), entry)
 
 
-def uses_own_cache() -> bool:
-    """Whether JAX keeps compiled programs in the library's cache, and not where the user has them."""
+def is_cached_here() -> bool:
+    """Whether JAX keeps its programs in the user's cache, and nobody has sent them elsewhere."""
     return jax.config.values["jax_compilation_cache_dir"] == str(cache_folder() / "xla")
 
 

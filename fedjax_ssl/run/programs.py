@@ -16,7 +16,7 @@ from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.choices import recall_seconds, remember_seconds, uses_own_cache
+from fedjax_ssl.run.choices import is_cached_here, recall_seconds, remember_seconds
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
@@ -56,15 +56,15 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     lower["the rounds"] = functools.partial(lower_dispatch, machine, experiments)
 
     started = time.monotonic()
-    like, remembers = (first.problem.config, first.data.inputs.shape[1:]), hosts.is_first() and uses_own_cache()
+    like = first.problem.config, first.data.inputs.shape[1:]
+    remembers = hosts.is_first() and is_cached_here()
     seconds = recall_seconds(*like) if remembers else None
     last = "" if seconds is None else f"last time this took {seconds:.0f} s; "
     if hosts.is_first():
         say(f"compiling ({last}a later start takes it from the cache)")
-    before = time.monotonic()
     programs = _compile(machine, lower)
     if remembers and with_init:  # of a run that is resumed there is less to compile
-        remember_seconds(*like, time.monotonic() - before)
+        remember_seconds(*like, time.monotonic() - started)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -110,6 +110,13 @@ def check_same_program(machine: Machine, name: str, lowered: jax.stages.Lowered)
     hosts.check_same("the programs", describe)
 
 
+def _compiled(name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    started = time.monotonic()
+    program = lowered.compile()
+    say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
+    return program
+
+
 class Compilers:
     """Two threads that compile side by side, for the compiler does not hold Python's lock. A context manager.
 
@@ -131,13 +138,7 @@ class Compilers:
     def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
         """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
         pool = self._aside if aside else self._large
-        self._programs[name] = pool.submit(self._compile, name, lowered)
-
-    def _compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        started = time.monotonic()
-        program = lowered.compile()
-        say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
-        return program
+        self._programs[name] = pool.submit(_compiled, name, lowered)
 
     def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
         """The compiled programs by name, in the order of their start, when all are ready.

@@ -97,6 +97,15 @@ def test_without_a_repository_or_git_the_commit_is_none(repository, tmp_path, mo
     assert origin._repository(repository / "package", repository) == origin._Repository()
 
 
+def test_a_current_folder_that_is_gone_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    origin.note_start(tmp_path / "run")
+    assert len(origin.read_starts(tmp_path / "run")) == 1
+
+
 def test_a_repository_runs_no_program_of_its_own(repository, tmp_path):
     for name in ("diff.external", "core.fsmonitor", "diff.python.textconv"):
         git(repository, "config", name, f"touch {tmp_path / 'ran'}; false")

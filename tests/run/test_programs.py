@@ -1,6 +1,7 @@
-"""What a machine's cache remembers of earlier starts: how long compiling took."""
+"""What is remembered of compiling: its seconds, which the next start of such a run says."""
 
-import jax
+from unittest import mock
+
 import pytest
 
 from fedjax_ssl.run import choices, programs
@@ -9,32 +10,29 @@ from tests.helpers.runs import make_tiny_config
 
 
 @pytest.fixture
-def cache(monkeypatch, tmp_path):
+def cache(tmp_path, monkeypatch):
+    """A user's cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return choices.cache_folder()
+    assert not choices.is_cached_here()
+    monkeypatch.setattr(programs, "is_cached_here", lambda: True)
+    return tmp_path
 
 
 def test_a_start_says_how_long_compiling_took_the_last_time(cache, monkeypatch, capfd):
-    experiment, clock = build_experiment(make_tiny_config()), iter([0.0, 0.0, 22.4, 30.0, 40.0, 40.0, 43.0, 50.0])
-    monkeypatch.setattr(programs, "uses_own_cache", lambda: True)
+    experiment, clock = build_experiment(make_tiny_config()), iter([0.0, 22.4, 30.0, 40.0, 43.0, 50.0])
     monkeypatch.setattr(programs.time, "monotonic", lambda: next(clock))
     compiled = {"the first state": 1, "the rounds": 2, "the outputs on test images": 3}
     monkeypatch.setattr(programs, "_compile", lambda *_: compiled)
-
-    class Machine:
-        def check_memory(self, *_):
-            pass
-
     for said in ("compiling (a later", "compiling (last time this took 22 s; a later"):
-        programs.compile_program(Machine(), [experiment], True, None)
+        programs.compile_program(mock.Mock(), [experiment], True, None)
         assert capfd.readouterr().err.startswith(said)
     shape = experiment.data.inputs.shape[1:]
     assert choices.recall_seconds(experiment.problem.config, shape) == 3.0
     assert choices.recall_seconds(experiment.problem.config, (9, 9, 1)) is None
 
 
-def test_remembered_seconds_are_few_and_a_damaged_file_is_as_none(cache, monkeypatch):
-    config, file = make_tiny_config(), cache / "compiled.json"
+def test_remembered_seconds_are_few_and_a_damaged_file_is_as_none(cache, tmp_path, monkeypatch):
+    config, file = make_tiny_config(), tmp_path / "fedjax_ssl" / "compiled.json"
     file.parent.mkdir()
     for text in ("[", "[1]", "3", '{"a": '):
         file.write_text(text)
@@ -44,9 +42,6 @@ def test_remembered_seconds_are_few_and_a_damaged_file_is_as_none(cache, monkeyp
     monkeypatch.setattr(choices, "MOST_KEPT", 2)
     for side in (1, 2, 3):
         choices.remember_seconds(config, (side, side, 1), side)
-    assert [choices.recall_seconds(config, (side, side, 1)) for side in (1, 2, 3)] == [None, 2.0, 3.0]
-
-
-def test_a_cache_of_the_user_s_is_not_ours(cache):
-    assert not choices.uses_own_cache()  # the tests have one of their own
-    assert jax.config.values["jax_compilation_cache_dir"]
+    assert [choices.recall_seconds(config, (side, side, 1)) for side in (8, 1, 2, 3)] == [None, None, 2, 3]
+    monkeypatch.setattr(choices, "replace_file", mock.Mock(side_effect=OSError(28, "full")))
+    choices.remember_seconds(config, (8, 8, 1), 5.0)
