@@ -60,7 +60,7 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
     facts = {"run": str(other.resolve()), "method": "supervised", "round": 4, "parts": ["backbone", "classifier"]}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["init_from"] == facts
-    assert f"the model of another run, {other} (init_from.json)" in model_card(read_run(run))
+    assert "the model of another run, other (init_from.json)" in model_card(read_run(run))
 
     shutil.rmtree(run / "checkpoints" / "2")  # as if it had been killed in its first rounds
     (run / "summary.json").unlink()
