@@ -215,7 +215,8 @@ def test_files_that_are_no_partition(tmp_path):
     other = write_like_torch(tmp_path / "other.pth", {"weights": [1]})
     broken = tmp_path / "broken.pth"
     broken.write_bytes(b"nothing")
-    for path, word in ((harmful, "names .*print"), (other, "no rows of clients"), (broken, "no partition of plain")):
+    words = {harmful: "names .*print", other: "no rows of clients", broken: "not a partition of plain"}
+    for path, word in words.items():
         with pytest.raises(UserError, match=word):
             read_rscfed_partition(path)
     with pytest.raises(UserError, match="cannot read"):

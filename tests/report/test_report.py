@@ -508,7 +508,7 @@ def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_p
         ([str(reported_run), f"--against={reported_run}"], "--out=NAME.html"),
         ([str(reported_run), "--interval"], "--out=NAME.html"),
         ([str(reported_run), f"--out={tmp_path / 'c.html'}", "--columns=acuracy"], "the table has no column 'acuracy'"),
-        ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={three_runs}"], "from one configuration"),
+        ([str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={three_runs}"], "need one configuration"),
         (
             [str(reported_run), f"--out={tmp_path / 'c.html'}", f"--against={reported_run}"],
             "no other run on the same data set has a seed",
