@@ -1,6 +1,6 @@
 """The page about the configuration: every field from `base_config()`, every description from its comment in the source.
 
-    python docs/config_reference.py          # prints the page
+    python docs/config_reference.py > docs/configs.md
 
 Defaults and ranges are those of the configuration itself. A field's description is the comment behind its assignment,
 or, where there is none, the comment above it; a comment above an assignment that has its own opens a group of fields.
@@ -18,7 +18,7 @@ from fedjax_ssl.methods import METHODS
 INTRODUCTION = """# Configuration
 
 Every field with its default, what it may be and what it means, taken from `fedjax_ssl/fields/` and the methods' own
-files when this site is built. Any of them is set from the command line; a misspelt name is answered with the nearest
+files by `python docs/config_reference.py`. Any of them is set from the command line; a misspelt name is answered with the nearest
 one, and a value out of its range in one line, before anything is written:
 
 ```
@@ -104,4 +104,4 @@ def _text(comment: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page())
+    print(page(), end="")

@@ -1,23 +1,15 @@
-"""What mkdocs calls while it builds the site: the configuration's page is generated, equations become MathML."""
+"""What mkdocs calls while it builds the site: equations become MathML."""
 
 import html
 import logging
 import re
 
-import config_reference
 from latex2mathml.converter import convert
-from mkdocs.structure.files import File
 
 log = logging.getLogger("mkdocs.hooks")  # a warning here ends a strict build
 
 # What pymdownx.arithmatex leaves of $...$ and $$...$$.
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL)
-
-
-def on_files(files, config, **_):
-    """Adds configs.md, which no file in docs/ holds."""
-    files.append(File.generated(config, "configs.md", content=config_reference.page()))
-    return files
 
 
 def on_page_content(content, page, **_):

@@ -62,6 +62,7 @@ def test_descriptions_are_those_of_the_source(root):
     assert fields["devices"].group.startswith("Performance only")
     assert fields["fedanchor.mix_weight"] == Field("1.0", "b of eq. 10", "Local training (section 4.3, appendix B).")
     page = script(root, "config_reference").page()
+    assert (root / "docs" / "configs.md").read_text(encoding="utf-8") == page, "python docs/config_reference.py"
     assert "| `fedanchor.threshold` | `0.6` | at least -1 | t of eq. 5" in page
     assert "| `lanes` | `None` | whole, at least 1; or None | clients trained side by side" in page
     assert "| `iid` | `data.alpha=1000.0` |" in page
