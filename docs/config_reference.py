@@ -17,9 +17,10 @@ from fedjax_ssl.methods import METHODS
 
 INTRODUCTION = """# Configuration
 
-Every field with its default, what it may be and what it means, taken from `fedjax_ssl/fields/` and the methods' own
-files by `python docs/config_reference.py`. Any of them is set from the command line; a misspelt name is answered with the nearest
-one, and a value out of its range in one line, before anything is written:
+Every field with its default, what it may be and what it means, taken from `fedjax_ssl/fields/` and
+the methods' own files by `python docs/config_reference.py`. Set any of them from the command line. A
+misspelt name is answered with the nearest one, and a value out of its range in one line, before
+anything is written:
 
 ```
 python launch.py --config.client.epochs=1 --config.data.alpha=0.3
