@@ -55,36 +55,43 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
     return _with_replica(_with_confidence(_with_new_names(_without_gone(old))))
 
 
+def _taken(config: dict[str, Any], field: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """(a copy without the field, the field's section in it, [its value]); the list is empty where there is no field."""
+    section, _, name = field.partition(".")
+    own = config.get(section)
+    if not isinstance(own, dict) or name not in own:
+        return config, {}, []
+    rest = {other: value for other, value in own.items() if other != name}
+    return {**config, section: rest}, rest, [own[name]]
+
+
 def _with_new_names(old: dict[str, Any]) -> dict[str, Any]:
-    new = {**old, "method": METHODS.get(old["method"], old["method"])} if "method" in old else dict(old)
+    new = {**old, "method": METHODS.get(old["method"], old["method"])} if "method" in old else old
     for field, today in _IN_PLACE.items():
-        section, _, name = field.partition(".")
-        if isinstance(new.get(section), dict) and name in new[section]:
-            new[section] = dict(new[section])
-            new[section][today.partition(".")[2]] = new[section].pop(name)
+        new, section, values = _taken(new, field)
+        for value in values:
+            section[today.partition(".")[2]] = value
     return new
 
 
 def _without_gone(old: dict[str, Any]) -> dict[str, Any]:
-    new = dict(old)
+    new = old
     for field, left in GONE.items():
-        section, _, name = field.partition(".")
-        if isinstance(new.get(section), dict) and name in new[section]:
-            new[section] = dict(new[section])
-            if new[section].pop(name) != left:
-                raise UserError(f"{field} is gone: it is always {left!r} now, as it was not in this run")
+        new, _, values = _taken(new, field)
+        if values not in ([], [left]):
+            raise UserError(f"{field} is gone: it is always {left!r} now, and this run had something else")
     return new
 
 
 def _with_replica(old: dict[str, Any]) -> dict[str, Any]:
-    new = dict(old)
+    new = old
     for field, of_bug in REPLICAS.items():
-        section, _, name = field.partition(".")
-        if isinstance(new.get(section), dict) and name in new[section]:
-            new[section] = dict(new[section])
-            has_bug = new[section].pop(name) == of_bug
-            if new[section].setdefault("replica", has_bug) != has_bug:
-                raise UserError(f"{section}.replica is for all bugs of its code at once, and this run has one of them")
+        new, section, values = _taken(new, field)
+        for value in values:
+            has_bug = value == of_bug
+            if section.setdefault("replica", has_bug) != has_bug:
+                name = field.partition(".")[0]
+                raise UserError(f"{name}.replica is for all bugs of its code at once, and this run has one of them")
     return new
 
 
