@@ -40,7 +40,8 @@ from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import CONFIGS, expanded
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds, refuse_links
-from fedjax_ssl.report.table import Row, to_markdown, write_tables
+from fedjax_ssl.report.look import to_markdown, write_tables
+from fedjax_ssl.report.table import Row
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.log import QUIET, say
 from fedjax_ssl.run.train import train

@@ -80,7 +80,7 @@ def finished_sweep(sweep_file, tmp_path_factory, tables):
             tables.append([f"{row['seeds']} of {row['seeds planned']}" for row in csv.DictReader(path.open())])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedjax_ssl.report.table.replace_file", note)
+        patch.setattr("fedjax_ssl.report.look.replace_file", note)
         run_sweep(sweep_file, workdir)
     return workdir
 

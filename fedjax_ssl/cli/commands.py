@@ -112,7 +112,7 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     with doing("loading what draws the report"):
         from fedjax_ssl.report import report
-        from fedjax_ssl.report.table import Look
+        from fedjax_ssl.report.look import Look
 
     with doing("drawing the report"):
         columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())

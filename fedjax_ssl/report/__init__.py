@@ -6,8 +6,8 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
 from fedjax_ssl.records.workdir import CONFIG
 from fedjax_ssl.report.comparison import write_comparison
+from fedjax_ssl.report.look import PLAIN, Look
 from fedjax_ssl.report.run_report import write_report
-from fedjax_ssl.report.table import PLAIN, Look
 
 __all__ = ["report", "write_comparison", "write_report"]
 

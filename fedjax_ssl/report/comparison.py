@@ -15,17 +15,8 @@ from fedjax_ssl.records.clients import MODELS
 from fedjax_ssl.records.runs import Group, name_data_sets, read_groups, what_differs
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.differences import paired_differences
-from fedjax_ssl.report.table import (
-    CONFIDENCE,
-    PLAIN,
-    Look,
-    Row,
-    best_cells,
-    make_table,
-    to_latex,
-    write_table,
-    write_tables,
-)
+from fedjax_ssl.report.look import PLAIN, Look, best_cells, to_latex, write_table, write_tables
+from fedjax_ssl.report.table import CONFIDENCE, Row, make_table
 
 MANY = 12  # curves that one picture can hold
 _MANY_SETS = "whose accuracies cannot be compared: each has pictures of its own, and the table names it."

@@ -1,23 +1,17 @@
-"""The table of several runs: mean and spread over seeds, rounds and bytes to an accuracy; Markdown, CSV and LaTeX."""
+"""The table of several runs: mean and spread over seeds, rounds and bytes to an accuracy."""
 
-import csv
-import io
 import math
-import pathlib
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scipy.special import stdtrit
 
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import RunRecords
 
 LAST = 5  # rounds: their mean says more than the last one if accuracies jump
 REVEALED = "labels revealed"  # how a bound that sees the clients' labels is marked
 CONFIDENCE = 0.95  # of intervals
-LOW_IS_GOOD = "spread over clients"  # how the names of such columns begin
 
 
 class Row(NamedTuple):
@@ -83,34 +77,6 @@ class Seeds(NamedTuple):
     def numbers(self) -> dict[str, int]:
         """Ends of columns' names -> numbers."""
         return {"": self.done, " planned": self.planned, " unfinished": self.unfinished}
-
-
-class Look(NamedTuple):
-    """How a table is shown in Markdown, LaTeX and on a page; its CSV has every column and number."""
-
-    columns: tuple[str, ...] = ()  # those that are shown, in this order; (): all
-    # Whether figures over seeds are mean ± half of their confidence interval, in place of the standard deviation.
-    interval: bool = False
-    caption: str = ""  # of the LaTeX table
-    label: str = ""  # of the LaTeX table
-
-    def of(self, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The table's chosen columns.
-
-        Raises:
-            UserError: there is no such column.
-        """
-        known = list(table[0])
-        for name in self.columns:
-            if name not in known:
-                raise UserError(f"the table has no column {name!r}{known_are(name, known)}")
-        return [{name: self._cell(row[name]) for name in self.columns or known} for row in table]
-
-    def _cell(self, cell: Any) -> Any:
-        return Interval(*cell) if self.interval and type(cell) is OverSeeds else cell
-
-
-PLAIN = Look()
 
 
 def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
@@ -244,119 +210,10 @@ def _measures_of(runs: list[RunRecords]) -> dict[str, str]:
     return {name: words for run in runs for name, words in run.measures().items()}
 
 
-def write_tables(path: pathlib.Path, rows: list[Row], target: float, look: Look = PLAIN) -> list[dict[str, Any]]:
-    """Writes PATH.csv, PATH.md, PATH.tex, and PATH_runs.csv with a line for each run; returns the table of the rows.
-
-    Args:
-        path: without a suffix.
-        rows: see `make_table`.
-        target: see `make_table`.
-        look: of the Markdown and LaTeX tables.
-
-    Raises:
-        OSError: a file cannot be written.
-        UserError: `look` names a column that the table does not have.
-    """
-    table = make_table(rows, target)
-    write_table(path, table, look)
-    replace_file(path.with_name(f"{path.name}_runs.csv"), to_csv(make_runs_table(rows, target)))
-    return table
-
-
-def write_table(path: pathlib.Path, table: list[dict[str, Any]], look: Look = PLAIN) -> None:
-    """Writes one table as PATH.csv, in numbers, PATH.md and PATH.tex, in which the best accuracies are bold."""
-    shown, bold = look.of(table), best_cells(table)
-    latex = to_latex(shown, bold, look.caption, look.label)
-    for suffix, text in {"csv": to_csv(table), "md": to_markdown(shown, bold), "tex": latex}.items():
-        replace_file(path.with_name(f"{path.name}.{suffix}"), text)
-
-
-def as_text(table: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The table with every cell as it is shown."""
-    return [{name: str(cell) for name, cell in row.items()} for row in table]
-
-
-def best_cells(table: list[dict[str, Any]]) -> set[tuple[int, str]]:
-    """(row, column) of each accuracy that is the best, or whose difference from the best may be chance.
-
-    It may be where the confidence interval of the differences, paired by seed, holds 0. Bounds that see the clients'
-    labels are left out.
-    """
-    rows = [number for number, row in enumerate(table) if not str(row["method"]).endswith(f"({REVEALED})")]
-    found: set[tuple[int, str]] = set()
-    for name in table[0]:
-        sign = -1.0 if name.startswith(LOW_IS_GOOD) else 1.0
-        cells = {number: table[number][name] for number in rows if type(table[number][name]) is OverSeeds}
-        by_seed = {
-            number: {seed: sign * value for seed, value in zip(cell.seeds, cell.values) if value is not None}
-            for number, cell in cells.items()
-            if cell.present
-        }
-        if len(by_seed) < 2:
-            continue
-        best = max(by_seed, key=lambda number: statistics.mean(by_seed[number].values()))
-        for number, own in by_seed.items():
-            apart = [by_seed[best][seed] - own[seed] for seed in own if seed in by_seed[best]]
-            if number == best or (len(apart) > 1 and statistics.mean(apart) <= half_interval(apart)):
-                found.add((number, name))
-    return found
-
-
 def half_interval(values: list[float]) -> float:
     """Half of the confidence interval of a mean of at least two values, by Student's t."""
     degrees = len(values) - 1
     return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def to_markdown(table: list[dict[str, Any]], bold: Collection[tuple[int, str]] = ()) -> str:
-    """As a Markdown table; `bold` are the cells (row, column) in bold letters."""
-    columns = list(table[0])
-    body = [
-        [f"**{cell}**" if (number, name) in bold else cell for name, cell in row.items()]
-        for number, row in enumerate(table)
-    ]
-    lines = [columns, ["---"] * len(columns), *body]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
-
-
-def to_csv(table: list[dict[str, Any]]) -> str:
-    """As comma-separated values: a cell over seeds is several columns of numbers, and what is missing is empty."""
-    if not table:
-        return ""
-    text = io.StringIO()
-    lines = [_expanded(row) for row in table]
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def _expanded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with a column for each number of its cells."""
-    numbers = {
-        f"{name}{end}": value
-        for name, cell in row.items()
-        for end, value in (cell.numbers() if hasattr(cell, "numbers") else {"": cell}).items()
-    }
-    return {name: f"{value:.10g}" if isinstance(value, float) else value for name, value in numbers.items()}
-
-
-def to_latex(
-    table: list[dict[str, Any]], bold: Collection[tuple[int, str]] = (), caption: str = "", label: str = ""
-) -> str:
-    """As a LaTeX tabular with the rules of the package booktabs, in a table if it has a caption or a label."""
-    columns = list(table[0])
-    cells = [
-        [rf"\textbf{{{_latex(cell)}}}" if (number, name) in bold else _latex(cell) for name, cell in row.items()]
-        for number, row in enumerate(table)
-    ]
-    head, *body = (" & ".join(line) + r" \\" for line in ([_latex(name) for name in columns], *cells))
-    inside = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
-    tabular = f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}\n{inside}\n\\end{{tabular}}\n"
-    if not caption and not label:
-        return tabular
-    named = f"\\caption{{{_latex(caption)}}}\n" * bool(caption) + f"\\label{{{label}}}\n" * bool(label)
-    return f"\\begin{{table}}\n\\centering\n{named}{tabular}\\end{{table}}\n"
 
 
 def rounds_to(run: RunRecords, target: float) -> int | None:
@@ -391,11 +248,3 @@ def mean_and_spread(values: list[float]) -> str:
         return "-"
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{spread}"
-
-
-_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-          "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # fmt: skip
-
-
-def _latex(cell: Any) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in str(cell))

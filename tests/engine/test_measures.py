@@ -25,7 +25,8 @@ from fedjax_ssl.engine.measures import (
 )
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import write_report
-from fedjax_ssl.report.table import Row, as_text, make_table
+from fedjax_ssl.report.look import as_text
+from fedjax_ssl.report.table import Row, make_table
 from fedjax_ssl.run.observe.trackers import curves
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.small_problem import federation

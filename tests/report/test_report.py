@@ -21,22 +21,10 @@ from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
 from fedjax_ssl.report.figures import confusion_matrix, who_holds_what
 from fedjax_ssl.report.latent import to_plane
+from fedjax_ssl.report.look import Look, as_text, best_cells, to_csv, to_latex, to_markdown
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of, profile_of
-from fedjax_ssl.report.table import (
-    Interval,
-    Look,
-    MeanOfSeeds,
-    OverSeeds,
-    Row,
-    as_text,
-    best_cells,
-    make_runs_table,
-    make_table,
-    to_csv,
-    to_latex,
-    to_markdown,
-)
+from fedjax_ssl.report.table import Interval, MeanOfSeeds, OverSeeds, Row, make_runs_table, make_table
 from tests.helpers.runs import make_tiny_config
 
 PICTURES = {

@@ -12,8 +12,9 @@ from fedjax_ssl import UserError, train
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_comparison, write_report
+from fedjax_ssl.report.look import as_text
 from fedjax_ssl.report.model_card import model_card
-from fedjax_ssl.report.table import Row, as_text, make_table
+from fedjax_ssl.report.table import Row, make_table
 from fedjax_ssl.run import experiment
 from fedjax_ssl.run.machine import Machine
 from tests.helpers.runs import make_tiny_config
