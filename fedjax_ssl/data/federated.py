@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.poison import poison
 from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.data.table import image_table
 
 ATTACKERS = 100  # its number among the draws of a seed, apart from those of the partition
 
@@ -19,7 +20,8 @@ class FederatedData(NamedTuple):
     Per-example state of a method is a flat [N] array, independent of who owns an example.
     """
 
-    inputs: jax.Array  # [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C]
+    # [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C], see `image_table`.
+    inputs: jax.Array
     # int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever a label is hidden,
     # as are those of validation images.
     visible_labels: jax.Array
@@ -62,7 +64,7 @@ def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     leaves = [
         federations[0][place]
         if axis is None or federations[0][place] is None
-        else jnp.stack([federation[place] for federation in federations])
+        else jax.tree.map(lambda *of: jnp.stack(of), *(federation[place] for federation in federations))
         for place, axis in enumerate(axes)
     ]
     return FederatedData._make(leaves)
@@ -126,14 +128,14 @@ def federate(
         crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
     images = dataset.x_train if crafted is None else crafted.images
     data = FederatedData(
-        inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images),
+        inputs=same_images.inputs if shared and crafted is None else image_table(images),
         visible_labels=jnp.asarray(visible_labels),
         client_index=jnp.asarray(client_index),
         client_size=jnp.asarray(sizes),
         labelled_size=jnp.asarray(labelled_size, jnp.int32),
         server_index=jnp.asarray(at_server, jnp.int32),
         validation_index=jnp.asarray(partition.validation_index, jnp.int32),
-        test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test),
+        test_inputs=same_images.test_inputs if shared else image_table(dataset.x_test),
         test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
         seed=jnp.asarray(seed, jnp.uint32),
         byzantine=None if byzantine is None else jnp.asarray(byzantine),
