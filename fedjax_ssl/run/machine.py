@@ -17,15 +17,14 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import AXIS, platform, use_platform
 from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.models import build_model
 from fedjax_ssl.models.cpu.processor import has_wide_vectors
+from fedjax_ssl.models.packing import CHANNELS
 from fedjax_ssl.models.passes import use_lane_form
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, cache_folder, private_cache, recall
 from fedjax_ssl.run.observe.log import warn
 
-# On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
-# slower. Elsewhere the whole cohort side by side.
-MOST_LANES = {"cpu": 1}
 MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; what was used longest ago goes
 
 # The first two were measured; the others have their layers, wider or more of them. A user's backbone has not been
@@ -154,7 +153,19 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
     if config.devices is None and platform() == "cpu":
         most = max(min(most, most_devices(config, data)) // num_hosts, 1) * num_hosts
     options = _compiler_options(config.model.name)
-    return machine_of(Choice(most, config.lanes or MOST_LANES.get(platform()), options=options))
+    return machine_of(Choice(most, config.lanes or most_lanes(config), options=options))
+
+
+def most_lanes(config: ConfigDict) -> int | None:
+    """Clients side by side on each device by default; None: the whole cohort.
+
+    On a CPU one: convolutions under vmap become grouped ones, which its backend runs several times slower. On a TPU as
+    many as fill its channels, one of a wide backbone, see `packing`; docs/accelerators.md has the estimates.
+    """
+    if platform() != "tpu":
+        return 1 if platform() == "cpu" else None
+    narrow = getattr(build_model(config.model, num_classes=1).backbone, "narrow_channels", None)
+    return None if narrow is None else max(1, CHANNELS // narrow)
 
 
 def machine_of(choice: Choice) -> Machine:
