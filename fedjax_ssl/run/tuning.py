@@ -126,7 +126,8 @@ def fastest(measured: list[Measured]) -> Measured:
 
 def time_steps(experiment: Experiment, choice: Choice, state: Any, jobs: int, repeats: int) -> Measured:
     """Trains a cohort for `STEPS` steps of each client, again and again."""
-    machine, dtype = machine_of(choice), experiment.problem.config.model.dtype
+    config = experiment.problem.config
+    machine, dtype = machine_of(choice, config), config.model.dtype
     with use(machine), doing(f"measuring {choice}, {dtype}"):
         started = time.perf_counter()
         steps = functools.partial(cohort_steps, experiment, jobs, machine.lanes(jobs))

@@ -156,7 +156,7 @@ def test_what_cannot_be_tuned(fields, line):
 
 
 def test_programs_are_for_the_platform_of_the_machine():
-    here = machine.machine_of(Choice(1, 1))
+    here = machine.machine_of(Choice(1, 1), make_tiny_config())
     with machine.use(here._replace(platform="tpu")):
         assert platform() == "tpu"
     assert platform() == here.platform == jax.default_backend()
