@@ -39,7 +39,7 @@ KNOWS = {
     "files": ("errors",),
     "fields": ("errors",),
     "learning": ("errors",),
-    "data": ("errors", "files"),
+    "data": ("errors", "files", "learning"),
     "augment": ("errors",),
     "models": ("errors", "imports", "learning"),
     "engine": ("errors", "learning", "data", "models"),
