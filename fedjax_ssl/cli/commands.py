@@ -117,7 +117,7 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("drawing the report"):
         columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
         look = Look(columns, own.interval, own.caption or "", own.label or "")
-        page = report(words, own.out, own.target, own.against, look)
+        page = report(words, own.out, own.target, own.against, look, own.figures)
     print(page)
 
 
@@ -208,6 +208,7 @@ COMMANDS = {
             "interval": (False, "mean ± half of the 95 % confidence interval, not the deviation"),
             "caption": (None, "of the LaTeX table"),
             "label": (None, "of the LaTeX table"),
+            "figures": ("screen", "column or page: the pictures' width in a paper"),
         },
         "RUN...",
     ),
