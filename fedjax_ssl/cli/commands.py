@@ -47,7 +47,16 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         # A folder alone is the first process's.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
         use_every_core(config)
+        before = _sizes_of_records(own.workdir)
         train(config, own.workdir)
+        if before and before == _sizes_of_records(own.workdir):
+            more = f"--config.num_rounds=N above {config.num_rounds} trains on"
+            log.say(f"{own.workdir} was finished, and nothing was trained; {more}")
+
+
+def _sizes_of_records(workdir: str | None) -> dict[pathlib.Path, int]:
+    """The records of a run or of several seeds' runs, and how long they are."""
+    return {path: path.stat().st_size for path in pathlib.Path(workdir).rglob("metrics.jsonl")} if workdir else {}
 
 
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:

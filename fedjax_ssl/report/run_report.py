@@ -208,7 +208,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         notes.append(page.note("An upper bound: the clients' labels were revealed to the method."))
     if conditions(run):
         notes.append(page.note(" ".join(conditions(run))))
-    starts = sum("compile_seconds" in line for line in run.timings)
+    starts = sum("compile_seconds" in line and "seconds" not in line for line in run.timings)
     return [
         *notes,
         page.tiles(figures_of_run),
