@@ -1,6 +1,6 @@
 """The fields that all methods share; each file of this folder has some of their sections."""
 
-from fedjax_ssl.fields.data import data_fields
+from fedjax_ssl.fields.data import data_fields, residence_fields
 from fedjax_ssl.fields.images import augment_fields, views_fields
 from fedjax_ssl.fields.labels import confidence_fields, consistency_fields, trainer_fields
 from fedjax_ssl.fields.model import model_fields, probe_fields
@@ -24,6 +24,8 @@ CHANGES_NO_RESULT = (
     "log.report",
     "log.tensorboard",
     "log.wandb_project",
+    "residence.clients",
+    "residence.data",
     "rounds_per_dispatch",
     "snapshot_rounds",
 )
@@ -40,6 +42,9 @@ def shared_fields() -> Section:
     config.num_clients = whole(100, least=1)  # K, of the whole federation
     # M, the cohort: drawn in each round without replacement. rscfed draws groups of its own.
     config.clients_per_round = whole(10, least=1)
+    # How a cohort of more than 16,384 clients is drawn: 'keyed', at a cost that does not grow with them; or 'permuted',
+    # by sorting all of them, as versions before 0.2 did.
+    config.cohorts = word("keyed", "permuted")
     # Start from the model of another run, RUN or RUN/checkpoints/ROUND, in all parts that both have. In a folder of
     # several seeds it is the run of this seed. server.pretrain_epochs train it further.
     config.init_from = ""
@@ -63,6 +68,7 @@ def shared_fields() -> Section:
     config.rounds_per_dispatch = whole(None, least=1)
 
     config.data = data_fields()
+    config.residence = residence_fields()
     config.model = model_fields()
     config.augment = augment_fields()
     config.views = views_fields()
