@@ -47,7 +47,16 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         # A folder alone is the first process's.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
         use_every_core(config)
+        before = _sizes_of_records(own.workdir)
         train(config, own.workdir)
+        if before and before == _sizes_of_records(own.workdir):
+            more = f"--config.num_rounds=N above {config.num_rounds} trains on"
+            log.say(f"{own.workdir} was finished, and nothing was trained; {more}")
+
+
+def _sizes_of_records(workdir: str | None) -> dict[pathlib.Path, int]:
+    """The records of a run or of several seeds' runs, and how long they are."""
+    return {path: path.stat().st_size for path in pathlib.Path(workdir).rglob("metrics.jsonl")} if workdir else {}
 
 
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -117,7 +126,7 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("drawing the report"):
         columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
         look = Look(columns, own.interval, own.caption or "", own.label or "")
-        page = report(words, own.out, own.target, own.against, look)
+        page = report(words, own.out, own.target, own.against, look, own.figures)
     print(page)
 
 
@@ -208,6 +217,7 @@ COMMANDS = {
             "interval": (False, "mean ± half of the 95 % confidence interval, not the deviation"),
             "caption": (None, "of the LaTeX table"),
             "label": (None, "of the LaTeX table"),
+            "figures": ("screen", "column or page: the pictures' width in a paper"),
         },
         "RUN...",
     ),

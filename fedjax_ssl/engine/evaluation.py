@@ -79,7 +79,7 @@ def score_pseudo_labels(
     Args:
         report: leaves [R, n_max].
         truth: int32 [R, n_max], the true labels.
-        unlabelled: bool [R, n_max], False for padding and where the label is visible. Of these the ones count of which
+        unlabelled: bool [R, n_max], False for padding and where the label is visible. Those count for which
             the report says that a label was made.
         num_jobs: int32 [], how many of the rows are not padding.
 

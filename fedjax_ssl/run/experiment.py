@@ -207,7 +207,7 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
 
 
 def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], State]:
-    """The first state of data; jitted, so that one trace serves whoever asks for its shapes, and whoever compiles."""
+    """The first state of data; jitted, so that one trace gives the shapes and the program."""
 
     @jax.jit
     def init(data: FederatedData) -> State:
