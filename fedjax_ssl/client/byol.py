@@ -37,10 +37,10 @@ class OnlineRule(NamedTuple):
     is_new: Callable[[Broadcast, dict[str, Any]], jax.Array] = lambda received, own: own[LAST_ROUND] < 0
 
 
-def own_targets(num_clients: int, model: Model) -> dict[str, Any]:
+def own_targets(data: FederatedData, model: Model) -> dict[str, Any]:
     """The entries of `State.clients` that `byol_phase` reads, leaves [K, ...]."""
     memory = {TARGET: select(model.params, ENCODER), LAST_ROUND: jnp.int32(-1)}
-    return repeated(memory, num_clients)
+    return repeated(memory, len(data.ids))
 
 
 def byol_phase(
