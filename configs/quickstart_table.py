@@ -3,7 +3,8 @@
     python launch.py --config=configs/quickstart_table.py
 
 20 clients of 68 rows each, non-IID (Dir 0.5), 50 labelled rows at the server, 5 clients a round.
-Labels alone, at the server: --config=configs/quickstart_table.py:server_only. Your own csv: docs/how_to/tables_and_text.md.
+Labels alone, at the server: --config=configs/quickstart_table.py:server_only.
+A csv of your own: docs/how_to/tables_and_text.md.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -2,8 +2,8 @@
 
     python docs/method_reference.py          # writes it into the pages
 
-It comes from the registry and from the comments in the methods' files; tests/test_docs.py compares it with the pages. So does the table of methods and kinds of inputs at the end of
-docs/how_to/tables_and_text.md.
+It comes from the registry and from the comments in the methods' files; tests/test_docs.py compares it with the pages.
+Likewise the table of methods and kinds of inputs in docs/how_to/tables_and_text.md.
 """
 
 import pathlib
@@ -64,7 +64,7 @@ def _kinds() -> Iterator[str]:
     for name, entry in METHODS.items():
         if entry.images_alone:
             yield _bullet(f"`{name}` is for images alone: it {entry.images_alone}.")
-    yield _bullet("`fedcon`, `fedema`, `fedu` train a backbone, and refuse `model.name=linear`, which has no parameter.")
+    yield _bullet("`fedcon`, `fedema`, `fedu` train a backbone; so not with `model.name=linear`, which has none.")
     yield ""
 
 

@@ -1,5 +1,6 @@
 """Which words, values and rows of a test set are mislabelled most, for inputs that have no pictures."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ def groups(facts: Mapping[str, Any], inputs: np.ndarray) -> Iterator[tuple[str, 
                 yield f"{name} = {category}", values == code
         elif np.isfinite(values).any():
             ends = [-np.inf, *np.unique(np.nanquantile(values, QUARTERS)), np.inf]
-            for start, end in zip(ends, ends[1:]):
+            for start, end in itertools.pairwise(ends):
                 yield f"{start:.4g} < {name} <= {end:.4g}", (values > start) & (values <= end)
 
 
