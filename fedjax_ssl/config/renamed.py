@@ -23,6 +23,7 @@ RENAMED = {
     **{f"trainer.{name}": f"confidence.{name}" for name in _MOVED},
     "trainer.counters": "confidence.memory",
 }
+SORTED = 2**14  # clients, up to which both ways to draw cohorts are one; see `fedjax_ssl.learning.draws`
 METHODS = {"anchors_only": "server_only"}
 _IN_PLACE = {  # of the same section and meaning
     "data.num_anchors": "data.server_labels",
@@ -52,7 +53,15 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a section of the configuration is something else, or the run did what the library no longer does.
     """
-    return _with_replica(_with_confidence(_with_new_names(_without_gone(old))))
+    return _with_cohorts(_with_replica(_with_confidence(_with_new_names(_without_gone(old)))))
+
+
+def _with_cohorts(old: dict[str, Any]) -> dict[str, Any]:
+    """A run of many clients goes on with the cohorts that it began with."""
+    number = old.get("num_clients")
+    if "cohorts" in old or not isinstance(number, int) or number <= SORTED:
+        return old
+    return {**old, "cohorts": "permuted"}
 
 
 def _taken(config: dict[str, Any], field: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:

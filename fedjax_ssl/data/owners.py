@@ -36,10 +36,19 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
         found = labels[rows]
         return np.bincount(found[found >= 0], minlength=num_classes)
 
+    number = len(partition.client_rows)
+    rows = np.concatenate(partition.client_rows)
+    owners = np.repeat(np.arange(number), [len(own) for own in partition.client_rows])
+
+    def count_each(counted: np.ndarray) -> np.ndarray:
+        """Of the rows that count, bool [n], the classes of each client."""
+        of_each = owners[counted] * num_classes + labels[rows[counted]]
+        return np.bincount(of_each, minlength=number * num_classes).reshape(number, num_classes).astype(np.int32)
+
     return {
         "train": count(np.arange(len(labels))),
         "validation": count(partition.validation_index),
         "server": count(partition.server_index),
-        "clients": np.stack([count(rows) for rows in partition.client_rows]),
-        "labelled": np.stack([count(rows[is_labelled[rows]]) for rows in partition.client_rows]),
+        "clients": count_each(np.ones(len(rows), bool)),
+        "labelled": count_each(is_labelled[rows]),
     }

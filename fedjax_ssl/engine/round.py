@@ -14,6 +14,7 @@ from fedjax_ssl.engine.interface import Cohort, Method, Metrics, Problem, Receiv
 from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, measure
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import train_in_turns
+from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import all_finite
 
@@ -243,12 +244,12 @@ class RoundKeys(NamedTuple):
     statistics: jax.Array
 
 
-def uniform(clients_per_round: int) -> Select:
+def uniform(clients_per_round: int, keyed: bool = True) -> Select:
     """The `select` of FedAvg: so many of all clients, uniformly, without replacement."""
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
-        return Selection(jax.random.choice(key, len(data.client_size), (clients_per_round,), replace=False))
+        return Selection(draw_distinct(key, len(data.client_size), clients_per_round, keyed))
 
     return select
 
@@ -258,7 +259,7 @@ def select_of(problem: Problem, method: Method) -> Select:
     config = problem.config
     if config.privacy.noise and config.privacy.cohorts == "poisson":
         return poisson(config.num_clients, config.clients_per_round)
-    return method.select or uniform(config.clients_per_round)
+    return method.select or uniform(config.clients_per_round, config.cohorts == "keyed")
 
 
 def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:

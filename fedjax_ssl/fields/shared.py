@@ -42,6 +42,9 @@ def shared_fields() -> Section:
     config.num_clients = whole(100, least=1)  # K, of the whole federation
     # M, the cohort: drawn in each round without replacement. rscfed draws groups of its own.
     config.clients_per_round = whole(10, least=1)
+    # How a cohort of more than 16,384 clients is drawn: 'keyed', at a cost that does not grow with them; or 'permuted',
+    # by sorting all of them, as versions before 0.2 did.
+    config.cohorts = word("keyed", "permuted")
     # Start from the model of another run, RUN or RUN/checkpoints/ROUND, in all parts that both have. In a folder of
     # several seeds it is the run of this seed. server.pretrain_epochs train it further.
     config.init_from = ""

@@ -1,6 +1,7 @@
 """The records of runs, read from their folders; runs that differ in nothing but the seed form a group."""
 
 import collections
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterable
@@ -225,7 +226,17 @@ def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path
 def _read_class_counts(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """The arrays of class_counts.npz; {} without the file."""
     path = folder / CLASS_COUNTS
-    return read_arrays(str(path), None) if path.exists() else {}
+    if not path.exists():
+        return {}
+    found = path.stat()
+    return dict(_counts_in(path, found.st_mtime_ns, found.st_size))
+
+
+@functools.lru_cache(maxsize=8)
+def _counts_in(path: pathlib.Path, written: int, size: int) -> dict[str, np.ndarray]:
+    """What a file has that was written then: a report asks several times, and a million clients take a second."""
+    del written, size
+    return read_arrays(str(path), None)
 
 
 class Group(NamedTuple):

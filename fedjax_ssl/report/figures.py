@@ -136,6 +136,9 @@ def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure
     return figure
 
 
+MOST_COLUMNS = 1_000  # clients that a heat map shows one by one
+
+
 def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Figure | None:
     """Clients by classes, those of their images that have labels, and how much of each class is labelled where.
 
@@ -186,8 +189,24 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
 
 
 def _client_heat(figure: Figure, axes: Axes, numbers: np.ndarray, title: str, class_names: list[str]) -> None:
-    """Clients by classes [K, C] as a heat map, grey for none, so that a single image can be seen."""
+    """Clients by classes [K, C] as a heat map, grey for none, so that a single image can be seen.
+
+    Of more clients than a picture can show: how many clients have how many images of a class.
+    """
     scale = colormaps[COUNTS].with_extremes(bad=NONE)
+    if len(numbers) > MOST_COLUMNS:
+        most = int(numbers.max(initial=1))
+        edges = np.unique(np.geomspace(1, most + 1, 40).astype(int))
+        shown = np.stack([np.histogram(own, edges)[0] for own in numbers.T])
+        image = axes.pcolormesh(
+            edges - 0.5, np.arange(len(shown) + 1) - 0.5, np.ma.masked_equal(shown, 0), cmap=scale, vmin=0
+        )
+        axes.set(xlabel="images of the class", ylabel="class", title=title, xscale="log")
+        axes.invert_yaxis()
+        axes.grid(False)
+        figure.colorbar(image, ax=axes, label="clients that have so many", ticks=MaxNLocator(6, integer=True))
+        label_classes(axes.yaxis, class_names)
+        return
     shown = np.ma.masked_equal(numbers.T, 0)
     image = axes.imshow(shown, aspect="auto", cmap=scale, vmin=0, interpolation="nearest", rasterized=True)
     axes.set(xlabel="client", ylabel="class", title=title)

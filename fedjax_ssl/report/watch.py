@@ -92,9 +92,7 @@ def serving(folders: list[str], host: str, port: int) -> http.server.ThreadingHT
 
 def _page() -> str:
     script = _SCRIPT.replace("MILLISECONDS", str(1000 * SECONDS_BETWEEN_LOOKS))
-    return page.document(
-        "Runs", "Refreshed as they grow.", f'<p id="state"></p><main></main><script>{script}</script>'
-    )
+    return page.document("Runs", "Refreshed as they grow.", f'<p id="state"></p><main></main><script>{script}</script>')
 
 
 class _Content:

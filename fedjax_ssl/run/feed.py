@@ -191,7 +191,10 @@ class ClientMemory:
             leaves = [new.copy() if renews else leaf for leaf, new, renews in zip(leaves, fresh, self._renewed)]
         for place, row in enumerate(found):
             for leaf, axis, own in zip(leaves, self._axes, row or ()):
-                there: Any = (place, *(slice(own.shape[axis] if number == axis else None) for number in range(own.ndim)))
+                there: Any = (
+                    place,
+                    *(slice(own.shape[axis] if number == axis else None) for number in range(own.ndim)),
+                )
                 leaf[there] = own
         return jax.tree.unflatten(self._structure, leaves)
 
@@ -200,7 +203,7 @@ class ClientMemory:
         for place, client in enumerate(int(client) for client in clients):
             size = int(self._sizes[client])
             own = [self._cut(leaf[place], axis, size) for leaf, axis in zip(jax.tree.leaves(leaves), self._axes)]
-            self._remember(client, [np.ascontiguousarray(leaf) for leaf in own])
+            self._remember(client, [np.array(leaf, order="C") for leaf in own])
             self._waiting[client] = round_number
         if self._bytes > self._most:
             self._write()

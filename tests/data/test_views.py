@@ -1,5 +1,7 @@
 """Views of a federation: a round's clients alone, with the ids of the whole federation."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ def held_federation(**bound):
     images = np.tile(np.arange(number, dtype=np.uint8)[:, None, None, None], (1, 2, 2, 1))
     labels = (np.arange(number) % 3).astype(np.int32)
     dataset = Dataset("small", images, labels, images[:4], labels[:4], 3, (0.5,), (0.2,), flip=False)
-    clients = [at_clients[first:last] for first, last in zip(OFFSETS, OFFSETS[1:])]
+    clients = [at_clients[first:last] for first, last in itertools.pairwise(OFFSETS)]
     return hold(dataset, Partition(server, clients, validation_index=validation), seed=7, **bound)
 
 

@@ -76,7 +76,7 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
     }.items():
         with copy(name).open("r+b") as file:
             change(file)
-        with pytest.raises(UserError, match="clients|short|flipped") as caught:
+        with pytest.raises(UserError, match=r"clients|short|flipped") as caught:
             rows_of(ClientRows(tmp_path / name, "run", 1))
         assert "\n" not in str(caught.value)
     (tmp_path / "link").symlink_to(path)

@@ -43,6 +43,7 @@ from fedjax_ssl.engine import (
 from fedjax_ssl.engine.interface import completed, trained_parts
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, share, whole, word
+from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.sgd import Model
@@ -153,7 +154,7 @@ def fedrgd(problem: Problem) -> Method:
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         """The group of the draw is the place of each user, or its group where these are fixed."""
-        clients = jax.random.choice(key, config.num_clients, (config.clients_per_round,), replace=False)
+        clients = draw_distinct(key, config.num_clients, config.clients_per_round, config.cohorts == "keyed")
         return Selection(clients, jnp.arange(len(clients)) if at_random else group_of(clients))
 
     def rate_at(number, rate):

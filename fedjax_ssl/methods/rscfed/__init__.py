@@ -27,6 +27,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Problem, Selection, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole, word
+from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.methods.rscfed.server import DISTANCES, distance_reweighted
@@ -111,8 +112,8 @@ def rscfed(problem: Problem) -> Method:
 
     def select_groups(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
-        draw = lambda key: jax.random.choice(key, len(data.client_size), (options.group_size,), replace=False)  # noqa: E731
-        clients = jax.vmap(draw)(jax.random.split(key, options.groups))
+        keys, keyed = jax.random.split(key, options.groups), config.cohorts == "keyed"
+        clients = jax.vmap(lambda key: draw_distinct(key, len(data.client_size), options.group_size, keyed))(keys)
         return Selection(clients.reshape(-1), turns=options.groups)
 
     def weight(received: Broadcast):

@@ -1,0 +1,45 @@
+"""Draws without replacement whose cost does not grow with what is drawn from."""
+
+import jax
+import jax.numpy as jnp
+
+SORTED = 2**14  # up to here all are sorted by random numbers, which is as fast
+_ROUNDS = 8
+
+
+def draw_distinct(key: jax.Array, size: int, count: int, keyed: bool = True) -> jax.Array:
+    """So many different numbers of 0..size-1, uniformly: int32 [count].
+
+    Of many numbers the first `count` of a keyed permutation: a Feistel network over the next power of 4, followed
+    until it lands below `size` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+
+    Args:
+        key: a JAX random key.
+        size: how many there are.
+        count: at most `size`.
+        keyed: False: always sort all of them by random numbers, as versions before 0.2 did.
+    """
+    if size <= SORTED or not keyed:
+        return jax.random.choice(key, size, (count,), replace=False).astype(jnp.int32)
+    bits = -(-(size - 1).bit_length() // 2)
+    mask = jnp.uint32(2**bits - 1)
+    keys = jax.random.bits(key, (_ROUNDS,), jnp.uint32)
+
+    def permuted(number: jax.Array) -> jax.Array:
+        left, right = number >> bits, number & mask
+        for round_key in keys:
+            left, right = right, left ^ (_mixed(right ^ round_key) & mask)
+        return left << bits | right
+
+    def walk(number: jax.Array) -> jax.Array:
+        return jnp.where(number < size, number, permuted(number))
+
+    first = permuted(jnp.arange(count, dtype=jnp.uint32))
+    return jax.lax.while_loop(lambda found: jnp.any(found >= size), walk, first).astype(jnp.int32)
+
+
+def _mixed(number: jax.Array) -> jax.Array:
+    """The finaliser of MurmurHash3: every bit of the result depends on every bit of a uint32."""
+    number = (number ^ number >> 16) * jnp.uint32(0x85EBCA6B)
+    number = (number ^ number >> 13) * jnp.uint32(0xC2B2AE35)
+    return number ^ number >> 16
