@@ -1,7 +1,6 @@
 """The fields that all methods share; each file of this folder has some of their sections."""
 
 from fedjax_ssl.fields.data import data_fields, residence_fields
-from fedjax_ssl.fields.images import augment_fields, views_fields
 from fedjax_ssl.fields.labels import confidence_fields, consistency_fields, trainer_fields
 from fedjax_ssl.fields.model import model_fields, probe_fields
 from fedjax_ssl.fields.section import MOST_SEED, Section, several, whole, word
@@ -13,6 +12,7 @@ from fedjax_ssl.fields.uploads import (
     compression_fields,
     privacy_fields,
 )
+from fedjax_ssl.fields.views import augment_fields, views_fields
 
 # Fields that change no result beyond rounding: they may differ when a run is resumed.
 CHANGES_NO_RESULT = (

@@ -301,7 +301,7 @@ def test_npz_that_is_encrypted_or_of_an_unknown_compression(tmp_path):
 
 
 def test_npz_larger_than_the_memory_should_hold(tmp_path, monkeypatch):
-    """Images without compression take no memory, whatever their number: they are mapped, and read when they are used."""
+    """Images without compression take no memory: they are mapped, and read when they are used."""
     path = write(tmp_path)
     with np.load(path) as archive:
         arrays = dict(archive)
