@@ -20,7 +20,7 @@ FLOORS = (
     ("imports", "learning"),
     ("data", "augment"),
     ("models",),
-    ("engine",),
+    ("engine", "encoders"),
     ("client", "server"),
     ("methods",),
     ("config",),
