@@ -17,8 +17,9 @@ FLOORS = (
     ("errors",),
     ("files",),
     ("fields",),
-    ("imports", "learning"),
-    ("data", "augment"),
+    ("imports", "learning", "augment"),
+    ("kinds",),
+    ("data",),
     ("models",),
     ("engine", "encoders"),
     ("client", "server"),
@@ -39,15 +40,16 @@ KNOWS = {
     "files": ("errors",),
     "fields": ("errors",),
     "learning": ("errors",),
-    "data": ("errors", "files"),
     "augment": ("errors",),
-    "models": ("errors", "imports", "learning"),
+    "kinds": ("errors", "augment"),
+    "data": ("errors", "files", "kinds"),
+    "models": ("errors", "imports", "kinds", "learning"),
     "engine": ("errors", "learning", "data", "models"),
     "methods": (
         *("errors", "fields", "imports", "learning", "augment", "data", "models", "engine", "client"),
         "server",
     ),
-    "report": ("errors", "files", "fields", "config", "records"),
+    "report": ("errors", "files", "fields", "kinds", "config", "records"),
 }
 MOST_FLAT_FILES = 6
 

@@ -134,21 +134,22 @@ def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Classifies the images of a file or a folder by a run's model.
+    """Classifies the images, rows or texts of a file or a folder by a run's model.
 
-    --out=NAME.csv gets a line for each image; an npz file labels [B], classes [B],
-    probabilities [B, C], embeddings [B, D] and class_names [C]. Where the images
-    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE) the accuracy
-    is printed.
+    --out=NAME.csv gets a line for each of them; an npz file labels [B], classes [B],
+    probabilities [B, C], embeddings [B, D] and class_names [C]. Where they
+    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE, the csv's column
+    of labels) the accuracy is printed.
     """
     with doing("loading JAX"):
         from fedjax_ssl.predictor import predict_file
 
     with doing("compiling and predicting"):
-        found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code)
-    print(f"{own.out}: {len(found.prediction.labels)} images")
+        found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code, own.csv)
+    what = "images" if found.of_images else "rows"
+    print(f"{own.out}: {len(found.prediction.labels)} {what}")
     if found.accuracy is not None:
-        print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} images with a label")
+        print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} {what} with a label")
 
 
 def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -241,6 +242,7 @@ COMMANDS = {
             "workdir": (None, "of the run"),
             "npz": (None, "the file with the images, uint8 [B, H, W, C]"),
             "images": (None, "a folder instead, FOLDER/IMAGE or FOLDER/CLASS/IMAGE"),
+            "csv": (None, "a csv or parquet file instead, of a model of tables or texts"),
             "out": (None, "the file to be written, NAME.csv or NAME.npz"),
             "key": ("", "the images' name in the npz; by default images, x, x_test or test_images"),
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
@@ -270,7 +272,7 @@ COMMANDS = {
 }
 
 
-PATHS = ("workdir", "out", "npz", "images")
+PATHS = ("workdir", "out", "npz", "images", "csv")
 AGAIN = {"sweep": "resumes the sweep", "report": "draws the report anew", "profile": "measures anew"}
 HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 

@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.poison import poison
 from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.errors import UserError
 
 ATTACKERS = 100  # its number among the draws of a seed, apart from those of the partition
 
@@ -111,6 +112,9 @@ def federate(
     at_server = partition.server_index
     if centralised:
         at_server = np.concatenate([at_server, *partition.client_rows])
+        at_server = at_server[dataset.y_train[at_server] >= 0]
+    if (dataset.y_train[at_server] < 0).any():
+        raise UserError("the partition gives the server a row without a label")
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
     visible = np.concatenate([at_server, partition.labelled_rows])
     if reveal_labels:
@@ -123,6 +127,8 @@ def federate(
     labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
     shared, crafted = same_images is not None, None
     if attack is not None and attack.kind == "poison":
+        if dataset.kind != "image":
+            raise UserError(f"attack.kind='poison' is for images; the data are {dataset.kind}")
         crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
     images = dataset.x_train if crafted is None else crafted.images
     data = FederatedData(

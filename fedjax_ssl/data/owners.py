@@ -21,7 +21,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     """Who holds what: examples of each class, for pictures and reports.
 
     Args:
-        labels: int [N], labels of the training set.
+        labels: int [N], labels of the training set; -1 where it has none, which are not counted.
         partition: its owners.
         num_classes: number of classes C.
 
@@ -33,10 +33,11 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     is_labelled[partition.labelled_rows] = True
 
     def count(rows: np.ndarray) -> np.ndarray:
-        return np.bincount(labels[rows], minlength=num_classes)
+        found = labels[rows]
+        return np.bincount(found[found >= 0], minlength=num_classes)
 
     return {
-        "train": np.bincount(labels, minlength=num_classes),
+        "train": count(np.arange(len(labels))),
         "validation": count(partition.validation_index),
         "server": count(partition.server_index),
         "clients": np.stack([count(rows) for rows in partition.client_rows]),

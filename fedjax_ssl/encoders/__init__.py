@@ -5,7 +5,7 @@ weights file out of PyTorch's, `load_weights` reads it, `encode` maps pixels to 
 which low-rank adapters alone are trained.
 """
 
-from fedjax_ssl.encoders.adapters import Adapted, adapted
+from fedjax_ssl.encoders.adapters import Adapted, backbone_of
 from fedjax_ssl.encoders.convert import convert
 from fedjax_ssl.encoders.encoder import ENCODERS, Encoder, encode, find_encoder
 from fedjax_ssl.encoders.weights import checksum, load_weights, save_weights
@@ -14,7 +14,7 @@ __all__ = [
     "ENCODERS",
     "Adapted",
     "Encoder",
-    "adapted",
+    "backbone_of",
     "checksum",
     "convert",
     "encode",

@@ -9,8 +9,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.encoders.encoder import Encoder, Variables, encode
+from fedjax_ssl.encoders.encoder import Encoder, Variables, encode, find_encoder
+from fedjax_ssl.encoders.weights import load_weights
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import expanded
 from fedjax_ssl.models.vit import ViT
 
 
@@ -52,14 +54,20 @@ class Adapted(nn.Module):
         return encode(self.encoder, {"params": params}, images, self.side)
 
 
-def adapted(encoder: Encoder, variables: Variables, side: int, rank: int, blocks: int) -> Adapted:
-    """The backbone of an encoder with adapters.
+def backbone_of(options: Any) -> Adapted | None:
+    """The backbone that the section `encoder` of a configuration asks for; None without adapters.
 
     Raises:
-        UserError: the encoder is no Vision Transformer, or has fewer blocks.
+        UserError: the encoder is no Vision Transformer, or has fewer blocks; or its weights cannot be used.
     """
+    rank, blocks = options.adapters.rank, options.adapters.blocks
+    if options.name == "none" or not rank:
+        return None
+    encoder = find_encoder(options.name)
     if not isinstance(encoder.module, ViT):
-        raise UserError("encoder.adapters are for Vision Transformers; set encoder.adapters.rank to 0")
+        raise UserError(f"encoder.adapters.rank={rank} is for Vision Transformers, not {options.name}; set it to 0")
     if blocks > encoder.module.depth:
-        raise UserError(f"encoder.adapters.blocks is {blocks}, but the encoder has {encoder.module.depth}")
+        raise UserError(f"encoder.adapters.blocks is {blocks}, but {options.name} has {encoder.module.depth}")
+    side = options.side or encoder.side
+    variables = load_weights(expanded(options.weights), encoder, side)
     return Adapted(encoder, Frozen(jax.tree.map(jnp.asarray, variables)), side, rank, blocks)

@@ -40,13 +40,13 @@ class Encoder(NamedTuple):
         return found
 
 
-_small_vit = functools.partial(ViT, width=384, depth=12, heads=6)
-_CLIP_B32 = ViT(patch=32, width=768, depth=12, heads=12, pre_norm=True, quick_gelu=True, epsilon=1e-5)
+_vit = functools.partial(ViT, depth=12, head_width=64, class_token=True)
+_CLIP_B32 = _vit(patch=32, width=768, pre_norm=True, quick_gelu=True, epsilon=1e-5)
 _RESNET50 = ResNet((3, 4, 6, 3), bottleneck=True, imagenet_stem=True, normalisation="running")
 
 ENCODERS: dict[str, Encoder] = {
-    "vit_s16": Encoder(_small_vit(patch=16), 224, _HALF, _HALF, names.of_vit),
-    "dinov2_vit_s14": Encoder(_small_vit(patch=14, layer_scale=True), 224, *_IMAGENET, names.of_vit),
+    "vit_s16": Encoder(_vit(patch=16, width=384), 224, _HALF, _HALF, names.of_vit),
+    "dinov2_vit_s14": Encoder(_vit(patch=14, width=384, layer_scale=True), 224, *_IMAGENET, names.of_vit),
     "clip_vit_b32": Encoder(_CLIP_B32, 224, *_CLIP, names.of_vit),
     "efficientnet_lite0": Encoder(EfficientNet(), 224, _HALF, _HALF, names.of_efficientnet),
     "resnet50": Encoder(_RESNET50, 224, *_IMAGENET, names.of_resnet),

@@ -2,7 +2,6 @@
 
 from fedjax_ssl.fields.data import data_fields
 from fedjax_ssl.fields.encoder import encoder_fields
-from fedjax_ssl.fields.images import augment_fields, views_fields
 from fedjax_ssl.fields.labels import confidence_fields, consistency_fields, trainer_fields
 from fedjax_ssl.fields.model import model_fields, probe_fields
 from fedjax_ssl.fields.section import MOST_SEED, Section, several, whole, word
@@ -14,6 +13,7 @@ from fedjax_ssl.fields.uploads import (
     compression_fields,
     privacy_fields,
 )
+from fedjax_ssl.fields.views import augment_fields, views_fields
 
 # Fields that change no result beyond rounding: they may differ when a run is resumed.
 CHANGES_NO_RESULT = (

@@ -133,7 +133,8 @@ class RunRecords(NamedTuple):
     def data_fields(self) -> tuple[Any, ...]:
         """The fields that say which images these are: runs in which they differ cannot be compared."""
         data = self.config["data"]
-        return tuple(data[name] for name in ("source", "path", "image_size", "fit", "balanced_test"))
+        which = ("source", "path", "image_size", "fit", "balanced_test", "test_path", "label_column", "text_column")
+        return tuple(data[name] for name in which)
 
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read, or in folders of earlier

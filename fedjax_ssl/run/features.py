@@ -22,15 +22,33 @@ from fedjax_ssl.data import Dataset
 from fedjax_ssl.encoders import checksum, encode, find_encoder, load_weights
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import expanded, read_whole, refuse_link, replaced
+from fedjax_ssl.kinds import IMAGE
 from fedjax_ssl.run.choices import private_cache
 from fedjax_ssl.run.observe.clock import Doing, doing
 from fedjax_ssl.run.observe.log import say, warn
 
 MOST_CACHE_BYTES = 20_000_000_000  # of all features; what was used longest ago goes
 BLOCK = 1024  # images of a file
-# Of the sections `encoder` and `augment`, what the features depend on besides weights and images.
-_VIEWS = ("weak_views", "strong_views", "seed")
+# Of the section `augment`, what views of images depend on.
 _AUGMENTATION = ("flip", "padding", "border", "resized", "flavour", "num_ops", "magnitude", "order")
+
+
+def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
+    """The data set as `config.encoder` makes it: features; or with adapters pixels of 0 to 1; or unchanged without one.
+
+    Raises:
+        UserError: see `as_features`.
+    """
+    if config.encoder.name == "none":
+        return dataset
+    if not config.encoder.weights:
+        raise UserError(f"encoder.name={config.encoder.name} takes encoder.weights, a file of convert-weights")
+    if dataset.kind != IMAGE or dataset.x_train.shape[1] != dataset.x_train.shape[2]:
+        raise UserError(f"encoder.name={config.encoder.name} takes square images, not {dataset.kind} data")
+    if config.encoder.adapters.rank:
+        channels = dataset.x_train.shape[-1]
+        return dataset._replace(mean=(0.0,) * channels, std=(1.0,) * channels)
+    return as_features(config, dataset)
 
 
 def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
@@ -40,11 +58,9 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     are those of `config.augment`, fixed by `encoder.seed`, and the row of an image.
 
     Raises:
-        UserError: the weights do not fit the encoder, or the images are not square.
+        UserError: the weights do not fit the encoder.
     """
     options, encoder = config.encoder, find_encoder(config.encoder.name)
-    if dataset.x_train.ndim != 4 or dataset.x_train.shape[1] != dataset.x_train.shape[2]:
-        raise UserError(f"encoder.name={options.name} takes square images, not inputs of {dataset.x_train.shape[1:]}")
     side, weights = options.side or encoder.side, expanded(options.weights)
     variables = load_weights(weights, encoder, side)
     views = image_views(config, dataset.x_train.shape[1:], dataset.flip)
@@ -82,16 +98,16 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     kept = f"kept in {folder}" if folder else "not kept: others can write into the user's cache, or nobody can"
     size = total * width.shape[-1] * 4
     say(f"{options.name}: {total:,} views, {size / 1e6:,.0f} MB of features in memory, {kept}")
+    weights_sum = checksum(weights)
     settings = json.dumps(
         {
             "version": 1,
             "encoder": options.name,
-            "weights": checksum(weights),
+            "weights": weights_sum,
             "side": side,
             "flip": bool(dataset.flip),
             "augment": [config.augment[name] for name in _AUGMENTATION],
-            "views": [options[name] for name in _VIEWS],
-            "block": BLOCK,
+            "seed": options.seed,
         },
         sort_keys=True,
     )
@@ -99,13 +115,12 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     with doing(f"encoding {total:,} views") as task:
         progress = _Progress(task, total)
         for part, (images, weak, strong) in sides.items():
-            images_sum = hashlib.sha256(np.ascontiguousarray(images)).hexdigest()
-            name = hashlib.sha256(f"{settings} {part} {images_sum} {images.shape}".encode()).hexdigest()[:32]
             arrays[part] = np.empty((len(images), weak + strong, width.shape[-1]), np.float32)
             for start in range(0, len(images), BLOCK):
                 rows = np.arange(start, min(start + BLOCK, len(images)))
                 block = arrays[part][rows[0] : rows[-1] + 1]  # a view of the array: it is filled in place
-                file = folder and folder / f"{name}_{start}.safetensors"
+                known_by = f"{settings} {weak} {strong} {start} {images.shape[1:]} ".encode() + images[rows].tobytes()
+                file = folder and folder / f"{hashlib.sha256(known_by).hexdigest()}.safetensors"
                 if file is not None and _read(file, block):
                     progress.skip(block.shape[0] * block.shape[1])
                     continue
@@ -114,21 +129,21 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
                     progress.add(len(rows))
                 if file is not None:
                     _write(file, block)
-    return _features(dataset, arrays["train"], arrays["test"], options.weak_views)
-
-
-def _features(dataset: Dataset, train: np.ndarray, test: np.ndarray, num_weak: int) -> Dataset:
-    """The data set with these features in the place of its images, and the scale of the images themselves."""
-    plain = train[:, 0]
+    train, plain = arrays["train"], arrays["train"][:, 0]
     std = plain.std(axis=0, dtype=np.float64)
     return dataset._replace(
         x_train=train,
-        x_test=test,
+        x_test=arrays["test"],
         mean=tuple(plain.mean(axis=0, dtype=np.float64).tolist()),
         std=tuple(np.where(std == 0, 1.0, std).tolist()),
         flip=False,
         kind="features",
-        details={"shape": list(train.shape[1:]), "weak_views": num_weak},
+        details={
+            "shape": list(train.shape[1:]),
+            "weak_views": options.weak_views,
+            "encoder": options.name,
+            "weights": weights_sum,
+        },
     )
 
 
