@@ -54,12 +54,13 @@ class Adapted(nn.Module):
         return encode(self.encoder, {"params": params}, images, self.side)
 
 
-def backbone_of(options: Any) -> Adapted | None:
-    """The backbone that the section `encoder` of a configuration asks for; None without adapters.
+def backbone_of(config: Any) -> Adapted | None:
+    """The backbone that a configuration's `encoder` asks for, computing in `model.dtype`; None without adapters.
 
     Raises:
         UserError: the encoder is no Vision Transformer, or has fewer blocks; or its weights cannot be used.
     """
+    options = config.encoder
     rank, blocks = options.adapters.rank, options.adapters.blocks
     if options.name == "none" or not rank:
         return None
@@ -70,4 +71,5 @@ def backbone_of(options: Any) -> Adapted | None:
         raise UserError(f"encoder.adapters.blocks is {blocks}, but {options.name} has {encoder.module.depth}")
     side = options.side or encoder.side
     variables = load_weights(expanded(options.weights), encoder, side)
+    encoder = encoder._replace(module=encoder.module.clone(dtype=jnp.dtype(config.model.dtype)))
     return Adapted(encoder, Frozen(jax.tree.map(jnp.asarray, variables)), side, rank, blocks)

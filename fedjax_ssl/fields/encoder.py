@@ -13,9 +13,8 @@ def encoder_fields() -> Section:
     section.name = word("none", *ENCODER_NAMES)
     section.weights = ""  # a file that fedjax-ssl convert-weights has made
     section.side = whole(0, least=0)  # to which images are resized, in pixels; 0: the encoder's own, 224
-    # Views of each image that are encoded: the image itself and weak views, then strong ones, by the section augment.
-    section.weak_views = whole(4, least=1)
-    section.strong_views = whole(4, least=0)
+    section.weak_views = whole(4, least=1)  # of each image, the first of them the image itself; by the section augment
+    section.strong_views = whole(4, least=0)  # of each image; 0: noise and masked features are the strong view
     section.seed = whole(0, least=0)  # of these views, the same for all seeds of a run
     section.batch_size = whole(64, least=1)  # images encoded at a time
     section.adapters = adapter_fields()

@@ -116,7 +116,7 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
         raise UserError(f"method={config.method} {entry.images_alone}, but the data are {kind.noun}")
     views = kind.views(config, facts)
     network = build_network(
-        config, facts, entry.heads_of(config), entry.embedding, entry.companions, backbone_of(config.encoder)
+        config, facts, entry.heads_of(config), entry.embedding, entry.companions, backbone_of(config)
     )
     rule = import_rule(config.confidence.kind)
     return Problem(config, network, views.weak, views.strong, facts["num_classes"], views.pair, own_rule=rule)
