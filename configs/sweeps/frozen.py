@@ -31,6 +31,8 @@ COMMON = {
     "model.normalisation": "none",
     "client.batch_size": 20,
     "client.epochs": 1,
+    "log.report": False,
+    "log.tensorboard": False,
 }
 
 
