@@ -14,9 +14,10 @@ from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss, local_sgd
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Jobs, Metrics, Phase, Previous, Problem
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import negative_cosine
 from fedjax_ssl.learning.sgd import Model, Params
-from fedjax_ssl.learning.trees import add_up, moving_average, norm, repeated, select, where
+from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, add_up, moving_average, norm, repeated, select, where
 
 PROJECTOR, PREDICTOR = "projector", "predictor"
 ENCODER = ("backbone", PROJECTOR)
@@ -37,10 +38,10 @@ class OnlineRule(NamedTuple):
     is_new: Callable[[Broadcast, dict[str, Any]], jax.Array] = lambda received, own: own[LAST_ROUND] < 0
 
 
-def own_targets(num_clients: int, model: Model) -> dict[str, Any]:
+def own_targets(data: FederatedData, model: Model) -> dict[str, Any]:
     """The entries of `State.clients` that `byol_phase` reads, leaves [K, ...]."""
     memory = {TARGET: select(model.params, ENCODER), LAST_ROUND: jnp.int32(-1)}
-    return repeated(memory, num_clients)
+    return repeated(memory, len(data.ids))
 
 
 def byol_phase(
@@ -122,8 +123,13 @@ def divergence(one: Params, other: Params) -> jax.Array:
 
     Returns:
         float32 [].
+
+    Raises:
+        UserError: they have none.
     """
     leaves, _ = jax.tree.flatten_with_path(jax.tree.map(jnp.subtract, one, other))
+    if not leaves:
+        raise UserError(WITHOUT_PARAMETERS)
     convolutions = [leaf for path, leaf in leaves if leaf.ndim == 4 and "shortcut" not in jax.tree_util.keystr(path)]
     lengths = [norm(leaf) for leaf in convolutions or [leaf for _, leaf in leaves]]
     return add_up(lengths) / len(lengths)

@@ -73,8 +73,7 @@ def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
     """The rule's entry of `State.clients`, every leaf [K, ...]; {} where a state lasts for one round."""
     if problem.config.confidence.memory == "round":
         return {}
-    num_clients, n_max = data.client_index.shape
-    return {MEMORY: repeated(make_confidence(problem, 0.0).init(n_max), num_clients)}
+    return {MEMORY: repeated(make_confidence(problem, 0.0).init(data.width), len(data.ids))}
 
 
 def once_a_round(

@@ -22,7 +22,7 @@ class Examples(NamedTuple):
     @classmethod
     def of(cls, data: FederatedData, cohort: Cohort, keys: jax.Array | None = None) -> "Examples":
         """The examples of the cohort's clients; keys by default are the cohort's."""
-        rows, sizes = data.client_index[cohort.clients], data.client_size[cohort.clients]
+        rows, sizes = data.rows_of(cohort.clients), data.client_size[cohort.clients]
         present = jnp.arange(rows.shape[1]) < sizes[:, None]
         labels = jnp.where(present, data.visible_labels[rows], -1)
         return cls(rows, present, labels, cohort.keys() if keys is None else keys, cohort.own)

@@ -199,6 +199,7 @@ def trained_models(received: Broadcast, previous: Previous) -> Model:
 
 def own_optimizers(
     problem: Problem,
+    data: FederatedData,
     model: Model,
     parts: tuple[str, ...],
     memory: str = OPT_STATE,
@@ -213,4 +214,4 @@ def own_optimizers(
         return {}
     optimizer = make_optimizer(config.client, 0.0)
     opt_state = (optimizer if adapt is None else adapt(optimizer)).init(select(model.params, parts))
-    return {memory: repeated(opt_state, config.num_clients)}
+    return {memory: repeated(opt_state, len(data.ids))}

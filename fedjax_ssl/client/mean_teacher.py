@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client.by_role import jobs_without_labels, unlabelled_phase
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Phase, Problem
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated
@@ -23,9 +24,10 @@ STATISTICS = ("first", "received", "averaged")  # of a teacher's normalisation
 DIVISORS = ("present", "batch_size")  # of the square errors of a batch
 
 
-def own_teachers(num_clients: int, model: Model) -> dict[str, Any]:
+def own_teachers(data: FederatedData, model: Model) -> dict[str, Any]:
     """The entries of `State.clients`, leaves [K, ...]: a whole model for each client, and the steps of its teacher."""
-    return {TEACHER: repeated(model, num_clients), STEPS: jnp.zeros(num_clients, jnp.int32)}
+    number = len(data.ids)
+    return {TEACHER: repeated(model, number), STEPS: jnp.zeros(number, jnp.int32)}
 
 
 def mean_teacher_phase(

@@ -24,7 +24,8 @@ class FederatedData(NamedTuple):
     # int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever a label is hidden,
     # as are those of validation images.
     visible_labels: jax.Array
-    client_index: jax.Array  # int32 [K, n_max], rows of `inputs` of each client, padded with 0 beyond `client_size`
+    # int32 [K', n_max], rows of `inputs` of the clients `ids`, padded with 0 beyond their size. Methods ask `rows_of`.
+    client_index: jax.Array
     client_size: jax.Array  # int32 [K], number of examples of each client, possibly 0
     labelled_size: jax.Array  # int32 [K], how many of them have a visible label
     server_index: jax.Array  # int32 [S], rows of `inputs` that the server holds; S may be 0
@@ -39,12 +40,48 @@ class FederatedData(NamedTuple):
     mislabelled: jax.Array | None = None
     # int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
     targets: jax.Array | None = None
+    # int32 [K'], increasing: the clients whose rows and memory are here. None: all K. See `config.residence`.
+    here: jax.Array | None = None
 
     @property
-    def at_clients(self) -> jax.Array:
-        """bool [N], which rows of `inputs` a client holds."""
-        present = jnp.arange(self.client_index.shape[1]) < self.client_size[:, None]
-        return jnp.zeros(len(self.inputs), bool).at[self.client_index].max(present)
+    def width(self) -> int:
+        """n_max: the examples of a client, at most."""
+        return self.client_index.shape[1]
+
+    @property
+    def ids(self) -> jax.Array:
+        """int32 [K'], the clients whose rows and memory are here, usually all K. Their memory is in this order."""
+        return jnp.arange(len(self.client_size), dtype=jnp.int32) if self.here is None else self.here
+
+    def place(self, clients: jax.Array) -> jax.Array:
+        """Where the memory of some clients is among that of `ids`: int32 of the same shape."""
+        return clients if self.here is None else jnp.searchsorted(self.here, clients)
+
+    def rows_of(self, clients: jax.Array) -> jax.Array:
+        """Rows of `inputs` of some clients, int32 [M, n_max]; those beyond `client_size` mean nothing."""
+        return self.client_index[self.place(clients)]
+
+    def all_rows(self, reader: str) -> jax.Array:
+        """Rows of `inputs` of all clients, int32 [K, n_max].
+
+        Args:
+            reader: what reads them, for the error.
+
+        Raises:
+            UserError: when it is traced: only the clients of a round are here.
+        """
+        if self.here is not None:
+            raise UserError(
+                f"{reader} reads the images of all clients at once, and this federation keeps only a round's on the "
+                "device; see docs/how_to/large_federations.md"
+            )
+        return self.client_index
+
+    def at_clients(self, reader: str) -> jax.Array:
+        """bool [N], which rows of `inputs` a client holds; see `all_rows`."""
+        rows = self.all_rows(reader)
+        present = jnp.arange(self.width) < self.client_size[:, None]
+        return jnp.zeros(len(self.inputs), bool).at[rows].max(present)
 
 
 _SHARED = ("inputs", "test_inputs", "test_labels")
@@ -69,49 +106,59 @@ def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     return FederatedData._make(leaves)
 
 
-def federate(
+class Holdings(NamedTuple):
+    """A federation on the host: its images once, who owns them, and which labels are visible."""
+
+    inputs: np.ndarray  # [N, ...], every training example as it is stored; it may be a memory-mapped file
+    hidden_labels: np.ndarray  # int32 [N], the truth
+    visible_labels: np.ndarray  # int32 [N], -1 where a label is hidden
+    rows: np.ndarray  # int32 [n], rows of all clients, client by client
+    offsets: np.ndarray  # int64 [K + 1], where each client's rows begin
+    labelled_size: np.ndarray  # int32 [K]
+    server_index: np.ndarray  # int32 [S]
+    validation_index: np.ndarray  # int32 [V]
+    test_inputs: np.ndarray  # [T, ...]
+    test_labels: np.ndarray  # int32 [T]
+    seed: int
+    byzantine: np.ndarray | None  # bool [K]
+    mislabelled: np.ndarray | None  # bool [N]
+    targets: np.ndarray | None  # int32 [T]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """int32 [K], examples of each client."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    def rows_of(self, client: int) -> np.ndarray:
+        """int32 [n_k], a client's rows."""
+        return self.rows[self.offsets[client] : self.offsets[client + 1]]
+
+
+def hold(
     dataset: Dataset,
     partition: Partition,
     seed: int,
-    max_client_size: int | None = None,
-    same_images: FederatedData | None = None,
     reveal_labels: bool = False,
     centralised: bool = False,
     attack: Any = None,
-) -> tuple[FederatedData, jax.Array]:
-    """Puts a partitioned data set on the device, with the hidden labels apart.
-
-    Hidden labels are not part of `FederatedData`: methods never see them. Only a scorer outside the method holds
-    them, to measure how many pseudo-labels are right; permuting them must not change one bit of a trained model.
+) -> Holdings:
+    """A partitioned data set as a federation on the host.
 
     Args:
-        dataset: the data set, on the host.
+        dataset: the data set.
         partition: the owners of its training examples, and whose labels are visible.
         seed: the run's seed.
-        max_client_size: the width n_max of `client_index`, where several seeds must share one shape; by default
-          the size of the largest client.
-        same_images: a federation of the same data set, whose images are shared instead of copied, but for training
-          images of which attackers craft some.
         reveal_labels: every label but those of validation images is visible, for the fully supervised bounds.
         centralised: the server holds all images of the federation, with their labels.
         attack: `config.attack`; None: nobody attacks.
 
-    Returns:
-        The federation's data, and the hidden labels: int32 [N], the true label of every training example.
-
     Raises:
-        ValueError: a client has more examples than `max_client_size`.
         UserError: attackers lack the images from which to craft others.
     """
-    sizes = np.array([len(rows) for rows in partition.client_rows], np.int32)
-    width = max(1, int(sizes.max()) if max_client_size is None else max_client_size)
-    if sizes.max() > width:
-        raise ValueError(f"max_client_size={max_client_size}, but a client has {sizes.max()} examples")
-    client_index = np.zeros((len(sizes), width), np.int32)
-    client_index[np.arange(width) < sizes[:, np.newaxis]] = np.concatenate(partition.client_rows)
-    at_server = partition.server_index
+    sizes = np.array([len(rows) for rows in partition.client_rows], np.int64)
+    rows = np.concatenate(partition.client_rows).astype(np.int32)
+    at_server = np.concatenate([partition.server_index, rows]) if centralised else partition.server_index
     if centralised:
-        at_server = np.concatenate([at_server, *partition.client_rows])
         at_server = at_server[dataset.y_train[at_server] >= 0]
     if (dataset.y_train[at_server] < 0).any():
         raise UserError("the partition gives the server a row without a label")
@@ -124,29 +171,111 @@ def federate(
     if mislabelled is not None:
         lies = mislabelled & (visible_labels >= 0)
         visible_labels[lies] = (visible_labels[lies] + 1) % dataset.num_classes
-    labelled_size = [np.count_nonzero(visible_labels[rows] >= 0) for rows in partition.client_rows]
-    shared, crafted = same_images is not None, None
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    crafted = None
     if attack is not None and attack.kind == "poison":
         if dataset.kind != "image":
             raise UserError(f"attack.kind='poison' is for images; the data are {dataset.kind}")
         crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
-    images = dataset.x_train if crafted is None else crafted.images
-    data = FederatedData(
-        inputs=same_images.inputs if shared and crafted is None else jnp.asarray(images),
-        visible_labels=jnp.asarray(visible_labels),
-        client_index=jnp.asarray(client_index),
-        client_size=jnp.asarray(sizes),
-        labelled_size=jnp.asarray(labelled_size, jnp.int32),
-        server_index=jnp.asarray(at_server, jnp.int32),
-        validation_index=jnp.asarray(partition.validation_index, jnp.int32),
-        test_inputs=same_images.test_inputs if shared else jnp.asarray(dataset.x_test),
-        test_labels=same_images.test_labels if shared else jnp.asarray(dataset.y_test, jnp.int32),
-        seed=jnp.asarray(seed, jnp.uint32),
-        byzantine=None if byzantine is None else jnp.asarray(byzantine),
-        mislabelled=None if mislabelled is None else jnp.asarray(mislabelled),
-        targets=None if crafted is None else jnp.asarray(crafted.targets),
+    return Holdings(
+        inputs=dataset.x_train if crafted is None else crafted.images,
+        hidden_labels=dataset.y_train.astype(np.int32),
+        visible_labels=visible_labels,
+        rows=rows,
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        labelled_size=np.bincount(owners[visible_labels[rows] >= 0], minlength=len(sizes)).astype(np.int32),
+        server_index=at_server.astype(np.int32),
+        validation_index=partition.validation_index.astype(np.int32),
+        test_inputs=dataset.x_test,
+        test_labels=dataset.y_test.astype(np.int32),
+        seed=seed,
+        byzantine=byzantine,
+        mislabelled=mislabelled,
+        targets=None if crafted is None else crafted.targets.astype(np.int32),
     )
-    return data, jnp.asarray(dataset.y_train, jnp.int32)
+
+
+def federate(
+    dataset: Dataset,
+    partition: Partition,
+    seed: int,
+    reveal_labels: bool = False,
+    centralised: bool = False,
+    attack: Any = None,
+) -> tuple[FederatedData, jax.Array]:
+    """A partitioned data set on the device, with the hidden labels apart; see `hold` and `put_whole`."""
+    return put_whole(hold(dataset, partition, seed, reveal_labels, centralised, attack))
+
+
+def put_whole(
+    held: Holdings, width: int | None = None, same_images: FederatedData | None = None
+) -> tuple[FederatedData, jax.Array]:
+    """Puts a federation on the device, all of it.
+
+    Hidden labels are not part of `FederatedData`: methods never see them. Only a scorer outside the method holds
+    them, to measure how many pseudo-labels are right; permuting them must not change one bit of a trained model.
+
+    Args:
+        held: the federation.
+        width: n_max of `client_index`, where several seeds must share one shape; None: the largest client's size.
+        same_images: a federation of the same data set, whose images are shared instead of copied, but for training
+            images of which attackers craft some.
+
+    Returns:
+        The federation's data, and the hidden labels: int32 [N], the true label of every training example.
+
+    Raises:
+        ValueError: a client has more examples than `width`.
+    """
+    sizes = held.sizes
+    width = max(1, int(sizes.max())) if width is None else width
+    if sizes.max() > width:
+        raise ValueError(f"width={width}, but a client has {sizes.max()} examples")
+    client_index = np.zeros((len(sizes), width), np.int32)
+    client_index[np.arange(width) < sizes[:, np.newaxis]] = held.rows
+    shared = same_images is not None
+    data = small_arrays(held)._replace(
+        inputs=same_images.inputs if shared and held.targets is None else jnp.asarray(held.inputs),
+        visible_labels=jnp.asarray(held.visible_labels),
+        client_index=jnp.asarray(client_index),
+        test_inputs=same_images.test_inputs if shared else jnp.asarray(held.test_inputs),
+        test_labels=same_images.test_labels if shared else jnp.asarray(held.test_labels),
+        mislabelled=None if held.mislabelled is None else jnp.asarray(held.mislabelled),
+    )
+    return data, jnp.asarray(held.hidden_labels)
+
+
+def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedData:
+    """The shapes of the whole federation on the device, of which nothing is put there."""
+
+    def shape(array: np.ndarray | jax.Array | None) -> jax.ShapeDtypeStruct | None:
+        return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+    names = ("inputs", "visible_labels", "test_inputs", "test_labels", "mislabelled")
+    tables: dict[str, Any] = {name: shape(getattr(held, name)) for name in names}
+    return jax.tree.map(shape, small_arrays(held))._replace(client_index=client_index, **tables)
+
+
+def small_arrays(held: Holdings) -> FederatedData:
+    """What a federation keeps on the device wherever its images are: numbers a client, and rows that the server has.
+
+    The tables of images are empty.
+    """
+    none = jnp.zeros((0,), jnp.int32)
+    return FederatedData(
+        inputs=none,
+        visible_labels=none,
+        client_index=none[None],
+        client_size=jnp.asarray(held.sizes),
+        labelled_size=jnp.asarray(held.labelled_size),
+        server_index=jnp.asarray(held.server_index),
+        validation_index=jnp.asarray(held.validation_index),
+        test_inputs=none,
+        test_labels=none,
+        seed=jnp.asarray(held.seed, jnp.uint32),
+        byzantine=None if held.byzantine is None else jnp.asarray(held.byzantine),
+        targets=None if held.targets is None else jnp.asarray(held.targets),
+    )
 
 
 def num_attackers(share: float, num_clients: int) -> int:

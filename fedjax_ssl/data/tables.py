@@ -175,10 +175,6 @@ def _for_test(labels: np.ndarray) -> np.ndarray:
     return np.sort(np.concatenate(order))
 
 
-def _taken(columns: Columns, rows: np.ndarray) -> Columns:
-    return {name: [values[row] for row in rows] for name, values in columns.items()}
-
-
 def _rows(
     columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, path: str, where: str
 ) -> dict[str, Any]:
@@ -187,8 +183,7 @@ def _rows(
         raise UserError(f"{path} has no column but the label's, the clients' and those left out")
     categories = [_categories(name, values, path) for name, values in columns.items()]
     facts = {"columns": list(columns), "categories": categories}
-    x_train = table.encode(_taken(columns, train), facts, path)
-    x_test = table.encode(_taken({name: tested.get(name, []) for name in tested}, test), facts, where)
+    x_train, x_test = table.encode(columns, facts, path)[train], table.encode(tested, facts, where)[test]
     return {"kind": "table", **encoded(x_train, x_test, facts)}
 
 

@@ -55,13 +55,16 @@ def has_memory(options: Any) -> bool:
     return remembers(options.compression) or _joins_later(options)
 
 
-def first_memory(options: Any, upload: Upload, selection: Selection) -> tuple[dict[str, Any], dict[str, Any]]:
+def first_memory(
+    options: Any, upload: Upload, selection: Selection, num_clients: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The entries of `State.clients` and of `State.server` that the way of the uploads needs, before the first round.
 
     Args:
         options: the configuration.
         upload: of one client, shapes.
         selection: of a round, shapes; M rows.
+        num_clients: whose memory it is.
     """
 
     def zeros(tree: Any, number: int) -> Any:
@@ -70,7 +73,7 @@ def first_memory(options: Any, upload: Upload, selection: Selection) -> tuple[di
     num_jobs, params = len(selection.clients), leaves_by_path(upload.model.params)
     clients, server = {}, {}
     if remembers(options.compression):
-        clients[LOST] = zeros(params, options.num_clients)
+        clients[LOST] = zeros(params, num_clients)
     if _joins_later(options):
         none, nobody = jnp.zeros(num_jobs, jnp.int32), jnp.zeros(num_jobs, bool)
         group = none if selection.turns > 1 or selection.group is not None else None
@@ -94,7 +97,7 @@ def sent(
         result: of the cohort's training.
         broadcast: what went down.
         data: the federation's.
-        memory: all clients', leaves [K, ...].
+        memory: of the clients `data.ids`, leaves [K', ...].
         key: of the clients.
 
     Returns:
@@ -108,7 +111,7 @@ def sent(
     trained = result.trained
     if options.compression.kind in COMPRESSIONS:
         params = uploads.model.params
-        lost = jax.tree.map(lambda leaf: leaf[result.clients], memory[LOST]) if LOST in memory else None
+        lost = jax.tree.map(lambda leaf: leaf[data.place(result.clients)], memory[LOST]) if LOST in memory else None
         keys = _keys(result.clients, result.group, key, _COMPRESSION)
         arrived, lost = compressed(options.compression, changed_by(params, broadcast), lost, keys)
         model = uploads.model._replace(params=moved_by(arrived, params, broadcast))

@@ -77,7 +77,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         with jax.named_scope("evaluate"):
             measured = measure_model(problem, state.model, data, hidden_labels)
             if method.phases and result.report is not None:
-                rows, sizes = data.client_index[result.clients], _sizes(data, result)
+                rows, sizes = data.rows_of(result.clients), _sizes(data, result)
                 unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
                 scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, jnp.sum(result.present))
         metrics = {"round": state.round, **measured, **scored, **before, **from_clients, **after}
@@ -304,7 +304,7 @@ def one_job(problem: Problem, method: Method, state: State, data: FederatedData)
     selection = select_of(problem, method)(state, data, key)
     group = client if selection.turns > 1 and selection.group is None else selection.group
     personal = () if method.personal is None else method.personal(state, data, client, key)
-    own = jax.tree.map(lambda leaf: leaf[client], state.clients)
+    own = jax.tree.map(lambda leaf: leaf[data.place(client)], state.clients)
     cohort = Cohort(client, own, key, None if group is None else group[:1], personal)
     return selection, method.broadcast(state, data, key), cohort
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.delivery import present_jobs, sent
 from fedjax_ssl.engine.interface import Cohort, Phase, Selection
@@ -19,7 +20,7 @@ def train_in_turns(
     phases: tuple[Phase, ...],
     memory: Mapping[str, Any],
     broadcast: Any,
-    data: Any,
+    data: FederatedData,
     selection: Selection,
     personal: Any,
     key: jax.Array,
@@ -34,7 +35,7 @@ def train_in_turns(
     Args:
         options: the configuration.
         phases, broadcast, data, lanes, debug: as in `train_cohort`.
-        memory: all clients', leaves [K, ...].
+        memory: of the clients `data.ids`, leaves [K', ...].
         selection: M jobs in its turns; every turn has the same key, from which jobs fold theirs by client and group.
         personal: the message to each client alone, leaves [M, ...].
         key: of the clients.
@@ -47,14 +48,14 @@ def train_in_turns(
 
     def take_turn(memory, rows):
         clients, group, personal, present = rows
-        own = jax.tree.map(lambda leaf: leaf[clients], memory)
+        own = jax.tree.map(lambda leaf: leaf[data.place(clients)], memory)
         cohort = Cohort(clients, own, key, group, personal)
         result = train_cohort(phases, broadcast, data, cohort, lanes, debug, present)
         with jax.named_scope("aggregate"):
             result = sent(options, result, broadcast, data, memory, key)
             accepted = accepted_rows(result, broadcast, longest_update(options))
-            memory = _write_back(memory, result.labelled, result, result.present)
-            memory = _write_back(memory, result.trained, result, accepted)
+            memory = _write_back(data, memory, result.labelled, result, result.present)
+            memory = _write_back(data, memory, result.trained, result, accepted)
         return memory, (result._replace(labelled={}, trained={}), accepted)
 
     present = present_jobs(options, selection, key)
@@ -92,7 +93,9 @@ def _merge_turns(leaf: jax.Array) -> jax.Array:
     return leaf.reshape(-1, *leaf.shape[2:])
 
 
-def _write_back(memory: Mapping[str, Any], entries: Mapping[str, Any], result: CohortResult, counted: jax.Array):
+def _write_back(
+    data: FederatedData, memory: Mapping[str, Any], entries: Mapping[str, Any], result: CohortResult, counted: jax.Array
+) -> Mapping[str, Any]:
     """Writes entries of the cohort's memory back, from the rows that count: bool [R].
 
     Of a client with several jobs the last one that counts wins, in the order of the selection.
@@ -101,6 +104,7 @@ def _write_back(memory: Mapping[str, Any], entries: Mapping[str, Any], result: C
         return memory
     same = result.clients[:, None] == result.clients[None, :]
     is_later = counted[None, :] & (result.job[None, :] > result.job[:, None])
-    place = jnp.where(counted & ~jnp.any(same & is_later, axis=1), result.clients, jnp.iinfo(jnp.int32).max)
+    last = counted & ~jnp.any(same & is_later, axis=1)
+    place = jnp.where(last, data.place(result.clients), jnp.iinfo(jnp.int32).max)
     put = lambda old, new: old.at[place].set(new, mode="drop")  # noqa: E731
     return {**memory, **{name: jax.tree.map(put, memory[name], new) for name, new in entries.items()}}

@@ -3,6 +3,18 @@
 from fedjax_ssl.fields.section import Section, real, share, whole, word
 
 
+def residence_fields() -> Section:
+    """Where a federation lies; it changes no result. See docs/how_to/large_federations.md."""
+    section = Section()
+    # The images: on the device, all of them; or on the host, from where each round gets those of its clients. 'auto':
+    # on the device if they take at most a quarter of it.
+    section.data = word("auto", "device", "host")
+    # What clients remember: on the device for all; on the host; or in a file of the workdir with 256 MiB of it on the
+    # host. 'auto': the first with room.
+    section.clients = word("auto", "device", "host", "disk")
+    return section
+
+
 def data_fields() -> Section:
     """Which images there are, who holds them, and who has their labels."""
     section = Section()

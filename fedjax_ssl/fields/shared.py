@@ -1,6 +1,6 @@
 """The fields that all methods share; each file of this folder has some of their sections."""
 
-from fedjax_ssl.fields.data import data_fields
+from fedjax_ssl.fields.data import data_fields, residence_fields
 from fedjax_ssl.fields.encoder import encoder_fields
 from fedjax_ssl.fields.labels import confidence_fields, consistency_fields, trainer_fields
 from fedjax_ssl.fields.model import model_fields, probe_fields
@@ -26,6 +26,8 @@ CHANGES_NO_RESULT = (
     "log.report",
     "log.tensorboard",
     "log.wandb_project",
+    "residence.clients",
+    "residence.data",
     "rounds_per_dispatch",
     "snapshot_rounds",
 )
@@ -65,6 +67,7 @@ def shared_fields() -> Section:
     config.rounds_per_dispatch = whole(None, least=1)
 
     config.data = data_fields()
+    config.residence = residence_fields()
     config.model = model_fields()
     config.encoder = encoder_fields()
     config.augment = augment_fields()

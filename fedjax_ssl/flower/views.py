@@ -58,7 +58,7 @@ def node_view(config: Any, clients: tuple[int, ...]) -> tuple[FederatedData, dic
         dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed, dataset.owners
     )
     reveal = config.data.reveal_labels
-    data, _ = federate(dataset, partition, config.seed, None, None, reveal, config.data.centralised)
+    data, _ = federate(dataset, partition, config.seed, reveal, config.data.centralised)
     rows = [np.asarray(data.client_index[client, : data.client_size[client]]) for client in clients]
     view = of_clients(
         clients,

@@ -28,6 +28,11 @@ class Features(NamedTuple):
         """Examples [B, D] or [B, V, D], or views [B, D], to mean 0 and deviation 1, float32 [B, D]."""
         return (first(inputs) - self.mean) / self.std
 
+    @staticmethod
+    def alone(inputs: jax.Array) -> jax.Array:
+        """The first view."""
+        return first(inputs)
+
 
 def first(inputs: jax.Array) -> jax.Array:
     """The first of V views: [B, V, D] to [B, D]."""

@@ -16,8 +16,9 @@ Facts = Mapping[str, Any]  # of a data set, see `fedjax_ssl.data.dataset_facts`
 class Inputs(Protocol):
     """The inputs of one data set. Their weak and strong views are those of the `Problem`.
 
-    Two attributes are optional. `mix`, (a, b, lambda) -> mixtures, is mixup where stored numbers cannot be averaged;
-    None refuses mixup. `keywords` are keyword arguments that a backbone's factory gets.
+    Three attributes are optional. `mix`, (a, b, lambda) -> mixtures, is mixup where stored numbers cannot be averaged;
+    None refuses mixup. `alone` brings stored examples to the shape of views, where that is another. `keywords` are
+    keyword arguments that a backbone's factory gets.
 
     Attributes:
         shape: of one stored example, without the axis of the batch.

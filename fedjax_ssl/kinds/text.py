@@ -43,6 +43,11 @@ class Text(NamedTuple):
         """Texts [B, L] or [B, V, L], or views [B, L], to int32 [B, L]."""
         return first(inputs).astype(jnp.int32)
 
+    @staticmethod
+    def alone(inputs: jax.Array) -> jax.Array:
+        """The first version."""
+        return first(inputs)
+
 
 def weak_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int) -> jax.Array:
     """One of the weak versions where there are several, else the first with a few tokens deleted."""

@@ -113,7 +113,7 @@ def fedcon(problem: Problem) -> Method:
     def init(data: FederatedData, key: jax.Array) -> State:
         state = frame.init(data, key)
         features = jax.eval_shape(lambda images: network.predict(state.model, images).features, data.inputs[:1])
-        keys = jax.random.split(jax.random.fold_in(key, 1), config.num_clients)
+        keys = jax.random.split(jax.random.fold_in(key, 1), config.num_clients)[data.ids]
         first = lambda k: projector_of(problem).init(k, jnp.zeros(features.shape))["params"]  # noqa: E731
         drawn = jax.vmap(lambda k: heads_drawn(config.model.classifier_init, first(k), k))(keys)
         backbones = repeated(state.model.params["backbone"], len(keys))
@@ -122,7 +122,7 @@ def fedcon(problem: Problem) -> Method:
         server = {STUDENT: select(state.model.params, CLASSIFIER)} if options.replica else {}
         return state._replace(
             server={**state.server, **server},
-            clients={**clients, **own_optimizers(problem, trained, TRAINED)},
+            clients={**clients, **own_optimizers(problem, data, trained, TRAINED)},
         )
 
     def broadcast(state: State, data: FederatedData, key: jax.Array):

@@ -90,8 +90,7 @@ def fedema(problem: Problem) -> Method:
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {ONLINE: select(model.params, byol.ONLINE), DIVERGENCE: jnp.zeros(()), SCALE: jnp.zeros(())}
-        number = problem.config.num_clients
-        return {**byol.own_targets(number, model), **repeated(memory, number)}
+        return {**byol.own_targets(data, model), **repeated(memory, len(data.ids))}
 
     phase = byol.byol_phase(
         problem,

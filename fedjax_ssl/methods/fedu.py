@@ -86,8 +86,7 @@ def fedu(problem: Problem) -> Method:
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {byol.PREDICTOR: model.params[byol.PREDICTOR], DIVERGENCE: jnp.zeros(())}
-        number = problem.config.num_clients
-        return {**byol.own_targets(number, model), **repeated(memory, number)}
+        return {**byol.own_targets(data, model), **repeated(memory, len(data.ids))}
 
     phase = byol.byol_phase(
         problem,

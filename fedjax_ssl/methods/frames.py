@@ -71,7 +71,7 @@ def alternating(
     def init(data: FederatedData, key: jax.Array) -> State:
         state = pretrained_classifier(problem, data, key)
         model = state.model
-        optimizers = own_optimizers(problem, model, parts) if phases else {}
+        optimizers = own_optimizers(problem, data, model, parts) if phases else {}
         return state._replace(
             server={
                 **aggregation.init(model.params),
@@ -115,7 +115,7 @@ def self_supervised(
 
     def init(data: FederatedData, key: jax.Array) -> State:
         model = problem.network.init(key)
-        memory = {**own_optimizers(problem, model, parts, adapt=adapt), **(own(data, model) if own else {})}
+        memory = {**own_optimizers(problem, data, model, parts, adapt=adapt), **(own(data, model) if own else {})}
         return State(jnp.int32(0), model, aggregation.init(model.params), memory)
 
     method = Method(
@@ -202,6 +202,7 @@ def given_labels(problem: Problem, data: FederatedData) -> jax.Array:
     """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
     if problem.told_labels is not None:
         return problem.told_labels
-    present = jnp.arange(data.client_index.shape[1]) < data.client_size[:, None]
-    labels = jnp.where(present, data.visible_labels[data.client_index], -1)
+    rows = data.all_rows("counting the labels of clients")
+    present = jnp.arange(data.width) < data.client_size[:, None]
+    labels = jnp.where(present, data.visible_labels[rows], -1)
     return jnp.sum(class_counts(labels, problem.num_classes), axis=0)

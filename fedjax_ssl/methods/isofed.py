@@ -95,8 +95,8 @@ def isofed(problem: Problem) -> Method:
             raise UserError("isofed.unlabelled_loss='mean_teacher' has no labels; leave confidence.debias 'none'")
         how = {"temperature": 0.5, "decay": options.ema_decay, "statistics": "averaged"}
         with_teacher = mean_teacher_phase(problem, lambda received: options.consistency_weight, **how)
-        phases, number = (labelled_phase(problem), with_teacher), problem.config.num_clients
-        method = alternating(problem, phases, own=lambda data, model: own_teachers(number, model))
+        phases = labelled_phase(problem), with_teacher
+        method = alternating(problem, phases, own=own_teachers)
     if options.adaptation != "none":
         labelled, unlabelled = method.phases
         first, second = adaptation(problem, of_labelled=True), adaptation(problem, of_labelled=False)

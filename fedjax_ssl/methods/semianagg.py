@@ -92,7 +92,7 @@ def semianagg(problem: Problem) -> Method:
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         del model
         anchor = kaiming_model(network, jax.random.key(options.anchor_seed))
-        rows, size = data.client_index, problem.config.eval_batch_size
+        rows, size = data.client_index, problem.config.eval_batch_size  # of the clients that are here
         features = network.predict_rows(anchor, data.inputs, rows.reshape(-1), size).features
         return {ANCHOR: unit_vectors(features).reshape(*rows.shape, -1)}
 

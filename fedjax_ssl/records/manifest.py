@@ -49,7 +49,12 @@ class Manifest(NamedTuple):
 
 def trained_with(config: dict[str, Any], facts: dict[str, Any], partition: Partition) -> TrainedWith:
     """What a run is trained with, from its parts in the memory."""
-    return TrainedWith(config, json.loads(json.dumps(facts)), _checksum(arrays_of(partition)))
+    return TrainedWith(config, json.loads(json.dumps(facts)), partition_sum(partition))
+
+
+def partition_sum(partition: Partition) -> str:
+    """The checksum of who owns which rows."""
+    return _checksum(arrays_of(partition))
 
 
 def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:

@@ -73,6 +73,13 @@ def reads(traced: Trace) -> set[str]:
     return {path for path, is_used in zip(traced.paths, used) if is_used}
 
 
+def reads_each(traced: Trace) -> list[set[str]]:
+    """The same for each leaf of the result."""
+    number = len(traced.jaxpr.outvars)
+    used = (_inputs_of(traced.jaxpr, [place == wanted for place in range(number)]) for wanted in range(number))
+    return [{path for path, is_used in zip(traced.paths, one) if is_used} for one in used]
+
+
 # Calls whose arguments are those of the function inside, by the parameter that holds it. All others are taken to read
 # every argument: a loop has no other arguments than those that it reads.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_vmap_call": "call"}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client.confidence import import_rule
@@ -14,23 +15,27 @@ from fedjax_ssl.data import (
     FederatedData,
     Partition,
     dataset_facts,
-    federate,
     load_dataset,
     load_partition,
     make_partition,
 )
+from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays
+from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
 from fedjax_ssl.encoders import backbone_of
 from fedjax_ssl.engine.delivery import first_memory, has_memory
 from fedjax_ssl.engine.interface import Method, Problem, State
-from fedjax_ssl.engine.round import init_key, trace_exchange
+from fedjax_ssl.engine.round import init_key, select_of, trace_exchange
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import build_network
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.features import through_encoder
 from fedjax_ssl.run.hosts import tree_from_first
+from fedjax_ssl.run.machine import memory_limit
 from fedjax_ssl.run.privacy import check_private
+from fedjax_ssl.run.residence import Residence, choose, memory_bytes
 
 
 class Experiment(NamedTuple):
@@ -44,7 +49,15 @@ class Experiment(NamedTuple):
     dataset: Dataset  # on the host
     # The state before the first round, of data; of this problem and method, see `initialiser`.
     init: Callable[[FederatedData], State]
-    state_shape: State  # a state's shapes
+    # A state's shapes. With `views`, the clients' memory is that of a view of the largest width, as `data` is.
+    state_shape: State
+    views: Views | None = None  # of the clients of a round; None: `data` is the whole federation
+    residence: Residence = Residence("device", "device", True)
+
+    @property
+    def saved_shape(self) -> State:
+        """The shapes of a checkpoint's state: with `views` the clients' memory lies beside it."""
+        return self.state_shape if self.views is None else self.state_shape._replace(clients={})
 
 
 def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:
@@ -76,24 +89,22 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         ]
 
     partitions = tree_from_first(find_partitions, [Partition._make((0, [0] * config.num_clients, 0, 0))] * len(configs))
-    width = max(len(rows) for partition in partitions for rows in partition.client_rows)
+    told = config.data.reveal_labels, config.data.centralised
+    helds = [hold(dataset, partition, c.seed, *told, c.attack) for c, partition in zip(configs, partitions)]
     shared = make_problem(config, dataset_facts(dataset))
+    place = _placed(shared, helds)
     experiments: list[Experiment] = []
-    first = None
-    for c, partition in zip(configs, partitions):
+    first: FederatedData | None = None
+    for c, partition, held in zip(configs, partitions, helds):
         problem = shared._replace(config=c)
-        method = make_method(problem)
-        data, hidden_labels = federate(
-            dataset,
-            partition,
-            c.seed,
-            max(1, width),
-            first,
-            config.data.reveal_labels,
-            config.data.centralised,
-            c.attack,
-        )
+        if place.residence.whole:
+            views, (data, hidden_labels) = None, put_whole(held, place.widths[-1], first)
+        else:
+            problem = problem._replace(told_labels=_given_labels(held, problem.num_classes))
+            views = Views(held, place.widths, place.clients, place.images, place.residence.images == "device")
+            data, hidden_labels = views.of(np.arange(min(place.clients, config.num_clients)), place.widths[-1])
         first = first or data
+        method = make_method(problem)
         if experiments:
             init, shape = experiments[0].init, experiments[0].state_shape
         else:
@@ -101,8 +112,49 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             init = initialiser(problem, method)
             shape = jax.eval_shape(init, data)
             check_private(problem, method, shape, data)
-        experiments.append(Experiment(problem, method, data, hidden_labels, partition, dataset, init, shape))
+        parts = problem, method, data, hidden_labels, partition, dataset, init, shape
+        experiments.append(Experiment(*parts, views, place.residence))
     return experiments
+
+
+class _Place(NamedTuple):
+    """Where the federations of all seeds lie, in arrays of the same shapes."""
+
+    residence: Residence
+    widths: tuple[int, ...]  # of the rounds' tables, see `widths_of`
+    clients: int  # K' of a view: the rows of a round's `Selection`
+    images: tuple[int, ...]  # of a view of each width, at most
+
+
+def _placed(problem: Problem, helds: list[Holdings]) -> _Place:
+    """Decides it from sizes alone, before anything is put on the device or compiled."""
+    config, held = problem.config, helds[0]
+    method, small = make_method(problem), small_arrays(held)
+    select = select_of(problem, method)
+    begins = State(jnp.int32(0), Model({}, ()))
+    try:
+        clients = len(jax.eval_shape(lambda data: select(begins, data, jax.random.key(0)).clients, small))
+    except (KeyError, TypeError, AttributeError):  # a method that draws by its state, which `cohort_of` refuses
+        clients = config.num_clients
+    sizes = [held.sizes for held in helds]
+    widths = widths_of(sizes, clients)
+    images = tuple(max(each) for each in zip(*(most_images(some, widths, clients) for some in sizes)))
+    room = memory_limit()
+    if config.num_clients * widths[-1] > MOST_ENTRIES:  # the tables of all clients are not even traced
+        told = problem._replace(told_labels=jnp.zeros(problem.num_classes))
+        example = Views(held, widths, clients, images, on_device=False).shapes(widths[-1])[0]
+        shape = jax.eval_shape(initialiser(told, make_method(told)), example)
+    else:
+        table = jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32)
+        shape = jax.eval_shape(initialiser(problem, method), shapes_of(held, table))
+    needed = memory_bytes(shape, config.num_clients)
+    return _Place(choose(config, held, needed, room, hosts.count(), widths[-1]), widths, clients, images)
+
+
+def _given_labels(held: Holdings, num_classes: int) -> jax.Array:
+    """How many labels of each class clients were given, float32 [C]; see `fedjax_ssl.methods.frames.given_labels`."""
+    labels = held.visible_labels[held.rows]
+    return jnp.asarray(np.bincount(labels[labels >= 0], minlength=num_classes), jnp.float32)
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
@@ -172,7 +224,7 @@ def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], S
         state = method.init(data, key)
         if method.phases and has_memory(problem.config):
             exchange = trace_exchange(problem, method, state, data)
-            clients, server = first_memory(problem.config, exchange.upload, exchange.selection)
+            clients, server = first_memory(problem.config, exchange.upload, exchange.selection, len(data.ids))
             state = state._replace(clients={**state.clients, **clients}, server={**state.server, **server})
         return method.statistics(state, data, jnp.zeros((0,), jnp.int32), key)
 

@@ -14,11 +14,12 @@ from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment
+from fedjax_ssl.run.feed import Feed
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.observe.summary import to_record, to_timing
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.privacy import make_accountant
-from fedjax_ssl.run.programs import DISPATCH_CAPACITY, Program
+from fedjax_ssl.run.programs import DISPATCH_CAPACITY
 from fedjax_ssl.run.warm_start import WarmStart
 
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
@@ -96,13 +97,13 @@ class Listener(Protocol):
 
 
 def run_rounds(
-    machine: Machine, program: Program, group: RunsTogether, states: list[State], listeners: list[Listener]
+    machine: Machine, feed: Feed, group: RunsTogether, states: list[State], listeners: list[Listener]
 ) -> list[State]:
     """Trains a group of runs to the end; their last states.
 
     Args:
         machine: that the program was compiled for.
-        program: compiled for as many runs.
+        feed: runs the rounds, with the data that they need.
         group: the runs.
         states: where they start. Their memory is donated.
         listeners: in the order of their turns.
@@ -118,10 +119,12 @@ def run_rounds(
         listener.take(turn)
     while not turn.is_last:
         due = [listener.next_due(done) for listener in listeners]
-        rounds = min(rounds, *(number - done for number in (*due, config.num_rounds) if number is not None))
+        rounds = min(
+            feed.rounds(rounds), *(number - done for number in (*due, config.num_rounds) if number is not None)
+        )
         rounds = hosts.from_first(functools.partial(int, rounds))  # by its clock, and all of its listeners
         before = time.monotonic()
-        result = program.dispatch(state, group.data, group.hidden_labels, machine.put(jnp.int32(rounds)))
+        result = feed.dispatch(state, done, rounds)
         state, on_host, ran = result.state, jax.device_get(result.results), int(result.rounds_done)
         seconds = (time.monotonic() - before) / ran
 

@@ -30,7 +30,8 @@ class Program(NamedTuple):
     """The compiled functions of a run, the same for every seed."""
 
     init: jax.stages.Compiled | None  # (data, the model to begin with or None) -> state
-    dispatch: jax.stages.Compiled  # (states, data, hidden labels, number of rounds) -> Dispatch
+    # By the width of the clients' rows: (states, data, hidden labels, number of rounds) -> Dispatch.
+    dispatch: Mapping[int, jax.stages.Compiled]
     # A set's name -> (model, its images, its labels) -> what `make_snapshot` says.
     snapshots: Mapping[str, jax.stages.Compiled]
     seconds: float  # that compiling took
@@ -53,7 +54,9 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         lower["the first state"] = lambda: machine.jit(functools.partial(initialise, first)).lower(first.data, given)
     snapshots = {name: f"the outputs on {name} images" for name in _snapshot_sets(first)}
     lower |= {title: functools.partial(_lower_snapshot, machine, first, name) for name, title in snapshots.items()}
-    lower["the rounds"] = functools.partial(lower_dispatch, machine, experiments)
+    rounds = dict.fromkeys(_widths(first)[-1:], "the rounds")
+    rounds |= {width: f"the rounds of clients with at most {width} images" for width in _widths(first)[:-1]}
+    lower |= {title: functools.partial(lower_dispatch, machine, experiments, width) for width, title in rounds.items()}
 
     started = time.monotonic()
     like = first.problem.config, first.data.inputs.shape[1:]
@@ -70,7 +73,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         machine.check_memory(programs["the first state"], "the first state")
     return Program(
         programs.get("the first state"),
-        programs["the rounds"],
+        {width: programs[title] for width, title in rounds.items()},
         {name: programs[title] for name, title in snapshots.items()},
         time.monotonic() - started,
     )
@@ -83,7 +86,7 @@ def _compile(machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]
             task.text = f"tracing {name}"
             lowered = function()
             check_same_program(machine, name, lowered)
-            compilers.compile(name, lowered, aside=name != "the rounds")
+            compilers.compile(name, lowered, aside=not name.startswith("the rounds"))
         programs = compilers.wait(task)
         give_back_memory()
         return programs
@@ -187,17 +190,31 @@ def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.sta
     return program
 
 
-def lower_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.stages.Lowered:
-    """Traces the program of many rounds, for one experiment or for several seeds' together."""
+def _widths(experiment: Experiment) -> tuple[int, ...]:
+    """Of the rounds' tables; each is a program of its own."""
+    return (experiment.data.width,) if experiment.views is None else experiment.views.widths
+
+
+def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int | None = None) -> jax.stages.Lowered:
+    """Traces the program of many rounds, for one experiment or for several seeds' together.
+
+    Args:
+        machine: it is for.
+        experiments: one for each seed.
+        width: of the clients' rows, where a federation has views; None: the largest.
+    """
     first, num_seeds = experiments[0], len(experiments)
     config = first.problem.config
     jobs = num_jobs(first.problem, first.method, first.state_shape, first.data)
     round_fn = make_round(first.problem, first.method, machine.lanes(num_seeds * jobs))
-    state, data = first.state_shape, first.data
+    state, data, hidden_labels = first.state_shape, first.data, first.hidden_labels
+    if first.views is not None and width not in (None, data.width):
+        data, hidden_labels = first.views.shapes(width)
+        state = jax.eval_shape(first.init, data)
     if num_seeds > 1:
         round_fn = over_seeds(round_fn)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
     capacity = max(config.rounds_per_dispatch or 0, DISPATCH_CAPACITY)
     dispatch = machine.jit(make_dispatch(round_fn, capacity, first.method.converged), donate_argnums=0)
-    return dispatch.lower(state, data, first.hidden_labels, jax.ShapeDtypeStruct((), jnp.int32))
+    return dispatch.lower(state, data, hidden_labels, jax.ShapeDtypeStruct((), jnp.int32))

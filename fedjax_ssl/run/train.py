@@ -17,6 +17,7 @@ from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
+from fedjax_ssl.kinds import IMAGE
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -31,6 +32,7 @@ from fedjax_ssl.records.workdir import (
     LOG,
     METRICS,
     PARTITION,
+    TEST_INPUTS,
     TIMINGS,
     Workdir,
     check_folder,
@@ -40,6 +42,7 @@ from fedjax_ssl.records.workdir import (
 )
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment, build_experiments
+from fedjax_ssl.run.feed import ClientMemory, begin_memory, make_feed, resume_memory
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, has_ended, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
 from fedjax_ssl.run.observe.advice import Advise
@@ -234,7 +237,7 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
     if any(number not in fitting for number in checkpoints.rounds() if number <= reached):
         changed = [f"{folder.path / METRICS} is not what was written"]
         reached = max(fitting, default=reached)
-    restored = checkpoints.restore(experiment.state_shape, reached)
+    restored = checkpoints.restore(_shape_in(checkpoints, experiment), reached)
     timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
     untimed = sum(number not in timed for number in range(1, restored.round + 1))
     for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
@@ -245,6 +248,18 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
             "missing in the summary's"
         )
     return restored.state
+
+
+def _shape_in(checkpoints: Checkpoints, experiment: Experiment) -> State:
+    """The shapes that a checkpoint has: the clients' memory is in it, or beside it, as the residence was then."""
+    shape = experiment.state_shape
+    if not jax.tree.leaves(shape.clients):
+        return shape
+    if not any(name.startswith(".clients") for name in checkpoints.shapes()):
+        return shape._replace(clients={})
+    number = experiment.problem.config.num_clients
+    of_all = lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+    return shape._replace(clients=jax.tree.map(of_all, shape.clients))
 
 
 def _warn_of_other_code(runs: list[Run]) -> None:
@@ -265,7 +280,8 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     # With a stopping rule, seeds may end at different rounds, so they do not share a program.
     if not runs:
         return []
-    together = 1 if runs[0].experiment.method.converged else machine.seeds_together(len(runs))
+    alone = runs[0].experiment.method.converged or runs[0].experiment.views is not None
+    together = 1 if alone else machine.seeds_together(len(runs))
     groups: list[list[Run]] = []
     for run in runs:
         if not groups or len(groups[-1]) == together or groups[-1][-1].round != run.round:
@@ -310,8 +326,11 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         for run in written:
             progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
         with doing("the first state, with pre-training"):
-            states = [_first_state(machine, program, run) for run in runs]
+            states, memories = zip(*(_first_state(machine, program, run, stack) for run in runs))
         group = make_group(machine, runs)
+        feed = stack.enter_context(
+            make_feed(machine, program.dispatch, runs[0].experiment, group.data, group.hidden_labels, memories[0])
+        )
         if written:
             stack.enter_context(progress)
         signals = stack.enter_context(Signals(hosts.count() > 1))
@@ -324,10 +343,10 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             *([ShowProgress(progress), Advise(config, group, progress.say)] if written else []),
             StopOnFailure(runs),
             *_with_outputs(config, group, program),
-            *([SaveCheckpoints(group, checkpoints, every, signals)] if written else []),
+            *([SaveCheckpoints(group, checkpoints, memories, every, signals)] if written else []),
             StopOnSignal(signals),
         ]
-        trained = run_rounds(machine, program, group, states, listeners)
+        trained = run_rounds(machine, feed, group, list(states), listeners)
         for run in written:
             note_end(run.folder.path)
         return trained
@@ -346,18 +365,27 @@ def checkpoint_interval(config: ConfigDict, state: State) -> int:
     return config.checkpoint_every_persistent if large else config.checkpoint_every
 
 
-def _first_state(machine: Machine, program: Program, run: Run) -> State:
-    """The state that a run starts from; of one that begins it is the first checkpoint, if it has a folder."""
+def _first_state(
+    machine: Machine, program: Program, run: Run, stack: contextlib.ExitStack
+) -> tuple[State, ClientMemory | None]:
+    """The state that a run starts from; of one that begins it is the first checkpoint, if it has a folder.
+
+    Returns:
+        It, and its clients' memory if that lies outside of it; the stack closes that.
+    """
+    experiment = run.experiment
     if run.state is not None:
-        return run.state
+        return resume_memory(experiment, run.folder, run.state, stack)
     before = time.monotonic()
     given = run.warm_start and run.warm_start.model
-    state = jax.block_until_ready(program.init(*machine.put((run.experiment.data, given))))
+    state = jax.block_until_ready(program.init(*machine.put((experiment.data, given))))
     if run.folder is not None:
         run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
         run.folder.sync()
-        _checkpoints(run.folder, run.experiment).save(0, jax.device_get(state), run.folder.checksum(0))
-    return state
+        state, memory = begin_memory(experiment, run.folder, state, stack)
+        _checkpoints(run.folder, experiment).save(0, jax.device_get(state), run.folder.checksum(0))
+        return state, memory
+    return state, None
 
 
 def _write_facts(run: Run) -> None:
@@ -369,6 +397,8 @@ def _write_facts(run: Run) -> None:
     counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
     replace_arrays(folder / CLASS_COUNTS, **counts)
     write_dataset(folder, dataset_facts(dataset))
+    if dataset.kind != IMAGE:
+        replace_arrays(folder / TEST_INPUTS, inputs=dataset.x_test)
     if run.warm_start:
         replace_file(folder / INIT_FROM, json.dumps(run.warm_start.facts, indent=2) + "\n")
 

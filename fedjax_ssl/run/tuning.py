@@ -152,7 +152,7 @@ def cohort_steps(experiment: Experiment, jobs: int, lanes: int, state: Any, data
     if group is None and selection.turns > 1:
         group = jnp.zeros_like(clients)
     personal = () if method.personal is None else method.personal(state, data, clients, key)
-    own = jax.tree.map(lambda leaf: leaf[clients], state.clients)
+    own = jax.tree.map(lambda leaf: leaf[data.place(clients)], state.clients)
     phases = tuple(map(_of_equal_jobs, method.phases))
     cohort = Cohort(clients, own, key, group, personal)
     result = train_cohort(phases, method.broadcast(state, data, key), data, cohort, lanes)

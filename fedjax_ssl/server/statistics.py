@@ -65,7 +65,8 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
         if network.gathered is None and source == "all_mixed":
             owners = [pool(data)]
         elif network.gathered is None and asked is not None:
-            owners.append((data.client_index[asked], data.client_size[asked]))
+            rows = data.rows_of(asked) if asked is clients else data.all_rows(f"model.statistics={source!r}")
+            owners.append((rows, data.client_size[asked]))
         batches = batches_of(owners) if owners else None
         told = [] if network.gathered is None else [network.gathered]
         moments = source == "moments"
@@ -124,9 +125,9 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
     Returns:
         int32 [1, n] rows, padded, n the largest possible number; and int32 [1], their number.
     """
-    num_rows, (num_clients, n_max) = len(data.inputs), data.client_index.shape
-    owned = data.at_clients.at[data.server_index].set(True)
-    rows = jnp.nonzero(owned, size=min(num_rows, len(data.server_index) + num_clients * n_max), fill_value=0)[0]
+    owned = data.at_clients("model.statistics='all_mixed'").at[data.server_index].set(True)
+    most = len(data.server_index) + data.client_index.size
+    rows = jnp.nonzero(owned, size=min(len(data.inputs), most), fill_value=0)[0]
     return rows[None], jnp.sum(owned)[None]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import Dataset, Partition, federate, stack_seeds
+from fedjax_ssl.data.federated import hold, put_whole
 from fedjax_ssl.engine.round import init_key
 
 
@@ -111,8 +112,8 @@ def test_permuting_hidden_labels_changes_nothing_that_a_method_sees():
 
 def test_width_can_be_shared_between_seeds():
     dataset, partition = small_federation()
-    data, _ = federate(dataset, partition, seed=0, max_client_size=5)
+    data, _ = put_whole(hold(dataset, partition, seed=0), width=5)
     assert data.client_index.shape == (4, 5)
     np.testing.assert_array_equal(data.client_index[0], [7, 2, 9, 0, 0])
     with pytest.raises(ValueError, match="3 examples"):
-        federate(dataset, partition, seed=0, max_client_size=2)
+        put_whole(hold(dataset, partition, seed=0), width=2)

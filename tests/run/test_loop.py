@@ -19,6 +19,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 from fedjax_ssl.run import loop
+from fedjax_ssl.run.feed import WholeFeed
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, has_ended, run_rounds
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
@@ -56,7 +57,7 @@ def value_of(state):
 
 @pytest.fixture
 def counting(tmp_path, monkeypatch):
-    """Makes (machine, program, group, states) of runs whose model is the number of rounds, plus 100 for each seed."""
+    """Makes (machine, feed, group, states) of runs whose model is the number of rounds, plus 100 for each seed."""
     traffic = Traffic(jobs=4, down=3, up=3, statistics_down=1, statistics_up=0)
     monkeypatch.setattr(loop, "bytes_per_client", lambda *_: traffic)
     with contextlib.ExitStack() as stack:
@@ -94,11 +95,8 @@ def counting(tmp_path, monkeypatch):
                 stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *results)
                 return Dispatch(state, stacked, jnp.int32(len(results)), jnp.bool_(True))
 
-            def snapshot(model, images, labels):
-                return {"w": model.params["w"]}
-
-            program = types.SimpleNamespace(dispatch=dispatch, snapshots={"test": snapshot})
-            return (find_machine(config), program, group, [run.state for run in runs]), sizes
+            feed = WholeFeed(lambda tree: tree, dispatch, None, None)
+            return (find_machine(config), feed, group, [run.state for run in runs]), sizes
 
         yield make
 
@@ -136,6 +134,10 @@ def test_a_stopping_rule_ends_the_run_inside_a_dispatch(counting):
     assert not has_ended(experiment, state_at(3, 0), 3) and has_ended(experiment, state_at(4, 0), 4)
 
 
+def snapshot(model, images, labels):
+    return {"w": model.params["w"]}
+
+
 def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(counting):
     arguments, sizes = counting(seeds=(1, 2), num_rounds=7, rounds_per_dispatch=50)
     group = arguments[2]
@@ -143,8 +145,8 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
     stores = [Checkpoints(run.folder.path / "checkpoints", keep=9) for run in group.runs]
     listeners = [
         WriteRecords(group.runs),
-        SaveSnapshots(group, arguments[1].snapshots, (0, 2, 5, 99)),
-        SaveCheckpoints(group, stores, 3, signals),
+        SaveSnapshots(group, {"test": snapshot}, (0, 2, 5, 99)),
+        SaveCheckpoints(group, stores, [None, None], 3, signals),
     ]
     assert [listener.next_due(2) for listener in listeners] == [None, 5, 3]
     assert [listener.next_due(99) for listener in listeners] == [None, None, 102]
@@ -173,7 +175,7 @@ def test_a_signal_saves_whatever_round_it_is(counting):
     group, signals = arguments[2], Signals()
     signals.received = 15
     store = Checkpoints(group.runs[0].folder.path / "checkpoints")
-    listener = SaveCheckpoints(group, [store], 100, signals)
+    listener = SaveCheckpoints(group, [store], [None], 100, signals)
 
     class Stop(Listener):
         def take(self, turn):

@@ -239,7 +239,7 @@ def fedanchor(problem: Problem) -> Method:
         state, _ = train_in_turn(problem, state, data, train_key, trainings, (rate, rate), epochs)
         model = state.model
         server = {**aggregation.init(model.params), **optimizers, **state.server}
-        clients = {**own_optimizers(problem, model, CLASSIFIER), **own_confidence(problem, data)}
+        clients = {**own_optimizers(problem, data, model, CLASSIFIER), **own_confidence(problem, data)}
         return state._replace(server=server, clients=clients)
 
     return Method(

@@ -167,7 +167,7 @@ def fedlabel(problem: Problem) -> Method:
         loss_on_labels(problem, view=functools.partial(view, problem, problem.weak)),
         hooks=Hooks(handed_on=True),
     )
-    own = lambda data, model: own_optimizers(problem, model, CLASSIFIER, UNLABELLED, adapt)  # noqa: E731
+    own = lambda data, model: own_optimizers(problem, data, model, CLASSIFIER, UNLABELLED, adapt)  # noqa: E731
     method = alternating(problem, (supervised, unlabelled_phase(problem, adapt)), own=own)
     aggregation = fedavg(
         problem,

@@ -38,11 +38,11 @@ class FedMatchWork(NamedTuple):
 
 def own_memory(problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
     """The entries of the clients' memory, leaves [K, ...]; `parts` are those that clients train."""
-    sigma = own_optimizers(problem, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in parts else {}
+    sigma = own_optimizers(problem, data, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in parts else {}
     return {
-        PLATEAU: fresh_plateau((problem.config.num_clients,)),
+        PLATEAU: fresh_plateau((len(data.ids),)),
         **own_confidence(problem, data),
-        **own_optimizers(problem, model, (PSI,)),
+        **own_optimizers(problem, data, model, (PSI,)),
         **sigma,
     }
 
@@ -77,7 +77,7 @@ def disjoint_phase(
 
     def room_of(data: FederatedData) -> int:
         """The length of an unlabelled batch's arrays; it depends on shapes alone."""
-        return (largest or largest_batch(problem, data.client_index.shape[1])) if with_labels else config.batch_size
+        return (largest or largest_batch(problem, data.width)) if with_labels else config.batch_size
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous

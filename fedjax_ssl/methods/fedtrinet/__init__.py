@@ -143,8 +143,8 @@ def fedtrinet(problem: Problem) -> Method:
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {ACCEPTED: no_labels(data)}
         if splices:
-            memory |= own_optimizers(problem, model, CLASSIFIER, TUNING, adapt)
-            memory[LOCAL] = repeated(model, problem.config.num_clients)
+            memory |= own_optimizers(problem, data, model, CLASSIFIER, TUNING, adapt)
+            memory[LOCAL] = repeated(model, len(data.ids))
         return memory
 
     phases = (tuning(problem, head, adapt), training(problem, head)) if splices else (training(problem, head),)
@@ -159,7 +159,10 @@ def fedtrinet(problem: Problem) -> Method:
         del key
         images, counted = data.test_inputs, jnp.ones(len(data.test_inputs), bool)
         if options.reference == "unlabelled":
-            images, counted = data.inputs, data.at_clients & (data.visible_labels < 0)
+            images, counted = (
+                data.inputs,
+                data.at_clients("fedtrinet.reference='unlabelled'") & (data.visible_labels < 0),
+            )
         now = jax.lax.cond(
             state.round == options.warm_up_rounds,
             lambda: mean_confidence(problem.network, state.model, images, counted, problem.config.eval_batch_size),

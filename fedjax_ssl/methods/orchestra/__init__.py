@@ -127,11 +127,11 @@ def orchestra(problem: Problem) -> Method:
         if given is None or TARGET not in given.params:
             params = {**params, TARGET: select(params, ENCODER)}
         centroids = random_directions(centroids_key, (options.clusters, dim))
-        rows = random_directions(rings_key, (num_clients, options.memory, dim))
+        rows = random_directions(rings_key, (num_clients, options.memory, dim))[data.ids]
         return state._replace(
             model=state.model._replace(params=params),
             server={**state.server, CENTROIDS: centroids},
-            clients={**state.clients, PROJECTIONS: Ring(rows, jnp.zeros(num_clients, jnp.int32))},
+            clients={**state.clients, PROJECTIONS: Ring(rows, jnp.zeros(len(rows), jnp.int32))},
         )
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:

@@ -140,7 +140,7 @@ def rscfed(problem: Problem) -> Method:
     method = alternating(
         problem,
         (labelled_phase(problem), with_teacher),
-        own=lambda data, model: own_teachers(config.num_clients, model),
+        own=own_teachers,
         aggregation=fedavg(problem, weighted_by=reweighted),
     )
     if options.ramp_rounds:  # clients must then know the round

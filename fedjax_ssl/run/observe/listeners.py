@@ -12,6 +12,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
+from fedjax_ssl.run.feed import ClientMemory
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, Turn
 from fedjax_ssl.run.observe.log import VERBOSE, say
 from fedjax_ssl.run.observe.progress import RoundProgress
@@ -166,17 +167,25 @@ class HearSignals(Listener):
 class SaveCheckpoints(Listener):
     """The whole state: every so many rounds, at the end, and after a signal."""
 
-    def __init__(self, group: RunsTogether, checkpoints: list[Checkpoints], every: int, signals: Signals):
+    def __init__(
+        self,
+        group: RunsTogether,
+        checkpoints: list[Checkpoints],
+        memories: Sequence[ClientMemory | None],
+        every: int,
+        signals: Signals,
+    ):
         """Writes nothing yet.
 
         Args:
             group: whose states.
             checkpoints: of each run, which have one of the round that the runs start from.
+            memories: of each run's clients, where it lies outside of its state.
             every: so many rounds.
             signals: that end the training.
         """
         self._group, self._checkpoints, self._every, self._signals = group, checkpoints, every, signals
-        self._saved = group.runs[0].round
+        self._saved, self._memories = group.runs[0].round, memories
 
     def next_due(self, done: int) -> int | None:
         return done + self._every - done % self._every
@@ -189,7 +198,9 @@ class SaveCheckpoints(Listener):
         for run in self._group.runs:
             run.folder.sync()
         states = self._group.split(jax.device_get(turn.state))
-        for run, checkpoints, state in zip(self._group.runs, self._checkpoints, states):
+        for run, checkpoints, memory, state in zip(self._group.runs, self._checkpoints, self._memories, states):
+            if memory is not None:  # first: a checkpoint says that the memory of its round is on the disk
+                memory.commit(turn.done, checkpoints.rounds())
             checkpoints.save(turn.done, state, run.folder.checksum(turn.done))
         seconds = (time.monotonic() - before) / len(self._checkpoints)
         for run in self._group.runs:

@@ -1,0 +1,147 @@
+"""A federation larger than a device: what lies there is a round's clients alone, in a table of their own.
+
+A view is a `FederatedData` in which `here` names the clients whose rows are present. All ids are those of the whole
+federation, so methods and random numbers are the same with a view and without. It knows nothing of rounds or methods.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays
+
+MOST_ENTRIES = 2**24  # of a table of rows, clients x largest client, that is still kept as a whole: 64 MiB
+# Shares of the rounds that the narrower widths serve. Each width is a program of its own.
+SERVED = (0.5, 0.95)
+
+
+def widths_of(sizes: list[np.ndarray], clients: int) -> tuple[int, ...]:
+    """The widths n_max of the rounds' tables, the smallest first; the last one has room for every client.
+
+    There are several where a table of all clients would be large and a few clients are much larger than most. Residence
+    does not count here: wherever data lie, a round has the same width, and so the same bits.
+
+    Args:
+        sizes: int [K], examples of each client, for each seed of a run.
+        clients: of a round.
+    """
+    every = np.concatenate(sizes)
+    widths = [max(1, int(every.max()))]
+    if len(sizes[0]) * widths[0] > MOST_ENTRIES:
+        for served in sorted(SERVED, reverse=True):
+            width = int(np.quantile(every, served ** (1 / clients), method="higher"))
+            if 2 * width <= widths[0]:
+                widths.insert(0, max(1, width))
+    return tuple(widths)
+
+
+class Views:
+    """The views of a federation, for so many clients at a time."""
+
+    def __init__(self, held: Holdings, widths: tuple[int, ...], clients: int, images: tuple[int, ...], on_device: bool):
+        """Puts on the device what all views share.
+
+        Args:
+            held: the federation.
+            widths: see `widths_of`.
+            clients: K' of a view.
+            images: of each width, the most images of so many clients that fit it, see `most_images`.
+            on_device: whether all images are kept there, so that a view has rows alone.
+        """
+        self.held, self.widths, self.clients, self._images = held, widths, clients, images
+        self._shared = small_arrays(held)._replace(
+            test_inputs=jnp.asarray(held.test_inputs), test_labels=jnp.asarray(held.test_labels)
+        )
+        self._whole: tuple[FederatedData, jax.Array] | None = None
+        targets = () if held.targets is None else (held.targets,)
+        self._fixed = np.concatenate([held.server_index, held.validation_index, *targets]).astype(np.int64)
+        if on_device:
+            mislabelled = None if held.mislabelled is None else jnp.asarray(held.mislabelled)
+            data = self._shared._replace(
+                inputs=jnp.asarray(held.inputs),
+                visible_labels=jnp.asarray(held.visible_labels),
+                mislabelled=mislabelled,
+            )
+            self._whole = data, jnp.asarray(held.hidden_labels)
+        else:
+            ends = np.cumsum([len(held.server_index), len(held.validation_index)])
+            parts = np.split(np.arange(len(self._fixed), dtype=np.int32), ends)
+            self._shared = self._shared._replace(
+                server_index=jnp.asarray(parts[0]),
+                validation_index=jnp.asarray(parts[1]),
+                targets=None if held.targets is None else jnp.asarray(parts[2]),
+            )
+
+    def width_for(self, clients: np.ndarray) -> int:
+        """The smallest width that fits some clients."""
+        largest = int(self.held.sizes[clients].max(initial=0))
+        return next(width for width in self.widths if width >= largest)
+
+    def of(self, clients: np.ndarray, width: int) -> tuple[FederatedData, jax.Array]:
+        """The view of some clients, and the true labels of its rows.
+
+        Args:
+            clients: int [at most K'], increasing.
+            width: one of `widths`, at least each one's size.
+        """
+        held = self.held
+        own = [held.rows_of(client) for client in clients]
+        sizes = np.array([len(rows) for rows in own], np.int64)
+        rows = np.concatenate([np.zeros(0, np.int32), *own])
+        here = len(held.sizes) + np.arange(self.clients, dtype=np.int32)  # ids of nobody
+        here[: len(clients)] = clients
+        index = np.zeros((self.clients, width), np.int32)
+        present = np.arange(width) < np.pad(sizes, (0, self.clients - len(sizes)))[:, np.newaxis]
+        if self._whole is not None:
+            index[present] = rows
+            data, hidden = self._whole
+            return data._replace(client_index=jnp.asarray(index), here=jnp.asarray(here)), hidden
+        first = len(self._fixed)
+        index[present] = first + np.arange(len(rows), dtype=np.int32)
+        taken = np.concatenate([self._fixed, rows])
+        room = max(1, first + self._images[self.widths.index(width)])
+
+        def table(values: np.ndarray) -> jax.Array:
+            """The rows that are here, behind them room for those of larger cohorts."""
+            chosen = np.zeros((room, *values.shape[1:]), values.dtype)
+            np.take(values, taken, axis=0, out=chosen[: len(taken)])
+            return jnp.asarray(chosen)
+
+        data = self._shared._replace(
+            inputs=table(held.inputs),
+            visible_labels=table(held.visible_labels),
+            client_index=jnp.asarray(index),
+            mislabelled=None if held.mislabelled is None else table(held.mislabelled),
+            here=jnp.asarray(here),
+        )
+        return data, table(held.hidden_labels)
+
+    def shapes(self, width: int) -> tuple[FederatedData, Any]:
+        """The shapes of a view of this width, and of the true labels of its rows."""
+        held, rows = self.held, len(self.held.hidden_labels)
+        if self._whole is None:
+            rows = max(1, len(self._fixed) + self._images[self.widths.index(width)])
+
+        def table(values: np.ndarray) -> Any:
+            return jax.ShapeDtypeStruct((rows, *values.shape[1:]), values.dtype)
+
+        def rows_here(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+        shared: FederatedData = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._shared)
+        data = shared._replace(
+            inputs=table(held.inputs),
+            visible_labels=table(held.visible_labels),
+            client_index=rows_here(self.clients, width),
+            mislabelled=None if held.mislabelled is None else table(held.mislabelled),
+            here=rows_here(self.clients),
+        )
+        return data, table(held.hidden_labels)
+
+
+def most_images(sizes: np.ndarray, widths: tuple[int, ...], clients: int) -> tuple[int, ...]:
+    """Of each width, the images of so many clients that fit it, at most."""
+    ordered = np.sort(sizes)[::-1]
+    return tuple(int(ordered[ordered <= width][:clients].sum()) for width in widths)

@@ -1,0 +1,130 @@
+"""RUN/clients.sqlite: the memory of clients, a row for each that was ever asked, as it was after each checkpoint.
+
+A row lies there by client and by the round that wrote it. A checkpoint of round r sees of each client the newest row
+until r, so resuming from any checkpoint that is kept is exact. All rows between two checkpoints are one transaction:
+a process that is killed leaves those of the last one. Rows that no kept checkpoint sees are deleted, and their room is
+used again.
+"""
+
+import contextlib
+import hashlib
+import pathlib
+import sqlite3
+from collections.abc import Iterator
+
+from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import refuse_link
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, PRIMARY KEY(client, round))
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS run(name TEXT PRIMARY KEY, value TEXT);
+"""
+_NEWEST = "SELECT round, sum, data FROM rows WHERE client = ? ORDER BY round DESC LIMIT 1"
+_PAGE_BYTES = 32768  # rows are long
+
+
+class ClientRows:
+    """The file of one run. Every error of it is a `UserError` of one line, or an `OSError` where the disk is full."""
+
+    def __init__(self, path: pathlib.Path, run: str, from_round: int | None):
+        """Opens the file, or makes it.
+
+        Args:
+            path: of the file.
+            run: names the run, such as by the checksum of what it is trained with: another run's file is refused.
+            from_round: the round that the run goes on from: later rows are deleted. None: the run begins, and all are.
+
+        Raises:
+            UserError: it is a link, damaged, another run's, or its rows do not reach the round.
+        """
+        self._path = path
+        refuse_link(path)
+        if from_round is None:
+            path.unlink(missing_ok=True)
+        with self._one_line():
+            self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._file.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+            if from_round is not None and self._file.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                raise UserError(f"{path} is damaged; put a copy back, or train in another workdir")
+            self._file.executescript(_TABLES)
+            self._check(run, from_round)
+            self._file.execute("BEGIN")
+
+    def _check(self, run: str, from_round: int | None) -> None:
+        found = dict(self._file.execute("SELECT name, value FROM run"))
+        if from_round is None:
+            self._file.executemany("INSERT INTO run VALUES (?, ?)", [("run", run), ("oldest", "0"), ("reached", "0")])
+            return
+        if found.get("run") != run:
+            raise UserError(f"{self._path} is another run's; put this run's back, or train in another workdir")
+        if not int(found["oldest"]) <= from_round <= int(found["reached"]):
+            raise UserError(
+                f"{self._path} has the rounds {found['oldest']} to {found['reached']}, but the checkpoint is of round "
+                f"{from_round}; put the copy back that was saved with it, or train in another workdir"
+            )
+        with self._file:
+            self._file.execute("DELETE FROM rows WHERE round > ?", (from_round,))
+            self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(from_round),))
+
+    def read(self, client: int) -> bytes | None:
+        """The newest row of a client; None for one that was never asked.
+
+        Raises:
+            UserError: it is not what was written.
+        """
+        with self._one_line():
+            found = self._file.execute(_NEWEST, (client,)).fetchone()
+        if found is None:
+            return None
+        number, digest, data = found
+        if digest != _sum(client, number, data):
+            raise UserError(f"{self._path}: the row of client {client} is not what was written; put a copy back")
+        return data
+
+    def write(self, client: int, round_number: int, data: bytes) -> None:
+        """Writes a row into the transaction that `commit` ends."""
+        row = (client, round_number, _sum(client, round_number, data), data)
+        with self._one_line():
+            self._file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", row)
+
+    def commit(self, round_number: int, kept: list[int]) -> None:
+        """Ends the transaction: the file has the rows of a round on the disk, before its checkpoint is written.
+
+        Args:
+            round_number: the round.
+            kept: the rounds of the checkpoints that are kept: rows that none of them sees are deleted.
+        """
+        with self._one_line():
+            self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(round_number),))
+            if kept:
+                self._file.execute("UPDATE run SET value = ? WHERE name = 'oldest'", (str(min(kept)),))
+                self._file.execute(
+                    "DELETE FROM rows WHERE EXISTS (SELECT 1 FROM rows AS newer WHERE newer.client = rows.client "
+                    "AND newer.round > rows.round AND newer.round <= ?)",
+                    (min(kept),),
+                )
+            self._file.execute("COMMIT")
+            self._file.execute("BEGIN")
+
+    def clients(self) -> list[int]:
+        """All that have a row."""
+        with self._one_line():
+            return [client for (client,) in self._file.execute("SELECT DISTINCT client FROM rows WHERE client >= 0")]
+
+    def close(self) -> None:
+        """Rows that were not committed are lost, as if the process had been killed."""
+        self._file.close()
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise OSError(f"cannot write {self._path}: {first_line(error)}") from error
+        except (sqlite3.DatabaseError, ValueError, KeyError) as error:
+            raise UserError(f"{self._path} is damaged: {first_line(error)}; put a copy back") from error
+
+
+def _sum(client: int, round_number: int, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16, key=f"{client} {round_number}".encode()).digest()

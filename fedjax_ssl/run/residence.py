@@ -1,0 +1,74 @@
+"""Where a federation lies, `config.residence`: decided by arithmetic, before anything is compiled."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_ssl.data.federated import Holdings
+from fedjax_ssl.data.views import MOST_ENTRIES
+from fedjax_ssl.engine.interface import State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.trees import tree_bytes
+
+SHARE = 4  # of the device's memory, images and the clients' memory may each take 1 / SHARE
+
+
+class Residence(NamedTuple):
+    """Where the parts of a federation lie."""
+
+    images: str  # 'device' or 'host'
+    clients: str  # 'device', 'host' or 'disk': the clients' memory
+    whole: bool  # whether the device holds all images, rows and memory
+
+
+def choose(
+    config: Any, held: Holdings, memory_bytes: int, device_bytes: int | None, num_hosts: int, width: int
+) -> Residence:
+    """Where the parts of a federation lie, by `config.residence` and by arithmetic alone.
+
+    Args:
+        config: the run's.
+        held: the federation, of any seed.
+        memory_bytes: of all clients' memory.
+        device_bytes: that a device can hold; None: unknown, and enough for all.
+        num_hosts: of the run.
+        width: n_max.
+
+    Raises:
+        UserError: what the configuration asks for does not fit, or does not go together.
+    """
+    asked, num_clients = config.residence, config.num_clients
+    image_bytes = sum(array.nbytes for array in (held.inputs, held.test_inputs))
+    room = float("inf") if device_bytes is None else device_bytes
+    large_table = num_clients * width > MOST_ENTRIES
+    for field, place, needed in (("data", asked.data, image_bytes), ("clients", asked.clients, memory_bytes)):
+        if place == "device" and needed > room:
+            raise UserError(
+                f"residence.{field}='device' needs {needed / 2**30:.1f} GiB, but the device has {room / 2**30:.1f}; "
+                f"set residence.{field}='host'"
+            )
+    images, clients = asked.data, asked.clients
+    if images == "auto":
+        images = "host" if image_bytes > room / SHARE else "device"
+    if clients == "auto":
+        clients = "device" if images == "device" and not large_table and memory_bytes <= room / SHARE else "host"
+        rows = min(num_clients, config.num_rounds * config.clients_per_round)
+        if clients == "host" and memory_bytes / num_clients * rows > room / SHARE:
+            clients = "disk"
+    whole = images == "device" and clients == "device" and not large_table
+    if clients == "device" and not whole and memory_bytes:
+        why = "residence.data='host'" if images == "host" else f"{num_clients:,} clients of up to {width:,} images"
+        raise UserError(f"residence.clients='device' does not go with {why}; set residence.clients='host'")
+    if not whole and num_hosts > 1:
+        raise UserError(
+            "several hosts keep all images and all clients' memory on each device, and this federation does not fit: "
+            f"images {image_bytes / 2**30:.1f} GiB, memory {memory_bytes / 2**30:.1f} GiB, {num_clients:,} clients of "
+            f"up to {width:,} images"
+        )
+    return Residence(images, clients, whole)
+
+
+def memory_bytes(state: State, num_clients: int) -> int:
+    """Bytes of all clients' memory, from the shapes of some clients'."""
+    leaves = jax.tree.leaves(state.clients)
+    return tree_bytes(state.clients) // len(leaves[0]) * num_clients if leaves else 0

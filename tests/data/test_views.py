@@ -1,0 +1,73 @@
+"""Views of a federation: a round's clients alone, with the ids of the whole federation."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import Dataset, Partition
+from fedjax_ssl.data.federated import hold, put_whole
+from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
+from fedjax_ssl.errors import UserError
+
+SIZES = (3, 0, 5, 2, 1, 4)
+OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
+
+
+def held_federation(**bound):
+    """Six clients, three images at the server, two for validation; image i has i in all its pixels, label i % 3."""
+    number = sum(SIZES) + 5
+    rows = np.random.default_rng(0).permutation(number).astype(np.int32)
+    server, validation, at_clients = rows[:3], rows[3:5], rows[5:]
+    images = np.tile(np.arange(number, dtype=np.uint8)[:, None, None, None], (1, 2, 2, 1))
+    labels = (np.arange(number) % 3).astype(np.int32)
+    dataset = Dataset("small", images, labels, images[:4], labels[:4], 3, (0.5,), (0.2,), flip=False)
+    clients = [at_clients[first:last] for first, last in zip(OFFSETS, OFFSETS[1:])]
+    return hold(dataset, Partition(server, clients, validation_index=validation), seed=7, **bound)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_view_has_the_images_and_labels_of_its_clients_and_nothing_else_of_them(on_device):
+    held = held_federation(reveal_labels=True)
+    whole, whole_hidden = put_whole(held)
+    views = Views(held, (2, 5), 3, most_images(held.sizes, (2, 5), 3), on_device)
+    for clients, width in (([1, 3, 4], 2), ([0, 2], 5), ([], 2), ([2, 4, 5], 5)):
+        clients = np.array(clients, np.int64)
+        assert views.width_for(clients) == width
+        view, hidden = views.of(clients, width)
+        assert view.client_index.shape == (3, width) and len(view.ids) == 3
+        for client in clients:
+            present = np.arange(width) < held.sizes[client]
+            rows, expected = view.rows_of(client)[present], held.rows_of(client)
+            np.testing.assert_array_equal(view.inputs[rows], whole.inputs[expected])
+            np.testing.assert_array_equal(view.visible_labels[rows], whole.visible_labels[expected])
+            np.testing.assert_array_equal(hidden[rows], whole_hidden[expected])
+        for name in ("server_index", "validation_index"):
+            mine, theirs = getattr(view, name), getattr(whole, name)
+            np.testing.assert_array_equal(view.inputs[mine], whole.inputs[theirs])
+            np.testing.assert_array_equal(view.visible_labels[mine], whole.visible_labels[theirs])
+            np.testing.assert_array_equal(hidden[mine], whole_hidden[theirs])
+        for name in ("client_size", "labelled_size", "test_inputs", "test_labels", "seed"):
+            np.testing.assert_array_equal(getattr(view, name), getattr(whole, name))
+        # Programs are compiled for these shapes before any view is made.
+        shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (view, hidden))
+        assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), views.shapes(width))
+        if not on_device:
+            assert len(view.inputs) == 5 + {2: 3, 5: 12}[width]  # 0, 2 and 1 images; or 3, 5 and 4
+    with pytest.raises(UserError, match="the measure 'shots' reads the images of all clients"):
+        view.at_clients("the measure 'shots'")
+
+
+def test_a_usual_federation_has_one_width():
+    assert widths_of([np.array([3, 90, 5])], 2) == (90,)
+    assert widths_of([np.zeros(3, int)], 2) == (1,)
+
+
+def test_a_heavy_tail_has_narrow_widths_that_serve_half_and_most_of_the_rounds():
+    generator = np.random.default_rng(0)
+    sizes = np.minimum(generator.zipf(2.0, 100_000), 5_000)
+    assert len(sizes) * sizes.max() > MOST_ENTRIES
+    narrow, middle, widest = widths_of([sizes], 10)
+    assert widest == sizes.max()
+    largest = np.array([sizes[generator.choice(len(sizes), 10, replace=False)].max() for _ in range(2_000)])
+    assert 0.45 < (largest <= narrow).mean() < 0.6  # at least a half: sizes are whole numbers
+    assert 0.93 < (largest <= middle).mean() < 0.97

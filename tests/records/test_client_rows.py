@@ -1,0 +1,115 @@
+"""The file of the clients' memory: its rounds, its size, and what is wrong with it."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.records.client_rows import ClientRows
+
+
+def rows_of(rows, clients=range(4)):
+    return {client: data for client in clients if (data := rows.read(client)) is not None}
+
+
+def test_a_run_goes_on_from_any_checkpoint_that_is_kept(tmp_path):
+    path, states, kept = tmp_path / "clients.sqlite", {}, []
+    rows = ClientRows(path, "run", None)
+    for number in range(6):
+        if number:
+            rows.write(number % 3, number, b"%d" % number * 1000)
+        rows.commit(number, kept)
+        states[number] = rows_of(rows)
+        kept = [*kept, number][-2:]
+    rows.write(3, 6, b"lost")
+    rows.close()  # as if it had been killed
+    for number in (5, 4):
+        rows = ClientRows(path, "run", number)
+        assert rows_of(rows) == states[number]
+        rows.close()
+    with pytest.raises(UserError, match="has the rounds 3 to 4, but the checkpoint is of round 2"):
+        ClientRows(path, "run", 2)
+    with pytest.raises(UserError, match="to 4, but the checkpoint is of round 5"):
+        ClientRows(path, "run", 5)
+
+
+def test_room_on_the_disk_is_used_again(tmp_path):
+    path, length, number_of_clients = tmp_path / "clients.sqlite", 100_000, 8
+    rows = ClientRows(path, "run", None)
+    for number in range(1, 60):
+        for client in range(number_of_clients):
+            rows.write(client, number, os.urandom(length))
+        rows.commit(number, [number - 2, number - 1])
+    # Of each client the rows of the checkpoints that are kept, and of the round that is written.
+    assert path.stat().st_size < 4.5 * length * number_of_clients
+    rows.close()
+
+
+def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
+    path = tmp_path / "clients.sqlite"
+    rows = ClientRows(path, "run", None)
+    rows.write(0, 1, b"a" * 200_000)
+    rows.write(1, 1, b"b" * 200_000)
+    rows.commit(1, [])
+    rows.close()
+
+    def copy(name):
+        return shutil.copy(path, tmp_path / name)
+
+    with pytest.raises(UserError, match="another run's"):
+        ClientRows(copy("other"), "another", 1)
+    exchanged = copy("exchanged")
+    with sqlite3.connect(exchanged) as file:  # rows with their checksums, but of each other
+        file.execute("UPDATE rows SET client = 3 - client WHERE client < 2")
+        file.execute("UPDATE rows SET client = client - 2")
+    opened = ClientRows(exchanged, "run", 1)
+    with pytest.raises(UserError, match="row of client 0 is not what was written"):
+        opened.read(0)
+    for name, change in {
+        "short": lambda f: f.truncate(150_000),
+        "flipped": lambda f: (f.seek(100), f.write(b"\xff" * 50)),
+    }.items():
+        with copy(name).open("r+b") as file:
+            change(file)
+        with pytest.raises(UserError, match="clients|short|flipped") as caught:
+            rows_of(ClientRows(tmp_path / name, "run", 1))
+        assert "\n" not in str(caught.value)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="link"):
+        ClientRows(tmp_path / "link", "run", 1)
+    assert len(rows_of(ClientRows(path, "run", 1))) == 2
+
+
+WRITER = """
+import sys, pathlib
+from fedjax_ssl.records.client_rows import ClientRows
+rows, number = ClientRows(pathlib.Path(sys.argv[1]), "run", None), 0
+while True:
+    number += 1
+    for client in range(20):
+        rows.write(client, number, b"%d " % number * 20_000)
+    rows.commit(number, [number - 1])
+    print(number, flush=True)
+"""
+
+
+def test_kills_while_rows_are_written_lose_and_mix_nothing(tmp_path):
+    """Each time at another moment of a round: all rows are those of the last round that was said to be written."""
+    for attempt in range(5):
+        path = tmp_path / f"{attempt}.sqlite"
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3 + attempt):
+            said = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        said = int((writer.communicate()[0].split() or [said])[-1])
+        with sqlite3.connect(path) as file:
+            reached = int(file.execute("SELECT value FROM run WHERE name = 'reached'").fetchone()[0])
+        assert said <= reached <= said + 1
+        rows = ClientRows(path, "run", reached)
+        assert rows_of(rows, range(20)) == dict.fromkeys(range(20), b"%d " % reached * 20000)
+        rows.close()
