@@ -5,7 +5,7 @@
 
 DATA stands for --config.data.source=npz --config.data.path=FILE --config.data.flip=True
 --config.encoder.weights=FILE. A linear head on the features of EfficientNet-Lite0; 40 clients of 80 images, 8 a round,
-20 rounds. `choose` has 512 validation images, 40 labels, LDA 0.1 and seed 7: three learning rates, of clients and
+20 rounds. `choose` has 500 validation images, 40 labels, LDA 0.1 and seed 7: three learning rates, of clients and
 server alike, for every method; `CHOSEN` has the best. The other part has 10, 40, 250 and 500 labels, LDA 0.1 and IID,
 seeds 0, 1 and 2.
 """
@@ -44,7 +44,7 @@ def get_sweep(part="compare"):
     config = "configs/cifar10_frozen.py"
     if part == "choose":
         rows = {f"{name}, {rate:g}": with_rate(name, rate) for name in METHODS for rate in RATES}
-        chosen_by = {**COMMON, "data.validation": 512, "data.server_labels": 40, "data.alpha": 0.1}
+        chosen_by = {**COMMON, "data.validation": 500, "data.server_labels": 40, "data.alpha": 0.1}
         return Sweep(config, rows, (7,), common=chosen_by)
     rows = {}
     for name, rate in CHOSEN.items():
