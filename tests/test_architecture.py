@@ -21,7 +21,7 @@ FLOORS = (
     ("kinds",),
     ("data",),
     ("models",),
-    ("engine",),
+    ("engine", "encoders"),
     ("client", "server"),
     ("methods",),
     ("config",),

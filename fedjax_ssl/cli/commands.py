@@ -175,6 +175,22 @@ def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
         print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
 
 
+def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Converts PyTorch's weights of a pretrained encoder into a file for encoder.weights.
+
+    FILE.safetensors as it is; .pth by PyTorch in a process of its own, which makes
+    tensors alone and runs no pickle. Encoders: docs/how_to/pretrained_encoders.md.
+    """
+    if not own.encoder or not own.out:
+        raise UserError("convert-weights takes --encoder=NAME and --out=FILE.safetensors")
+    with doing("loading JAX"):
+        from fedjax_ssl.encoders import convert
+
+    with doing("converting"):
+        number = convert(expanded(words[0]), own.encoder, pathlib.Path(own.out))
+    print(f"{own.out}: {number} arrays")
+
+
 def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
     """Prints what makes a shell complete commands, configs and fields: bash or zsh.
 
@@ -251,6 +267,14 @@ COMMANDS = {
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
         },
         "RUN",
+    ),
+    "convert-weights": Command(
+        run_convert_weights,
+        {
+            "encoder": (None, "whose weights they are, such as efficientnet_lite0"),
+            "out": (None, "the file to be written, NAME.safetensors"),
+        },
+        "FILE",
     ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
     "completion": Command(run_completion, {}, "SHELL"),
