@@ -138,9 +138,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     for field, its_range in ranges().items():
         if field.startswith("model."):  # of which the network is made
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
-    network = build_network(
-        config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config)
-    )
+    network = build_network(config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config))
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))
     for line in restored.passed_over:
