@@ -252,7 +252,8 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
     """A folder's images, their files, and their labels where the folder has one for each class."""
-    found = load_pictures(folder, predictor.shape, predictor.fit, "images")
+    height, width, channels = predictor.shape
+    found = load_pictures(folder, (height, width, channels), predictor.fit, "images")
     if found.classes is None:
         return found.images, found.files, None
     names = predictor.class_names

@@ -171,7 +171,7 @@ def _write(file: pathlib.Path, block: np.ndarray) -> None:
     try:
         refuse_link(file)
         with replaced(file) as out:
-            out.write(save({"features": block}, {"sha256": hashlib.sha256(block).hexdigest()}))
+            out.write(save({"features": block}, {"sha256": hashlib.sha256(block.data).hexdigest()}))
     except OSError as error:
         warn(f"features are not kept: {first_line(error)}")
 
