@@ -17,6 +17,7 @@ from fedjax_ssl.config import complete, ranges
 from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
 from fedjax_ssl.data.tables import read_columns
+from fedjax_ssl.encoders import backbone_of
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
@@ -137,7 +138,9 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     for field, its_range in ranges().items():
         if field.startswith("model."):  # of which the network is made
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
-    network = build_network(config, facts, entry.heads_of(config), entry.embedding)
+    network = build_network(
+        config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config)
+    )
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))
     for line in restored.passed_over:
@@ -150,9 +153,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
-    return Predictor(
-        facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit
-    )
+    return Predictor(facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit)
 
 
 class Predicted(NamedTuple):

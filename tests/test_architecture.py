@@ -21,7 +21,7 @@ FLOORS = (
     ("kinds",),
     ("data",),
     ("models",),
-    ("engine",),
+    ("engine", "encoders"),
     ("client", "server"),
     ("methods",),
     ("config",),
@@ -42,7 +42,7 @@ KNOWS = {
     "learning": ("errors",),
     "augment": ("errors",),
     "kinds": ("errors", "augment"),
-    "data": ("errors", "files", "kinds"),
+    "data": ("errors", "files", "kinds", "learning"),
     "models": ("errors", "imports", "kinds", "learning"),
     "engine": ("errors", "learning", "data", "models"),
     "methods": (

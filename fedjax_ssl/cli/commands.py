@@ -47,7 +47,16 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         # A folder alone is the first process's.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
         use_every_core(config)
+        before = _sizes_of_records(own.workdir)
         train(config, own.workdir)
+        if before and before == _sizes_of_records(own.workdir):
+            more = f"--config.num_rounds=N above {config.num_rounds} trains on"
+            log.say(f"{own.workdir} was finished, and nothing was trained; {more}")
+
+
+def _sizes_of_records(workdir: str | None) -> dict[pathlib.Path, int]:
+    """The records of a run or of several seeds' runs, and how long they are."""
+    return {path: path.stat().st_size for path in pathlib.Path(workdir).rglob("metrics.jsonl")} if workdir else {}
 
 
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -117,7 +126,7 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("drawing the report"):
         columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
         look = Look(columns, own.interval, own.caption or "", own.label or "")
-        page = report(words, own.out, own.target, own.against, look)
+        page = report(words, own.out, own.target, own.against, look, own.figures)
     print(page)
 
 
@@ -166,6 +175,22 @@ def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
         print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
 
 
+def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Converts PyTorch's weights of a pretrained encoder into a file for encoder.weights.
+
+    FILE.safetensors as it is; .pth by PyTorch in a process of its own, which makes
+    tensors alone and runs no pickle. Encoders: docs/how_to/pretrained_encoders.md.
+    """
+    if not own.encoder or not own.out:
+        raise UserError("convert-weights takes --encoder=NAME and --out=FILE.safetensors")
+    with doing("loading JAX"):
+        from fedjax_ssl.encoders import convert
+
+    with doing("converting"):
+        number = convert(expanded(words[0]), own.encoder, pathlib.Path(own.out))
+    print(f"{own.out}: {number} arrays")
+
+
 def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
     """Prints what makes a shell complete commands, configs and fields: bash or zsh.
 
@@ -209,6 +234,7 @@ COMMANDS = {
             "interval": (False, "mean ± half of the 95 % confidence interval, not the deviation"),
             "caption": (None, "of the LaTeX table"),
             "label": (None, "of the LaTeX table"),
+            "figures": ("screen", "column or page: the pictures' width in a paper"),
         },
         "RUN...",
     ),
@@ -241,6 +267,14 @@ COMMANDS = {
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
         },
         "RUN",
+    ),
+    "convert-weights": Command(
+        run_convert_weights,
+        {
+            "encoder": (None, "whose weights they are, such as efficientnet_lite0"),
+            "out": (None, "the file to be written, NAME.safetensors"),
+        },
+        "FILE",
     ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
     "completion": Command(run_completion, {}, "SHELL"),

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import math
+import struct
 import zipfile
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from fedjax_ssl.data.arrays import MAX_BYTES, Arrays, existing_path
 from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import expanded
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 MOST_TOKENS = 2**24 - 1  # as a view of tokens passes through float32
@@ -38,8 +40,8 @@ def load_npz(path: str) -> Arrays:
     """
     with open_archive(path, "data.path", f"an npz file with the arrays {', '.join(KEYS)}") as archive:
         keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(archive.files)))
-        members = _find(archive, path, keys, "data.path")
         train, train_labels, test, test_labels = keys
+        members = _find(archive, path, keys, "data.path", mapped=(train, test))
         # Labels first: images are not unpacked if something else is wrong.
         shapes = [_check_inputs(path, key, members[key]) for key in (train, test)]
         if members[train].dtype != np.uint8 and members[train].dtype.kind == members[test].dtype.kind:
@@ -74,6 +76,8 @@ class Member(NamedTuple):
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    # Where its numbers begin in the file, if they lie there as they are: an array without compression, by rows.
+    start: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -133,8 +137,13 @@ def read_arrays(
         return {key: _read(archive, path, member, field) for key, member in _find(archive, path, keys, field).items()}
 
 
-def _find(archive: np.lib.npyio.NpzFile, path: str, keys: tuple[str, ...], field: str) -> dict[str, Member]:
-    """The headers of the named arrays: nothing is unpacked before their sizes are known."""
+def _find(
+    archive: np.lib.npyio.NpzFile, path: str, keys: tuple[str, ...], field: str, mapped: tuple[str, ...] = ()
+) -> dict[str, Member]:
+    """The headers of the named arrays: nothing is unpacked before their sizes are known.
+
+    Those of `mapped` take no memory where the file has them without compression.
+    """
     missing = [key for key in keys if key not in archive.files]
     if missing:
         raise UserError(
@@ -142,7 +151,7 @@ def _find(archive: np.lib.npyio.NpzFile, path: str, keys: tuple[str, ...], field
             f"{', '.join(archive.files) or 'nothing'}"
         )
     members = {key: _header(archive, path, key, field) for key in keys}
-    total = sum(member.bytes for member in members.values())
+    total = sum(member.bytes for member in members.values() if not (member.key in mapped and member.start is not None))
     if total > MAX_BYTES:
         raise UserError(
             f"{_place(field, path)}: {', '.join(members)} take {total / 1e9:.1f} GB, but at most {MAX_BYTES / 1e9:g} "
@@ -162,14 +171,37 @@ def _header(archive: np.lib.npyio.NpzFile, path: str, key: str, field: str) -> M
             }.get(version)
             if read_header is None:
                 raise ValueError("it is not an array of numbers")
-            shape, _, dtype = read_header(opened)
-            rest = archive.zip.getinfo(name).file_size - opened.tell()
-        member = Member(key, shape, dtype)
+            shape, by_columns, dtype = read_header(opened)
+            info = archive.zip.getinfo(name)
+            rest, start = info.file_size - opened.tell(), opened.tell()
+        as_it_is = info.compress_type == zipfile.ZIP_STORED and not by_columns
+        member = Member(key, shape, dtype, _offset(path, info) + start if as_it_is else None)
         if dtype.hasobject:
             raise ValueError("it holds Python objects, which are code")
         if min(shape, default=0) < 0 or member.bytes != rest:
             raise ValueError(f"its header says {member.bytes} bytes, and it has {rest}")
     return member
+
+
+def _offset(path: str, info: zipfile.ZipInfo) -> int:
+    """Where a member's bytes begin in the file."""
+    with expanded(path).open("rb") as file:
+        file.seek(info.header_offset)
+        header = file.read(30)
+    lengths = struct.unpack("<HH", header[26:30])  # of the name and of further fields, which follow
+    return info.header_offset + len(header) + sum(lengths)
+
+
+def _images(archive: np.lib.npyio.NpzFile, path: str, member: Member) -> np.ndarray:
+    """Inputs, memory-mapped if they lie in the file as they are, so that they need no memory; after a look at all."""
+    if member.start is None:
+        return np.ascontiguousarray(_read(archive, path, member, "data.path"))
+    with _readable(path, member.key, "data.path"):
+        name = f"{member.key}.npy" if f"{member.key}.npy" in archive.zip.namelist() else member.key
+        with archive.zip.open(name) as opened:
+            while opened.read(2**20):  # the checksum is compared at the end
+                pass
+        return np.memmap(expanded(path), member.dtype, "r", member.start, member.shape)
 
 
 def _read(archive: np.lib.npyio.NpzFile, path: str, member: Member, field: str) -> np.ndarray:
@@ -194,12 +226,12 @@ def _place(field: str, path: str) -> str:
 
 
 def _read_inputs(archive: np.lib.npyio.NpzFile, path: str, member: Member, shape: tuple[int, ...]) -> np.ndarray:
-    values = np.ascontiguousarray(_read(archive, path, member, "data.path"))
+    values = _images(archive, path, member)
     if values.dtype == np.uint8:
         return values.reshape(-1, *shape)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            values = values.astype(np.float32)
+            values = values.astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise UserError(f"{path}: {member.key} has values that are not finite in float32")
         return values

@@ -42,8 +42,8 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
 
     def count_each(counted: np.ndarray) -> np.ndarray:
         """Of the rows that count, bool [n], the classes of each client."""
-        counted = counted & (labels[rows] >= 0)
-        of_each = owners[counted] * num_classes + labels[rows[counted]]
+        known = counted & (labels[rows] >= 0)
+        of_each = owners[known] * num_classes + labels[rows[known]]
         return np.bincount(of_each, minlength=number * num_classes).reshape(number, num_classes).astype(np.int32)
 
     return {

@@ -4,6 +4,7 @@ A view is a `FederatedData` in which `here` names the clients whose rows are pre
 federation, so methods and random numbers are the same with a view and without. It knows nothing of rounds or methods.
 """
 
+import os
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays
+from fedjax_ssl.errors import UserError
 
 MOST_ENTRIES = 2**24  # of a table of rows, clients x largest client, that is still kept as a whole: 64 MiB
 # Shares of the rounds that the narrower widths serve. Each width is a program of its own.
@@ -54,6 +56,7 @@ class Views:
         self._shared = small_arrays(held)._replace(
             test_inputs=jnp.asarray(held.test_inputs), test_labels=jnp.asarray(held.test_labels)
         )
+        self._file = _stamp(held.inputs)
         self._whole: tuple[FederatedData, jax.Array] | None = None
         targets = () if held.targets is None else (held.targets,)
         self._fixed = np.concatenate([held.server_index, held.validation_index, *targets]).astype(np.int64)
@@ -85,8 +88,13 @@ class Views:
         Args:
             clients: int [at most K'], increasing.
             width: one of `widths`, at least each one's size.
+
+        Raises:
+            UserError: the file of the images has changed.
         """
         held = self.held
+        if _stamp(held.inputs) != self._file:
+            raise UserError(f"{self._file[0]} has changed since the run began to read it; put the old file back")
         own = [held.rows_of(client) for client in clients]
         sizes = np.array([len(rows) for rows in own], np.int64)
         rows = np.concatenate([np.zeros(0, np.int32), *own])
@@ -139,6 +147,15 @@ class Views:
             here=rows_here(self.clients),
         )
         return data, table(held.hidden_labels)
+
+
+def _stamp(images: np.ndarray) -> tuple[Any, ...]:
+    """The file of memory-mapped images, with its size and time; () of images in the memory."""
+    path = getattr(images, "filename", None)
+    if path is None:
+        return ()
+    found = os.stat(path)
+    return path, found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def most_images(sizes: np.ndarray, widths: tuple[int, ...], clients: int) -> tuple[int, ...]:

@@ -60,11 +60,9 @@ def data_fields() -> Section:
     section.validation = whole(0, least=0)
     section.server_labels = whole(500, least=0)  # S, labelled images of the server, not of clients; of 'server' alone
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class
+    of_dirichlet = ("dirichlet_clients", "dirichlet_pairs", "dirichlet_classes")
     # How the clients' images are divided; see docs/data.md.
-    section.partition = word(
-        "lda", "iid", "stratified", "dirichlet_clients", "dirichlet_pairs", "dirichlet_classes", "shards", "profiles",
-        "main_class", "natural",
-    )  # fmt: skip
+    section.partition = word("lda", "iid", "stratified", *of_dirichlet, "shards", "profiles", "main_class", "natural")
     # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder at the same
     # alpha, because two clients share each of its near-IID parts: do not compare its 0.1 with that of the others.
     section.alpha = real(0.1, above=0)

@@ -32,6 +32,9 @@ def model_fields() -> Section:
     # are uniform within 1 / sqrt(fan-in), as in torch.nn.Linear (most public code).
     section.classifier_init = word("lecun", "torch", "torch_linear")
     section.dtype = word("float32", "bfloat16")  # of the computation; parameters are float32
+    # Products of float32 numbers: 'default', the platform's, which multiplies bfloat16 numbers on TPUs and may multiply
+    # TF32 on GPUs; 'highest', all digits, several times slower there. The same on a CPU.
+    section.float32_products = word("default", "highest")
     return section
 
 

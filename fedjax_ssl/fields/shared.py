@@ -1,6 +1,7 @@
 """The fields that all methods share; each file of this folder has some of their sections."""
 
 from fedjax_ssl.fields.data import data_fields, residence_fields
+from fedjax_ssl.fields.encoder import encoder_fields
 from fedjax_ssl.fields.labels import confidence_fields, consistency_fields, trainer_fields
 from fedjax_ssl.fields.model import model_fields, probe_fields
 from fedjax_ssl.fields.section import MOST_SEED, Section, several, whole, word
@@ -19,6 +20,7 @@ CHANGES_NO_RESULT = (
     "checkpoint_every",
     "checkpoint_every_persistent",
     "devices",
+    "encoder.batch_size",
     "eval_batch_size",
     "lanes",
     "log.report",
@@ -70,6 +72,7 @@ def shared_fields() -> Section:
     config.data = data_fields()
     config.residence = residence_fields()
     config.model = model_fields()
+    config.encoder = encoder_fields()
     config.augment = augment_fields()
     config.views = views_fields()
     config.probe = probe_fields()

@@ -16,6 +16,7 @@ from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
+from fedjax_ssl.run.features import through_encoder
 
 
 def server_view(
@@ -52,7 +53,7 @@ def node_view(config: Any, clients: tuple[int, ...]) -> tuple[FederatedData, dic
     Returns:
         The view, and the data set's facts, see `dataset_facts`.
     """
-    dataset = load_dataset(config.data)
+    dataset = through_encoder(config, load_dataset(config.data))
     partition = make_partition(
         dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed, dataset.owners
     )

@@ -21,8 +21,9 @@ from fedjax_ssl.models.own import build_backbone, check_backbone
 from fedjax_ssl.models.projectors import Projector
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
-from fedjax_ssl.models.transformer import Transformer, VisionTransformer
+from fedjax_ssl.models.transformer import Transformer
 from fedjax_ssl.models.vectors import Mlp, NoBackbone
+from fedjax_ssl.models.vit import ViT
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -52,7 +53,7 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "wrn16_1": functools.partial(WideResNet, depth=16, width=1),
     "wrn28_2": functools.partial(WideResNet, depth=28, width=2),
     "wrn28_8": functools.partial(WideResNet, depth=28, width=8),  # SemiFL's on CIFAR-100
-    "vit": VisionTransformer,
+    "vit": ViT,
     "mlp": Mlp,
     "linear": NoBackbone,
     "transformer": Transformer,
@@ -113,9 +114,9 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
 
 # Which backbones have a size of their own that can be set, and what it is called in messages.
 _SIZES = {
-    "width": ((ResNet, ResNet9, Mlp, Transformer, VisionTransformer), "ResNets, mlp, transformer and vit"),
-    "depth": ((Mlp, Transformer, VisionTransformer), "mlp, transformer and vit"),
-    "patch": ((VisionTransformer,), "vit"),
+    "width": ((ResNet, ResNet9, Mlp, Transformer, ViT), "ResNets, mlp, transformer and vit"),
+    "depth": ((Mlp, Transformer, ViT), "mlp, transformer and vit"),
+    "patch": ((ViT,), "vit"),
 }
 
 

@@ -157,6 +157,7 @@ def build_network(
     heads: Mapping[str, Callable[..., Any]] | None = None,
     embedding: str = "",
     companions: Mapping[str, Callable[..., Any]] = {},
+    backbone: nn.Module | None = None,
 ) -> Network:
     """The network that `config.model` names.
 
@@ -167,14 +168,19 @@ def build_network(
         embedding: the head that represents an image; '': the features.
         companions: name -> function of the configuration that gives the heads of a second network, name -> factory,
             see `Heads`. It has a backbone of the same kind and no classifier.
+        backbone: in the place of the one that `config.model` names; it has no batch statistics.
 
     Raises:
         UserError: a name is unknown, or a user's own backbone cannot be used.
     """
     section, inputs = config.model, kind_of(facts).inputs(facts)
     module = build_model(section, facts["num_classes"], heads, kind_name(facts), getattr(inputs, "keywords", {}))
+    if backbone is not None:
+        module = module.clone(backbone=backbone)
     own = is_own(section.name)
-    keeps = not own or check_backbone(section.name, module.backbone, _taken(inputs), section.normalisation)
+    keeps = backbone is None and (
+        not own or check_backbone(section.name, module.backbone, _taken(inputs), section.normalisation)
+    )
     network = Network(
         module=module,
         inputs=inputs,

@@ -36,7 +36,7 @@ def test_a_test_file_and_semicolons(tmp_path):
 
 
 def test_texts_and_their_versions(tmp_path):
-    text = "label,note\n" + "".join(f"{n % 2},\"good {'film' if n % 2 else 'book'}, isn't it\"\n" for n in range(20))
+    text = "label,note\n" + "".join(f'{n % 2},"good {"film" if n % 2 else "book"}, isn\'t it"\n' for n in range(20))
     versions = tmp_path / "v.csv"
     versions.write_text("german\n" + "gut\n" * 20)
     fields = {"text_column": "note", "ignore_columns": "", "text_length": 3, "text_versions": str(versions)}
