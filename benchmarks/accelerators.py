@@ -287,7 +287,8 @@ def compile_one(options: dict) -> dict:
     from fedjax_ssl.learning.devices import use_platform
     from fedjax_ssl.run.observe.profiling import step_flops
 
-    experiment = experiment_for(options)
+    with use_platform(TARGETS[options["target"]].platform):
+        experiment = experiment_for(options)
     if not experiment.method.phases:
         raise SystemExit(f"{options['method']} trains no clients")
     target, lanes = options["target"], options["lanes"]

@@ -1,92 +1,77 @@
-"""Everything that is measured on a GPU, in one command: convolutions in lanes, rounds per second, the PyTorch peer.
+"""Everything that is worth measuring on a GPU, in one command that may be stopped and started again.
 
-    python benchmarks/gpu.py --out=gpu.json                                   # random images, no data needed
-    python benchmarks/gpu.py --npz=cifar10.npz --parts=strategies,rounds,peer
+    python benchmarks/gpu.py --npz=cifar10.npz          # with real CIFAR-10: x_train, y_train, x_test, y_test
+    python benchmarks/gpu.py --minutes=2                # random images, which time the same; no accuracy of use
+    python benchmarks/gpu.py --tiny --out=tiny.json     # every part on any machine in minutes, to see that it runs
 
-It needs no network and no configuration file; --npz takes real CIFAR-10 (x_train, y_train, x_test, y_test), without it
-the images are random, which times the same. Parts:
+It needs no network and no configuration file. Each part has a process and --minutes of its own; what it has measured by
+then stays in --out. The same command again measures what is missing there, and at the end prints all of it as one
+table. For 45 minutes of a GPU: the parts stand in the order of their worth. Parts:
 
-  strategies  one local step of Wide-ResNet-28-2 (fix and mix views, batch 10) for 1, 3, 10 and 30 lanes, under every
-              form of the lanes' convolution and both dtypes: milliseconds per lane step
-  rounds      FedAnchor's round on CIFAR-10 (LDA 0.1, 10 clients a round, 5 local epochs) for both backbones: rounds a
-              second, what 500 rounds take, and the share of the floors: bytes over the memory's rate and floating-point
-              operations over the best matrix product
-  peer        benchmarks/peer.py on the same GPU
+  rounds  whole rounds of FedAnchor and of SemiFL on CIFAR-10 (100 clients, LDA 0.1, 10 a round, 5 epochs in batches of
+          10), in both dtypes: seconds a round, and the share of this GPU's matrix products and of its memory's rate
+  torch   the same local step in PyTorch, one client after the other: eager as research code writes it, with channels
+          last, with bfloat16, and by torch.compile; beside it ours, see benchmarks/peer.py. A step is SemiFL's and
+          FedAnchor's: a fix pass and a mix pass on batches of 10
+  steps   our local step alone, under every form of the lanes' convolutions, for several numbers of lanes
+  run     FedAnchor's 500 rounds in bfloat16 with their accuracy; it takes several starts if it does not fit into one
+
+Milliseconds a step are those of one client: the time of all lanes, divided by them.
 """
 
 import argparse
+import contextlib
 import functools
+import itertools
+import json
+import os
+import pathlib
+import signal
 import statistics
+import subprocess
 import sys
-import tempfile
 import time
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from harness import describe, print_table, seconds_of, write
-
-from fedjax_ssl import base_config
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.models import build_model, passes
-from fedjax_ssl.models.network import Network
-from fedjax_ssl.run.experiment import build_experiment, initialise
-from fedjax_ssl.run.machine import find_machine
-from fedjax_ssl.run.observe.profiling import step_flops
-from fedjax_ssl.run.programs import compile_dispatch
-
-DTYPES = ("float32", "bfloat16")
-
-
-def strategies(options) -> list[dict]:
-    """Milliseconds per lane step, by number of lanes, form of the convolution and dtype."""
-    rows = []
-    for dtype in options.dtypes.split(","):
-        for lanes in map(int, options.lanes.split(",")):
-            for form in passes.LANE_FORMS:
-                row = {"dtype": dtype, "lanes": lanes, "form": form}
-                try:
-                    seconds = time_lane_step(options.backbone, dtype, lanes, form, options.repeats)
-                    row["ms per lane step"] = 1e3 * seconds
-                except jax.errors.JaxRuntimeError as error:  # too little memory, for one
-                    row["ms per lane step"] = str(error).splitlines()[0][:60]
-                rows.append(row)
-                print(row, flush=True)
-    return rows
+PAPER = "FedAnchor (mix), 250 anchors, Dir 0.1: 55.26 +- 0.92 % (Qiu et al., 2024, table 2)"
+TINY = {
+    "backbones": "cnn",
+    "lanes": "1,2",
+    "num_clients": 4,
+    "clients": 2,
+    "images": 20,
+    "epochs": 1,
+    "warm_rounds": 1,
+    "rounds": 1,
+    "run_rounds": 2,
+    "repeats": 1,
+}
+# What a step costs, in the words of the table.
+STEP, ROUND = "ms a step", "s a round"
 
 
-def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, steps: int = 20) -> float:
-    """Seconds of one local step of one lane, in a loop of steps over all lanes."""
-    config = base_config()
-    config.model.name, config.model.dtype = name, dtype
-    network = Network(build_model(config.model, 10), (0.5,), (0.25,), (32, 32, 3), "running")
-    images = jax.random.randint(jax.random.key(0), (10, 32, 32, 3), 0, 256).astype(jnp.float32)
-    labels, mask = jnp.arange(10), jnp.ones(10, bool)
-
-    def step(model):
-        def loss_fn(params):
-            outputs, updated = network.train(model._replace(params=params), (images, images), mask)
-            return sum(cross_entropy(view.logits, labels, mask) for view in outputs), updated
-
-        gradient, batch_stats = jax.grad(loss_fn, has_aux=True)(model.params)
-        return Model(jax.tree.map(lambda p, g: p - 0.01 * g, model.params, gradient), batch_stats)
-
-    with passes.use_lane_form(form):
-        over_lanes = jax.vmap(step)
-        run = jax.jit(lambda model: jax.lax.fori_loop(0, steps, lambda _, m: over_lanes(m), model))
-        model = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(1), lanes))
-        seconds = seconds_of({"step": functools.partial(run, model)}, repeats)["step"]
-    return min(seconds) / steps / lanes
+def rounds(options):
+    """Rounds of whole programs."""
+    for backbone, dtype, method in itertools.product(
+        options.backbones.split(","), ("bfloat16", "float32"), ("fedanchor", "semifl")
+    ):
+        what = f"{method}, {backbone}, {dtype}"
+        yield what, functools.partial(time_rounds, method, backbone, dtype, options)
 
 
-def rounds(options) -> list[dict]:
-    """Rounds a second of FedAnchor on CIFAR-10, and how far that is from the floors."""
-    rate, bandwidth = matrix_product_rate(options.round_dtype), memory_rate()
-    rows = []
-    for name in options.backbones.split(","):
-        config = cifar10_config(name, options)
-        experiment, machine = build_experiment(config), find_machine(config)
+def time_rounds(method: str, backbone: str, dtype: str, options) -> dict:
+    """Seconds a round, and how far that is from the floors."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedjax_ssl.run.experiment import build_experiment, initialise
+    from fedjax_ssl.run.machine import use_machine
+    from fedjax_ssl.run.observe.profiling import step_flops
+    from fedjax_ssl.run.programs import compile_dispatch
+
+    config = cifar10_config(method, backbone, dtype, options)
+    config.rounds_per_dispatch = max(options.rounds, options.warm_rounds)
+    experiment = build_experiment(config)
+    with use_machine(config, experiment.data) as machine:
         started = time.perf_counter()
         dispatch = compile_dispatch(machine, [experiment])
         compile_seconds = time.perf_counter() - started
@@ -102,105 +87,279 @@ def rounds(options) -> list[dict]:
             state = result.state
             local_steps = jax.device_get(result.results.metrics["local_steps"])
             steps.append(float(local_steps[: options.rounds].sum()) / options.rounds)
-        second, step = statistics.median(seconds), statistics.mean(steps)
-        # A step reads and writes parameters, momentum and gradient; activations come on top.
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(state.model.params))
-        rows.append(
-            {
-                "backbone": name,
-                "dtype": options.round_dtype,
-                "lanes": machine.lanes(config.clients_per_round),
-                "compile s": compile_seconds,
-                "s per round": second,
-                "rounds per s": 1 / second,
-                "500 rounds, min": 500 * second / 60,
-                "local steps per round": step,
-                "GFLOP/s": flops * step / second / 1e9,
-                "share of matrix products": flops * step / second / rate,
-                "share of memory rate": 5 * 4 * numbers * step / second / bandwidth,
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+        lanes = machine.lanes(config.clients_per_round)
+    second, step = statistics.median(seconds), statistics.mean(steps)
+    # A step reads and writes parameters, momentum and gradient; activations come on top.
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(state.model.params))
+    return {
+        STEP: 1e3 * second / step,
+        ROUND: second,
+        "more": {
+            "lanes": lanes,
+            "compile s": compile_seconds,
+            "500 rounds, min": 500 * second / 60,
+            "local steps a round": step,
+            "share of matrix products": flops * step / second / matrix_product_rate(dtype),
+            "share of memory rate": 5 * 4 * numbers * step / second / memory_rate(),
+        },
+    }
 
 
-def cifar10_config(name: str, options):
-    """The paper's experiment on the given or on random images."""
+def torch_steps(options):
+    """The peer's forms, and ours beside them."""
+    import peer
+    import torch
+
+    forms = {
+        "eager": {"channels_last": False},
+        "eager, channels last": {},
+        "eager, channels last, bfloat16": {"torch_dtype": torch.bfloat16},
+        "compiled, channels last": {"compiled": True},
+        "compiled, channels last, bfloat16": {"compiled": True, "torch_dtype": torch.bfloat16},
+    }
+    for backbone in options.backbones.split(","):
+        time_one = functools.partial(time_peer, peer, backbone, options)
+        for dtype in ("bfloat16", "float32"):
+            yield f"ours, {backbone}, {dtype}", functools.partial(time_one, "ours", dtype=dtype)
+        for name in reversed(forms):
+            yield f"PyTorch, {backbone}, {name}", functools.partial(time_one, "torch", **forms[name])
+
+
+def time_peer(peer, backbone: str, options, side: str, **form) -> dict:
+    """A cohort's round by one of both sides."""
+    from harness import seconds_of
+
+    words = argparse.Namespace(
+        clients=options.clients, images=options.images or 100, epochs=1, batch_size=10, devices=1
+    )  # fmt: skip
+    with peer.both_sides(backbone, words, **form) as sides:
+        seconds = seconds_of({side: sides.functions[side]}, options.repeats)[side]
+    return {STEP: 1e3 * statistics.median(seconds) / sides.local_steps, "more": {"lanes": sides.lanes}}
+
+
+def steps(options):
+    """Forms of the lanes' convolutions."""
+    from fedjax_ssl.models.passes import LANE_FORMS
+
+    lanes = list(map(int, options.lanes.split(",")))
+    for dtype, number, form in itertools.product(("bfloat16", "float32"), lanes, LANE_FORMS):
+        backbone = options.backbones.split(",")[0]
+        what = f"{backbone}, {dtype}, {number} lanes, {form}"
+        yield what, functools.partial(time_lane_step, backbone, dtype, number, form, options.repeats)
+
+
+def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, number: int = 20) -> dict:
+    """A loop of local steps over all lanes."""
+    import jax
+    import jax.numpy as jnp
+    from fedjax_ssl.models.inputs import Images
+    from harness import seconds_of
+
+    from fedjax_ssl import base_config
+    from fedjax_ssl.learning.losses import cross_entropy
+    from fedjax_ssl.learning.sgd import Model
+    from fedjax_ssl.models import build_model
+    from fedjax_ssl.models.network import Network
+    from fedjax_ssl.models.passes import use_lane_form
+
     config = base_config()
-    config.model.name, config.model.dtype = name, options.round_dtype
-    config.data.source, config.data.path, config.data.flip = "npz", options.npz or random_npz(), True
-    config.data.server_labels = 250
-    config.data.examples_per_client = options.images
-    config.client.epochs = options.epochs
-    config.rounds_per_dispatch = max(options.rounds, options.warm_rounds)
-    config.devices = 1
+    config.model.name, config.model.dtype = name, dtype
+    network = Network(build_model(config.model, 10), Images((32, 32, 3), (0.5,), (0.25,)), "running")
+    images = jax.random.randint(jax.random.key(0), (10, 32, 32, 3), 0, 256).astype(jnp.float32)
+    labels, mask = jnp.arange(10), jnp.ones(10, bool)
+
+    def step(model):
+        def loss_fn(params):
+            outputs, updated = network.train(model._replace(params=params), (images, images), mask)
+            return sum(cross_entropy(view.logits, labels, mask) for view in outputs), updated
+
+        gradient, batch_stats = jax.grad(loss_fn, has_aux=True)(model.params)
+        return Model(jax.tree.map(lambda p, g: p - 0.01 * g, model.params, gradient), batch_stats)
+
+    with use_lane_form(form):
+        over_lanes = jax.vmap(step)
+        run = jax.jit(lambda model: jax.lax.fori_loop(0, number, lambda _, m: over_lanes(m), model))
+        model = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(1), lanes))
+        seconds = seconds_of({"step": functools.partial(run, model)}, repeats)["step"]
+    return {STEP: 1e3 * min(seconds) / number / lanes, "more": {}}
+
+
+def run(options):
+    """The whole experiment."""
+    backbone = options.backbones.split(",")[0]
+    yield f"fedanchor, {backbone}, {options.run_rounds} rounds", functools.partial(whole_run, backbone, options)
+
+
+def whole_run(backbone: str, options) -> dict:
+    """The run, continued where it was stopped; its folder is beside the results."""
+    from fedjax_ssl import train
+
+    workdir = pathlib.Path(options.out).with_suffix("") / f"run_{backbone}"
+    config = cifar10_config("fedanchor", backbone, "bfloat16", options)
+    config.num_rounds, config.log.report = options.run_rounds, False
+    train(config, workdir)
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    timings = [json.loads(line) for line in (workdir / "timings.jsonl").read_text().splitlines()]
+    seconds = sum(line["seconds"] for line in timings if "lane_steps" in line)
+    accuracy = [line["test_accuracy"] for line in lines if "test_accuracy" in line]
+    more = {"minutes": seconds / 60, "accuracy, last": 100 * accuracy[-1], "accuracy, best": 100 * max(accuracy)}
+    more["images"] = "CIFAR-10" if options.npz else "random: accuracy means nothing"
+    return {ROUND: seconds / options.run_rounds, "more": {**more, "the paper's": PAPER}}
+
+
+def cifar10_config(method: str, backbone: str, dtype: str, options):
+    """The paper's experiment on the given or on random images."""
+    from fedjax_ssl import base_config
+    from fedjax_ssl.config import apply_arguments
+
+    config = base_config()
+    config.data.source, config.data.path, config.data.flip = "npz", options.npz or random_npz(options), True
+    arguments = f"{method},strong,natural_images,mix" if method == "fedanchor" else method
+    config = apply_arguments(config, f"{arguments},{backbone},server_labels=250,alpha=0.1")
+    config.model.dtype = dtype
+    config.num_clients, config.clients_per_round = options.num_clients, options.clients
+    config.data.examples_per_client, config.client.epochs = options.images, options.epochs
     return config
 
 
+def random_npz(options) -> str:
+    """Random images in the shape of CIFAR-10, beside the results."""
+    import numpy as np
+
+    path = pathlib.Path(options.out).with_suffix("") / "random.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rng, sizes = np.random.default_rng(0), {"train": 50000, "test": 10000}
+        arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in sizes.items()}
+        np.savez(path, **arrays, **{f"y_{part}": np.arange(size) % 10 for part, size in sizes.items()})
+    return str(path)
+
+
 @functools.cache
-def random_npz() -> str:
-    """Random images in the shape of CIFAR-10."""
-    rng, path = np.random.default_rng(0), tempfile.mkdtemp() + "/random.npz"
-    sizes = {"train": 50000, "test": 10000}
-    arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in sizes.items()}
-    arrays |= {f"y_{part}": np.arange(size) % 10 for part, size in sizes.items()}
-    np.savez(path, **arrays)
-    return path
-
-
 def matrix_product_rate(dtype: str, side: int = 4096) -> float:
     """The most floating-point operations a second of a square matrix product."""
+    import jax
+    import jax.numpy as jnp
+    from harness import seconds_of
+
+    side = side if jax.default_backend() != "cpu" else 1024
     a = jnp.ones((side, side), dtype)
     product = jax.jit(lambda a: jax.lax.fori_loop(0, 10, lambda _, x: (a @ x) / side, a))
     return 10 * 2 * side**3 / min(seconds_of({"product": lambda: product(a)}, 5)["product"])
 
 
+@functools.cache
 def memory_rate(megabytes: int = 256) -> float:
     """Bytes a second that a copy reads and writes."""
+    import jax
+    import jax.numpy as jnp
+    from harness import seconds_of
+
     x = jnp.ones(megabytes * 2**18, jnp.float32)
     copy = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, y: y * 1.0001, x))
     return 10 * 2 * x.nbytes / min(seconds_of({"copy": lambda: copy(x)}, 5)["copy"])
 
 
-def peer(options) -> list[dict]:
-    """benchmarks/peer.py with its defaults, for both backbones."""
-    import peer as module
-
-    words = argparse.Namespace(clients=10, images=100, epochs=1, batch_size=10, repeats=options.repeats)
-    return [module.compare(name, words) for name in options.backbones.split(",")]
+PARTS = {"rounds": rounds, "torch": torch_steps, "steps": steps, "run": run}
 
 
-PARTS = {"strategies": strategies, "rounds": rounds, "peer": peer}
+# --- A process and a time for each part. ------------------------------------------------------------------------------
 
 
-def main():
+def rows_of(path: pathlib.Path) -> list[dict]:
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def measure(part: str, options) -> None:
+    """Measures what of a part is not in the file, and writes each figure as soon as it is there."""
+    from harness import describe
+
+    path = pathlib.Path(options.out)
+    for what, function in PARTS[part](options):
+        others = [row for row in rows_of(path) if (row["part"], row["what"]) != (part, what)]
+        before = [row for row in rows_of(path) if row not in others]
+        if before and "failed" not in before[0]["more"]:
+            continue
+        try:
+            row = {"part": part, "what": what, **function()}
+        except Exception as error:  # such as too little memory: the others are measured all the same
+            why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            row = {"part": part, "what": what, "more": {"failed": why}}
+        print(text_of(row), flush=True)
+        whole = json.dumps({"machine": describe(), "rows": [*others, row]}, indent=2) + "\n"
+        path.with_suffix(".part").write_text(whole)
+        path.with_suffix(".part").replace(path)
+
+
+def cells_of(row: dict) -> list[str]:
+    def text(value):
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    figures = [text(row[name]) if name in row else "" for name in (STEP, ROUND)]
+    return [
+        row["part"],
+        row["what"],
+        *figures,
+        ", ".join(f"{name} {text(value)}" for name, value in row["more"].items()),
+    ]
+
+
+def text_of(row: dict) -> str:
+    return "| " + " | ".join(cells_of(row)) + " |"
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--minutes", type=float, default=10, help="of each part")
     parser.add_argument("--npz", default="", help="CIFAR-10 as an npz; random images without it")
-    parser.add_argument("--lanes", default="1,3,10,30")
-    parser.add_argument("--dtypes", default=",".join(DTYPES))
-    parser.add_argument("--backbone", default="wrn28_2", help="of the part 'strategies'")
+    parser.add_argument("--out", default="gpu.json")
+    parser.add_argument("--tiny", action="store_true", help="every part as small as can be")
     parser.add_argument("--backbones", default="wrn28_2,resnet18")
-    parser.add_argument("--round_dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--lanes", default="10,1,4,30", help="of the part 'steps'")
+    parser.add_argument("--num_clients", type=int, default=100)
+    parser.add_argument("--clients", type=int, default=10, help="of a round")
     parser.add_argument("--images", type=int, default=0, help="for each client; 0: all")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--warm_rounds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--run_rounds", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", default="gpu.json")
+    parser.add_argument("--in_this_process", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    everything = []
+    if options.tiny:
+        vars(options).update(TINY)
+    if options.in_this_process:
+        with contextlib.suppress(KeyboardInterrupt):  # at the end of its time
+            measure(options.in_this_process, options)
+        return 0
+    failed = []
     for part in options.parts.split(","):
-        print(f"\n== {part}", flush=True)
-        found = PARTS[part](options)
-        print_table(found)
-        everything += [{"part": part, **row} for row in found]
-        write_so_far(options.out, everything)
-
-
-def write_so_far(path: str, rows: list[dict]) -> None:
-    """A part that fails later must not take the earlier ones with it."""
-    write(path, describe(), rows, table=False)
+        print(f"== {part}, at most {options.minutes:g} minutes", flush=True)
+        command = [sys.executable, __file__, *sys.argv[1:], f"--in_this_process={part}"]
+        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # PyTorch has its own
+        process = subprocess.Popen(command, env=environment)
+        try:
+            process.wait(60 * options.minutes)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # a run saves its round
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            print(f"{part} is stopped; the same command goes on with it", flush=True)
+        else:
+            failed += [part] if process.returncode else []
+    path = pathlib.Path(options.out)
+    if path.exists():
+        found = json.loads(path.read_text())
+        print("\n" + ", ".join(f"{name} {value}" for name, value in found["machine"].items()))
+        print(f"| part | what | {STEP} | {ROUND} | more |\n|---|---|---|---|---|")
+        print("\n".join(text_of(row) for row in sorted(found["rows"], key=lambda row: list(PARTS).index(row["part"]))))
+    for part in failed:
+        print(f"error: the part {part} ended with an error", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -14,8 +14,11 @@ median over the repeats. Before anything is timed both models are given the same
 """
 
 import argparse
+import contextlib
 import functools
 import statistics
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +34,8 @@ from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Problem, Report, trained_parts
 from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.kinds import Images
 from fedjax_ssl.models import build_model
-from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.machine import find_machine, use
 from fedjax_ssl.server.aggregation import weighted_mean
@@ -175,18 +178,30 @@ def torch_flip_and_crop(images, flip):
 
 
 class TorchCohort:
-    """A federated round as a loop over clients, each with a copy of the global model."""
+    """A federated round as a loop over clients, each with a copy of the global model.
 
-    def __init__(self, name, weights, images, labels, config, device):
+    Args:
+        name, weights, images, labels, config, device: of the cohort.
+        channels_last: the memory format of images and kernels.
+        torch_dtype: of autocast; None: float32.
+        compiled: whether forward and backward passes are those of torch.compile.
+    """
+
+    def __init__(
+        self, name, weights, images, labels, config, device, channels_last=True, torch_dtype=None, compiled=False
+    ):  # fmt: skip
         self.device, self.config, self.flip = device, config, images.shape[-1] == 3
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.weights = {key: value.to(device) for key, value in weights.items()}
-        self.model = TORCH_MODELS[name]().to(device, memory_format=torch.channels_last)
+        self.model = TORCH_MODELS[name]().to(device, memory_format=self.memory_format)
+        self.forward = torch.compile(self.model) if compiled else self.model
+        self.autocast = functools.partial(torch.autocast, device.type, torch_dtype, enabled=torch_dtype is not None)
         self.images = torch.from_numpy(images).permute(0, 1, 4, 2, 3).to(device)  # uint8 [M, n, C, H, W]
         self.labels = torch.from_numpy(labels).long().to(device)
 
     def prepare(self, images):
         """Raw levels to the network's input, as ours: mean 0.5, deviation 0.25."""
-        return ((images.float() / 255 - 0.5) / 0.25).contiguous(memory_format=torch.channels_last)
+        return ((images.float() / 255 - 0.5) / 0.25).contiguous(memory_format=self.memory_format)
 
     def logits(self, images):
         self.model.load_state_dict(self.weights, strict=False)
@@ -213,10 +228,11 @@ class TorchCohort:
                     strong = self.prepare(torch_flip_and_crop(images[fix].float(), self.flip))
                     weak = self.prepare(torch_flip_and_crop(mixture, self.flip))
                     optimizer.zero_grad()
-                    loss = F.cross_entropy(self.model(strong), labels[fix])
-                    logits = self.model(weak)
-                    loss = loss + mixing * F.cross_entropy(logits, labels[fix])
-                    loss = loss + (1 - mixing) * F.cross_entropy(logits, labels[mix])
+                    with self.autocast():
+                        loss = F.cross_entropy(self.forward(strong), labels[fix])
+                        logits = self.forward(weak)
+                        loss = loss + mixing * F.cross_entropy(logits, labels[fix])
+                        loss = loss + (1 - mixing) * F.cross_entropy(logits, labels[mix])
                     loss.backward()
                     torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
                     optimizer.step()
@@ -255,10 +271,28 @@ def our_round(problem, machine, num_clients, lanes):
     return machine.jit(round_fn)
 
 
-def compare(name, options):
-    """Times both sides in turn; returns a row of the table."""
+class Sides(NamedTuple):
+    """Both sides of a comparison, ready to be timed."""
+
+    functions: dict[str, Callable]  # 'torch', 'ours' and 'ours with RandAugment': a cohort's round
+    lanes: int
+    local_steps: int  # of a round
+    device: str
+    logits_apart: float
+
+
+@contextlib.contextmanager
+def both_sides(name, options, dtype="float32", **torch_form):
+    """A cohort's round by both, with the same weights and images.
+
+    Args:
+        name: of a model.
+        options: clients, images, epochs, batch_size and devices.
+        dtype: of our computation.
+        torch_form: of `TorchCohort`.
+    """
     config = base_config()
-    config.model.name = name
+    config.model.name, config.model.dtype = name, dtype
     config.client.epochs, config.client.batch_size = options.epochs, options.batch_size
     config.clients_per_round, config.devices = options.clients, options.devices
     image_shape = IMAGE_SHAPES[name]
@@ -283,10 +317,11 @@ def compare(name, options):
     broadcast = Broadcast(model, jnp.float32(0.03))
 
     device = torch.device("cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu")
-    theirs = TorchCohort(name, torch_weights(*model), images, labels, config, device)
+    theirs = TorchCohort(name, torch_weights(*model), images, labels, config, device, **torch_form)
     ours = jax.jit(problem.network.predict)(model, jnp.asarray(images[0])).logits
     apart = float(np.abs(np.asarray(ours) - theirs.logits(images[0])).max())
-    assert apart < 1e-2 * max(1.0, float(np.abs(np.asarray(ours)).max())), f"{name}: the models differ by {apart}"
+    digits = 1e-2 if dtype == "float32" else 1e-1
+    assert apart < digits * max(1.0, float(np.abs(np.asarray(ours)).max())), f"{name}: the models differ by {apart}"
 
     sides = {"torch": theirs.round}
     with use(find_machine(config)) as machine:
@@ -295,11 +330,18 @@ def compare(name, options):
         for side, rand_augment in (("ours", False), ("ours with RandAugment", True)):
             problem = our_problem(name, image_shape, config, rand_augment)
             sides[side] = functools.partial(our_round(problem, machine, options.clients, lanes), *arguments)
-        times = seconds_of(sides, options.repeats)
-    steps = options.clients * options.epochs * -(-options.images // options.batch_size)
-    row = {"model": name, "lanes": lanes, "device": str(device), "logits_apart": apart, "local_steps": steps}
+        steps = options.clients * options.epochs * -(-options.images // options.batch_size)
+        yield Sides(sides, lanes, steps, str(device), apart)
+
+
+def compare(name, options):
+    """Times both sides in turn; returns a row of the table."""
+    with both_sides(name, options) as sides:
+        times = seconds_of(sides.functions, options.repeats)
+    row = {"model": name, "lanes": sides.lanes, "device": sides.device, "logits_apart": sides.logits_apart}
+    row["local_steps"] = sides.local_steps
     for side, seconds in times.items():
-        row[f"{side}, ms per step"] = 1e3 * statistics.median(seconds) / steps
+        row[f"{side}, ms per step"] = 1e3 * statistics.median(seconds) / sides.local_steps
         if side != "torch":
             row[f"ratio {side}"] = statistics.median(o / t for o, t in zip(seconds, times["torch"]))
     print(f"ratio {name} {row['ratio ours']:.3f}", flush=True)

@@ -90,6 +90,7 @@ def test_the_page_of_each_method_is_up_to_date(root):
     for name, page in pages.items():
         assert page == module.page(name), f"docs/methods/{name}.md: run python docs/method_reference.py"
         assert f"(methods/{name}.md)" in overview
+    assert module.KINDS_PAGE.read_text(encoding="utf-8") == module.kinds_page()
 
 
 def make_tiny():

@@ -95,16 +95,41 @@ def test_quickstart(execute, tmp_path):
     assert "JAX" in printed(notebook) and "of 360 test images are classified correctly" in printed(notebook)
 
 
-def test_fedanchor_cifar10(execute, tmp_path):
+@pytest.fixture
+def npz(tmp_path):
+    """Random images as large as CIFAR-10's, in a file."""
     rng = np.random.default_rng(0)
     images = lambda number: rng.integers(0, 256, (number, 32, 32, 3), np.uint8)  # noqa: E731
     labels = lambda number: np.arange(number) % 10  # noqa: E731
     file = tmp_path / "images.npz"
-    np.savez(file, x_train=images(120), y_train=labels(120), x_test=images(20), y_test=labels(20))
+    np.savez(file, x_train=images(300), y_train=labels(300), x_test=images(20), y_test=labels(20))
+    return str(file)
+
+
+def test_accelerator(execute, npz, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where `tune` remembers
+    notebook = execute(
+        "accelerator",
+        SOURCE="npz",
+        PATH=npz,
+        BACKBONE="cnn",
+        NUM_ROUNDS=2,
+        NUM_CLIENTS=4,
+        CLIENTS_PER_ROUND=2,
+        LOCAL_EPOCHS=1,
+        FIELDS={**SMALL, "log.report": True},
+    )
+    assert len(metrics(tmp_path / "runs" / "accelerator")) == 2
+    assert "No TPU or GPU" in printed(notebook) and "fastest: " in printed(notebook)
+    assert "1 of 2 clients side by side on each device" in printed(notebook) and "s a round" in printed(notebook)
+    assert "<svg" in shown(notebook, "text/html")[-1].replace("&lt;", "<")
+
+
+def test_fedanchor_cifar10(execute, npz, tmp_path):
     notebook = execute(
         "fedanchor_cifar10",
         SOURCE="npz",
-        PATH=str(file),
+        PATH=npz,
         SEEDS=(0, 1),
         NUM_ROUNDS=2,
         BACKBONE="cnn",
@@ -170,7 +195,7 @@ def test_a_notebook_is_kept_as_it_was_written(path):
 
 
 def test_the_notebooks_install_the_package_in_the_same_way():
-    assert [path.stem for path in NOTEBOOKS] == ["fedanchor_cifar10", "new_method", "quickstart"]
+    assert [path.stem for path in NOTEBOOKS] == ["accelerator", "fedanchor_cifar10", "new_method", "quickstart"]
     notebooks = [read(path.stem) for path in NOTEBOOKS]
     (source,) = {notebook.cells[tagged(notebook, "install")].source for notebook in notebooks}
     assert source.count("%pip install") == 2

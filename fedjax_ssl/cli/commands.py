@@ -143,21 +143,22 @@ def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Classifies the images of a file or a folder by a run's model.
+    """Classifies the images, rows or texts of a file or a folder by a run's model.
 
-    --out=NAME.csv gets a line for each image; an npz file labels [B], classes [B],
-    probabilities [B, C], embeddings [B, D] and class_names [C]. Where the images
-    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE) the accuracy
-    is printed.
+    --out=NAME.csv gets a line for each of them; an npz file labels [B], classes [B],
+    probabilities [B, C], embeddings [B, D] and class_names [C]. Where they
+    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE, the csv's column
+    of labels) the accuracy is printed.
     """
     with doing("loading JAX"):
         from fedjax_ssl.predictor import predict_file
 
     with doing("compiling and predicting"):
-        found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code)
-    print(f"{own.out}: {len(found.prediction.labels)} images")
+        found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code, own.csv)
+    what = "images" if found.of_images else "rows"
+    print(f"{own.out}: {len(found.prediction.labels)} {what}")
     if found.accuracy is not None:
-        print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} images with a label")
+        print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} {what} with a label")
 
 
 def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -172,6 +173,22 @@ def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
 
     with doing("exporting"):
         print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
+
+
+def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Converts PyTorch's weights of a pretrained encoder into a file for encoder.weights.
+
+    FILE.safetensors as it is; .pth by PyTorch in a process of its own, which makes
+    tensors alone and runs no pickle. Encoders: docs/how_to/pretrained_encoders.md.
+    """
+    if not own.encoder or not own.out:
+        raise UserError("convert-weights takes --encoder=NAME and --out=FILE.safetensors")
+    with doing("loading JAX"):
+        from fedjax_ssl.encoders import convert
+
+    with doing("converting"):
+        number = convert(expanded(words[0]), own.encoder, pathlib.Path(own.out))
+    print(f"{own.out}: {number} arrays")
 
 
 def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -235,6 +252,7 @@ COMMANDS = {
             "workdir": (None, "of the run"),
             "npz": (None, "the file with the images, uint8 [B, H, W, C]"),
             "images": (None, "a folder instead, FOLDER/IMAGE or FOLDER/CLASS/IMAGE"),
+            "csv": (None, "a csv or parquet file instead, of a model of tables or texts"),
             "out": (None, "the file to be written, NAME.csv or NAME.npz"),
             "key": ("", "the images' name in the npz; by default images, x, x_test or test_images"),
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
@@ -250,13 +268,21 @@ COMMANDS = {
         },
         "RUN",
     ),
+    "convert-weights": Command(
+        run_convert_weights,
+        {
+            "encoder": (None, "whose weights they are, such as efficientnet_lite0"),
+            "out": (None, "the file to be written, NAME.safetensors"),
+        },
+        "FILE",
+    ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
     "completion": Command(run_completion, {}, "SHELL"),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),
 }
 
 
-PATHS = ("workdir", "out", "npz", "images")
+PATHS = ("workdir", "out", "npz", "images", "csv")
 AGAIN = {"sweep": "resumes the sweep", "report": "draws the report anew", "profile": "measures anew"}
 HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 

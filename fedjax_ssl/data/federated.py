@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.poison import poison
 from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.data.table import image_table
 from fedjax_ssl.errors import UserError
 
 ATTACKERS = 100  # its number among the draws of a seed, apart from those of the partition
@@ -20,7 +21,8 @@ class FederatedData(NamedTuple):
     Per-example state of a method is a flat [N] array, independent of who owns an example.
     """
 
-    inputs: jax.Array  # [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C]
+    # [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C], see `image_table`.
+    inputs: jax.Array
     # int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever a label is hidden,
     # as are those of validation images.
     visible_labels: jax.Array
@@ -100,7 +102,7 @@ def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     leaves = [
         federations[0][place]
         if axis is None or federations[0][place] is None
-        else jnp.stack([federation[place] for federation in federations])
+        else jax.tree.map(lambda *of: jnp.stack(of), *(federation[place] for federation in federations))
         for place, axis in enumerate(axes)
     ]
     return FederatedData._make(leaves)
@@ -158,6 +160,10 @@ def hold(
     sizes = np.array([len(rows) for rows in partition.client_rows], np.int64)
     rows = np.concatenate(partition.client_rows).astype(np.int32)
     at_server = np.concatenate([partition.server_index, rows]) if centralised else partition.server_index
+    if centralised:
+        at_server = at_server[dataset.y_train[at_server] >= 0]
+    if (dataset.y_train[at_server] < 0).any():
+        raise UserError("the partition gives the server a row without a label")
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
     visible = np.concatenate([at_server, partition.labelled_rows])
     if reveal_labels:
@@ -170,6 +176,8 @@ def hold(
     owners = np.repeat(np.arange(len(sizes)), sizes)
     crafted = None
     if attack is not None and attack.kind == "poison":
+        if dataset.kind != "image":
+            raise UserError(f"attack.kind='poison' is for images; the data are {dataset.kind}")
         crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
     return Holdings(
         inputs=dataset.x_train if crafted is None else crafted.images,
@@ -229,10 +237,10 @@ def put_whole(
     client_index[np.arange(width) < sizes[:, np.newaxis]] = held.rows
     shared = same_images is not None
     data = small_arrays(held)._replace(
-        inputs=same_images.inputs if shared and held.targets is None else jnp.asarray(held.inputs),
+        inputs=same_images.inputs if shared and held.targets is None else image_table(held.inputs),
         visible_labels=jnp.asarray(held.visible_labels),
         client_index=jnp.asarray(client_index),
-        test_inputs=same_images.test_inputs if shared else jnp.asarray(held.test_inputs),
+        test_inputs=same_images.test_inputs if shared else image_table(held.test_inputs),
         test_labels=same_images.test_labels if shared else jnp.asarray(held.test_labels),
         mislabelled=None if held.mislabelled is None else jnp.asarray(held.mislabelled),
     )

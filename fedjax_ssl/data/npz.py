@@ -15,6 +15,7 @@ from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import expanded
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+MOST_TOKENS = 2**24 - 1  # as a view of tokens passes through float32
 MEDMNIST_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the order of KEYS
 
 
@@ -22,13 +23,15 @@ def load_npz(path: str) -> Arrays:
     """Loads a data set from an npz file.
 
     Args:
-        path: the file. It holds x_train and x_test, uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, and
-          y_train and y_test, integers [N] of 0 .. num_classes - 1 in which every class occurs at least once. Or it is
-          a file of MedMNIST, with train_images, train_labels, test_images and test_labels, labels [N, 1], whose
+        path: the file. It holds x_train and x_test, and y_train and y_test, integers [N] of 0 .. num_classes - 1 in
+          which every class occurs at least once; -1 in y_train is no label. Images are uint8 [N, H, W] or [N, H, W, C]
+          with C = 1 or 3, features floats [N, D] or [N, V, D], texts integers [N, L] or [N, V, L], the tokens' ids. Or
+          it is a file of MedMNIST, with train_images, train_labels, test_images and test_labels, labels [N, 1], whose
           val_images and val_labels are left out.
 
     Returns:
-        The arrays, the images with their channel axis, and the classes, named by their numbers.
+        The arrays, images with their channel axis, features as float32, texts as int32; and the classes, named by
+        their numbers.
 
     Raises:
         UserError: the file is missing or no npz, a key is missing, or an array is not as described above.
@@ -40,8 +43,10 @@ def load_npz(path: str) -> Arrays:
         train, train_labels, test, test_labels = keys
         members = _find(archive, path, keys, "data.path", mapped=(train, test))
         # Labels first: images are not unpacked if something else is wrong.
-        shapes = [_check_images(path, key, members[key]) for key in (train, test)]
-        if shapes[0] != shapes[1]:
+        shapes = [_check_inputs(path, key, members[key]) for key in (train, test)]
+        if members[train].dtype != np.uint8 and members[train].dtype.kind == members[test].dtype.kind:
+            shapes[1] = (*shapes[0][:-1], *shapes[1][-1:])  # a test example may have fewer views
+        if shapes[0] != shapes[1] or (members[train].dtype == np.uint8) != (members[test].dtype == np.uint8):
             raise UserError(
                 f"{path}: images of {train} have shape {shapes[0]}, those of {test} {shapes[1]}; "
                 "bring both to one height, width and number of channels"
@@ -50,8 +55,8 @@ def load_npz(path: str) -> Arrays:
             _check_labels(path, of_labels, _read(archive, path, members[of_labels], "data.path"), key, members[key])
             for key, of_labels in ((train, train_labels), (test, test_labels))
         )
-        x_train, x_test = (_images(archive, path, members[key]).reshape(-1, *shapes[0]) for key in (train, test))
-    classes = np.union1d(y_train, y_test)
+        x_train, x_test = (_read_inputs(archive, path, members[key], shapes[0]) for key in (train, test))
+    classes = np.union1d(y_train[y_train >= 0], y_test)
     expected = np.arange(len(classes))
     if not np.array_equal(classes, expected):
         missing = int(expected[classes != expected][0])
@@ -188,7 +193,7 @@ def _offset(path: str, info: zipfile.ZipInfo) -> int:
 
 
 def _images(archive: np.lib.npyio.NpzFile, path: str, member: Member) -> np.ndarray:
-    """Images, memory-mapped if they lie in the file as they are, so that they need no memory; after a look at all."""
+    """Inputs, memory-mapped if they lie in the file as they are, so that they need no memory; after a look at all."""
     if member.start is None:
         return np.ascontiguousarray(_read(archive, path, member, "data.path"))
     with _readable(path, member.key, "data.path"):
@@ -220,8 +225,30 @@ def _place(field: str, path: str) -> str:
     return f"{field}={path}" if field else path
 
 
-def _check_images(path: str, key: str, images: Member) -> tuple[int, ...]:
-    """Returns the shape of one image, [H, W, C], or raises a UserError that says what they should be."""
+def _read_inputs(archive: np.lib.npyio.NpzFile, path: str, member: Member, shape: tuple[int, ...]) -> np.ndarray:
+    values = _images(archive, path, member)
+    if values.dtype == np.uint8:
+        return values.reshape(-1, *shape)
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise UserError(f"{path}: {member.key} has values that are not finite in float32")
+        return values
+    if values.min() < 0 or values.max() > MOST_TOKENS:
+        raise UserError(f"{path}: {member.key} has {values.min()} to {values.max()}; tokens are 0 to {MOST_TOKENS}")
+    return values.astype(np.int32)
+
+
+def _check_inputs(path: str, key: str, images: Member) -> tuple[int, ...]:
+    """Returns the shape of one example, of an image [H, W, C], or raises a UserError that says what they should be."""
+    if images.dtype != np.uint8 and images.dtype.kind in "fiu":
+        if len(images.shape) not in (2, 3) or images.bytes == 0:
+            raise UserError(
+                f"{path}: {key} is {images.dtype} {images.shape}; features are floats [N, D] or [N, V, D], tokens "
+                "integers [N, L] or [N, V, L], images uint8"
+            )
+        return images.shape[1:]
     if images.dtype != np.uint8:
         raise UserError(f"{path}: {key} is {images.dtype}; images must be uint8, 0 to 255")
     if len(images.shape) not in (3, 4):
@@ -245,7 +272,8 @@ def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, imag
         raise UserError(
             f"{path}: {images_key} has {images.shape[0]} images but {key} {len(labels)} labels; give one per image"
         )
-    if labels.min() < 0:
+    least = -1 if key == KEYS[1] else 0  # of a training example the label may be unknown
+    if labels.min() < least:
         row = int(np.argmin(labels))
         raise UserError(f"{path}: {key}[{row}] is {int(labels[row])}; labels must be 0 to C - 1")
     return labels

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.updates import changed_by, received_by_path
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import all_finite, norm, row_norms
+from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, all_finite, norm, row_norms
 
 
 def longest_update(config: Any) -> float:
@@ -26,7 +27,12 @@ def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.A
 
     Returns:
         bool [R].
+
+    Raises:
+        UserError: nothing is uploaded.
     """
+    if not jax.tree.leaves(result.upload.model):
+        raise UserError(WITHOUT_PARAMETERS)
     accepted = result.took_part & all_finite(result.upload, batch_ndim=1)
     if longest:
         accepted &= ~too_long(result.upload.model, broadcast, accepted, longest)

@@ -65,7 +65,13 @@ def conv2d(x, kernel, stride=1, implementation=None):
     """
     if kernel.shape[2] < x.shape[-1]:
         kernel = packing.block_diagonal(kernel, x.shape[-1] // kernel.shape[2])
-        return packing.alone(lambda x: _conv2d(x, kernel, stride, "lax", "grouped"))(x)
+        parts = x.shape[-1] // kernel.shape[2]
+
+        def convolve(x):
+            pairs = zip(jnp.split(x, parts, -1), jnp.split(kernel, parts, -1))
+            return jnp.concatenate([_conv2d(own, its, stride, "lax", "grouped") for own, its in pairs], -1)
+
+        return packing.alone(convolve)(x)
     if implementation is None:
         implementation = on_cpu.fastest(x, kernel, stride) if platform() == "cpu" else "lax"
     if implementation not in _PASSES:

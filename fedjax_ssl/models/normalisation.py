@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models import packing
 
 POLICIES = ("static", "running", "group", "none")
@@ -155,7 +156,11 @@ def _normalise_views_forward(values, scale, bias, weights, divisor):
     x = values.astype(jnp.float32)
     mean = _weighted_sum(x, weights) / divisor
     centred = x - mean[:, None, None]
-    var = _weighted_sum(jnp.square(centred), weights) / divisor
+    if platform() == "tpu" and values.dtype == jnp.bfloat16:
+        # In one pass over memory, to within 1e-5 of the mean's square: of a mean of 30 deviations, 1 % of the variance.
+        var = jnp.maximum(_weighted_sum(jnp.square(x), weights) / divisor - jnp.square(mean), 0)
+    else:
+        var = _weighted_sum(jnp.square(centred), weights) / divisor
     inverse_deviation = lax.rsqrt(var + EPSILON)
     y = centred * (scale * inverse_deviation)[:, None, None] + bias
     return (y.astype(values.dtype), mean, var), (values, scale, weights, divisor, mean, inverse_deviation)

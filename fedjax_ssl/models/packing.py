@@ -8,6 +8,7 @@ out. It does where `passes.lane_form` is 'packed', the default on TPUs.
 As 0 * NaN is NaN, a lane that diverges, or idles on without a valid example, would reach those beside it: see `alone`.
 """
 
+import contextlib
 import contextvars
 
 import jax
@@ -41,20 +42,62 @@ def apply(backbone, images, train, mask, num_views):
     g = lanes_together(backbone)
     if g == 1 or backbone.is_initializing() or backbone.is_mutable_collection("moments"):
         return backbone(images, train, mask, num_views)
-    unbound, keeps = backbone.clone(parent=None), backbone.is_mutable_collection("batch_stats")
+    one, variables, write = _as_function(backbone, train, num_views)
+    features, updated = _differentiable(one, g)(
+        variables["params"], images, variables["batch_stats"], None if mask is None else mask[:, None]
+    )
+    write(updated)
+    return features
 
-    def one(params, images, batch_stats, mask):
+
+def in_parts(layer, x, train, mask, num_views):
+    """A layer of a packed backbone on as few of the lanes at a time as fill `CHANNELS`: on dense kernels.
+
+    Args:
+        layer: bound, of `x` and the arguments of `apply`; `mask` is [N, g], or None.
+        x: [N, H, W, g*C].
+    """
+    number = lanes() // max(1, CHANNELS // (x.shape[-1] // lanes()))
+    if number <= 1 or lanes() % number:
+        return layer(x, train, mask, num_views)
+    one, variables, write = _as_function(layer, train, num_views)
+    arguments = variables["params"], x, variables["batch_stats"], mask
+    split = jax.tree.map(lambda leaf: jnp.split(leaf, number, axis=-1), arguments)
+    with _side_by_side(lanes() // number):
+        results = [one(*jax.tree.map(lambda _, of, part=part: of[part], arguments, split)) for part in range(number)]
+    features, updated = jax.tree.map(lambda *of: jnp.concatenate(of, axis=-1), *results)
+    write(updated)
+    return features
+
+
+def _as_function(module, train, num_views):
+    """A bound module as (a function of (params, x, batch_stats, mask) to (its result, batch_stats), what it holds by
+    kind, and a function that writes the batch_stats back).
+    """
+    unbound, keeps = module.clone(parent=None), module.is_mutable_collection("batch_stats")
+
+    def one(params, x, batch_stats, mask):
         variables = {"params": params, "batch_stats": batch_stats}
         if not keeps:
-            return unbound.apply(variables, images, train, mask, num_views), {}
-        features, updated = unbound.apply(variables, images, train, mask, num_views, mutable=["batch_stats"])
+            return unbound.apply(variables, x, train, mask, num_views), {}
+        features, updated = unbound.apply(variables, x, train, mask, num_views, mutable=["batch_stats"])
         return features, updated.get("batch_stats", {})
 
-    params, batch_stats = (backbone.variables.get(kind, {}) for kind in ("params", "batch_stats"))
-    features, updated = _differentiable(one, g)(params, images, batch_stats, None if mask is None else mask[:, None])
-    for name, value in updated.items():
-        backbone.put_variable("batch_stats", name, value)
-    return features
+    def write(updated):
+        for name, value in updated.items():
+            module.put_variable("batch_stats", name, value)
+
+    return one, {kind: module.variables.get(kind, {}) for kind in ("params", "batch_stats")}, write
+
+
+@contextlib.contextmanager
+def _side_by_side(g):
+    """What is traced inside holds so many clients side by side."""
+    token = _lanes.set(g)
+    try:
+        yield
+    finally:
+        _lanes.reset(token)
 
 
 def _differentiable(one, g):
@@ -95,11 +138,8 @@ def _in_lanes(function, most):
 
     def packed(number, arguments):
         g = min(most, number)
-        token = _lanes.set(g)
-        try:
+        with _side_by_side(g):
             results = jax.vmap(function)(*jax.tree.map(lambda x: _pack(x, g), arguments))
-        finally:
-            _lanes.reset(token)
         return jax.tree.map(lambda x: _unpack(x, g)[:number], results)
 
     return over_lanes

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fedjax_ssl.models import packing
 from fedjax_ssl.models.layers import Conv, global_average_pool, overlapping_max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
 
@@ -105,5 +106,5 @@ class ResNet(nn.Module):
                 strides = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage}_block{block}"
                 layer = block_type(self.width * 2**stage, strides, self.normalisation, self.dtype, name=name)
-                x = layer(x, train, mask, num_views)
+                x = packing.in_parts(layer, x, train, mask, num_views)
         return global_average_pool(x)

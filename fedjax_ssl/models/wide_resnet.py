@@ -60,12 +60,13 @@ class WideResNet(nn.Module):
         for stage, features in enumerate((16, 32, 64)):
             for block in range((self.depth - 4) // 6):
                 strides = 2 if stage > 0 and block == 0 else 1
-                x = PreActivationBlock(
+                layer = PreActivationBlock(
                     features * self.width,
                     strides,
                     self.normalisation,
                     self.dtype,
                     name=f"stage{stage}_block{block}",
-                )(x, train, mask, num_views)
+                )
+                x = packing.in_parts(layer, x, train, mask, num_views)
         x = nn.relu(Normalisation(self.normalisation, name="final_norm")(x, train, mask, num_views))
         return global_average_pool(x)

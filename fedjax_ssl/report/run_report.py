@@ -11,11 +11,12 @@ from fedjax_ssl.config import base_config, complete, differences, flatten, other
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import expanded, read_json
+from fedjax_ssl.kinds import kind_of
 from fedjax_ssl.records.clients import OVER_CLIENTS, over_clients
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
-from fedjax_ssl.report import figures, page, style
+from fedjax_ssl.report import figures, mistakes, page, style
 from fedjax_ssl.report.conditions import conditions
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import write_model_card
@@ -218,6 +219,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
                 f"{run.measured}_accuracy", "measures", "losses", "confusion", "class_accuracy", "client_accuracy"
             ),
         ),
+        page.section("What is mislabelled", *_mistakes(run)),
         page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified", "scores")),
         page.section("Latent space", pictures.of("latent_space")),
         page.section("Data", pictures.of("who_holds_what")),
@@ -227,6 +229,30 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         ),
         page.section("Where it comes from", *_origin(run)),
         page.section("Configuration", *_configuration(run)),
+    ]
+
+
+def _mistakes(run: RunRecords) -> list[str]:
+    """Of inputs that have no pictures: words, values and rows of the test set that are mislabelled most."""
+    facts, inputs, end = run.dataset(), run.test_inputs(), run.metrics[-1]["round"]
+    taken = [snapshot for _, snapshot in sorted(run.snapshots().items()) if str(snapshot["of"]) == "test"]
+    if inputs is None or not taken or len(taken[-1]["labels"]) != len(inputs):
+        return []
+    last, names, noun = taken[-1], class_names(run), kind_of(facts).noun
+    wrong = last["predictions"] != last["labels"]
+    groups = mistakes.most_mistaken(facts, inputs, wrong)
+    rows = [
+        [row, names[last["labels"][row]], names[last["predictions"][row]], f"{times} of {len(taken)}",
+         mistakes.shown(facts, inputs[row])]
+        for row, times in mistakes.rows_mistaken(taken)
+    ]  # fmt: skip
+    said = f"After round {end}, {100 * wrong.mean():.1f} % of {len(wrong):,} {noun} of the test set are mislabelled."
+    chance = f"Groups of at least {mistakes.LEAST}, the least likely by chance first; of so many some are by chance."
+    shares = [[group.name, f"{group.number:,}", f"{100 * group.share:.1f} %"] for group in groups]
+    return [
+        page.paragraph(said),
+        page.table([f"{noun} with", "number", "mislabelled"], shares) + page.paragraph(chance) if shares else "",
+        page.table(["row", "class", "labelled as", "wrong in snapshots", ""], rows, long=(4,)) if rows else "",
     ]
 
 

@@ -17,15 +17,14 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import AXIS, platform, use_platform
 from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.models import build_model
 from fedjax_ssl.models.cpu.processor import has_wide_vectors
+from fedjax_ssl.models.packing import CHANNELS
 from fedjax_ssl.models.passes import use_lane_form
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, cache_folder, private_cache, recall
 from fedjax_ssl.run.observe.log import warn
 
-# On a CPU one lane at a time: convolutions under vmap become grouped ones, which its backend runs several times
-# slower. Elsewhere the whole cohort side by side.
-MOST_LANES = {"cpu": 1}
 MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; what was used longest ago goes
 
 # The first two were measured; the others have their layers, wider or more of them. A user's backbone has not been
@@ -44,6 +43,7 @@ class Machine(NamedTuple):
     compiler_options: dict[str, Any]  # for XLA
     memory: int | None  # bytes that a device can hold; None if unknown
     is_tuned: bool = False  # whether `tune` found it
+    float32_products: str = "default"  # see `config.model`
 
     def __str__(self) -> str:
         number = 1 if self.mesh is None else self.mesh.size
@@ -73,6 +73,8 @@ class Machine(NamedTuple):
         """`jax.jit` of a function whose arguments and results all devices hold."""
         if self.mesh is not None:
             options.update(in_shardings=PartitionSpec(), out_shardings=PartitionSpec())
+        if self.float32_products != "default":
+            function = with_products(self.float32_products, function)
         return jax.jit(function, compiler_options=self.compiler_options, **options)
 
     def check_memory(self, program: Any, name: str = "a round") -> None:
@@ -149,19 +151,43 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
     if data is not None and config.devices is None and config.lanes is None and num_hosts == 1:
         tuned = recall(config, data.inputs.shape[1:])
         if tuned is not None:
-            return machine_of(tuned)._replace(is_tuned=True)
+            return machine_of(tuned, config)._replace(is_tuned=True)
     most = config.devices or len(devices)
     if config.devices is None and platform() == "cpu":
         most = max(min(most, most_devices(config, data)) // num_hosts, 1) * num_hosts
     options = _compiler_options(config.model.name)
-    return machine_of(Choice(most, config.lanes or MOST_LANES.get(platform()), options=options))
+    return machine_of(Choice(most, config.lanes or most_lanes(config), options=options), config)
 
 
-def machine_of(choice: Choice) -> Machine:
-    """The machine on which clients are laid out in this way."""
+def most_lanes(config: ConfigDict) -> int | None:
+    """Clients side by side on each device by default; None: the whole cohort.
+
+    On a CPU one: convolutions under vmap become grouped ones, which its backend runs several times slower. On a TPU as
+    many as fill its channels, one of a wide backbone, see `packing`; docs/accelerators.md has the estimates.
+    """
+    if platform() != "tpu":
+        return 1 if platform() == "cpu" else None
+    narrow = getattr(build_model(config.model, num_classes=1).backbone, "narrow_channels", None)
+    return None if narrow is None else max(1, CHANNELS // narrow)
+
+
+def with_products(precision: str, function: Any) -> Any:
+    """A function whose matrix products and convolutions have this precision of `jax.default_matmul_precision`."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        with jax.default_matmul_precision(precision):
+            return function(*arguments, **options)
+
+    return call
+
+
+def machine_of(choice: Choice, config: ConfigDict) -> Machine:
+    """The machine on which a run's clients are laid out in this way."""
     devices = _devices_of_each_host(choice.devices // hosts.count())
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
-    return Machine(platform(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
+    found = Machine(platform(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
+    return found._replace(float32_products=config.model.float32_products)
 
 
 def _devices_of_each_host(number: int) -> list[jax.Device]:

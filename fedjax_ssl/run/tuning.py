@@ -19,7 +19,14 @@ from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models.passes import lane_form
 from fedjax_ssl.run.choices import Choice, remember
 from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
-from fedjax_ssl.run.machine import compiler_option_sets, machine_of, most_devices, use, use_compilation_cache
+from fedjax_ssl.run.machine import (
+    compiler_option_sets,
+    machine_of,
+    most_devices,
+    most_lanes,
+    use,
+    use_compilation_cache,
+)
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import say
 
@@ -89,7 +96,8 @@ def first_choices(config: ConfigDict, experiment: Experiment, jobs: int) -> list
         most = min(everything, most_devices(config, experiment.data))
         return [Choice(n, 1, "", options) for n in sorted({1, most}) for options in compiler_option_sets()]
     on_each = -(-jobs // everything)
-    return [Choice(everything, lanes, lane_form()) for lanes in sorted({1, min(3, on_each), min(10, on_each), on_each})]
+    several = {1, most_lanes(config) or 3, 10, on_each}
+    return [Choice(everything, lanes, lane_form()) for lanes in sorted({min(lanes, on_each) for lanes in several})]
 
 
 def search(first: list[Choice], jobs: int, measure: Callable[[Choice], Measured]) -> list[Measured]:
@@ -118,7 +126,8 @@ def fastest(measured: list[Measured]) -> Measured:
 
 def time_steps(experiment: Experiment, choice: Choice, state: Any, jobs: int, repeats: int) -> Measured:
     """Trains a cohort for `STEPS` steps of each client, again and again."""
-    machine, dtype = machine_of(choice), experiment.problem.config.model.dtype
+    config = experiment.problem.config
+    machine, dtype = machine_of(choice, config), config.model.dtype
     with use(machine), doing(f"measuring {choice}, {dtype}"):
         started = time.perf_counter()
         steps = functools.partial(cohort_steps, experiment, jobs, machine.lanes(jobs))

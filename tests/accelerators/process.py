@@ -79,10 +79,13 @@ def tiny_experiment(method: str, variant: str, labels: str, model: str):
 
 
 def main(target: str, chips: int) -> None:
+    from fedjax_ssl.learning.devices import use_platform
+
     for line in sys.stdin:
         program = json.loads(line)
         part, lanes = program.pop("part"), program.pop("lanes")
-        experiment = tiny_experiment(**program)
+        with use_platform(accelerators.TARGETS[target].platform):
+            experiment = tiny_experiment(**program)
         compiled = accelerators.lower(part, target, chips, lanes, experiment).compile()
         print(json.dumps(accelerators.describe(compiled, target, lanes, experiment.data.inputs)), flush=True)
 

@@ -11,9 +11,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.kinds import Images
 from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model, heads_drawn
-from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.models.resnet import ResNet

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.models.normalisation import EPSILON, Normalisation, batch_normalise, number_of_groups
 
 # Two views of ten rows, of which ten and three are valid.
@@ -100,6 +101,21 @@ def test_evaluation_uses_what_is_kept_and_training_needs_nothing_kept(policy, x)
     initial = layer.init(jax.random.key(0), x, train=True)["batch_stats"]
     np.testing.assert_array_equal(initial["mean"], 0)
     np.testing.assert_array_equal(initial["var"], 1)
+
+
+# Of bfloat16 it is computed in one pass there: exact to float32's rounding of the mean's square.
+@pytest.mark.parametrize(("dtype", "spread", "of_square"), [("float32", 0.01, 0), ("bfloat16", 1.0, 1e-5)])
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_a_variance_on_a_tpu_beside_a_large_mean(dtype, spread, of_square, mask):
+    x = (100 + spread * jax.random.normal(jax.random.key(0), (20, 8, 8, 3))).astype(dtype)
+    with use_platform("tpu"):
+        y, mean, var, _ = batch_normalise(x, SCALE, BIAS, mask)
+    valid = slice(None) if mask is None else slice(13)
+    expected = moments(x[valid])
+    np.testing.assert_allclose(mean[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(var[0], expected[1], rtol=0.02, atol=of_square * 100**2)
+    deviations = np.abs(np.asarray(y[valid], np.float64) - normalised(x, *expected[:2])[valid])
+    assert deviations.max() < 0.3 and deviations.mean() < 0.03
 
 
 def test_group_normalisation_keeps_nothing_and_sees_one_example():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,8 @@ import pytest
 import launch
 from fedjax_ssl import TrainingError, UserError, train
 from fedjax_ssl.errors import BusyError
+from fedjax_ssl.learning.devices import use_platform
+from fedjax_ssl.models.layers import conv2d
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, Workdir
@@ -351,3 +354,25 @@ def test_large_backbones_are_compiled_with_options_of_their_own_on_narrow_vector
     assert find_machine(small).compiler_options == {}
     function = jax.jit(lambda x: x @ x, compiler_options=find_machine(large).compiler_options)
     np.testing.assert_allclose(function(jnp.eye(64)), np.eye(64))  # this XLA takes them, or they are left out
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "lanes"),
+    [("cpu", "cnn", 1), ("gpu", "cnn", 10), ("tpu", "wrn28_2", 4), ("tpu", "wrn28_8", 1), ("tpu", "lenet", 10)],
+)
+def test_lanes_by_default_are_those_that_fill_the_platform(platform, name, lanes):
+    config = make_tiny_config(**{"model.name": name, "model.normalisation": "none" if name == "lenet" else "static"})
+    with use_platform(platform):
+        assert find_machine(config).lanes(10) == lanes
+
+
+@pytest.mark.parametrize(("products", "others"), [("default", {"DEFAULT"}), ("highest", {"HIGHEST"})])
+def test_float32_products_forward_and_in_gradients(products, others):
+    config = make_tiny_config(**{"model.float32_products": products})
+    x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+    loss = lambda x, kernel: jnp.sum(jnp.square(conv2d(x, kernel) @ jnp.ones((4, 2))))  # noqa: E731
+    with use_platform("tpu"):
+        text = find_machine(config).jit(jax.grad(loss, (0, 1))).lower(x, kernel).as_text()
+    found = re.findall(r"(?:dot_general|convolution)[^\n]*?precision[^\[]*\[([^\]]*)\]", text)
+    assert len(found) >= 5
+    assert {word for words in found for word in re.findall(r"DEFAULT|HIGHEST", words)} == others

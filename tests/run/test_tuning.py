@@ -39,12 +39,16 @@ def test_on_a_processor_cores_and_options_are_tried_with_one_lane():
     assert found == [Choice(1, 1), Choice(1, 1, "", options), Choice(3, 1), Choice(3, 1, "", options)]
 
 
-@pytest.mark.parametrize(("devices", "jobs", "lanes"), [(1, 12, [1, 3, 10, 12]), (8, 12, [1, 2]), (4, 3, [1])])
-def test_elsewhere_more_and_more_lanes_on_all_devices(devices, jobs, lanes):
+@pytest.mark.parametrize(
+    ("devices", "jobs", "on_gpu", "on_tpu"),
+    [(1, 12, [1, 3, 10, 12], [1, 4, 10, 12]), (8, 12, [1, 2], [1, 2]), (4, 3, [1], [1])],
+)
+def test_elsewhere_more_and_more_lanes_on_all_devices(devices, jobs, on_gpu, on_tpu):
+    config = make_tiny_config(**{"model.name": "cnn"})
     with on("gpu", devices):
-        assert first_choices(None, None, jobs) == [Choice(devices, number, "grouped") for number in lanes]
+        assert first_choices(config, None, jobs) == [Choice(devices, number, "grouped") for number in on_gpu]
     with on("tpu", devices):
-        assert first_choices(None, None, jobs) == [Choice(devices, number, "packed") for number in lanes]
+        assert first_choices(config, None, jobs) == [Choice(devices, number, "packed") for number in on_tpu]
 
 
 def table_of(seconds):
@@ -152,7 +156,7 @@ def test_what_cannot_be_tuned(fields, line):
 
 
 def test_programs_are_for_the_platform_of_the_machine():
-    here = machine.machine_of(Choice(1, 1))
+    here = machine.machine_of(Choice(1, 1), make_tiny_config())
     with machine.use(here._replace(platform="tpu")):
         assert platform() == "tpu"
     assert platform() == here.platform == jax.default_backend()

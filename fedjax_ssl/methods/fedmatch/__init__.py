@@ -315,5 +315,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
+    images_alone="compares clients by what their models say of an image of noise",
     tiny={"fedmatch.threshold": 0.15, "fedmatch.helper_interval": 1},
 )

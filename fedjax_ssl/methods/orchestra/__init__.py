@@ -239,6 +239,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={PROJECTOR: _projector, ROTATION: lambda model: functools.partial(Linear, 4, reads=PROJECTOR)},
     companions={TARGET: target_heads},
+    images_alone="turns images by quarters",
     confidence=(),
     tiny={
         "model.projector_hidden": 8,
