@@ -1,0 +1,108 @@
+"""Where a federation lies changes no bit of a run, which may go on elsewhere; what does not fit is said first."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.config import base_config
+from fedjax_ssl.data import views
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.run import experiment, residence
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.residence import choose
+from fedjax_ssl.run.train import train
+from tests.helpers.runs import SMALL, make_fedanchor_config
+
+# Clients remember a label for each of their images.
+REMEMBERING = {"method": "fixmatch", "confidence.kind": "flexmatch", "confidence.memory": "run", "data.alpha": 0.3}
+
+
+def config_of(num_rounds=4, **fields):
+    return make_fedanchor_config(
+        **{**SMALL, **REMEMBERING, "num_rounds": num_rounds, "client.epochs": 1, "schedule": "constant", **fields}
+    )
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, (one.model, one.server), (other.model, other.server))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(the last state, metrics.jsonl) of a run that is on the device as a whole."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    state = train(config_of(), folder)
+    assert not (folder / "clients.sqlite").exists()
+    return state, (folder / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("places", [("device", "host"), ("host", "disk"), ("disk", "device")])
+def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path, places, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.run.feed.CACHE_BYTES", 100)  # nearly every row goes to the disk
+    for num_rounds, place in zip((2, 4), places):
+        images = "device" if place == "device" else "host"
+        state = train(config_of(num_rounds, **{"residence.clients": place, "residence.data": images}), tmp_path / "run")
+    assert_same(state, whole[0])
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == whole[1]
+    if places[-1] == "device":
+        jax.tree.map(np.testing.assert_array_equal, state.clients, whole[0].clients)
+
+
+def test_clients_of_several_widths(tmp_path, monkeypatch):
+    """Images on the device and on the host; a run that is resumed; and rows as long as their client has images."""
+    for module in (views, experiment, residence):
+        monkeypatch.setattr(module, "MOST_ENTRIES", 1)
+    fields = {"data.partition": "dirichlet_classes", "data.alpha": 0.3, "data.examples_per_client": 0, "clients_per_round": 2}
+    built = build_experiment(config_of(**fields))
+    assert len(built.views.widths) == 2 and not built.residence.whole
+    texts, states = [], []
+    for images, parts in (("device", (4,)), ("host", (3, 4))):
+        folder = tmp_path / images
+        for num_rounds in parts:
+            state = train(config_of(num_rounds, **fields, **{"residence.data": images}), folder)
+        states.append(state)
+        texts.append((folder / "metrics.jsonl").read_text())
+    assert_same(*states)
+    assert texts[0] == texts[1]
+
+
+def held(gigabytes):
+    image = types.SimpleNamespace(nbytes=gigabytes * 2**30)
+    return types.SimpleNamespace(inputs=image, test_inputs=types.SimpleNamespace(nbytes=0))
+
+
+def config_with(**fields):
+    config = base_config()
+    config.update_from_flattened_dict({"num_clients": 1000, "num_rounds": 10, "clients_per_round": 10, **fields})
+    return config
+
+
+@pytest.mark.parametrize(
+    "gigabytes, memory, width, expected",
+    [
+        (1, 1, 50, ("device", "device", True)),
+        (8, 1, 50, ("host", "host", False)),  # images take more than a quarter of the device
+        (1, 8, 50, ("device", "host", False)),  # the clients' memory does
+        (1, 100, 50, ("device", "disk", False)),  # and of a hundred clients in ten rounds still
+        (1, 1, 10**6, ("device", "host", False)),  # a table of all clients does not fit
+    ],
+)
+def test_what_auto_chooses(gigabytes, memory, width, expected):
+    chosen = choose(config_with(), held(gigabytes), memory * 2**30, 16 * 2**30, 1, width)
+    assert tuple(chosen) == expected
+
+
+@pytest.mark.parametrize(
+    "fields, hosts, words",
+    [
+        ({"residence.data": "device"}, 1, "residence.data='device' needs 20.0 GiB, but the device has 16.0"),
+        ({"residence.clients": "device"}, 1, "residence.clients='device' needs 30.0 GiB"),
+        ({}, 2, "several hosts keep all images and all clients' memory"),
+    ],
+)
+def test_what_does_not_fit_is_said_by_arithmetic(fields, hosts, words):
+    with pytest.raises(UserError, match=words.replace("'", ".")) as caught:
+        choose(config_with(**fields), held(20), 30 * 2**30, 16 * 2**30, hosts, 50)
+    assert "\n" not in str(caught.value)
