@@ -48,6 +48,7 @@ NUMBERS = {field for field, its_range in ranges().items() if its_range.kind in (
 FREE_TEXTS = named(
     ": init_from",
     "data: source path tfds_dir partition_file",
+    "encoder: weights",
     "data: test_path label_column client_column ignore_columns text_column text_versions",
     "model: name",
 )
@@ -62,6 +63,7 @@ NOT_ZERO = named(
     ": eval_neighbours lanes devices rounds_per_dispatch",
     "data: alpha classes_per_client imbalance labelled_imbalance labelled_clients labelled_share server_labels",
     "data: text_length vocabulary weak_views",
+    "encoder: adapters.blocks batch_size weak_views",
     "model: projector_dim projector_hidden statistics_passes",
     "views: blur_radius smallest_crop",
     "probe: strength",
