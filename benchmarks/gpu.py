@@ -134,7 +134,8 @@ def time_peer(peer, backbone: str, options, side: str, **form) -> dict:
     )  # fmt: skip
     with peer.both_sides(backbone, words, **form) as sides:
         seconds = seconds_of({side: sides.functions[side]}, options.repeats)[side]
-    return {STEP: 1e3 * statistics.median(seconds) / sides.local_steps, "more": {"lanes": sides.lanes}}
+    more = {"lanes": sides.lanes} if side == "ours" else {"device": sides.device}
+    return {STEP: 1e3 * statistics.median(seconds) / sides.local_steps, "more": more}
 
 
 def steps(options):
