@@ -153,13 +153,13 @@ def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, n
     """A loop of local steps over all lanes."""
     import jax
     import jax.numpy as jnp
+    from fedjax_ssl.kinds.images import Images
     from harness import seconds_of
 
     from fedjax_ssl import base_config
     from fedjax_ssl.learning.losses import cross_entropy
     from fedjax_ssl.learning.sgd import Model
     from fedjax_ssl.models import build_model
-    from fedjax_ssl.models.inputs import Images
     from fedjax_ssl.models.network import Network
     from fedjax_ssl.models.passes import use_lane_form
 

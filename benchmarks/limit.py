@@ -42,8 +42,8 @@ from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.engine import Broadcast, Cohort, Phase, Problem, Report
 from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.kinds import Images
 from fedjax_ssl.models import build_model
-from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.machine import find_machine

@@ -34,8 +34,8 @@ from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Problem, Report, trained_parts
 from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.kinds import Images
 from fedjax_ssl.models import build_model
-from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.run.machine import find_machine, use
 from fedjax_ssl.server.aggregation import weighted_mean

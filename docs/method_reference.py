@@ -3,6 +3,7 @@
     python docs/method_reference.py          # writes it into the pages
 
 It comes from the registry and from the comments in the methods' files; tests/test_docs.py compares it with the pages.
+Likewise the table of methods and kinds of inputs in docs/how_to/tables_and_text.md.
 """
 
 import pathlib
@@ -11,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_ssl.cli.source_docs import read_fields
-from fedjax_ssl.methods import METHODS
+from fedjax_ssl.kinds import IMAGE, KINDS
+from fedjax_ssl.methods import METHODS, Section
 from fedjax_ssl.methods.entry import Entry
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
+KINDS_PAGE = ROOT / "docs" / "how_to" / "tables_and_text.md"
 MARK = "<!-- From here on: python docs/method_reference.py -->"
 MOST = 4  # fields of a variant that are written out
 
@@ -47,6 +50,32 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
     yield ""
 
 
+def kinds_page() -> str:
+    """The page about other inputs than images: what stands before the mark, and which method takes which kind."""
+    return KINDS_PAGE.read_text(encoding="utf-8").partition(MARK)[0].rstrip() + "\n\n" + "\n".join([MARK, *_kinds()])
+
+
+def _kinds() -> Iterator[str]:
+    yield "\n## Methods and kinds\n"
+    yield f"| method | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}"
+    for name, entry in METHODS.items():
+        yield f"| [`{name}`](../methods/{name}.md) | {' | '.join(_takes(name, entry, kind) for kind in KINDS)} |"
+    yield ""
+    for name, entry in METHODS.items():
+        if entry.images_alone:
+            yield _bullet(f"`{name}` is for images alone: it {entry.images_alone}.")
+    yield _bullet("`fedcon`, `fedema`, `fedu` train a backbone; so not with `model.name=linear`, which has none.")
+    yield ""
+
+
+def _takes(name: str, entry: Entry, kind: str) -> str:
+    if kind != IMAGE and entry.images_alone:
+        return "no"
+    fields = (entry.section() or Section()).config().items()
+    mixes = [field for field, value in fields if "mixup" in field and value is True]
+    return f"with `{name}.{mixes[0]}=false`" if kind == "text" and mixes else "yes"
+
+
 def _bullet(text: str) -> str:
     return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
@@ -64,3 +93,4 @@ def _cell(comment: str) -> str:
 if __name__ == "__main__":
     for name in METHODS:
         (PAGES / f"{name}.md").write_text(page(name), encoding="utf-8")
+    KINDS_PAGE.write_text(kinds_page(), encoding="utf-8")

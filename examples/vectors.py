@@ -16,7 +16,7 @@ from fedjax_ssl.models.network import Network
 
 
 class Vectors(NamedTuple):
-    """How an example is stored, and how the network takes it: see `fedjax_ssl.models.inputs`."""
+    """How an example is stored, and how the network takes it: see `fedjax_ssl.kinds`."""
 
     shape: tuple[int]  # of an example
 

@@ -1,11 +1,11 @@
-"""A trained model for inference: images in, classes out, preprocessing included."""
+"""A trained model for inference: images, rows or texts in, classes out, preprocessing included."""
 
-import csv
+import csv as csv_files
 import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +16,14 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import complete, ranges
 from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
+from fedjax_ssl.data.tables import read_columns
+from fedjax_ssl.encoders import backbone_of
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.imports import is_own
+from fedjax_ssl.kinds import IMAGE, Kind, kind_name, kind_of
+from fedjax_ssl.kinds.table import encode, is_missing
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.models.network import Network, build_network
@@ -31,7 +35,7 @@ BATCH_SIZE = 256  # images at a time: one program for any number, and a bound fo
 
 
 class Prediction(NamedTuple):
-    """A model's outputs for B images."""
+    """A model's outputs for B examples."""
 
     labels: np.ndarray  # int32 [B], the most probable class
     classes: np.ndarray  # str [B], its name
@@ -40,19 +44,30 @@ class Prediction(NamedTuple):
 
 
 class Predictor(NamedTuple):
-    """A trained model; call it with images."""
+    """A trained model; call it with images, or what else it was trained on."""
 
-    image_shape: tuple[int, int, int]  # (height, width, channels)
+    facts: Mapping[str, Any]  # of the training data, see `fedjax_ssl.data.dataset_facts`
     class_names: tuple[str, ...]  # of the C classes; their numbers if the data set has none
     round: int  # after which the model was saved
     network: Network  # the model's passes, as pure functions
     model: Model  # its numbers, as the network takes them
-    outputs: Callable[..., Any]  # images [BATCH_SIZE, H, W, C] -> (probabilities, embeddings), compiled
+    outputs: Callable[..., Any]  # examples [BATCH_SIZE, ...] -> (probabilities, embeddings), compiled
     fit: str  # how images of another shape are brought to this one, see `fedjax_ssl.data.folder`
 
     def __repr__(self) -> str:
-        shape = " x ".join(map(str, self.image_shape))
-        return f"Predictor(round {self.round}, images {shape}, {len(self.class_names)} classes)"
+        shape = " x ".join(map(str, self.shape))
+        return f"Predictor(round {self.round}, {self.kind.noun} {shape}, {len(self.class_names)} classes)"
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its inputs."""
+        return kind_of(self.facts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an example: of an image (height, width, channels), else (columns,), (features,) or (tokens,)."""
+        shape = self.network.inputs.shape
+        return shape[-1:] if len(shape) == 2 else shape
 
     @property
     def params(self) -> Any:
@@ -64,43 +79,26 @@ class Predictor(NamedTuple):
         """The normalisation statistics of the layers that have any, in the same form."""
         return self.model.batch_stats
 
-    def __call__(self, images: np.ndarray) -> Prediction:
-        """Classifies images.
+    def __call__(self, inputs: Any) -> Prediction:
+        """Classifies images, or what else the model was trained on.
 
         Args:
-            images: uint8 [B, H, W, C], or [B, H, W] with one channel; or floats of the same range, 0 to 255.
+            inputs: images uint8 [B, H, W, C], or [B, H, W] with one channel; or floats of the same range, 0 to 255.
+                Features, numbers [B, D]. Of a table its columns by name, or numbers [B, F]. Texts, or token ids [B, L].
 
         Raises:
-            UserError: the images are of another shape than the model's, or not of that range.
+            UserError: the inputs are of another shape than the model's, or not as above.
         """
-        images = self._check(np.asarray(images))
+        examples = self.kind.given(inputs, self.facts)
         found = []
-        for start in range(0, len(images), BATCH_SIZE):
-            chunk = images[start : start + BATCH_SIZE]
-            padding = [(0, BATCH_SIZE - len(chunk))] + [(0, 0)] * 3
+        for start in range(0, len(examples), BATCH_SIZE):
+            chunk = examples[start : start + BATCH_SIZE]
+            padding = [(0, BATCH_SIZE - len(chunk))] + [(0, 0)] * (chunk.ndim - 1)
             found.append(jax.device_get(self.outputs(jnp.asarray(np.pad(chunk, padding)))))
-        outputs = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(images)], *found)
+        outputs = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(examples)], *found)
         probabilities, embeddings = outputs
         labels = np.argmax(probabilities, axis=-1).astype(np.int32)
         return Prediction(labels, np.array(self.class_names)[labels], probabilities, embeddings)
-
-    def _check(self, images: np.ndarray) -> np.ndarray:
-        if images.ndim == 3 and self.image_shape[-1] == 1:
-            images = images[..., np.newaxis]
-        if images.shape[1:] != self.image_shape:
-            wanted = "x".join(map(str, self.image_shape))
-            raise UserError(f"images of shape {images.shape}; the model takes [B, H, W, C] of {wanted}")
-        if len(images) == 0:
-            raise UserError("there are no images")
-        if images.dtype != np.uint8:
-            if not np.issubdtype(images.dtype, np.number) or np.issubdtype(images.dtype, np.complexfloating):
-                raise UserError(f"images are {images.dtype}; the model takes numbers from 0 to 255")
-            images = images.astype(np.float32)
-            if not (np.isfinite(images).all() and images.min() >= 0 and images.max() <= 255):
-                raise UserError("images have values outside of 0 to 255; give pixels as they are, not normalised")
-            if images.max() <= 1 and len(np.unique(images)) > 2:
-                raise UserError("images have no value above 1; the model takes pixels from 0 to 255: multiply by 255")
-        return images
 
 
 def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor:
@@ -112,7 +110,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
             MODULE:NAME. Say so for folders that you trust.
 
     Returns:
-        A function from images to a `Prediction`, with the pixel normalisation inside.
+        A function from examples to a `Prediction`, with their preprocessing inside.
 
     Raises:
         UserError: the folder has no run or no checkpoint that can be used, or it cannot be read, or it names code and
@@ -140,7 +138,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     for field, its_range in ranges().items():
         if field.startswith("model."):  # of which the network is made
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
-    network = build_network(config, facts, entry.heads_of(config), entry.embedding)
+    network = build_network(config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config))
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))
     for line in restored.passed_over:
@@ -153,17 +151,16 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
-    return Predictor(
-        tuple(facts["image_shape"]), tuple(class_names), restored.round, network, trained, outputs, config.data.fit
-    )
+    return Predictor(facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit)
 
 
 class Predicted(NamedTuple):
-    """What was predicted for the images of a file or a folder."""
+    """What was predicted for the examples of a file or a folder."""
 
-    prediction: Prediction  # for B images
+    prediction: Prediction  # for B examples
     files: list[str] | None  # of each, as seen from the folder; None of an npz file
     true_labels: np.ndarray | None  # int32 [B], -1 where none is known; None if there are no labels
+    of_images: bool = True
 
     @property
     def labelled(self) -> int:
@@ -185,8 +182,9 @@ def predict_file(
     images: str = "",
     key: str = "",
     allow_code: bool = False,
+    csv: str = "",
 ) -> Predicted:
-    """Classifies the images of an npz file or of a folder, and writes the predictions.
+    """Classifies the examples of an npz or csv file, or the images of a folder, and writes the predictions.
 
     Args:
         workdir: of a run.
@@ -197,21 +195,29 @@ def predict_file(
         key: name of the images' array in the npz file; by default `images`, `x`, `x_test`, `test_images`, or the only
             array.
         allow_code: see `load`.
+        csv: a csv or parquet file, for models of tables and texts; labels are taken from the column of the training's.
 
     Raises:
         UserError: see `load`, `Predictor`, `read_arrays` and `load_pictures`; or labels are none of the model's
             classes; or the file cannot be written.
     """
-    for name, value in {"workdir": workdir, "npz": npz or images, "out": out}.items():
+    for name, value in {"workdir": workdir, "npz": npz or images or csv, "out": out}.items():
         if not value:
             raise UserError(
-                f"--{name} is missing: predict takes --workdir=RUN, --npz=FILE or --images=FOLDER, and --out=FILE"
+                f"--{name} is missing: predict takes --workdir=RUN, --npz=FILE, --images=FOLDER or --csv=FILE, and "
+                "--out=FILE"
             )
-    if npz and images:
-        raise UserError("--npz and --images are two places for images; give one of them")
+    given = [f"--{name}" for name, value in {"npz": npz, "images": images, "csv": csv}.items() if value]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are {len(given)} places for inputs; give one of them")
     predictor = load(workdir, allow_code)
-    pixels, files, labels = _of_folder(predictor, images) if images else _of_npz(predictor, npz, key)
-    found = Predicted(predictor(pixels), files, labels)
+    if images and kind_name(predictor.facts) != IMAGE:
+        raise UserError(f"--images is for images, but the model takes {predictor.kind.noun}")
+    if csv:
+        inputs, files, labels = _of_csv(predictor, csv)
+    else:
+        inputs, files, labels = _of_folder(predictor, images) if images else _of_npz(predictor, npz, key)
+    found = Predicted(predictor(inputs), files, labels, kind_name(predictor.facts) == IMAGE)
     path = pathlib.Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,11 +237,12 @@ def predict_file(
 
 
 def _as_csv(predictor: Predictor, found: Predicted) -> str:
-    """A line for each image: its file or number, the predicted class, how probable it is, and its true class if any."""
+    """A line for each example: its file or number, the predicted class, how probable it is, its true class if any."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv_files.writer(text, lineterminator="\n")
     labels = found.true_labels
-    writer.writerow(["image", "class", "probability", *(["true class"] if labels is not None else [])])
+    what = "image" if kind_name(predictor.facts) == IMAGE else "row"
+    writer.writerow([what, "class", "probability", *(["true class"] if labels is not None else [])])
     best = found.prediction.probabilities.max(axis=1)
     for row, (name, probability) in enumerate(zip(found.prediction.classes, best)):
         true = [] if labels is None else [predictor.class_names[labels[row]] if labels[row] >= 0 else ""]
@@ -245,7 +252,8 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
     """A folder's images, their files, and their labels where the folder has one for each class."""
-    found = load_pictures(folder, predictor.image_shape, predictor.fit, "images")
+    height, width, channels = predictor.shape
+    found = load_pictures(folder, (height, width, channels), predictor.fit, "images")
     if found.classes is None:
         return found.images, found.files, None
     names = predictor.class_names
@@ -256,6 +264,25 @@ def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str]
                 "lie in the folder itself"
             )
     return found.images, found.files, np.array([names.index(name) for name in found.classes], np.int32)
+
+
+def _of_csv(predictor: Predictor, path: str) -> tuple[Any, None, np.ndarray | None]:
+    """The inputs of a csv or parquet file, and their labels where it has the training's column of labels."""
+    facts, columns = predictor.facts, read_columns(path, "csv")
+    of_text, of_labels = facts.get("text_column"), facts.get("label_column", "")
+    if kind_name(facts) != "table" and not of_text:
+        raise UserError(f"--csv is for tables and texts, but the model takes {predictor.kind.noun}; use --npz")
+    if of_text and of_text not in columns:
+        raise UserError(f"{path} has no column {of_text!r}, that of the texts{known_are(of_text, columns)}")
+    labels = None
+    if of_labels in columns:
+        codes = {name: code for code, name in enumerate(predictor.class_names)}
+        present = [label.strip() for label in columns[of_labels] if not is_missing(label)]
+        unknown = [label for label in present if label not in codes]
+        if unknown:
+            raise UserError(f"{path} has the label {unknown[0]!r}{known_are(unknown[0], codes)}")
+        labels = np.array([codes.get(label.strip(), -1) for label in columns[of_labels]], np.int32)
+    return columns[of_text] if of_text else encode(columns, facts, path), None, labels
 
 
 # How labels are called in a file whose images are called so.

@@ -90,6 +90,7 @@ def test_the_page_of_each_method_is_up_to_date(root):
     for name, page in pages.items():
         assert page == module.page(name), f"docs/methods/{name}.md: run python docs/method_reference.py"
         assert f"(methods/{name}.md)" in overview
+    assert module.KINDS_PAGE.read_text(encoding="utf-8") == module.kinds_page()
 
 
 def make_tiny():
@@ -102,7 +103,7 @@ def make_tiny():
 def adding_a_method(root, tmp_path, monkeypatch):
     """The pages' files, by name, their commands, by workdir, and the use from Python, in a folder with the files."""
     pages = ("tutorials/your_method.md", "how_to/change_a_method.md", "how_to/extend_a_method.md")
-    page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in pages)
+    page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in pages).replace(" \\\n   ", "")
     files, uses = {}, []
     for text in FENCE.findall(page):
         name = re.match(r"# (\w+\.py)\n", text)
@@ -137,16 +138,16 @@ def started(words, **further):
 def test_the_examples_of_a_new_method_are_as_short_as_their_titles_say(adding_a_method):
     files, commands, _ = adding_a_method
     lengths = {name: sum(bool(line) for line in text.splitlines()[1:]) for name, text in files.items()}
-    most = {"weighted.py": 25, "my_fixmatch.py": 5, "my_rules.py": 10}
+    most = {"consistent.py": 25, "my_fixmatch.py": 5, "my_rules.py": 10}
     assert all(lengths.pop(name) <= most[name] for name in most) and list(lengths) == ["co_training.py"]
-    assert list(commands) == ["weighted", "my_fixmatch", "margin", "co_training"]
+    assert list(commands) == ["consistent", "my_fixmatch", "margin", "co_training"]
 
 
 def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypatch):
     """Its command builds it; it trains as the page registers it from Python."""
     _, commands, use = adding_a_method
     with monkeypatch.context() as patch:
-        assert built(commands["weighted"], patch).problem.config.method == "weighted.py:weighted"
+        assert built(commands["consistent"], patch).problem.config.method == "consistent.py:consistent"
     monkeypatch.setattr(fedjax_ssl, "base_config", make_tiny)
     names = {}
     use = use.replace('"cnn"', repr(TINY_BACKBONE))

@@ -31,7 +31,7 @@ def digits():
 
 def test_predictions_are_those_of_the_trained_network(predict, digits, finished_fedanchor_run):
     workdir, state = finished_fedanchor_run
-    assert predict.round == 4 and predict.image_shape == (8, 8, 1) and predict.class_names == tuple("0123456789")
+    assert predict.round == 4 and predict.shape == (8, 8, 1) and predict.class_names == tuple("0123456789")
     assert repr(predict) == "Predictor(round 4, images 8 x 8 x 1, 10 classes)"
     found = predict(digits.x_test)  # 360 images: a whole batch and a part of one
     assert BATCH_SIZE < len(digits.x_test) < 2 * BATCH_SIZE

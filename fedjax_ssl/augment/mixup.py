@@ -1,9 +1,12 @@
-"""Mixup: convex combinations of two batches of images (Zhang et al., 2018)."""
+"""Mixup: convex combinations of two batches of inputs (Zhang et al., 2018)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from fedjax_ssl.errors import UserError
 
 MIX_ORDERS = ("mix_then_augment", "augment_then_mix")
 
@@ -40,10 +43,11 @@ def mix(images_a: jax.Array, images_b: jax.Array, lam: jax.Array) -> jax.Array:
     return lam * images_a + (1.0 - lam) * images_b
 
 
-def mix_images(
+def mix_inputs(
+    inputs: Any,
     weak: Callable[[jax.Array, jax.Array], jax.Array],
     key: jax.Array,
-    images: jax.Array,
+    examples: jax.Array,
     partners: jax.Array,
     alpha: float,
     order: str,
@@ -51,17 +55,27 @@ def mix_images(
     """Mixtures of two batches, weakly augmented, with one lambda ~ Beta(alpha, alpha) for the batch.
 
     Args:
-        weak: the weak augmentation, (key, images) -> images.
+        inputs: their kind, see `fedjax_ssl.kinds`; without a `mix` of its own it has `mix`.
+        weak: the weak augmentation, (key, inputs) -> inputs.
         key: a JAX random key.
-        images, partners: [B, H, W, C] in 0..255.
+        examples, partners: [B, ...], as they are stored.
         alpha: of the Beta distribution.
         order: one of `MIX_ORDERS`.
 
     Returns:
-        float32 [B, H, W, C] in 0..255, and lambda, float32 [].
+        float32 [B, ...] on the scale of the inputs, and lambda, float32 [].
+
+    Raises:
+        UserError: inputs of this kind cannot be mixed.
     """
+    mixed = getattr(inputs, "mix", mix)
+    if mixed is None:
+        raise UserError(
+            "mixup is not for texts, whose token ids have no average; set the method's switch to False: semifl.mixup, "
+            "fedanchor.client_mixup or fedanchor.server_mixup"
+        )
     lambda_key, weak_key, partner_key = jax.random.split(key, 3)
     mixing = sample_lambda(lambda_key, alpha)
     if order == "mix_then_augment":
-        return weak(weak_key, mix(images, partners, mixing)), mixing
-    return mix(weak(weak_key, images), weak(partner_key, partners), mixing), mixing
+        return weak(weak_key, mixed(examples, partners, mixing)), mixing
+    return mixed(weak(weak_key, examples), weak(partner_key, partners), mixing), mixing

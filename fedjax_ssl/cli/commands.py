@@ -47,7 +47,16 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         # A folder alone is the first process's.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
         use_every_core(config)
+        before = _sizes_of_records(own.workdir)
         train(config, own.workdir)
+        if before and before == _sizes_of_records(own.workdir):
+            more = f"--config.num_rounds=N above {config.num_rounds} trains on"
+            log.say(f"{own.workdir} was finished, and nothing was trained; {more}")
+
+
+def _sizes_of_records(workdir: str | None) -> dict[pathlib.Path, int]:
+    """The records of a run or of several seeds' runs, and how long they are."""
+    return {path: path.stat().st_size for path in pathlib.Path(workdir).rglob("metrics.jsonl")} if workdir else {}
 
 
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -117,7 +126,7 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("drawing the report"):
         columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
         look = Look(columns, own.interval, own.caption or "", own.label or "")
-        page = report(words, own.out, own.target, own.against, look)
+        page = report(words, own.out, own.target, own.against, look, own.figures)
     print(page)
 
 
@@ -134,21 +143,22 @@ def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Classifies the images of a file or a folder by a run's model.
+    """Classifies the images, rows or texts of a file or a folder by a run's model.
 
-    --out=NAME.csv gets a line for each image; an npz file labels [B], classes [B],
-    probabilities [B, C], embeddings [B, D] and class_names [C]. Where the images
-    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE) the accuracy
-    is printed.
+    --out=NAME.csv gets a line for each of them; an npz file labels [B], classes [B],
+    probabilities [B, C], embeddings [B, D] and class_names [C]. Where they
+    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE, the csv's column
+    of labels) the accuracy is printed.
     """
     with doing("loading JAX"):
         from fedjax_ssl.predictor import predict_file
 
     with doing("compiling and predicting"):
-        found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code)
-    print(f"{own.out}: {len(found.prediction.labels)} images")
+        found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code, own.csv)
+    what = "images" if found.of_images else "rows"
+    print(f"{own.out}: {len(found.prediction.labels)} {what}")
     if found.accuracy is not None:
-        print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} images with a label")
+        print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} {what} with a label")
 
 
 def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -163,6 +173,22 @@ def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
 
     with doing("exporting"):
         print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
+
+
+def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Converts PyTorch's weights of a pretrained encoder into a file for encoder.weights.
+
+    FILE.safetensors as it is; .pth by PyTorch in a process of its own, which makes
+    tensors alone and runs no pickle. Encoders: docs/how_to/pretrained_encoders.md.
+    """
+    if not own.encoder or not own.out:
+        raise UserError("convert-weights takes --encoder=NAME and --out=FILE.safetensors")
+    with doing("loading JAX"):
+        from fedjax_ssl.encoders import convert
+
+    with doing("converting"):
+        number = convert(expanded(words[0]), own.encoder, pathlib.Path(own.out))
+    print(f"{own.out}: {number} arrays")
 
 
 def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -208,6 +234,7 @@ COMMANDS = {
             "interval": (False, "mean ± half of the 95 % confidence interval, not the deviation"),
             "caption": (None, "of the LaTeX table"),
             "label": (None, "of the LaTeX table"),
+            "figures": ("screen", "column or page: the pictures' width in a paper"),
         },
         "RUN...",
     ),
@@ -225,6 +252,7 @@ COMMANDS = {
             "workdir": (None, "of the run"),
             "npz": (None, "the file with the images, uint8 [B, H, W, C]"),
             "images": (None, "a folder instead, FOLDER/IMAGE or FOLDER/CLASS/IMAGE"),
+            "csv": (None, "a csv or parquet file instead, of a model of tables or texts"),
             "out": (None, "the file to be written, NAME.csv or NAME.npz"),
             "key": ("", "the images' name in the npz; by default images, x, x_test or test_images"),
             "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
@@ -240,13 +268,21 @@ COMMANDS = {
         },
         "RUN",
     ),
+    "convert-weights": Command(
+        run_convert_weights,
+        {
+            "encoder": (None, "whose weights they are, such as efficientnet_lite0"),
+            "out": (None, "the file to be written, NAME.safetensors"),
+        },
+        "FILE",
+    ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
     "completion": Command(run_completion, {}, "SHELL"),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),
 }
 
 
-PATHS = ("workdir", "out", "npz", "images")
+PATHS = ("workdir", "out", "npz", "images", "csv")
 AGAIN = {"sweep": "resumes the sweep", "report": "draws the report anew", "profile": "measures anew"}
 HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 

@@ -1,8 +1,8 @@
 """Clients with labels and clients without: a phase on the labelled images, then one on the unlabelled ones.
 
 A role is data: a client takes steps in a phase for the images that it has of that kind, and a lane never computes the
-other role's loss. Who has labels alone hands its model through the second phase; who has images of both kinds trains on
-one after the other. Either way one upload leaves the client, which tells of how many labels it comes.
+other role's loss. A client with labels only passes its model through the second phase; a client with both kinds
+trains on one after the other. Either way the client sends one upload, which says how many labels it comes from.
 """
 
 from typing import Any, NamedTuple

@@ -14,9 +14,10 @@ from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss, local_sgd
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Jobs, Metrics, Phase, Previous, Problem
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import negative_cosine
 from fedjax_ssl.learning.sgd import Model, Params
-from fedjax_ssl.learning.trees import add_up, moving_average, norm, repeated, select, where
+from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, add_up, moving_average, norm, repeated, select, where
 
 PROJECTOR, PREDICTOR = "projector", "predictor"
 ENCODER = ("backbone", PROJECTOR)
@@ -122,8 +123,13 @@ def divergence(one: Params, other: Params) -> jax.Array:
 
     Returns:
         float32 [].
+
+    Raises:
+        UserError: they have none.
     """
     leaves, _ = jax.tree.flatten_with_path(jax.tree.map(jnp.subtract, one, other))
+    if not leaves:
+        raise UserError(WITHOUT_PARAMETERS)
     convolutions = [leaf for path, leaf in leaves if leaf.ndim == 4 and "shortcut" not in jax.tree_util.keystr(path)]
     lengths = [norm(leaf) for leaf in convolutions or [leaf for _, leaf in leaves]]
     return add_up(lengths) / len(lengths)

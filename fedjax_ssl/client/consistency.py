@@ -103,7 +103,7 @@ def consistency_phase(
     )
     if together and only_confident:
         raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
-    # With statistics apart nobody needs weak views in training that the received model labels.
+    # With separate statistics, weak views that the received model labels need no pass in training.
     weak_in_training = label_mode == "train" and (together or options.labels_from == "local")
     unlabelled_size = options.unlabelled_ratio * config.batch_size
     fixed_length = options.epoch_length == "unlabelled"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.augment.mixup import MIX_ORDERS, mix_images
+from fedjax_ssl.augment.mixup import MIX_ORDERS, mix_inputs
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import Labelled
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
@@ -94,7 +94,8 @@ def fix_mix_phase(
         if with_mixup:
             drawn = at.work.mix[batch.epoch % len(at.work.mix), batch.places]
             x_mix, y_mix = at.data.inputs[at.work.deck.rows[drawn]], at.work.labels[drawn]
-            mixture, mixing = mix_images(problem.weak, mix_key, x_fix, x_mix, mixup_alpha, mix_order)
+            kind, weak = network.inputs, problem.weak
+            mixture, mixing = mix_inputs(kind, weak, mix_key, x_fix, x_mix, mixup_alpha, mix_order)
             views += (mixture,)
 
         outputs, batch_stats = network.train(model, views, batch.mask)

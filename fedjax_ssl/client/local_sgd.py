@@ -111,7 +111,7 @@ def local_sgd(
 
     Args:
         problem: the run.
-        prepare: lays out the work of a cohort; its work has a `Deck` named `deck`, of which the batches come.
+        prepare: lays out the work of a cohort; its work has a `Deck` named `deck`, which gives the batches.
         loss: of one step.
         parts: of the model that are trained and uploaded.
         batch_size: of a batch; None: `client.batch_size`.

@@ -13,7 +13,7 @@ MAX_BYTES = 8 * 10**9
 
 
 class Arrays(NamedTuple):
-    """The images and labels of a data set, checked."""
+    """The inputs and labels of a data set, checked; of images, or as `npz.load_npz` says."""
 
     x_train: np.ndarray  # uint8 [N, H, W, C], training images
     y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1

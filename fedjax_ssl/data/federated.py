@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.poison import poison
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.data.table import image_table
+from fedjax_ssl.data.table import image_table, table_shape
 from fedjax_ssl.errors import UserError
 
 ATTACKERS = 100  # its number among the draws of a seed, apart from those of the partition
@@ -160,6 +160,10 @@ def hold(
     sizes = np.array([len(rows) for rows in partition.client_rows], np.int64)
     rows = np.concatenate(partition.client_rows).astype(np.int32)
     at_server = np.concatenate([partition.server_index, rows]) if centralised else partition.server_index
+    if centralised:
+        at_server = at_server[dataset.y_train[at_server] >= 0]
+    if (dataset.y_train[at_server] < 0).any():
+        raise UserError("the partition gives the server a row without a label")
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
     visible = np.concatenate([at_server, partition.labelled_rows])
     if reveal_labels:
@@ -172,6 +176,8 @@ def hold(
     owners = np.repeat(np.arange(len(sizes)), sizes)
     crafted = None
     if attack is not None and attack.kind == "poison":
+        if dataset.kind != "image":
+            raise UserError(f"attack.kind='poison' is for images; the data are {dataset.kind}")
         crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
     return Holdings(
         inputs=dataset.x_train if crafted is None else crafted.images,
@@ -247,8 +253,10 @@ def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedDa
     def shape(array: np.ndarray | jax.Array | None) -> jax.ShapeDtypeStruct | None:
         return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
 
-    names = ("inputs", "visible_labels", "test_inputs", "test_labels", "mislabelled")
-    tables: dict[str, Any] = {name: shape(getattr(held, name)) for name in names}
+    tables: dict[str, Any] = {
+        name: shape(getattr(held, name)) for name in ("visible_labels", "test_labels", "mislabelled")
+    }
+    tables |= {name: table_shape(getattr(held, name)) for name in ("inputs", "test_inputs")}
     return jax.tree.map(shape, small_arrays(held))._replace(client_index=client_index, **tables)
 
 

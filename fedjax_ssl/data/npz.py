@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import math
+import struct
 import zipfile
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,8 +12,10 @@ import numpy as np
 
 from fedjax_ssl.data.arrays import MAX_BYTES, Arrays, existing_path
 from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import expanded
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+MOST_TOKENS = 2**24 - 1  # as a view of tokens passes through float32
 MEDMNIST_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the order of KEYS
 
 
@@ -20,13 +23,15 @@ def load_npz(path: str) -> Arrays:
     """Loads a data set from an npz file.
 
     Args:
-        path: the file. It holds x_train and x_test, uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, and
-          y_train and y_test, integers [N] of 0 .. num_classes - 1 in which every class occurs at least once. Or it is
-          a file of MedMNIST, with train_images, train_labels, test_images and test_labels, labels [N, 1], whose
+        path: the file. It holds x_train and x_test, and y_train and y_test, integers [N] of 0 .. num_classes - 1 in
+          which every class occurs at least once; -1 in y_train is no label. Images are uint8 [N, H, W] or [N, H, W, C]
+          with C = 1 or 3, features floats [N, D] or [N, V, D], texts integers [N, L] or [N, V, L], the tokens' ids. Or
+          it is a file of MedMNIST, with train_images, train_labels, test_images and test_labels, labels [N, 1], whose
           val_images and val_labels are left out.
 
     Returns:
-        The arrays, the images with their channel axis, and the classes, named by their numbers.
+        The arrays, images with their channel axis, features as float32, texts as int32; and the classes, named by
+        their numbers.
 
     Raises:
         UserError: the file is missing or no npz, a key is missing, or an array is not as described above.
@@ -35,11 +40,13 @@ def load_npz(path: str) -> Arrays:
     """
     with open_archive(path, "data.path", f"an npz file with the arrays {', '.join(KEYS)}") as archive:
         keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(archive.files)))
-        members = _find(archive, path, keys, "data.path")
         train, train_labels, test, test_labels = keys
+        members = _find(archive, path, keys, "data.path", mapped=(train, test))
         # Labels first: images are not unpacked if something else is wrong.
-        shapes = [_check_images(path, key, members[key]) for key in (train, test)]
-        if shapes[0] != shapes[1]:
+        shapes = [_check_inputs(path, key, members[key]) for key in (train, test)]
+        if members[train].dtype != np.uint8 and members[train].dtype.kind == members[test].dtype.kind:
+            shapes[1] = (*shapes[0][:-1], *shapes[1][-1:])  # a test example may have fewer views
+        if shapes[0] != shapes[1] or (members[train].dtype == np.uint8) != (members[test].dtype == np.uint8):
             raise UserError(
                 f"{path}: images of {train} have shape {shapes[0]}, those of {test} {shapes[1]}; "
                 "bring both to one height, width and number of channels"
@@ -48,11 +55,8 @@ def load_npz(path: str) -> Arrays:
             _check_labels(path, of_labels, _read(archive, path, members[of_labels], "data.path"), key, members[key])
             for key, of_labels in ((train, train_labels), (test, test_labels))
         )
-        x_train, x_test = (
-            np.ascontiguousarray(_read(archive, path, members[key], "data.path")).reshape(-1, *shapes[0])
-            for key in (train, test)
-        )
-    classes = np.union1d(y_train, y_test)
+        x_train, x_test = (_read_inputs(archive, path, members[key], shapes[0]) for key in (train, test))
+    classes = np.union1d(y_train[y_train >= 0], y_test)
     expected = np.arange(len(classes))
     if not np.array_equal(classes, expected):
         missing = int(expected[classes != expected][0])
@@ -72,6 +76,8 @@ class Member(NamedTuple):
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    # Where its numbers begin in the file, if they lie there as they are: an array without compression, by rows.
+    start: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -131,8 +137,13 @@ def read_arrays(
         return {key: _read(archive, path, member, field) for key, member in _find(archive, path, keys, field).items()}
 
 
-def _find(archive: np.lib.npyio.NpzFile, path: str, keys: tuple[str, ...], field: str) -> dict[str, Member]:
-    """The headers of the named arrays: nothing is unpacked before their sizes are known."""
+def _find(
+    archive: np.lib.npyio.NpzFile, path: str, keys: tuple[str, ...], field: str, mapped: tuple[str, ...] = ()
+) -> dict[str, Member]:
+    """The headers of the named arrays: nothing is unpacked before their sizes are known.
+
+    Those of `mapped` take no memory where the file has them without compression.
+    """
     missing = [key for key in keys if key not in archive.files]
     if missing:
         raise UserError(
@@ -140,7 +151,7 @@ def _find(archive: np.lib.npyio.NpzFile, path: str, keys: tuple[str, ...], field
             f"{', '.join(archive.files) or 'nothing'}"
         )
     members = {key: _header(archive, path, key, field) for key in keys}
-    total = sum(member.bytes for member in members.values())
+    total = sum(member.bytes for member in members.values() if not (member.key in mapped and member.start is not None))
     if total > MAX_BYTES:
         raise UserError(
             f"{_place(field, path)}: {', '.join(members)} take {total / 1e9:.1f} GB, but at most {MAX_BYTES / 1e9:g} "
@@ -160,14 +171,37 @@ def _header(archive: np.lib.npyio.NpzFile, path: str, key: str, field: str) -> M
             }.get(version)
             if read_header is None:
                 raise ValueError("it is not an array of numbers")
-            shape, _, dtype = read_header(opened)
-            rest = archive.zip.getinfo(name).file_size - opened.tell()
-        member = Member(key, shape, dtype)
+            shape, by_columns, dtype = read_header(opened)
+            info = archive.zip.getinfo(name)
+            rest, start = info.file_size - opened.tell(), opened.tell()
+        as_it_is = info.compress_type == zipfile.ZIP_STORED and not by_columns
+        member = Member(key, shape, dtype, _offset(path, info) + start if as_it_is else None)
         if dtype.hasobject:
             raise ValueError("it holds Python objects, which are code")
         if min(shape, default=0) < 0 or member.bytes != rest:
             raise ValueError(f"its header says {member.bytes} bytes, and it has {rest}")
     return member
+
+
+def _offset(path: str, info: zipfile.ZipInfo) -> int:
+    """Where a member's bytes begin in the file."""
+    with expanded(path).open("rb") as file:
+        file.seek(info.header_offset)
+        header = file.read(30)
+    lengths = struct.unpack("<HH", header[26:30])  # of the name and of further fields, which follow
+    return info.header_offset + len(header) + sum(lengths)
+
+
+def _images(archive: np.lib.npyio.NpzFile, path: str, member: Member) -> np.ndarray:
+    """Inputs, memory-mapped if they lie in the file as they are, so that they need no memory; after a look at all."""
+    if member.start is None:
+        return np.ascontiguousarray(_read(archive, path, member, "data.path"))
+    with _readable(path, member.key, "data.path"):
+        name = f"{member.key}.npy" if f"{member.key}.npy" in archive.zip.namelist() else member.key
+        with archive.zip.open(name) as opened:
+            while opened.read(2**20):  # the checksum is compared at the end
+                pass
+        return np.memmap(expanded(path), member.dtype, "r", member.start, member.shape)
 
 
 def _read(archive: np.lib.npyio.NpzFile, path: str, member: Member, field: str) -> np.ndarray:
@@ -191,8 +225,30 @@ def _place(field: str, path: str) -> str:
     return f"{field}={path}" if field else path
 
 
-def _check_images(path: str, key: str, images: Member) -> tuple[int, ...]:
-    """Returns the shape of one image, [H, W, C], or raises a UserError that says what they should be."""
+def _read_inputs(archive: np.lib.npyio.NpzFile, path: str, member: Member, shape: tuple[int, ...]) -> np.ndarray:
+    values = _images(archive, path, member)
+    if values.dtype == np.uint8:
+        return values.reshape(-1, *shape)
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise UserError(f"{path}: {member.key} has values that are not finite in float32")
+        return values
+    if values.min() < 0 or values.max() > MOST_TOKENS:
+        raise UserError(f"{path}: {member.key} has {values.min()} to {values.max()}; tokens are 0 to {MOST_TOKENS}")
+    return values.astype(np.int32)
+
+
+def _check_inputs(path: str, key: str, images: Member) -> tuple[int, ...]:
+    """Returns the shape of one example, of an image [H, W, C], or raises a UserError that says what they should be."""
+    if images.dtype != np.uint8 and images.dtype.kind in "fiu":
+        if len(images.shape) not in (2, 3) or images.bytes == 0:
+            raise UserError(
+                f"{path}: {key} is {images.dtype} {images.shape}; features are floats [N, D] or [N, V, D], tokens "
+                "integers [N, L] or [N, V, L], images uint8"
+            )
+        return images.shape[1:]
     if images.dtype != np.uint8:
         raise UserError(f"{path}: {key} is {images.dtype}; images must be uint8, 0 to 255")
     if len(images.shape) not in (3, 4):
@@ -216,7 +272,8 @@ def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, imag
         raise UserError(
             f"{path}: {images_key} has {images.shape[0]} images but {key} {len(labels)} labels; give one per image"
         )
-    if labels.min() < 0:
+    least = -1 if key == KEYS[1] else 0  # of a training example the label may be unknown
+    if labels.min() < least:
         row = int(np.argmin(labels))
         raise UserError(f"{path}: {key}[{row}] is {int(labels[row])}; labels must be 0 to C - 1")
     return labels

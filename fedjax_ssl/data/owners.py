@@ -21,7 +21,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     """Who holds what: examples of each class, for pictures and reports.
 
     Args:
-        labels: int [N], labels of the training set.
+        labels: int [N], labels of the training set; -1 where it has none, which are not counted.
         partition: its owners.
         num_classes: number of classes C.
 
@@ -33,7 +33,8 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     is_labelled[partition.labelled_rows] = True
 
     def count(rows: np.ndarray) -> np.ndarray:
-        return np.bincount(labels[rows], minlength=num_classes)
+        found = labels[rows]
+        return np.bincount(found[found >= 0], minlength=num_classes)
 
     number = len(partition.client_rows)
     rows = np.concatenate(partition.client_rows)
@@ -41,11 +42,12 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
 
     def count_each(counted: np.ndarray) -> np.ndarray:
         """Of the rows that count, bool [n], the classes of each client."""
-        of_each = owners[counted] * num_classes + labels[rows[counted]]
+        known = counted & (labels[rows] >= 0)
+        of_each = owners[known] * num_classes + labels[rows[known]]
         return np.bincount(of_each, minlength=number * num_classes).reshape(number, num_classes).astype(np.int32)
 
     return {
-        "train": np.bincount(labels, minlength=num_classes),
+        "train": count(np.arange(len(labels))),
         "validation": count(partition.validation_index),
         "server": count(partition.server_index),
         "clients": count_each(np.ones(len(rows), bool)),

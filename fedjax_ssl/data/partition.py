@@ -23,7 +23,9 @@ from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.errors import UserError, known_are
 
 
-def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_clients: int, seed: int) -> Partition:
+def make_partition(
+    labels: np.ndarray, num_classes: int, config: Any, num_clients: int, seed: int, owners: np.ndarray | None = None
+) -> Partition:
     """Splits the training set over server and clients, and draws whose labels are visible.
 
     Validation images are drawn first and removed, from a stream of random numbers that nothing else uses. With
@@ -37,8 +39,13 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
     'some_clients' for the first clients. The partition divides them among those, and the others among the other
     clients.
 
+    Where the data set itself lacks labels, they stay where they are: with `labels` 'clients' every label is visible,
+    with 'some_clients' each client must have labels for all its examples or for none, and only examples with a label
+    are drawn for the server and for validation. Of a partition by labels, examples without one are a class of their
+    own.
+
     Args:
-        labels: int [N], labels of the training set.
+        labels: int [N], labels of the training set; -1 where it has none.
         num_classes: number of classes.
         config: the `data` section. Read are `validation`, the number of validation images; `labels` (a name of
           `LABELS`) with the fields of `draw_labelled_rows`, of 'clients' or instead `num_labelled`, as many of each
@@ -52,6 +59,8 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         seed: seed of the draw. Validation images and the server's depend on no other field than their own, so that
           partitions can be compared.
 
+        owners: int [N], the client of each example, of the partition 'natural'; None: the data set names none.
+
     Returns:
         The partition.
 
@@ -64,8 +73,9 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
     check_labels(config, num_clients)
     if config.partition_file:
         return load_for(config, len(labels), num_clients)
-    if config.partition not in PARTITIONS:
-        raise UserError(f"data.partition is {config.partition!r}{known_are(config.partition, PARTITIONS)}")
+    known_words = (*PARTITIONS, "natural")
+    if config.partition not in known_words:
+        raise UserError(f"data.partition is {config.partition!r}{known_are(config.partition, known_words)}")
     if config.server_draw not in SERVER_DRAWS:
         raise UserError(f"data.server_draw is {config.server_draw!r}{known_are(config.server_draw, SERVER_DRAWS)}")
     if config.examples_per_client < 0:
@@ -74,6 +84,10 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         raise UserError(f"seed={seed} must not be negative")
 
     labels = np.asarray(labels)
+    has_label = labels >= 0
+    _check_owners(config, owners, num_clients)
+    if not has_label.all():
+        _check_unlabelled(config)
     streams = [np.random.default_rng([seed, stream]) for stream in range(5)]
     server_rng, client_rng, label_rng, validation_rng, tail_rng = streams
     validation = draw_validation(labels, config.validation, num_classes, validation_rng)
@@ -83,16 +97,18 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
     def cut(rows: np.ndarray) -> np.ndarray:
         return rows[cut_to_tail(labels[rows], num_classes, config.imbalance, config.largest_class, tail_rng)]
 
-    if not own_tail:
+    if not own_tail and has_label.all():
         rest = cut(rest)
     at_server = NO_ROWS
     if config.labels == "server":
         balanced = config.server_draw == "balanced"
         if own_tail:
             drawn = draw_labelled_tail(labels[rest], num_classes, config, server_rng)
+            at_server = rest[drawn].astype(np.int32)
         else:
-            drawn = draw_server_labels(labels[rest], config.server_labels, num_classes, server_rng, balanced)
-        at_server = rest[drawn].astype(np.int32)
+            known = rest[has_label[rest]]
+            drawn = draw_server_labels(labels[known], config.server_labels, num_classes, server_rng, balanced)
+            at_server = known[drawn].astype(np.int32)
         rest = np.setdiff1d(rest, at_server)
     apart = NO_ROWS
     if config.labels != "server" and own_tail:
@@ -109,10 +125,13 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         raise UserError(f"num_clients={num_clients} is more than the {len(rest)} {what}; lower it")
 
     def divide(rows: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        shares = PARTITIONS[config.partition](labels[rows], num_clients, config, rng)
+        if config.partition == "natural":
+            shares = [np.flatnonzero(owners[rows] == client) for client in range(num_clients)]
+        else:
+            shares = PARTITIONS[config.partition](kinds[rows], num_clients, config, rng)
         return [rows[rng.permutation(share)[:limit]].astype(np.int32) for share in shares]
 
-    limit = config.examples_per_client or len(labels)
+    limit, kinds = config.examples_per_client or len(labels), np.where(has_label, labels, num_classes)
     if own_tail and config.labels == "some_clients":
         known = divide(apart, config.labelled_clients, label_rng)
         others = divide(rest, num_clients - config.labelled_clients, client_rng)
@@ -123,6 +142,44 @@ def make_partition(labels: np.ndarray, num_classes: int, config: Any, num_client
         both = [np.concatenate(pair)[:limit] for pair in zip(known, client_rows)]
         return Partition(at_server, list(map(label_rng.permutation, both)), np.concatenate(known), validation)
     labelled = NO_ROWS
-    if config.labels != "server":
+    if config.labels != "server" and not has_label.all():
+        labelled = _where_they_are(has_label, client_rows, config)
+    elif config.labels != "server":
         labelled = draw_labelled_rows(labels, client_rows, config, label_rng)
     return Partition(at_server, client_rows, labelled, validation)
+
+
+def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> None:
+    """Raises a UserError unless the data set says who holds what where the partition is 'natural', and only there."""
+    natural = config.partition == "natural"
+    if natural and owners is None:
+        raise UserError("data.partition='natural' needs data.client_column, the column of a csv that names the client")
+    if owners is None:
+        return
+    if not natural:
+        raise UserError(f"data.client_column is given, but data.partition={config.partition!r}; set it to 'natural'")
+    number = int(owners.max()) + 1
+    if number != num_clients:
+        raise UserError(f"data.client_column has {number} clients, but num_clients={num_clients}; set it to {number}")
+
+
+def _check_unlabelled(config: Any) -> None:
+    """Raises a UserError for a field that draws labels where the data set itself lacks some."""
+    drawn = {"num_labelled": 0, "imbalance": 1.0, "largest_class": 0, "labelled_largest_class": 0}
+    for field, default in drawn.items():
+        if config[field] != default:
+            raise UserError(f"data.{field}={config[field]} is not for data with empty labels, which stay as they are")
+
+
+def _where_they_are(has_label: np.ndarray, client_rows: list[np.ndarray], config: Any) -> np.ndarray:
+    """The clients' rows that have a label, int32 [L], where the data set itself lacks some."""
+    rows = np.concatenate([of_client[has_label[of_client]] for of_client in client_rows]).astype(np.int32)
+    if not len(rows):
+        raise UserError(f"no client has a label (data.labels={config.labels!r}); set data.labels to 'server'")
+    if config.labels == "some_clients":
+        for client, of_client in enumerate(client_rows):
+            if 0 < np.count_nonzero(has_label[of_client]) < len(of_client):
+                raise UserError(
+                    f"client {client} has labels for some of its rows, but data.labels='some_clients'; use 'clients'"
+                )
+    return rows

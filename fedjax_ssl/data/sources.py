@@ -1,26 +1,28 @@
-"""Data sources: where the images and labels of a run come from, as host NumPy arrays.
+"""Data sources: where the inputs and labels of a run come from, as host NumPy arrays.
 
-Four kinds of source give the same `Dataset`: scikit-learn's embedded handwritten digits, an npz file or a folder
-of images of the user's own, and the published data sets of TensorFlow Datasets. Normalisation constants, and
-whether a horizontal flip makes sense, belong to the data set and travel with it.
+All give the same `Dataset`: scikit-learn's embedded handwritten digits, an npz file, a folder of images or a table of
+the user's own, what other packages ship, and the published data sets of TensorFlow Datasets. Normalisation constants,
+and whether a horizontal flip makes sense, belong to the data set and travel with it.
 """
 
 import string
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data import folder, npz, tfds
+from fedjax_ssl.data import folder, npz, packages, tables, tfds
+from fedjax_ssl.data.arrays import Arrays
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded
 
 
 class Dataset(NamedTuple):
-    """A data set for image classification, on the host."""
+    """A data set for classification, on the host; of images, unless `kind` says otherwise."""
 
     name: str  # name of the data set
     x_train: np.ndarray  # uint8 [N, H, W, C], training images, C = 1 or 3
-    y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1
+    y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1; -1 where the data set has none
     x_test: np.ndarray  # uint8 [T, H, W, C], test images
     y_test: np.ndarray  # int32 [T], their labels
     num_classes: int  # number of classes
@@ -28,6 +30,9 @@ class Dataset(NamedTuple):
     std: tuple[float, ...]  # per channel, in the same units, never 0
     flip: bool  # whether an image flipped horizontally is still an image of its class
     class_names: tuple[str, ...] = ()  # the classes' names, in the order of the labels; () if unknown
+    kind: str = "image"  # of the inputs, see `fedjax_ssl.kinds`: the arrays are [N, ...] of the type that it stores
+    details: Mapping[str, Any] = {}  # what a user of the model must know of inputs of this kind, besides mean and std
+    owners: np.ndarray | None = None  # int32 [N], the client of each training row, of the partition 'natural'
 
 
 class _Facts(NamedTuple):
@@ -53,7 +58,10 @@ _PUBLISHED = {
     ),
 }
 
-SOURCES = ("digits", "npz", "folder", *_PUBLISHED)
+SOURCES = (
+    "digits", "npz", "folder", "csv", *_PUBLISHED, *packages.TABLES, *packages.CORPORA,
+    *(f"medmnist/{name}" for name in packages.MEDMNIST),
+)  # fmt: skip
 
 
 # Of `data.normalisation`: means and deviations of the pixels, in place of the data set's own.
@@ -68,7 +76,8 @@ def load_dataset(config: Any) -> Dataset:
 
     Args:
         config: the `data` section. Read are `source` (one of `SOURCES`); for an npz and a folder `path` and `flip`,
-          for a folder `image_size` and `fit`, too; for a published data set `tfds_dir`, the folder of TensorFlow
+          for a folder `image_size` and `fit`, too; for
+          a csv see `tables.load_table`; for a published data set `tfds_dir`, the folder of TensorFlow
           Datasets ('' = its default); `balanced_test`; `standardise`; and `normalisation` (one of `NORMALISATIONS`).
 
     Returns:
@@ -84,6 +93,8 @@ def load_dataset(config: Any) -> Dataset:
     if config.balanced_test:
         rows = first_of_each_class(dataset.y_test)
         dataset = dataset._replace(x_test=dataset.x_test[rows], y_test=dataset.y_test[rows])
+    if dataset.kind != "image":
+        return dataset if config.standardise else _unscaled(dataset)
     channels, name = dataset.x_train.shape[-1], config.normalisation
     if name != "own" and (channels != 3 or not config.standardise):
         raise UserError(
@@ -92,9 +103,12 @@ def load_dataset(config: Any) -> Dataset:
         )
     if name == "cifar10":
         return dataset._replace(**NORMALISATIONS[name])
-    if config.standardise:
-        return dataset
-    return dataset._replace(mean=(0.0,) * channels, std=(1.0,) * channels)
+    return dataset if config.standardise else _unscaled(dataset)
+
+
+def _unscaled(dataset: Dataset) -> Dataset:
+    """The data set with means of 0 and deviations of 1."""
+    return dataset._replace(mean=(0.0,) * len(dataset.mean), std=(1.0,) * len(dataset.std))
 
 
 def _load(config: Any) -> Dataset:
@@ -102,8 +116,10 @@ def _load(config: Any) -> Dataset:
         return _load_digits()
     if config.source in ("npz", "folder"):
         one = config.source == "npz"
-        arrays = npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size, config.fit)
         path = expanded(config.path).resolve()
+        arrays = npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size, config.fit)
+        if one and arrays.x_train.dtype != np.uint8:
+            return Dataset(path.stem, **_of_arrays(arrays, config), flip=False)
         mean, std = channel_statistics(arrays.x_train)
         return Dataset(path.stem if one else path.name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
     if config.source in _PUBLISHED:
@@ -111,7 +127,38 @@ def _load(config: Any) -> Dataset:
         published = tfds.load_tfds(config.source, config.tfds_dir)._asdict()
         facts["class_names"] = facts["class_names"] or published["class_names"]
         return Dataset(config.source, **(published | facts))
+    if config.source == "csv":
+        return Dataset(expanded(config.path).stem, **tables.load_table(config), flip=False)
+    if config.source in packages.TABLES:
+        return Dataset(config.source, **packages.load_sklearn(config.source), flip=False)
+    if config.source in packages.CORPORA:
+        return Dataset(config.source, **packages.load_corpus(config.source, config), flip=False)
+    if config.source in SOURCES:
+        name = config.source.removeprefix("medmnist/")
+        fields = packages.load_medmnist(name, config.path)
+        mean, std = channel_statistics(fields["x_train"])
+        return Dataset(name, **fields, mean=mean, std=std, flip=bool(config.flip))
     raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
+
+
+def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
+    """Features, which are floats, or texts, which are integers, of an npz: the fields of `Dataset` but the name."""
+    fields, x_train, x_test = arrays._asdict(), arrays.x_train, arrays.x_test
+    if np.issubdtype(x_train.dtype, np.integer):
+        num_tokens = int(max(x_train.max(), x_test.max())) + 1
+        return {**fields, **tables.as_texts(x_train, x_test, num_tokens, config.weak_views, {})}
+    first = x_train.reshape(len(x_train), -1, x_train.shape[-1])[:, 0].astype(np.float64)
+    std = first.std(axis=0)
+    return {
+        **fields,
+        "kind": "features",
+        "mean": tuple(first.mean(axis=0).tolist()),
+        "std": tuple(np.where(std == 0, 1.0, std).tolist()),
+        "details": {
+            "shape": list(x_train.shape[1:]),
+            "weak_views": tables.checked_views(config.weak_views, x_train),
+        },
+    }
 
 
 def first_of_each_class(labels: np.ndarray) -> np.ndarray:
@@ -121,11 +168,18 @@ def first_of_each_class(labels: np.ndarray) -> np.ndarray:
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
-    """What a trained model's user must know about its images."""
-    return {
+    """What a trained model's user must know about its inputs."""
+    known = {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
         "class_names": list(dataset.class_names),
+    }
+    if dataset.kind != "image":
+        scale = {"mean": list(dataset.mean), "std": list(dataset.std)}
+        counts = {"num_train": len(dataset.x_train), "num_test": len(dataset.x_test)}
+        return {**known, "kind": dataset.kind, **dataset.details, **scale, **counts}
+    return {
+        **known,
         "image_shape": list(dataset.x_train.shape[1:]),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
@@ -175,8 +229,7 @@ def _load_digits() -> Dataset:
     digits = datasets.load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]  # [1797, 8, 8, 1]
     labels = digits.target.astype(np.int32)
-    is_test = np.zeros(len(labels), bool)
-    is_test[np.argsort(labels, kind="stable")[::5]] = True
+    is_test = packages.every_fifth(labels)
     x_train = images[~is_test]
     mean, std = channel_statistics(x_train)
     return Dataset(

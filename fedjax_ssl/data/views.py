@@ -4,6 +4,7 @@ A view is a `FederatedData` in which `here` names the clients whose rows are pre
 federation, so methods and random numbers are the same with a view and without. It knows nothing of rounds or methods.
 """
 
+import os
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays
+from fedjax_ssl.data.table import image_table, table_shape
+from fedjax_ssl.errors import UserError
 
 MOST_ENTRIES = 2**24  # of a table of rows, clients x largest client, that is still kept as a whole: 64 MiB
 # Shares of the rounds that the narrower widths serve. Each width is a program of its own.
@@ -52,15 +55,16 @@ class Views:
         """
         self.held, self.widths, self.clients, self._images = held, widths, clients, images
         self._shared = small_arrays(held)._replace(
-            test_inputs=jnp.asarray(held.test_inputs), test_labels=jnp.asarray(held.test_labels)
+            test_inputs=image_table(held.test_inputs), test_labels=jnp.asarray(held.test_labels)
         )
+        self._file = _stamp(held.inputs)
         self._whole: tuple[FederatedData, jax.Array] | None = None
         targets = () if held.targets is None else (held.targets,)
         self._fixed = np.concatenate([held.server_index, held.validation_index, *targets]).astype(np.int64)
         if on_device:
             mislabelled = None if held.mislabelled is None else jnp.asarray(held.mislabelled)
             data = self._shared._replace(
-                inputs=jnp.asarray(held.inputs),
+                inputs=image_table(held.inputs),
                 visible_labels=jnp.asarray(held.visible_labels),
                 mislabelled=mislabelled,
             )
@@ -85,8 +89,13 @@ class Views:
         Args:
             clients: int [at most K'], increasing.
             width: one of `widths`, at least each one's size.
+
+        Raises:
+            UserError: the file of the images has changed.
         """
         held = self.held
+        if _stamp(held.inputs) != self._file:
+            raise UserError(f"{self._file[0]} has changed since the run began to read it; put the old file back")
         own = [held.rows_of(client) for client in clients]
         sizes = np.array([len(rows) for rows in own], np.int64)
         rows = np.concatenate([np.zeros(0, np.int32), *own])
@@ -103,11 +112,11 @@ class Views:
         taken = np.concatenate([self._fixed, rows])
         room = max(1, first + self._images[self.widths.index(width)])
 
-        def table(values: np.ndarray) -> jax.Array:
+        def table(values: np.ndarray) -> Any:
             """The rows that are here, behind them room for those of larger cohorts."""
             chosen = np.zeros((room, *values.shape[1:]), values.dtype)
             np.take(values, taken, axis=0, out=chosen[: len(taken)])
-            return jnp.asarray(chosen)
+            return image_table(chosen)
 
         data = self._shared._replace(
             inputs=table(held.inputs),
@@ -132,13 +141,22 @@ class Views:
 
         shared: FederatedData = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._shared)
         data = shared._replace(
-            inputs=table(held.inputs),
+            inputs=table_shape(held.inputs, rows),
             visible_labels=table(held.visible_labels),
             client_index=rows_here(self.clients, width),
             mislabelled=None if held.mislabelled is None else table(held.mislabelled),
             here=rows_here(self.clients),
         )
         return data, table(held.hidden_labels)
+
+
+def _stamp(images: np.ndarray) -> tuple[Any, ...]:
+    """The file of memory-mapped images, with its size and time; () of images in the memory."""
+    path = getattr(images, "filename", None)
+    if path is None:
+        return ()
+    found = os.stat(path)
+    return path, found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def most_images(sizes: np.ndarray, widths: tuple[int, ...], clients: int) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def little(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
     honest = seen.honest & all_finite(seen.changes, batch_ndim=1)
     num_honest, num_lies = jnp.sum(honest), jnp.sum(seen.lies)
     supporters = (num_honest + num_lies) // 2 + 1 - num_lies
-    # Where attackers are a majority nobody has to be farther, and any z would do: 3 at the most.
+    # If attackers are a majority, no honest upload has to be farther and any z would do: 3 at most.
     share = jnp.clip((num_honest - supporters) / jnp.maximum(num_honest, 1), 0.5, 0.9987)
     times = strength or jax.scipy.stats.norm.ppf(share)
 

@@ -78,7 +78,7 @@ def score_pseudo_labels(
 
     Args:
         report: leaves [R, n_max].
-        truth: int32 [R, n_max], the true labels.
+        truth: int32 [R, n_max], the true labels; -1 where nobody knows it, which counts for no accuracy.
         unlabelled: bool [R, n_max], False for padding and where the label is visible. Of these the ones count of which
             the report says that a label was made.
         num_jobs: int32 [], how many of the rows are not padding.
@@ -94,6 +94,7 @@ def score_pseudo_labels(
     qualified = report.qualified & unlabelled
 
     def accuracy(labels: jax.Array, counted: jax.Array) -> jax.Array:
+        counted = counted & (truth >= 0)
         return jnp.sum((labels == truth) & counted) / jnp.sum(counted)
 
     def mean(fact: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """Differential privacy of clients: the server gets a round's uploads only as their clipped sum with Gaussian noise.
 
-All that a method makes of it is after the noise, whatever the method is: no aggregation can break the promise. Source:
+Methods see the sum after the noise, so no aggregation can break the promise. Source:
 McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, Algorithm 1, with the fixed
 denominator of its section 2.2.
 """
@@ -38,7 +38,7 @@ def one_private_upload(options: Any, received: Received, broadcast: Any, key: ja
     changes = changed_by(received.uploads.model.params, broadcast)
     counted = received.accepted
     changes = jax.tree.map(lambda leaf: jnp.where(column(counted, leaf), leaf, 0), changes)
-    # Clients have clipped; who did not must not count for more.
+    # Clients have clipped; an upload that was not clipped must not count for more.
     factors = jnp.minimum(1.0, bound / jnp.maximum(row_norms(changes), jnp.finfo(jnp.float32).tiny))
 
     def noisy_mean(key, leaf):

@@ -149,7 +149,7 @@ def aggregate_uploads(
         state: with the model that went down.
         data: the federation's.
         sent: what went down.
-        result: what the clients did, of which steps, metrics and who took part are read here.
+        result: what the clients did; only steps, metrics and `took_part` are read here.
         received: the uploads.
         keys: of the round.
 

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.updates import changed_by, received_by_path
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import all_finite, norm, row_norms
+from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, all_finite, norm, row_norms
 
 
 def longest_update(config: Any) -> float:
-    """`longest` of `accepted_rows` in a run: with noise 0, for no client's upload may decide about another's."""
+    """`longest` of `accepted_rows` in a run: with noise 0, since no client's upload may decide about another's."""
     return 0.0 if config.privacy.noise else config.aggregation.longest_update
 
 
@@ -26,7 +27,12 @@ def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.A
 
     Returns:
         bool [R].
+
+    Raises:
+        UserError: nothing is uploaded.
     """
+    if not jax.tree.leaves(result.upload.model):
+        raise UserError(WITHOUT_PARAMETERS)
     accepted = result.took_part & all_finite(result.upload, batch_ndim=1)
     if longest:
         accepted &= ~too_long(result.upload.model, broadcast, accepted, longest)
@@ -34,11 +40,11 @@ def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.A
 
 
 def too_long(sent: Model, broadcast: Any, counted: jax.Array, times: float) -> jax.Array:
-    """Which uploads are far longer than the others: one client that sends 1e30 in every number would be the mean.
+    """Which uploads are far longer than the others. Without this, a client that sends 1e30 everywhere is the mean.
 
     Lengths are Euclidean, of what an upload changes in all parameters as one vector, and apart from these in all
-    statistics. The median is the lower one of all that count, so that it is not the longest of two. Where it is 0, for
-    most have not moved, it says nothing of those who have: the length of what went down takes its place. An upload
+    statistics. The median is the lower one of all that count, so that it is not the longest of two. If it is 0
+    because most have not moved, the length of what went down takes its place. An upload
     that changes no more than that length is never too long, however little the others have moved.
 
     Args:

@@ -16,6 +16,9 @@ from fedjax_ssl.predictor import Predictor, load
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import read_config
 
+# Facts of the data set that say nothing of what the model takes, or stand elsewhere in the exported ones.
+_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test")
+
 
 class Exported(NamedTuple):
     """What there is to export.
@@ -114,9 +117,7 @@ def _exported(folder: pathlib.Path, allow_code: bool) -> Exported:
         "normalisation": config["model"]["normalisation"],
         "dtype": config["model"]["dtype"],
         "data": dataset.get("name", config["data"]["source"]),
-        "image_shape": list(predictor.image_shape),
-        "mean": dataset["mean"],
-        "std": dataset["std"],
+        **{name: value for name, value in dataset.items() if name not in _NOT_OF_INPUTS},  # their kind, shape, scale
         "class_names": list(predictor.class_names),
         "round": predictor.round,
     }

@@ -7,12 +7,14 @@ from typing import Any
 
 from fedjax_ssl.config import section_of
 from fedjax_ssl.errors import UserError, printable
+from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report.model_card import describe_model
 
 CARD, CONFIG, TENSORS, PROGRAM = "README.md", "config.json", "model.safetensors", "model.stablehlo"
 _MARK = '\nlibrary_name: "fedjax_ssl"\n'  # of a card that this module has written
 # Data sets by the names that the Hub has for them.
+_TASKS = {"image": "image", "features": "tabular", "table": "tabular", "text": "text"}  # -classification
 _DATASETS = {
     "mnist": "ylecun/mnist",
     "fashion_mnist": "zalando-datasets/fashion_mnist",
@@ -66,15 +68,16 @@ def header(run: RunRecords, license: str) -> str:
     method, dataset = section_of(run.config["method"]), run.dataset()
     name = dataset.get("name", run.config["data"]["source"])
     source, tested = run.config["data"]["source"], run.tested("test_accuracy")
+    task = f"{_TASKS[kind_name(dataset)]}-classification"
     result = {
-        "task": {"type": "image-classification"},
+        "task": {"type": task},
         "dataset": {"type": _DATASETS.get(source, name), "name": name, "split": "test"},
         "metrics": [{"type": "accuracy", "name": "test accuracy", "value": tested}],
     }
     fields: dict[str, Any] = {
         "license": license,
         "library_name": "fedjax_ssl",
-        "pipeline_tag": "image-classification",
+        "pipeline_tag": task,
         "tags": ["federated-learning", "semi-supervised-learning", "jax", "safetensors", method],
         "datasets": [_DATASETS[source]] if source in _DATASETS else [],
         "metrics": ["accuracy"],
@@ -90,19 +93,21 @@ def _json(value: Any) -> str:
 
 
 def _use(facts: dict[str, Any]) -> str:
-    height, width, channels = facts["image_shape"]
+    kind = kind_of(facts)
+    shape = ", ".join(map(str, (1, *facts.get("image_shape", kind.inputs(facts).shape[-1:]))))
+    pixels = "  # pixels from 0 to 255" if kind_name(facts) == IMAGE else ""
     return f"""## Use
 
-`{PROGRAM}` is the whole program, from pixels to probabilities. It needs JAX and flatbuffers:
+`{PROGRAM}` is the whole program, from {kind.noun} to probabilities. It needs JAX and flatbuffers:
 
 ```python
 import jax.export
 import numpy as np
 
 model = jax.export.deserialize(open("{PROGRAM}", "rb").read())
-images = np.zeros((1, {height}, {width}, {channels}), np.uint8)  # pixels from 0 to 255
-probabilities = model.call(images)
+inputs = np.zeros(({shape}), np.{kind.stored.__name__}){pixels}
+probabilities = model.call(inputs)
 ```
 
-`{TENSORS}` has the parameters, `{CONFIG}` the names of the classes and how pixels are normalised.
+`{TENSORS}` has the parameters, `{CONFIG}` the names of the classes and what the model takes.
 """

@@ -1,4 +1,4 @@
-"""The network as a program: uint8 images [B, H, W, C] of any number B to probabilities float32 [B, C]."""
+"""The network as a program: stored examples, such as uint8 images [B, H, W, C], to probabilities float32 [B, C]."""
 
 import json
 import types
@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.export
-import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.kinds import IMAGE, kind_name
 from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.predictor import Predictor
 
@@ -27,7 +27,7 @@ def stablehlo(predictor: Predictor) -> bytes:
 
 
 def onnx(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
-    """An ONNX model with the input `images` and the output `probabilities`; facts as its metadata.
+    """An ONNX model with the input `images`, or `inputs`, and the output `probabilities`; facts as its metadata.
 
     Raises:
         UserError: jax2onnx is not installed, or cannot convert the model.
@@ -39,7 +39,8 @@ def onnx(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
     try:
         with use_platform(_PLAIN):
             inlined = _inlined(_fresh(predictor), images)
-        model = jax2onnx.to_onnx(inlined, [images], input_names=["images"], output_names=["probabilities"])
+        name = "images" if kind_name(predictor.facts) == IMAGE else "inputs"
+        model = jax2onnx.to_onnx(inlined, [images], input_names=[name], output_names=["probabilities"])
     except Exception as error:  # it says of whatever it does not know that it is something else
         raise UserError(f"jax2onnx cannot convert this model ({type(error).__name__}: {first_line(error)})") from error
     for name, value in facts.items():
@@ -62,9 +63,9 @@ def import_jax2onnx() -> types.ModuleType:
 
 
 def _any_number(predictor: Predictor) -> jax.ShapeDtypeStruct:
-    """Images of which the number is not known yet."""
-    shape = jax.export.symbolic_shape(", ".join(["batch", *map(str, predictor.image_shape)]))
-    return jax.ShapeDtypeStruct(shape, jnp.uint8)
+    """Examples of which the number is not known yet."""
+    shape = jax.export.symbolic_shape(", ".join(["batch", *map(str, predictor.shape)]))
+    return jax.ShapeDtypeStruct(shape, predictor.kind.stored)
 
 
 def _fresh(predictor: Predictor) -> Callable[[jax.Array], jax.Array]:

@@ -18,10 +18,20 @@ def residence_fields() -> Section:
 def data_fields() -> Section:
     """Which images there are, who holds them, and who has their labels."""
     section = Section()
-    # 'digits', 'npz', 'folder', or from TensorFlow Datasets: cifar10, cifar100, svhn_cropped, mnist, fashion_mnist,
-    # emnist/byclass; see docs/data.md.
+    # 'digits', 'npz', 'folder', 'csv', or from TensorFlow Datasets: cifar10, cifar100, svhn_cropped, mnist,
+    # fashion_mnist, emnist/byclass; or of other packages, such as 'breast_cancer', 'reuters8', 'medmnist/bloodmnist'.
+    # See docs/data.md.
     section.source = "cifar10"
-    section.path = ""  # of the npz (x_train, y_train, x_test, y_test) or the folder; see docs/tutorials/your_data.md
+    section.path = ""  # of the npz (x_train, y_train, x_test, y_test), csv, parquet or folder; see docs/data.md
+    section.test_path = ""  # of a csv for the test; '': every fifth row of a class that has a label
+    section.label_column = ""  # of a csv; a row with an empty label has none
+    section.client_column = ""  # of a csv, for the partition 'natural': who holds a row
+    section.ignore_columns = ""  # of a csv: the columns that are left out, with commas between their names
+    section.text_column = ""  # of a csv: texts to be classified; '': rows of numbers and categories are
+    section.text_versions = ""  # a second csv of as many rows: its columns are versions of the texts, back-translated
+    section.text_length = whole(64, least=1)  # tokens of a text; what is longer is cut
+    section.vocabulary = whole(5000, least=1)  # words at the most, the most frequent of the training texts
+    section.weak_views = whole(1, least=1)  # of features or texts with V views: how many of the first are weak ones
     section.image_size = whole(0, least=0)  # for a folder: resizes all images to N x N pixels; 0: they have one size
     # How an image becomes square before it is resized: 'crop' cuts out the middle, 'stretch' resizes the whole image.
     section.fit = word("crop", "stretch")
@@ -50,11 +60,9 @@ def data_fields() -> Section:
     section.validation = whole(0, least=0)
     section.server_labels = whole(500, least=0)  # S, labelled images of the server, not of clients; of 'server' alone
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class
+    of_dirichlet = ("dirichlet_clients", "dirichlet_pairs", "dirichlet_classes")
     # How the clients' images are divided; see docs/data.md.
-    section.partition = word(
-        "lda", "iid", "stratified", "dirichlet_clients", "dirichlet_pairs", "dirichlet_classes", "shards", "profiles",
-        "main_class",
-    )  # fmt: skip
+    section.partition = word("lda", "iid", "stratified", *of_dirichlet, "shards", "profiles", "main_class", "natural")
     # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder at the same
     # alpha, because two clients share each of its near-IID parts: do not compare its 0.1 with that of the others.
     section.alpha = real(0.1, above=0)

@@ -7,10 +7,15 @@ def model_fields() -> Section:
     """The backbone, its normalisation and its heads."""
     section = Section()
     # 'cnn', 'lenet', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8';
-    # 'resnet18_imagenet', with a stem for images of about 224 x 224 pixels; or your own, see
-    # docs/how_to/own_backbone.md. SAGE's is 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
+    # 'resnet18_imagenet', with a stem for images of about 224 x 224 pixels; 'vit'; of tables and features 'mlp', or
+    # 'linear', which is no backbone; of texts 'transformer'; or your own, see docs/how_to/own_backbone.md. SAGE's is
+    # 'resnet8' of width 64, FedMatch's 'resnet9' with normalisation 'none'.
     section.name = "resnet18"
-    section.width = whole(0, least=0)  # channels of a ResNet's first stage; 0: 16 for 'resnet8', 64 for others
+    # Channels of a ResNet's first stage; 0: 16 for 'resnet8', 64 for others. Or the width of 'mlp' (0: 128),
+    # 'transformer' (64) and 'vit' (96).
+    section.width = whole(0, least=0)
+    section.depth = whole(0, least=0)  # layers of 'mlp', blocks of 'transformer' (0: 2) and 'vit' (0: 6)
+    section.patch = whole(0, least=0)  # side of a patch of 'vit' in pixels; 0: 4
     section.anchor_dim = whole(128, least=0)  # width of the anchor head, for methods that have one
     # Hidden width of the projector and the predictor, for methods that have them.
     section.projector_hidden = whole(4096, least=1)

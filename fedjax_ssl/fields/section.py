@@ -138,7 +138,7 @@ def share(default: float) -> Declared:
 
 
 def word(default: str, *others: str, code: bool = False) -> Declared:
-    """One of some words, of which the default may be named twice; or with `code` a user's code, by its import path."""
+    """One of some words; the default may be named twice; or with `code` a user's code, by its import path."""
     return Declared(default, Range(str, choices=tuple(dict.fromkeys((default, *others))), code=code))
 
 

@@ -1,7 +1,7 @@
 """The fields that all methods share; each file of this folder has some of their sections."""
 
 from fedjax_ssl.fields.data import data_fields, residence_fields
-from fedjax_ssl.fields.images import augment_fields, views_fields
+from fedjax_ssl.fields.encoder import encoder_fields
 from fedjax_ssl.fields.labels import confidence_fields, consistency_fields, trainer_fields
 from fedjax_ssl.fields.model import model_fields, probe_fields
 from fedjax_ssl.fields.section import MOST_SEED, Section, several, whole, word
@@ -13,12 +13,14 @@ from fedjax_ssl.fields.uploads import (
     compression_fields,
     privacy_fields,
 )
+from fedjax_ssl.fields.views import augment_fields, views_fields
 
 # Fields that change no result beyond rounding: they may differ when a run is resumed.
 CHANGES_NO_RESULT = (
     "checkpoint_every",
     "checkpoint_every_persistent",
     "devices",
+    "encoder.batch_size",
     "eval_batch_size",
     "lanes",
     "log.report",
@@ -70,6 +72,7 @@ def shared_fields() -> Section:
     config.data = data_fields()
     config.residence = residence_fields()
     config.model = model_fields()
+    config.encoder = encoder_fields()
     config.augment = augment_fields()
     config.views = views_fields()
     config.probe = probe_fields()

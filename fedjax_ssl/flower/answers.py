@@ -102,6 +102,12 @@ def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: in
     return Reply(upload, figures)
 
 
+def read_compiling(content: Any) -> float:
+    """The seconds that a node says it compiled for; 0 if that is no time."""
+    seconds = content.get("seconds", {}).get("compiling")
+    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= MOST else 0.0
+
+
 def read_statistics(content: Any, like: BatchStats, num_images: int) -> tuple[BatchStats, float]:
     """The sums in the answer to `query.statistics`, and what they count.
 

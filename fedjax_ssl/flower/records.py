@@ -57,13 +57,25 @@ class Records:
         say(f"workdir {self._folder.path}")
         self._save(state)
 
-    def add(self, state: State, metrics: dict[str, np.ndarray], seconds: float, healthy: bool) -> None:
-        """Adds a round, and where one is due a checkpoint."""
+    def add(
+        self, state: State, metrics: dict[str, np.ndarray], seconds: float, compiling: float, healthy: bool
+    ) -> None:
+        """Adds a round, and where one is due a checkpoint.
+
+        Args:
+            state: after the round.
+            metrics: of the round.
+            seconds: that it took.
+            compiling: how many of these nodes compiled.
+            healthy: whether the state is usable.
+        """
         line = to_record(metrics, COUNTED)
         self._folder.append(METRICS, [line])
-        self._folder.append(TIMINGS, [{"round": line["round"], "seconds": seconds}])
+        times = {"seconds": seconds - compiling, "compile_seconds": compiling}
+        self._folder.append(TIMINGS, [{"round": line["round"], **times}])
         name = f"{measured_each_round(self._config)}_accuracy"
-        say(f"round {line['round']}/{self._config.num_rounds}: {name} {line[name]:.4f}")
+        took = f"{seconds:.1f} s, of which nodes compiled {compiling:.1f}"
+        say(f"round {line['round']}/{self._config.num_rounds}: {name} {line[name]:.4f}, {took}")
         if healthy and line["round"] % self._config.checkpoint_every == 0:
             self._save(state)
 

@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower.answers import Hello, read_hello
 from fedjax_ssl.flower.messages import app as flower_app
+from fedjax_ssl.run.observe.clock import doing
 
 EVERY_SECONDS = 2.0  # between two looks for nodes that have come
 
@@ -139,7 +140,9 @@ class Roster:
         """
         messages = [self._message(node, content, kind, number) for node, content in contents.items()]
         found = {}
-        answers = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
+        some = ", ".join(map(str, list(contents)[:3])) + ", ..." * (len(contents) > 3)
+        with doing(f"round {number}: waiting for {len(contents)} nodes, {some} ({kind})"):
+            answers = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
         for answer in answers:
             if answer.has_error():
                 say(f"a node failed in round {number} ({kind}): {answer.error.reason}")

@@ -23,7 +23,7 @@ from fedjax_ssl.engine.round import (
 from fedjax_ssl.engine.screening import accepted_rows, longest_update
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower import flower
-from fedjax_ssl.flower.answers import Reply, read_reply, read_statistics
+from fedjax_ssl.flower.answers import Reply, read_compiling, read_reply, read_statistics
 from fedjax_ssl.flower.client import one_device
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import array_bytes, to_record
@@ -60,7 +60,7 @@ def main(grid: Any, context: Any) -> None:
         for _ in range(config.num_rounds):
             began = time.monotonic()
             state, metrics, healthy = server.round(state)
-            folder.add(state, metrics, time.monotonic() - began, healthy)
+            folder.add(state, metrics, time.monotonic() - began, server.compiling, healthy)
             if not healthy:
                 raise TrainingError(f"round {int(state.round)}: the global state is not finite, or no upload was")
             if experiment.method.converged is not None and bool(experiment.method.converged(state)):
@@ -74,11 +74,15 @@ class Server:
     def __init__(self, experiment: Experiment, roster: Roster):
         """Compiles nothing yet.
 
+        Attributes:
+            compiling: seconds of the last round in which the node that compiled longest did so.
+
         Args:
             experiment: the run, of which the server keeps what is its own.
             roster: the nodes, all of which are known.
         """
         self._roster = roster
+        self.compiling = 0.0
         self._problem = problem = experiment.problem._replace(told_labels=roster.labels())
         made = make_method(problem)
         # What travels is counted as it is sent; messages here are whole, whatever a sparse one would be.
@@ -128,6 +132,7 @@ class Server:
             The state, the metrics by their names in metrics.jsonl, and whether the round left a usable state.
         """
         self._down = self._up = 0
+        self.compiling = 0.0
         self._roster.welcome()
         number = int(state.round)
         key = round_keys(self._data.seed, state.round).statistics
@@ -198,6 +203,7 @@ class Server:
                 contents[node]["personal"] = to_record(personal)
             whose[node] = mine
         found = self._send(contents, "train", number)
+        self.compiling += max(map(read_compiling, found.values()), default=0.0)
         replies = dict.fromkeys(of_turn.tolist(), Reply())
         for node, content in found.items():
             for place, job in enumerate(whose[node]):

@@ -15,6 +15,8 @@ from fedjax_ssl.data import FederatedData, dataset_facts, federate, load_dataset
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
+from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
+from fedjax_ssl.run.features import through_encoder
 
 
 def server_view(
@@ -51,8 +53,10 @@ def node_view(config: Any, clients: tuple[int, ...]) -> tuple[FederatedData, dic
     Returns:
         The view, and the data set's facts, see `dataset_facts`.
     """
-    dataset = load_dataset(config.data)
-    partition = make_partition(dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed)
+    dataset = through_encoder(config, load_dataset(config.data))
+    partition = make_partition(
+        dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed, dataset.owners
+    )
     reveal = config.data.reveal_labels
     data, _ = federate(dataset, partition, config.seed, reveal, config.data.centralised)
     rows = [np.asarray(data.client_index[client, : data.client_size[client]]) for client in clients]
@@ -72,12 +76,13 @@ def of_clients(
 
     Args:
         clients: their ids.
-        images: of each, uint8 [n, H, W, C].
+        images: of each, [n, ...] as they are stored.
         labels: of each, int32 [n], -1 where the label is hidden.
         like: a federation with the number of clients, room for each one's images, the number of the server's images,
-            the test images' shape and the seed.
+            the inputs' shape and type, and the seed.
     """
-    table = np.concatenate([np.zeros((1, *like.test_inputs.shape[1:]), np.uint8), *images])  # row 0 is nobody's
+    nobody = np.zeros((1, *like.inputs.shape[1:]), like.inputs.dtype)  # row 0
+    table = np.concatenate([nobody, *images])
     visible = np.concatenate([[-1], *labels]).astype(np.int32)
     index = np.zeros(like.client_index.shape, np.int32)
     sizes, labelled = np.zeros(len(index), np.int32), np.zeros(len(index), np.int32)
@@ -115,6 +120,8 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
     """
     if not expanded(file).is_file():
         raise UserError(f"--node-config data={file} is not a file; give an npz with images and perhaps labels")
+    if kind_name(facts) != IMAGE:
+        raise UserError(f"--node-config data is for images; the server's data are {kind_of(facts).noun}")
     shape, classes = tuple(facts["image_shape"]), facts["num_classes"]
     arrays = read_arrays(file, ("images",), optional=("labels",))
     images = arrays["images"]

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+# The error of a method that has no use for a backbone without parameters, 'linear'.
+WITHOUT_PARAMETERS = "clients of this method train the backbone above all, which has no parameter; take another one"
 SMALL = 4096  # numbers of a leaf, or of a row of it
 
 

@@ -47,6 +47,7 @@ class Entry:
     # `fedjax_ssl.client.labels.as_told`.
     mislabels: bool = False
     unlabelled: bool = True  # whether its clients train on images without labels, which `attack.kind` 'poison' crafts
+    images_alone: str = ""  # why other inputs are refused, as in 'turns images by quarters'; '': it takes every kind
     # Function of the configuration: a warning before the first round, what may go wrong with these settings and what
     # helps; '' for none.
     advice: Callable[[ConfigDict], str] = lambda config: ""

@@ -88,17 +88,18 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedcon`."""
     section = Section()
-    # Of the projector's hidden layer, whose output is as wide as the features. In the public code these are 4,096; the
-    # K clients have a projector each, so take three times the features.
+    # Width of the projector's hidden layer; its output is as wide as the features, 4,096 in the public code. Each
+    # of the K clients has a projector, so take three times the features.
     section.projector_hidden = whole(12288, least=1)
-    section.target_decay = share(0.999)  # a client's target is in each step so much itself, the rest its backbone
+    # In each step a client's target keeps this share of itself and takes the rest from its backbone.
+    section.target_decay = share(0.999)
     # Of the clients' rate: 'shared', by `schedule`; or 'warm_up', a linear rise and a cosine over the run.
     section.client_schedule = word("shared", "warm_up")
-    section.warm_up_rounds = whole(10, least=0)  # of that rise
-    section.consistency_weight = real(1.0, least=0)  # of the server's consistency, behind the ramp
+    section.warm_up_rounds = whole(10, least=0)  # rounds of the rise
+    section.consistency_weight = real(1.0, least=0)  # weight of the server's consistency after the ramp
     section.ramp_rounds = whole(100, least=0)  # R of its ramp exp(-5 (1 - t / R)^2)
     # The student, the network's moving average, begins each round as the network that the mean left.
-    section.student_speed = share(4e-4)  # how much of the network joins the student in a step, at the most
+    section.student_speed = share(4e-4)  # the largest share of the network that joins the student in a step
     # Two bugs of the code: the network is held to its own predictions of the other view, not to the student's, and the
     # student is not renewed in later rounds.
     section.replica = False

@@ -41,9 +41,9 @@ def defaults() -> Section:
     section = Section()
     # Of the autoscaler: mu at a client's second visit; the default of the code's script is 0.8.
     section.tau = share(0.7)
-    section.scale = real(None, above=0)  # lambda of all clients, in place of the autoscaler
+    section.scale = real(None, above=0)  # one lambda for all clients, in place of the autoscaler
     section.divergence = word("training", "received")  # d_k: of the last training, or from the received encoder
-    # Of partial participation: whoever did not train in the round before begins with the global networks.
+    # Of partial participation: clients that did not train in the round before begin with the global networks.
     section.selective = False
     section.decay = share(0.99)  # of the target, in each step
     section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself

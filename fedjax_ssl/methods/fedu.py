@@ -64,7 +64,7 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedu`."""
     section = Section()
-    section.threshold = real(0.4, least=0)  # of the divergence from which a client goes on with its own predictor
+    section.threshold = real(0.4, least=0)  # divergence from which on a client keeps its own predictor
     section.decay = share(0.99)  # of the target, in each step
     section.update_encoder = word("online", "both")  # which networks begin with the global encoder in each round
     section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself

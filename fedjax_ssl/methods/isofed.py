@@ -69,8 +69,8 @@ def defaults() -> Section:
     """The section `config.isofed`; every field of it is inferred."""
     section = Section()
     section.order = word("labelled_first", "unlabelled_first")  # who has the first turn; or 'unlabelled_first'
-    section.labelled_rounds = whole(1, least=1)  # of a turn of clients with labels
-    section.unlabelled_rounds = whole(1, least=1)  # of a turn of the others
+    section.labelled_rounds = whole(1, least=1)  # rounds of a turn of clients with labels
+    section.unlabelled_rounds = whole(1, least=1)  # rounds of a turn of the other clients
     # The received model's adaptation at a client: 'information', the mean entropy of predictions less the entropy of
     # their mean; 'entropy', the first of the two alone; 'none'.
     section.adaptation = word("information", "entropy", "none")
@@ -79,8 +79,8 @@ def defaults() -> Section:
     # Of clients without labels: 'trainer', config.trainer's; or 'mean_teacher', the square error to the sharpened
     # predictions of a teacher that each client keeps, as in RSCFed.
     section.unlabelled_loss = word("trainer", "mean_teacher")
-    section.consistency_weight = real(0.02, least=0)  # of that square error
-    section.ema_decay = share(0.999)  # of the teacher, at the most
+    section.consistency_weight = real(0.02, least=0)  # weight of that square error
+    section.ema_decay = share(0.999)  # the teacher's largest decay
     return section
 
 

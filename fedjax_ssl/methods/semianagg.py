@@ -11,7 +11,7 @@ differs from FedAvg-Semi:
 
 Eq. 2 to 6 of the paper's text are rebuilt from its public code. The weights are confined to 0 to 1/(K_U - 1) for K_U
 clients without labels, and hardly leave 1/K_U: `fedavg_semi,uniform` is the method to compare with. A class that a
-client gives no confident label has the cosine 1; one that nobody has leaves the weights alone. Cosines below 0, of
+client gives no confident label has the cosine 1; a class that no client has changes no weight. Cosines below 0, of
 backbones with signed features, count as 0.
 
 Local training is `config.trainer`'s (FlexMatch in the paper). The code's way of it is the variant `code`.

@@ -11,7 +11,7 @@ tables have SemiFL 10 to 20 points below its own paper: the recipe `plain` is th
 
 Its public code takes the statistics of normalisation from batches of everybody's images in one pool, which clients
 could not without sharing them, draws mix partners anew in each epoch, and begins with PyTorch's classifier: the variant
-`code`, of which its figures most likely are.
+`code`, which most likely gave its figures.
 """
 
 from fedjax_ssl.augment.mixup import MIX_ORDERS

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.imports import is_own
+from fedjax_ssl.kinds import IMAGE, KINDS
 from fedjax_ssl.models.cnn import LeNet, SmallCNN
 from fedjax_ssl.models.heads import CLASSIFIER_INITS, Heads, Linear, Outputs, heads_drawn
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
@@ -20,6 +21,9 @@ from fedjax_ssl.models.own import build_backbone, check_backbone
 from fedjax_ssl.models.projectors import Projector
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
+from fedjax_ssl.models.transformer import Transformer
+from fedjax_ssl.models.vectors import Mlp, NoBackbone
+from fedjax_ssl.models.vit import ViT
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -49,27 +53,39 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "wrn16_1": functools.partial(WideResNet, depth=16, width=1),
     "wrn28_2": functools.partial(WideResNet, depth=28, width=2),
     "wrn28_8": functools.partial(WideResNet, depth=28, width=8),  # SemiFL's on CIFAR-100
+    "vit": ViT,
+    "mlp": Mlp,
+    "linear": NoBackbone,
+    "transformer": Transformer,
+}
+# The kinds of inputs of each, see `fedjax_ssl.kinds`; of those that are not named images alone.
+_TAKE = {
+    "mlp": (IMAGE, "features", "table"),
+    "linear": (IMAGE, "features", "table"),
+    "transformer": ("text",),
 }
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def build_model(config, num_classes, heads=None):
+def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
     """Builds the model that a configuration names.
 
     Args:
-        config: the `model` section: `name` (a key of `BACKBONES` or an import path), `width` (0, or the channels of
-          a ResNet's first stage), `normalisation` (one of `POLICIES`), `classifier_init` (of `CLASSIFIER_INITS`) and
+        config: the `model` section: `name` (a key of `BACKBONES` or an import path), `width`, `depth` and `patch` (0,
+          or a size of the backbone), `normalisation` (one of `POLICIES`), `classifier_init` (of `CLASSIFIER_INITS`) and
           `dtype` ('float32' or 'bfloat16', of the computation; parameters are float32).
         num_classes: number of classes.
         heads: name -> function of the `model` section that gives the head's factory, see `Heads`; None: no heads.
+        kind: of the inputs, a name of `fedjax_ssl.kinds`.
+        of_inputs: keyword arguments for the backbone's factory that the inputs tell; None: none.
 
     Returns:
         A `Heads` module.
 
     Raises:
-        UserError: a name is unknown (the message lists the known ones), the backbone has no such width, or a user's
-          own backbone cannot be built.
+        UserError: a name is unknown (the message lists the known ones), the backbone is for other inputs or has no such
+          size, or a user's own backbone cannot be built.
     """
     own = is_own(config.name)
     for field, value, known, otherwise in (
@@ -85,19 +101,32 @@ def build_model(config, num_classes, heads=None):
         if value not in known:
             raise UserError(f"model.{field} is {value!r}{known_are(value, sorted(known))}{otherwise}")
     factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
-    backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype])
-    if config.width:
-        backbone = _of_width(backbone, config)
+    if not own and kind not in _TAKE.get(config.name, (IMAGE,)):
+        fit = [name for name in BACKBONES if kind in _TAKE.get(name, (IMAGE,))]
+        raise UserError(f"model.name={config.name} is not for {KINDS[kind].noun}; those for them: {', '.join(fit)}")
+    backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype], **(of_inputs or {}))
+    for size in _SIZES:
+        if config[size]:
+            backbone = _of_size(backbone, config, size)
     made = {name: make(config) for name, make in (heads or {}).items()}
     return Heads(backbone, num_classes, made, config.classifier_init)
 
 
-def _of_width(backbone, config):
-    """The same backbone with `config.width` channels in its first stage."""
-    if type(config.width) is not int or config.width < 1:
-        raise UserError(f"model.width is {config.width!r}; it must be 0 (the backbone's own) or a number of channels")
-    if not isinstance(backbone, ResNet | ResNet9):
+# Which backbones have a size of their own that can be set, and what it is called in messages.
+_SIZES = {
+    "width": ((ResNet, ResNet9, Mlp, Transformer, ViT), "ResNets, mlp, transformer and vit"),
+    "depth": ((Mlp, Transformer, ViT), "mlp, transformer and vit"),
+    "patch": ((ViT,), "vit"),
+}
+
+
+def _of_size(backbone, config, size):
+    """The same backbone with `config.width`, `config.depth` or `config.patch`."""
+    kinds, words = _SIZES[size]
+    if type(config[size]) is not int or config[size] < 1:
+        raise UserError(f"model.{size} is {config[size]!r}; it must be 0 (the backbone's own) or a number from 1 on")
+    if not isinstance(backbone, kinds):
         raise UserError(
-            f"model.width is for ResNets; model.name={config.name} has a width of its own, so leave model.width 0"
+            f"model.{size} is for {words}; model.name={config.name} has a {size} of its own, so leave model.{size} 0"
         )
-    return backbone.clone(width=config.width)
+    return backbone.clone(**{size: config[size]})

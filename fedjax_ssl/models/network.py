@@ -7,10 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.kinds import Inputs, kind_name, kind_of
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.models import Outputs, build_model, check_backbone, heads_drawn, is_own
-from fedjax_ssl.models.inputs import Images, Inputs
 from fedjax_ssl.models.normalisation import pooled_statistics
 
 
@@ -37,8 +37,10 @@ class Network(NamedTuple):
 
     def init(self, key: jax.Array) -> Model:
         """A fresh model, companions included, but for the parts that are given."""
-        variables = self.module.init(key, jnp.zeros((1, *self.inputs.shape)))
-        params, batch_stats = variables["params"], variables.get("batch_stats", {})
+        taken = _taken(self.inputs)
+        variables = self.module.init(key, jnp.zeros(taken.shape, taken.dtype))
+        # A backbone without a parameter is a part of the model all the same.
+        params, batch_stats = {"backbone": {}, **variables["params"]}, variables.get("batch_stats", {})
         params = heads_drawn(self.module.classifier_init, params, key)
         for number, (name, companion) in enumerate(self.companions.items(), start=1):
             model = companion.init(jax.random.fold_in(key, number))
@@ -105,7 +107,7 @@ class Network(NamedTuple):
     def _apply_train(self, model, views, mask):
         outputs, updated = self.module.apply(
             self._variables(model),
-            self.inputs.to_network(jnp.concatenate([view.astype(jnp.float32) for view in views])),
+            self.inputs.to_network(jnp.concatenate([self._alone(view).astype(jnp.float32) for view in views])),
             train=True,
             mask=jnp.tile(mask, len(views)),
             num_views=len(views),
@@ -115,12 +117,21 @@ class Network(NamedTuple):
         per_view = [jax.tree.map(lambda x, v=v: x[v * size : (v + 1) * size], outputs) for v in range(len(views))]
         return tuple(per_view), {**model.batch_stats, **updated.get("batch_stats", {})}
 
+    def _alone(self, inputs: jax.Array) -> jax.Array:
+        """Inputs in the shape of a view: of stored views the first."""
+        return getattr(self.inputs, "alone", lambda inputs: inputs)(inputs)
+
     def _variables(self, model: Model) -> dict[str, Any]:
         """The model's numbers as Flax takes them, without its companions'."""
         return {
             kind: {name: part for name, part in parts.items() if name not in self.companions}
             for kind, parts in model._asdict().items()
         }
+
+
+def _taken(inputs: Inputs) -> jax.ShapeDtypeStruct:
+    """What a backbone takes of one example."""
+    return jax.eval_shape(inputs.to_network, jax.ShapeDtypeStruct((1, *inputs.shape), jnp.float32))
 
 
 def companion_model(model: Model, name: str) -> Model:
@@ -146,27 +157,33 @@ def build_network(
     heads: Mapping[str, Callable[..., Any]] | None = None,
     embedding: str = "",
     companions: Mapping[str, Callable[..., Any]] = {},
+    backbone: nn.Module | None = None,
 ) -> Network:
     """The network that `config.model` names.
 
     Args:
         config: the configuration.
-        facts: of the data set, see `fedjax_ssl.data.dataset_facts`; its classes, image shape, mean and std are read.
+        facts: of the data set, see `fedjax_ssl.data.dataset_facts`; its classes are read, and what its kind reads.
         heads: those of the method, see `build_model`.
         embedding: the head that represents an image; '': the features.
         companions: name -> function of the configuration that gives the heads of a second network, name -> factory,
             see `Heads`. It has a backbone of the same kind and no classifier.
+        backbone: in the place of the one that `config.model` names; it has no batch statistics.
 
     Raises:
         UserError: a name is unknown, or a user's own backbone cannot be used.
     """
-    section, image_shape = config.model, tuple(facts["image_shape"])
-    module = build_model(section, facts["num_classes"], heads)
+    section, inputs = config.model, kind_of(facts).inputs(facts)
+    module = build_model(section, facts["num_classes"], heads, kind_name(facts), getattr(inputs, "keywords", {}))
+    if backbone is not None:
+        module = module.clone(backbone=backbone)
     own = is_own(section.name)
-    keeps = not own or check_backbone(section.name, module.backbone, image_shape, section.normalisation)
+    keeps = backbone is None and (
+        not own or check_backbone(section.name, module.backbone, _taken(inputs), section.normalisation)
+    )
     network = Network(
         module=module,
-        inputs=Images(image_shape, tuple(facts["mean"]), tuple(facts["std"])),
+        inputs=inputs,
         # A backbone without statistics has none to recompute, send or average.
         normalisation=section.normalisation if keeps or section.normalisation == "none" else "group",
         embedding=embedding,

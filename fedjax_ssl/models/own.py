@@ -41,7 +41,7 @@ class Adapted(nn.Module):
         return self.module(images, **{name: given[name] for name in self.takes})
 
 
-def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
+def build_backbone(name: str, normalisation: str, dtype: Any, **of_inputs: Any) -> nn.Module:
     """Builds the backbone that an import path names.
 
     Args:
@@ -49,6 +49,7 @@ def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
           current folder; a file's own imports in its folder, too.
         normalisation: the policy's name, given to a factory that takes a keyword of this name.
         dtype: of the computation, likewise.
+        of_inputs: what the kind of inputs tells, such as `num_tokens` of texts, likewise.
 
     Returns:
         A module that takes (images, train, mask, num_views).
@@ -60,7 +61,7 @@ def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
     if isinstance(factory, nn.Module) or not callable(factory):
         raise UserError(f"model.name={name} is not a factory; name a class, or a function that gives a Flax module")
     with one_line(FIELD, name, "cannot be built", file):
-        keywords = _keywords_taken(factory, {"normalisation": normalisation, "dtype": dtype})
+        keywords = _keywords_taken(factory, {"normalisation": normalisation, "dtype": dtype, **of_inputs})
         backbone = factory(**keywords)
     if not isinstance(backbone, nn.Module) or not callable(backbone):
         raise UserError(
@@ -71,13 +72,13 @@ def build_backbone(name: str, normalisation: str, dtype: Any) -> nn.Module:
     return _adapt(name, backbone)
 
 
-def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, int], normalisation: str) -> bool:
+def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, normalisation: str) -> bool:
     """Traces a user's backbone as the library will call it, without computing anything.
 
     Args:
         name: its import path, for messages.
         backbone: what `build_backbone` gave.
-        image_shape: (height, width, channels) of the data set.
+        taken: what it takes of one example, [1, ...].
         normalisation: the policy's name.
 
     Returns:
@@ -97,19 +98,19 @@ def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, 
             layers.append((layer.path, layer.policy, bound.arguments))
         return call(*arguments, **keywords)
 
-    one = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    batch = jax.ShapeDtypeStruct((_NUM_VIEWS * _VIEW_SIZE, *image_shape), jnp.float32)
+    shape = taken.shape[1:]
+    batch = jax.ShapeDtypeStruct((_NUM_VIEWS * _VIEW_SIZE, *shape), taken.dtype)
     mask = jax.ShapeDtypeStruct(batch.shape[:1], jnp.bool_)
     # As `Heads` calls it: in initialisation and evaluation, and in training.
     init = lambda key, x: backbone.init(key, x, False, None, 1)  # noqa: E731
     train = lambda v, x, m: backbone.apply(v, x, True, m, _NUM_VIEWS, mutable=["batch_stats"])[0]  # noqa: E731
     evaluate = lambda v, x: backbone.apply(v, x, False, None, 1)  # noqa: E731
     with nn.intercept_methods(watch):
-        with one_line(FIELD, name, f"fails on an image of shape {image_shape}", _file_of(backbone)):
-            variables = jax.eval_shape(init, jax.random.key(0), one)
+        with one_line(FIELD, name, f"fails on an example of shape {shape}", _file_of(backbone)):
+            variables = jax.eval_shape(init, jax.random.key(0), taken)
         _check_variables(name, variables, {path for path, _, _ in layers})
         in_evaluation = len(layers)
-        with one_line(FIELD, name, f"fails in training on images of shape {image_shape}", _file_of(backbone)):
+        with one_line(FIELD, name, f"fails in training on examples of shape {shape}", _file_of(backbone)):
             features = jax.eval_shape(train, variables, batch, mask)
     _check_features(name, features, batch.shape[0])
     for number, (path, policy, arguments) in enumerate(layers):
@@ -128,7 +129,7 @@ def check_backbone(name: str, backbone: nn.Module, image_shape: tuple[int, int, 
                 f"{where} must be called with (x, train, mask, num_views), all as the backbone was given them; or set "
                 "model.normalisation to 'group'"
             )
-    with one_line(FIELD, name, f"fails in evaluation on images of shape {image_shape}", _file_of(backbone)):
+    with one_line(FIELD, name, f"fails in evaluation on examples of shape {shape}", _file_of(backbone)):
         features = jax.eval_shape(evaluate, variables, batch)
     _check_features(name, features, batch.shape[0])
     return "batch_stats" in variables

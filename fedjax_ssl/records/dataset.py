@@ -1,13 +1,13 @@
-"""dataset.json: what a model's user must know about its images, with a checksum of its own."""
+"""dataset.json: what a model's user must know about its inputs, with a checksum of its own."""
 
 import hashlib
 import json
-import math
 import pathlib
 from typing import Any
 
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import read_json, replace_file
+from fedjax_ssl.kinds import wrong_facts
 from fedjax_ssl.records.workdir import DATASET
 
 _SUM = "sha256"  # of the other entries; missing in files of earlier versions
@@ -22,7 +22,7 @@ def read_dataset(folder: pathlib.Path) -> dict[str, Any]:
     """The facts in a run's folder, as they were written; {} without the file, as in folders of earlier versions.
 
     Raises:
-        UserError: the file cannot be read, or its figures are not those that were written, or none of images.
+        UserError: the file cannot be read, or its figures are not those that were written, or of no kind of inputs.
     """
     path = folder / DATASET
     if not path.exists():
@@ -50,18 +50,10 @@ def _sum(facts: dict[str, Any]) -> str:
 
 
 def _what_is_wrong(facts: dict[str, Any]) -> str:
-    """Which entry describes no images, and ''."""
-    shape, classes, names = (facts.get(name) for name in ("image_shape", "num_classes", "class_names"))
-    if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
-        return f"image_shape is {shape!r}; it must be [height, width, channels]"
+    """Which entry describes no inputs, and ''."""
+    classes, names = facts.get("num_classes"), facts.get("class_names")
     if type(classes) is not int or classes < 2:
         return f"num_classes is {classes!r}; it must be a whole number from 2 on"
     if names and not (isinstance(names, list) and len(names) == classes and all(isinstance(n, str) for n in names)):
         return f"class_names must be {classes} names"
-    for name, least in (("mean", -math.inf), ("std", 0.0)):
-        values = facts.get(name)
-        is_list = isinstance(values, list) and len(values) == shape[2]
-        if not is_list or not all(type(v) in (int, float) and math.isfinite(v) and v > least for v in values):
-            above = " above 0" if name == "std" else ""
-            return f"{name} is {values!r}; it must be {shape[2]} finite numbers{above}, one a channel"
-    return ""
+    return wrong_facts(facts)

@@ -33,6 +33,7 @@ from fedjax_ssl.records.workdir import (
     CONFIG,
     METRICS,
     SNAPSHOTS,
+    TEST_INPUTS,
     TIMINGS,
     is_of_last_round,
     read_records,
@@ -134,7 +135,8 @@ class RunRecords(NamedTuple):
     def data_fields(self) -> tuple[Any, ...]:
         """The fields that say which images these are: runs in which they differ cannot be compared."""
         data = self.config["data"]
-        return tuple(data[name] for name in ("source", "path", "image_size", "fit", "balanced_test"))
+        which = ("source", "path", "image_size", "fit", "balanced_test", "test_path", "label_column", "text_column")
+        return tuple(data[name] for name in which)
 
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read, or in folders of earlier
@@ -158,6 +160,10 @@ class RunRecords(NamedTuple):
         """Round -> its snapshot, up to the last round of the records; without those that cannot be read."""
         found = {number: _or_empty(load_snapshot, path) for number, path in self._snapshot_files().items()}
         return {number: snapshot for number, snapshot in found.items() if snapshot}
+
+    def test_inputs(self) -> np.ndarray | None:
+        """The test set as it is stored, [T, ...], of inputs that are no images; None if it cannot be read."""
+        return _or_empty(lambda folder: read_arrays(str(folder / TEST_INPUTS), None), self.folder).get("inputs")
 
     def _snapshot_files(self) -> dict[int, pathlib.Path]:
         last = self.metrics[-1]["round"]

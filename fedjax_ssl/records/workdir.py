@@ -33,6 +33,7 @@ except ImportError:  # on Windows, where the folder is not locked
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
+TEST_INPUTS = "test_inputs.npz"  # of inputs that are no images, for the report
 METRICS_SUM = "metrics_sha256"  # in the summary: of the records that it is of
 CLIENTS = "clients.sqlite"  # the clients' memory, where it is not in the checkpoints
 ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"

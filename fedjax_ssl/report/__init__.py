@@ -2,9 +2,10 @@
 
 import pathlib
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded
 from fedjax_ssl.records.workdir import CONFIG
+from fedjax_ssl.report import style
 from fedjax_ssl.report.comparison import write_comparison
 from fedjax_ssl.report.look import PLAIN, Look
 from fedjax_ssl.report.run_report import write_report
@@ -13,7 +14,12 @@ __all__ = ["report", "write_comparison", "write_report"]
 
 
 def report(
-    folders: list[str], out: str | None = None, target: str = "0.9", against: str | None = None, look: Look = PLAIN
+    folders: list[str],
+    out: str | None = None,
+    target: str = "0.9",
+    against: str | None = None,
+    look: Look = PLAIN,
+    size: str = style.SCREEN,
 ) -> pathlib.Path:
     """What `python launch.py report` does: one run's own report, or a comparison of several.
 
@@ -23,6 +29,7 @@ def report(
         target: accuracy on the set that is measured each round, a share, to which rounds and bytes are counted.
         against: runs of one configuration, from which the others' differences are taken; None: no differences.
         look: of the comparison's tables.
+        size: of the pictures, one of `style.SIZES`.
 
     Returns:
         The page's path.
@@ -30,14 +37,16 @@ def report(
     Raises:
         UserError: see `write_report` and `write_comparison`.
     """
+    if size not in style.SIZES:
+        raise UserError(f"pictures have no size {size!r}{known_are(size, style.SIZES)}")
     folders = [str(expanded(folder)) for folder in folders]
     try:
         share = float(target)
     except ValueError:
         raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target!r}") from None
     if out is not None:
-        return write_comparison(folders, out, share, against, look=look)
+        return write_comparison(folders, out, share, against, look=look, size=size)
     several = len(folders) > 1 or list(pathlib.Path(folders[0]).glob(f"*/**/{CONFIG}"))
     if several or against is not None or look != PLAIN:
         raise UserError("several runs go into one page: --out=NAME.html")
-    return write_report(folders[0])
+    return write_report(folders[0], size)

@@ -29,6 +29,7 @@ def write_comparison(
     against: str | os.PathLike[str] | None = None,
     table_name: str | None = None,
     look: Look = PLAIN,
+    size: str = style.SCREEN,
 ) -> pathlib.Path:
     """Writes a page NAME.html that compares runs, with its table in NAME.csv, NAME.md and NAME.tex.
 
@@ -44,6 +45,7 @@ def write_comparison(
             also in NAME_differences.csv, .md and .tex. None: no such table.
         table_name: of the tables' files, without a suffix; None: the page's; '': no such files.
         look: of the tables: columns, intervals, caption and label.
+        size: of the pictures, one of `style.SIZES`.
 
     Returns:
         The page's path.
@@ -71,7 +73,7 @@ def write_comparison(
     unfinished = [f"{run.folder} ({run.standing()})" for group in groups for run in group.runs if not run.is_finished]
     pictures = _Pictures(path.with_name(f"{path.stem}_figures"))
     try:
-        with style.styled():
+        with style.styled(size):
             for data in sets:
                 of_data = [group for group, name in zip(groups, names) if name == data]
                 _draw(of_data, pictures, data if len(sets) > 1 else "")
@@ -137,11 +139,11 @@ def _differences(groups: list[Group], against: pathlib.Path) -> list[dict[str, s
 
 
 def _what_differs(groups: list[Group]) -> str:
-    """The fields in which rows differ, a column each."""
+    """The fields in which rows differ, a column each; '' if their names tell it."""
     differing = what_differs(groups)
-    if not differing:
-        return ""
     rows = [[group.name, *(values[place] for values in differing.values())] for place, group in enumerate(groups)]
+    if all(set(row) == {row[0]} for row in rows):
+        return ""
     return page.table(["method", *differing], rows)
 
 
@@ -169,7 +171,7 @@ class _Pictures:
             names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
             name = next(free for free in names if free not in self._names)
             self._names.add(name)
-            svg = style.save(figure, self._folder, name, caption, (*style.KINDS, "pdf"))
+            svg = style.save(figure, self._folder, name, caption, pdf=True)
             self._made.setdefault(title, []).append(page.Picture(svg, caption))
 
     def sections(self) -> list[str]:

@@ -178,7 +178,7 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
             bars.barh(place + 0.2, numbers, 0.4, left=left, color=colour, label=label)
             left += numbers
     bars.invert_yaxis()
-    title = f"{at_server.sum():,} labels at the server, {clients.sum():,} images at {num_clients:,} clients"
+    title = f"{at_server.sum():,} labels at the server,\n{clients.sum():,} images at {num_clients:,} clients"
     if at_clients:
         title = f"{labelled.sum():,} of {clients.sum():,} images labelled"
     bars.set(xlabel="images", title=title)

@@ -9,11 +9,17 @@ from typing import Any
 from fedjax_ssl.config import describe_method
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
+from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.workdir import MODEL_CARD
 from fedjax_ssl.report.conditions import conditions
 
+_GIVEN = {  # what else a model takes
+    "features": "features)  # numbers [B, D]",
+    "table": "columns)  # a DataFrame, or a dict of the training table's columns",
+    "text": "texts)  # a list of str, or token ids [B, L]",
+}
 _FIELD_OF_SCHEME = {  # of the ways to divide images: the field that says how unevenly
     "lda": "alpha",
     "dirichlet_classes": "alpha",
@@ -43,7 +49,12 @@ def describe_model(run: RunRecords) -> str:
     data, name = config["data"], _plain(dataset.get("name", config["data"]["source"]))
     labels = _plain(run.who_has_labels())
     method, source = map(_plain, describe_method(config["method"]))
+    of_images, noun = kind_name(dataset) == IMAGE, kind_of(dataset).noun
     height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
+    shape, what = f"{height} x {width} pixels, {channels} channel(s)", "An image classifier"
+    if not of_images:
+        what = f"A classifier of {noun}"
+        shape = " x ".join(map(str, kind_of(dataset).inputs(dataset).shape))
     tested, loss = run.tested("test_accuracy"), run.tested("test_loss")
     accuracy = "-" if tested is None else f"{100 * tested:.2f} %"
     best, best_round = run.best()
@@ -73,7 +84,7 @@ def describe_model(run: RunRecords) -> str:
     origin = "".join(f"\n| {name} | {_plain(each[name])} |" for each in facts for name in ("code", "command"))
     return f"""# {_plain(_last_part(config["model"]["name"]))} trained with {method} on {name}
 
-{"".join(note + chr(10) for note in notes)}An image classifier trained by federated semi-supervised learning over \
+{"".join(note + chr(10) for note in notes)}{what} trained by federated semi-supervised learning over \
 {config["num_clients"]} clients. Labels: {labels}.
 Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 
@@ -82,11 +93,11 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | | |
 |---|---|
 | data set | {name} |
-| images | {height} x {width} pixels, {channels} channel(s), {dataset.get("num_classes", "?")} classes |
-| training set | {dataset.get("num_train", "?")} images{held_out} |
+| {noun} | {shape}, {dataset.get("num_classes", "?")} classes |
+| training set | {dataset.get("num_train", "?")} {noun}{held_out} |
 | labels | {labels}{f" ({data['server_draw']})" if data["labels"] == "server" else ""} |
 | division | {_division(data)}, seed {config["seed"]} |
-| test set | {dataset.get("num_test", "?")} images |
+| test set | {dataset.get("num_test", "?")} {noun} |
 
 ## Figures
 
@@ -98,32 +109,36 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
 | made with | {made_with} |{origin}
 
-The accuracy is that of one seed on images like those of training. {chosen}
-Nothing is known about images from elsewhere; look at the accuracy by class in the run's report.
+The accuracy is that of one seed on {noun} like those of training. {chosen}
+Nothing is known about {noun} from elsewhere; look at the accuracy by class in the run's report.
 """
 
 
 def _use(run: RunRecords) -> str:
     """How to use the model where it lies, and how to train it again."""
     folder = printable(str(run.folder))
-    height, width, channels = run.dataset().get("image_shape", ("?", "?", "?"))
+    facts = run.dataset()
+    height, width, channels = facts.get("image_shape", ("?", "?", "?"))
+    given, flag = f"images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside", "npz"
+    if kind_name(facts) != IMAGE:
+        given, flag = _GIVEN[kind_name(facts)], "npz" if kind_name(facts) == "features" else "csv"
     return f"""## Use
 
 ```python
 import fedjax_ssl
 
 predict = fedjax_ssl.load({json.dumps(folder, ensure_ascii=False)})
-prediction = predict(images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside
+prediction = predict({given}
 prediction.labels, prediction.probabilities
 ```
 
 ```
-python launch.py predict --workdir={shlex.quote(folder)} --npz=FILE --out=predictions.npz
+python launch.py predict --workdir={shlex.quote(folder)} --{flag}=FILE --out=predictions.npz
 ```
 
 ## Train it again
 
-The configuration is `config.json`, the clients' images are `partition.npz`:
+The configuration is `config.json`, the clients' {kind_of(facts).noun} are `partition.npz`:
 
 ```python
 import json

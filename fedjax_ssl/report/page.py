@@ -2,7 +2,6 @@
 
 import html
 import pathlib
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from fedjax_ssl.errors import UserError, printable
@@ -10,9 +9,9 @@ from fedjax_ssl.files import replace_file
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #ffffff; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --card: #f6f8fa;
-  --accent: #0969da; --note: #fff8c5; }
+  --accent: #0969da; --note: #fff8c5; --shade: #00000040; }
 @media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --ink: #e6edf3; --soft: #9198a1; --line: #3d444d;
-  --card: #151b23; --accent: #4493f8; --note: #3a2f0b; } }
+  --card: #151b23; --accent: #4493f8; --note: #3a2f0b; --shade: #ffffff50; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1160px; padding: 1.5rem 1rem 4rem; background: var(--ground); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -27,18 +26,21 @@ p.note { background: var(--note); border: 1px solid var(--line); border-radius: 
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 1.25rem; }
 figure { margin: 0; border: 1px solid var(--line); border-radius: 8px; padding: .75rem; min-width: 0; }
 figure.wide { grid-column: 1 / -1; }
-figure .scroll { overflow-x: auto; }
 figure svg { display: block; width: 100%; height: auto; }
 figure.wide svg { min-width: 34rem; }
 figcaption { font-size: .85rem; color: var(--soft); margin-top: .5rem; }
-.scroll { overflow-x: auto; }
+/* A shadow at each side on which there is more to see: covers that scroll along hide it at the ends. */
+.scroll, pre { overflow-x: auto;
+  background: linear-gradient(to right, var(--ground) 50%, transparent) 0 0 / 2rem 100% local,
+  linear-gradient(to left, var(--ground) 50%, transparent) 100% 0 / 2rem 100% local,
+  linear-gradient(to right, var(--shade), transparent) 0 0 / .9rem 100%,
+  linear-gradient(to left, var(--shade), transparent) 100% 0 / .9rem 100%; background-repeat: no-repeat; }
+summary { cursor: pointer; color: var(--accent); margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .85rem; }
 th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td.long { white-space: normal; overflow-wrap: anywhere; min-width: 12rem; }
 td { font-variant-numeric: tabular-nums; }
-tr.changed td { font-weight: 600; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem; overflow-x: auto;
-  font-size: .82rem; }
+pre { border: 1px solid var(--line); border-radius: 6px; padding: .7rem; font-size: .82rem; }
 a { color: var(--accent); }
 @media print { figure { break-inside: avoid; } }
 """
@@ -69,9 +71,9 @@ def pictures(shown: list[Picture]) -> str:
 
 
 def _picture(picture: Picture) -> str:
-    kind = ' class="wide"' if picture.wide else ""
+    kind, reached = (' class="wide"', ' tabindex="0"') if picture.wide else ("", "")
     return (
-        f'<figure{kind}><div class="scroll">{picture.svg}</div>'
+        f'<figure{kind}><div class="scroll"{reached}>{picture.svg}</div>'
         f"<figcaption>{_text(picture.caption)}</figcaption></figure>"
     )
 
@@ -94,25 +96,30 @@ def paragraph(text: str) -> str:
 
 def code(text: str) -> str:
     """Lines as they are."""
-    return f"<pre>{html.escape(text)}</pre>"
+    return f'<pre tabindex="0">{html.escape(text)}</pre>'
 
 
-def table(columns: list[str], rows: list[list[Any]], changed: Collection[int] = (), long: tuple[int, ...] = ()) -> str:
+def folded(title: str, inside: str) -> str:
+    """A part of the page that is shown after a click on its title."""
+    return f"<details><summary>{_text(title)}</summary>{inside}</details>"
+
+
+def table(columns: list[str], rows: list[list[Any]], long: tuple[int, ...] = ()) -> str:
     """A table.
 
     Args:
-        columns: heads.
+        columns: heads; none are shown if all are empty.
         rows: of cells.
-        changed: numbers of the rows in bold letters.
         long: numbers of the columns whose text may go over several lines.
     """
-    head = "".join(f"<th>{_text(column)}</th>" for column in columns)
+    head = "".join(f"<th>{_text(column)}</th>" for column in columns) if any(columns) else ""
+    head = f"<thead><tr>{head}</tr></thead>" if head else ""
     body = []
-    for number, row in enumerate(rows):
+    for row in rows:
         kinds = [' class="long"' if place in long else "" for place in range(len(row))]
         cells = "".join(f"<td{kind}>{_text(str(cell))}</td>" for kind, cell in zip(kinds, row))
-        body.append(f"<tr{' class=changed' if number in changed else ''}>{cells}</tr>")
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        body.append(f"<tr>{cells}</tr>")
+    return f'<div class="scroll" tabindex="0"><table>{head}<tbody>{"".join(body)}</tbody></table></div>'
 
 
 def document(title: str, lead: str, *sections: str) -> str:

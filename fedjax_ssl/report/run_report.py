@@ -11,11 +11,12 @@ from fedjax_ssl.config import base_config, complete, differences, flatten, other
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import expanded, read_json
+from fedjax_ssl.kinds import kind_of
 from fedjax_ssl.records.clients import OVER_CLIENTS, over_clients
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
-from fedjax_ssl.report import figures, page, style
+from fedjax_ssl.report import figures, mistakes, page, style
 from fedjax_ssl.report.conditions import conditions
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import write_model_card
@@ -25,11 +26,12 @@ _PROFILE_COMMAND = "python launch.py profile --config=... --workdir=RUN/profile"
 _OF_NO_WEIGHT = {*CHANGES_NO_RESULT, "num_rounds", "seed", "seeds"}  # to where the time of a round goes
 
 
-def write_report(workdir: str | os.PathLike[str]) -> pathlib.Path:
+def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> pathlib.Path:
     """Writes what a run shows: report.html, figures/*.png and *.svg, and MODEL_CARD.md.
 
     Args:
         workdir: of a run, finished or not; the page says how far it is.
+        size: of the pictures, one of `style.SIZES`; with those of a paper there are also figures/*.pdf.
 
     Returns:
         The page's path.
@@ -38,9 +40,9 @@ def write_report(workdir: str | os.PathLike[str]) -> pathlib.Path:
         UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
     """
     run = read_run(expanded(workdir))
-    pictures = _Pictures(run.folder / FIGURES)
+    pictures = _Pictures(run.folder / FIGURES, title_of(run))
     try:
-        with style.styled():
+        with style.styled(size):
             _draw(run, pictures)
         write_model_card(run)
     except OSError as error:
@@ -53,14 +55,15 @@ def write_report(workdir: str | os.PathLike[str]) -> pathlib.Path:
 class _Pictures:
     """The pictures of a report: each is saved when it is made, and held for the page."""
 
-    def __init__(self, folder: pathlib.Path):
-        self.folder = folder
+    def __init__(self, folder: pathlib.Path, of: str):
+        self.folder, self._of = folder, of
         self.made: dict[str, page.Picture] = {}
 
     def add(self, name: str, figure, caption: str, wide: bool = False) -> None:
         """Saves a figure and holds it; None: this run has no data for it."""
         if figure is not None:
-            svg = style.save(figure, self.folder, name, name.replace("_", " "))
+            title = f"{name.replace('_', ' ').capitalize()}: {self._of}"
+            svg = style.save(figure, self.folder, name, title)
             self.made[name] = page.Picture(svg, caption, wide)
 
     def of(self, *names: str) -> str:
@@ -206,7 +209,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         notes.append(page.note("An upper bound: the clients' labels were revealed to the method."))
     if conditions(run):
         notes.append(page.note(" ".join(conditions(run))))
-    starts = sum("compile_seconds" in line for line in run.timings)
+    starts = sum("compile_seconds" in line and "seconds" not in line for line in run.timings)
     return [
         *notes,
         page.tiles(figures_of_run),
@@ -216,6 +219,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
                 f"{run.measured}_accuracy", "measures", "losses", "confusion", "class_accuracy", "client_accuracy"
             ),
         ),
+        page.section("What is mislabelled", *_mistakes(run)),
         page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified", "scores")),
         page.section("Latent space", pictures.of("latent_space")),
         page.section("Data", pictures.of("who_holds_what")),
@@ -228,6 +232,30 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
     ]
 
 
+def _mistakes(run: RunRecords) -> list[str]:
+    """Of inputs that have no pictures: words, values and rows of the test set that are mislabelled most."""
+    facts, inputs, end = run.dataset(), run.test_inputs(), run.metrics[-1]["round"]
+    taken = [snapshot for _, snapshot in sorted(run.snapshots().items()) if str(snapshot["of"]) == "test"]
+    if inputs is None or not taken or len(taken[-1]["labels"]) != len(inputs):
+        return []
+    last, names, noun = taken[-1], class_names(run), kind_of(facts).noun
+    wrong = last["predictions"] != last["labels"]
+    groups = mistakes.most_mistaken(facts, inputs, wrong)
+    rows = [
+        [row, names[last["labels"][row]], names[last["predictions"][row]], f"{times} of {len(taken)}",
+         mistakes.shown(facts, inputs[row])]
+        for row, times in mistakes.rows_mistaken(taken)
+    ]  # fmt: skip
+    said = f"After round {end}, {100 * wrong.mean():.1f} % of {len(wrong):,} {noun} of the test set are mislabelled."
+    chance = f"Groups of at least {mistakes.LEAST}, the least likely by chance first; of so many some are by chance."
+    shares = [[group.name, f"{group.number:,}", f"{100 * group.share:.1f} %"] for group in groups]
+    return [
+        page.paragraph(said),
+        page.table([f"{noun} with", "number", "mislabelled"], shares) + page.paragraph(chance) if shares else "",
+        page.table(["row", "class", "labelled as", "wrong in snapshots", ""], rows, long=(4,)) if rows else "",
+    ]
+
+
 def _origin(run: RunRecords) -> list[str]:
     """The newest start's code, command and machine."""
     starts = read_starts(run.folder)
@@ -236,15 +264,18 @@ def _origin(run: RunRecords) -> list[str]:
 
 
 def _configuration(run: RunRecords) -> list[str]:
-    """All fields that matter to the method, those in bold that differ from the library's defaults."""
+    """All fields that matter to the method; those that have the library's defaults are folded."""
     defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: JSON makes lists of tuples
     flat, flat_defaults = flatten(run.config), flatten(defaults)
     of_others = other_sections(run.config["method"])
     fields = [name for name in flat if name.partition(".")[0] not in of_others]
     rows = [[name, _short(flat[name]), _short(flat_defaults.get(name, "-"))] for name in fields]
-    changed = {number for number, row in enumerate(rows) if row[1] != row[2]}
+    changed, same = [row for row in rows if row[1] != row[2]], [row[:2] for row in rows if row[1] == row[2]]
     versions = (run.summary or {}).get("versions", {})
-    parts = [page.table(["field", "value", "default"], rows, changed, long=(1,))]
+    parts = [
+        page.table(["field", "value", "default"], changed, long=(1,)) if changed else "",
+        page.folded(f"{len(same)} fields at their defaults", page.table(["field", "value"], same, long=(1,))),
+    ]
     if versions:
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
         parts.append(page.paragraph(f"{run.summary.get('device', '-')} ({run.summary.get('backend', '-')}); {listed}."))

@@ -1,10 +1,13 @@
 """How the report's pictures look: sizes, colours, and SVG that takes the page's text colour."""
 
 import contextlib
+import contextvars
 import html
 import io
 import pathlib
 import re
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib
@@ -29,7 +32,12 @@ NONE = "#d0d0d0"  # of their empty cells
 SMALL = (4.8, 3.2)
 WIDE = (9.6, 3.2)
 DPI = 150
-KINDS = ("png", "svg")  # of a picture's files
+KINDS = ("png", "svg")  # of a picture's files; a paper's are PDF as well, which takes half as long again
+SCREEN = "screen"
+# Inches of a picture and of a wide one in a paper: those of ICML, which IEEE's and NeurIPS' pages have room for.
+PAPER = {"column": (3.25, 6.75), "page": (6.75, 6.75)}
+SIZES = (SCREEN, *PAPER)
+_SIZE = contextvars.ContextVar("size", default=SCREEN)
 
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -39,7 +47,8 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.alpha": 0.25,
+    "grid.alpha": 0.12,
+    "grid.linewidth": 0.6,
     "grid.color": INK,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -57,6 +66,13 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+_PAPER_STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.2,
+}
+
+
 def curve_style(number: int) -> dict[str, Any]:
     """Colour and line of a picture's curve number 0, 1, 2, ..."""
     return {
@@ -65,35 +81,52 @@ def curve_style(number: int) -> dict[str, Any]:
     }
 
 
-def styled() -> contextlib.AbstractContextManager[None]:
-    """Only figures that are made inside have the report's style."""
-    return matplotlib.rc_context(_STYLE)
+@contextlib.contextmanager
+def styled(size: str = SCREEN) -> Iterator[None]:
+    """Only figures that are made inside have the report's style.
+
+    Args:
+        size: one of `SIZES`; a paper's pictures are smaller and have no title, since a caption stands below them.
+    """
+    token = _SIZE.set(size)
+    try:
+        with matplotlib.rc_context(_STYLE | (_PAPER_STYLE if size in PAPER else {})):
+            yield
+    finally:
+        _SIZE.reset(token)
 
 
 def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMALL, **grid: Any) -> tuple[Figure, Any]:
     """A figure and its axes, without pyplot: no window, and a notebook's pictures are not touched."""
-    figure = Figure(figsize=figsize)
+    width, height = figsize
+    if _SIZE.get() in PAPER:
+        narrow, wide = PAPER[_SIZE.get()]
+        room = wide if width > SMALL[0] else narrow
+        width, height = room, height * min(1, room / width)
+    figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, **grid)
 
 
-def save(figure: Figure, folder: pathlib.Path, name: str, title: str, kinds: tuple[str, ...] = KINDS) -> str:
-    """Writes FOLDER/NAME.KIND of each kind, on white.
+def save(figure: Figure, folder: pathlib.Path, name: str, title: str, pdf: bool = False) -> str:
+    """Writes FOLDER/NAME.KIND of each of `KINDS`, on white.
 
     Args:
         figure: what is written.
         folder: made if it is not there.
         name: of the files.
-        title: of the element, for those who cannot see it.
-        kinds: endings of files.
+        title: above the picture in the files, except in those for a paper; also for readers who cannot see it.
+        pdf: also NAME.pdf; always so of a paper's sizes.
 
     Returns:
-        The figure as an element for a page: no background, and text in the page's colour.
+        The figure as an element for a page: without title and background, and text in the page's colour.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)  # of a page elsewhere
     make_folder(folder)
+    _lay_out(figure)
+    points = 0.0 if _SIZE.get() in PAPER else _put_title(figure, title)
     svg = _drawing(figure)  # drawing is what takes the time: the file and the page have one
-    for kind in kinds:
+    for kind in (*KINDS, "pdf") if pdf or _SIZE.get() in PAPER else KINDS:
         with replaced(folder / f"{name}.{kind}") as file:
             if kind == "svg":
                 white = '<rect width="100%" height="100%" fill="#ffffff"/>'
@@ -101,29 +134,52 @@ def save(figure: Figure, folder: pathlib.Path, name: str, title: str, kinds: tup
             else:
                 metadata = {"CreationDate": None} if kind == "pdf" else None
                 figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
-    return _inline(svg, title)
+    return _inline(svg, title, points)
 
 
 def inline(figure: Figure, title: str) -> str:
     """The figure as an element for a page, as `save` returns it, without a file."""
+    _lay_out(figure)
     return _inline(_drawing(figure), title)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Its parts find their places, which are those of every kind of file."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def _put_title(figure: Figure, title: str) -> float:
+    """Makes a laid-out figure higher by a title; returns the points that it takes at the top."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(printable(title), int(13 * width))
+    strip = 0.08 + 0.17 * len(lines)  # inches
+    figure.set_size_inches(width, height + strip)
+    below = height / (height + strip)
+    for axes in figure.axes:
+        left, bottom, wide, high = axes.get_position(original=True).bounds
+        axes.set_position((left, below * bottom, wide, below * high))
+    for legend in figure.legends:
+        legend.set_bbox_to_anchor((0, 0, 1, below), figure.transFigure)
+    figure.text(0.5, (1 + below) / 2, "\n".join(lines), ha="center", va="center", weight="bold")
+    return 72 * strip
 
 
 def _drawing(figure: Figure) -> str:
     """The text of an SVG file, the same each time."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # its parts have found their places, which are those of every kind
     drawing = io.StringIO()
     figure.savefig(drawing, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
     return drawing.getvalue()
 
 
-def _inline(svg: str, title: str) -> str:
-    """The text of an SVG file as an element for a page."""
+def _inline(svg: str, title: str, cut: float = 0.0) -> str:
+    """The text of an SVG file as an element for a page, without so many points at its top."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")
     # The page decides its size; the viewBox keeps its shape.
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()
+    svg = svg.replace(f'viewBox="0 0 {width} {height}"', f'viewBox="0 {cut:g} {width} {float(height) - cut:g}"', 1)
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(printable(title))}"', 1)

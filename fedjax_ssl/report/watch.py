@@ -5,6 +5,7 @@ import datetime
 import http.server
 import math
 import pathlib
+import re
 import threading
 import time
 from typing import Any
@@ -63,7 +64,7 @@ def serving(folders: list[str], host: str, port: int) -> http.server.ThreadingHT
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             # A page from elsewhere can give its own name this machine's address, and would read the answers.
-            name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+            name = re.sub(r":\d+$", "", self.headers.get("Host", ""))
             if allowed is not None and name not in allowed:
                 self.send_error(403)
             elif self.path in ("/", "/content"):
@@ -108,7 +109,10 @@ class _Content:
         with self._lock:
             seen = _traces(self._folders)
             if seen != self._seen:
-                self._text, self._seen = content(self._folders), seen
+                try:
+                    self._text, self._seen = content(self._folders), seen
+                except OSError as error:  # a folder was deleted while it was read; the next look sees what is left
+                    return page.note(f"{error.filename} cannot be read: {error.strerror}")
             return self._text
 
 

@@ -41,7 +41,7 @@ def cache_folder() -> pathlib.Path:
 def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
     """A folder in the user's cache for compiled programs, made if it is not there.
 
-    Compiled programs are code, so nobody else may be able to write there, nor into a folder above. The files that were
+    Compiled programs are code, so no other user may write there or into a folder above. The files that were
     used longest ago are removed.
 
     Args:

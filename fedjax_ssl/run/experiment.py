@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import image_views
 from fedjax_ssl.client.confidence import import_rule
 from fedjax_ssl.data import (
     Dataset,
@@ -22,14 +21,17 @@ from fedjax_ssl.data import (
 )
 from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
+from fedjax_ssl.encoders import backbone_of
 from fedjax_ssl.engine.delivery import first_memory, has_memory
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key, select_of, trace_exchange
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run import hosts
+from fedjax_ssl.run.features import through_encoder
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.machine import memory_limit
 from fedjax_ssl.run.privacy import check_private
@@ -74,13 +76,15 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         UserError: the data are missing or do not fit the configuration, or a name is unknown.
     """
     config = configs[0]
-    dataset = load_dataset(config.data)
+    dataset = through_encoder(config, load_dataset(config.data))
 
     def find_partitions() -> list[Partition]:
         return [
             load_partition(file, len(dataset.y_train), config.num_clients)
             if file is not None and file.exists()
-            else make_partition(dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed)
+            else make_partition(
+                dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed, dataset.owners
+            )
             for c, file in zip(configs, partition_files)
         ]
 
@@ -154,13 +158,18 @@ def _given_labels(held: Holdings, num_classes: int) -> jax.Array:
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
-    """What is fixed in a run, from its configuration and what is known of the images, see `dataset_facts`.
+    """What is fixed in a run, from its configuration and what is known of the inputs, see `dataset_facts`.
 
     Raises:
-        UserError: a name is unknown, or a field does not fit the images.
+        UserError: a name is unknown, a field does not fit the inputs, or the method is not for them.
     """
-    entry, views = find_method(config.method), image_views(config, tuple(facts["image_shape"]), facts["flip"])
-    network = build_network(config, facts, entry.heads_of(config), entry.embedding, entry.companions)
+    entry, kind = find_method(config.method), kind_of(facts)
+    if entry.images_alone and kind_name(facts) != IMAGE:
+        raise UserError(f"method={config.method} {entry.images_alone}, but the data are {kind.noun}")
+    views = kind.views(config, facts)
+    network = build_network(
+        config, facts, entry.heads_of(config), entry.embedding, entry.companions, backbone_of(config)
+    )
     rule = import_rule(config.confidence.kind)
     return Problem(config, network, views.weak, views.strong, facts["num_classes"], views.pair, own_rule=rule)
 
@@ -207,7 +216,7 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
 
 
 def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], State]:
-    """The first state of data; jitted, so that one trace serves whoever asks for its shapes, and whoever compiles."""
+    """The first state of data; jitted, so that one trace gives the shapes and the program."""
 
     @jax.jit
     def init(data: FederatedData) -> State:

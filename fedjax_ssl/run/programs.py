@@ -123,7 +123,7 @@ def _compiled(name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 class Compilers:
     """Two threads that compile side by side, for the compiler does not hold Python's lock. A context manager.
 
-    The main thread only waits, so that Python still handles signals; after an exception nobody waits for the threads.
+    The main thread only waits, so that Python still handles signals; after an exception it leaves the threads behind.
     """
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
+from fedjax_ssl.kinds import IMAGE
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -31,6 +32,7 @@ from fedjax_ssl.records.workdir import (
     LOG,
     METRICS,
     PARTITION,
+    TEST_INPUTS,
     TIMINGS,
     Workdir,
     check_folder,
@@ -395,6 +397,8 @@ def _write_facts(run: Run) -> None:
     counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
     replace_arrays(folder / CLASS_COUNTS, **counts)
     write_dataset(folder, dataset_facts(dataset))
+    if dataset.kind != IMAGE:
+        replace_arrays(folder / TEST_INPUTS, inputs=dataset.x_test)
     if run.warm_start:
         replace_file(folder / INIT_FROM, json.dumps(run.warm_start.facts, indent=2) + "\n")
 

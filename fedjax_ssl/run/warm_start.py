@@ -12,6 +12,7 @@ from fedjax_ssl.data import Partition, dataset_facts, load_partition
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded, read_json
+from fedjax_ssl.kinds import kind_of
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
@@ -106,10 +107,15 @@ def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tupl
 
 
 def _check_images(where: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raises UserError for images of another shape, on which a network without a fixed size would run all the same."""
-    old, new = ("x".join(map(str, facts["image_shape"])) for facts in (theirs, ours))
+    """Raises UserError for inputs of another shape, on which a network without a fixed size would run all the same."""
+    old, new = (
+        f"{kind_of(facts).noun} of {'x'.join(map(str, kind_of(facts).inputs(facts).shape))}" for facts in (theirs, ours)
+    )
     if old != new:
-        raise UserError(f"{where}its model is for images of {old}, but those of this run are {new}")
+        raise UserError(f"{where}its model is for {old}, but the data of this run are {new}")
+    for name in ("columns", "categories", "vocabulary"):
+        if theirs.get(name) != ours.get(name):
+            raise UserError(f"{where}its model's data have another {name} than those of this run")
 
 
 def _check_normalisation(where: str, old: str, new: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.augment.mixup import mix_images
+from fedjax_ssl.augment.mixup import mix_inputs
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning import sgd
@@ -243,7 +243,7 @@ def supervised_mixup_loss(
         augmentation: of the fix set, 'strong' or 'weak'.
         alpha: a in lambda ~ Beta(a, a), one lambda a batch.
         mix_weight: b in L_fix + b L_mix, eq. 10.
-        mix_order: see `fix_mix.mix_images`.
+        mix_order: see `fix_mix.mix_inputs`.
 
     Returns:
         The loss; its metrics are `server_loss` on the fix set and `server_mix_loss` on
@@ -256,7 +256,8 @@ def supervised_mixup_loss(
         labelled = data.server_index
         partners = labelled[draw_with_replacement(partner_key, len(labelled), len(rows))]
         images = data.inputs[rows]
-        mixture, mixing = mix_images(problem.weak, mix_key, images, data.inputs[partners], alpha, mix_order)
+        others, kind = data.inputs[partners], problem.network.inputs
+        mixture, mixing = mix_inputs(kind, problem.weak, mix_key, images, others, alpha, mix_order)
         views = (augment(augment_key, images), mixture)
         outputs, batch_stats = problem.network.train(model, views, mask)
         fix_loss = cross_entropy(outputs[0].logits, labels, mask)

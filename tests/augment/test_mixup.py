@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedjax_ssl.augment import mix, sample_lambda, weak_augment
-from fedjax_ssl.augment.mixup import mix_images
+from fedjax_ssl.augment.mixup import mix_inputs
 
 
 @pytest.mark.parametrize("alpha", [0.75, 2.0])
@@ -39,7 +39,7 @@ def test_crops_are_drawn_for_the_mixture_or_for_each_of_its_images(mix_order, mo
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
     weak = functools.partial(weak_augment, flip=False, padding=1)
     images, partners = np.random.default_rng(0).integers(0, 256, (2, 20, 8, 8, 1)).astype(np.uint8)
-    mixtures, mixing = mix_images(weak, jax.random.key(0), images, partners, 0.75, mix_order)
+    mixtures, mixing = mix_inputs(None, weak, jax.random.key(0), images, partners, 0.75, mix_order)
     assert mixing == jnp.float32(0.3)
 
     def crops(image):

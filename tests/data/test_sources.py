@@ -301,8 +301,20 @@ def test_npz_that_is_encrypted_or_of_an_unknown_compression(tmp_path):
 
 
 def test_npz_larger_than_the_memory_should_hold(tmp_path, monkeypatch):
+    """Images without compression take no memory: they are mapped, and read when they are used."""
+    path = write(tmp_path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez_compressed(tmp_path / "packed.npz", **arrays)
     monkeypatch.setattr(npz, "MAX_BYTES", 300)
-    expect_line(write(tmp_path), ["take 0.0 GB, but at most 3e-07 GB are read"])
+    expect_line(tmp_path / "packed.npz", ["take 0.0 GB, but at most 3e-07 GB are read"])
+    dataset = load_dataset(data_config(path=str(path)))
+    assert isinstance(dataset.x_train, np.memmap) and str(dataset.x_train.filename) == str(path)
+    np.testing.assert_array_equal(dataset.x_train.reshape(arrays["x_train"].shape), arrays["x_train"])
+    content = bytearray(path.read_bytes())
+    content[content.index(b"x_train.npy") + 200] ^= 1
+    (tmp_path / "flipped.npz").write_bytes(content)
+    expect_line(tmp_path / "flipped.npz", ["x_train cannot be read", "CRC"])
 
 
 def test_images_are_not_unpacked_before_the_labels_are_looked_at(tmp_path, monkeypatch):

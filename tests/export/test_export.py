@@ -19,6 +19,7 @@ import launch
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.export import FORMATS, programs
+from fedjax_ssl.export.formats import _flat
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.predictor import Predictor
 from tests.helpers.runs import ROOT, make_fedanchor_config
@@ -113,21 +114,41 @@ def test_onnx_runtime_gives_the_same_labels(export, predict, images):
     assert json.loads(metadata["class_names"]) == list("0123456789") and metadata["round"] == "4"
 
 
-def test_onnx_takes_convolutions_and_pooling(images):
-    """Of a model with random numbers: its outputs are those of the network's own program."""
-    onnxruntime = import_onnx()
+@pytest.fixture(scope="module")
+def random_cnn(images):
+    """The network of model.name=cnn, a model with random numbers, and its probabilities of 100 images."""
     config = make_fedanchor_config()
     network = build_network(config, {"image_shape": [8, 8, 1], "num_classes": 10, "mean": [0.3], "std": [0.4]})
     model = jax.jit(network.init)(jax.random.key(0))
     kernel = model.params["classifier"]["kernel"]
     far_apart = {**model.params["classifier"], "kernel": jax.random.normal(jax.random.key(1), kernel.shape)}
-    model = model._replace(params={**model.params, "classifier": far_apart})
+    means = jax.tree.map(lambda leaf: leaf + 0.1, model.batch_stats)
+    model = model._replace(params={**model.params, "classifier": far_apart}, batch_stats=means)
+    expected = np.asarray(jax.jit(network.probabilities)(model, images[:100]))
+    assert len(set(expected.argmax(axis=1))) > 1 and expected.std() > 0.01
+    return network, model, expected
+
+
+def test_the_layers_of_the_documentation_are_those_of_the_cnn(random_cnn, images):
+    """The page's NumPy gives the network's probabilities."""
+    _, model, expected = random_cnn
+    page = (ROOT / "docs" / "how_to" / "export.md").read_text(encoding="utf-8")
+    (example,) = [text for text in page.split("```python\n")[1:] if "normalised_relu" in text]
+    tensors = _flat({"params": model.params, "batch_stats": model.batch_stats})
+    names = {"tensors": tensors, "mean": [0.3], "std": [0.4], "images": images[:100]}
+    exec(compile(example.partition("```")[0], "export.md", "exec"), names)
+    np.testing.assert_allclose(jax.nn.softmax(names["scores"]), expected, atol=1e-5)
+    np.testing.assert_array_equal(names["labels"], expected.argmax(axis=1))
+
+
+def test_onnx_takes_convolutions_and_pooling(random_cnn, images):
+    """Its outputs are those of the network's own program."""
+    onnxruntime = import_onnx()
+    network, model, expected = random_cnn
     predictor = Predictor((8, 8, 1), tuple("0123456789"), 0, network, model, None, "crop")
     session = onnxruntime.InferenceSession(programs.onnx(predictor, {}))
     (found,) = session.run(None, {"images": images[:100]})
-    expected = np.asarray(jax.jit(network.probabilities)(model, images[:100]))
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    assert len(set(expected.argmax(axis=1))) > 1 and expected.std() > 0.01
 
 
 def test_a_model_in_bfloat16_is_no_onnx(predict):

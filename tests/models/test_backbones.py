@@ -11,9 +11,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.kinds import Images
 from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model, heads_drawn
-from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.models.resnet import ResNet
@@ -27,7 +27,8 @@ def linear(width):
 
 
 def model(num_classes=10, heads=None, **overrides):
-    config = {"name": "cnn", "width": 0, "normalisation": "static", "dtype": "float32", "classifier_init": "lecun"}
+    sizes = {"width": 0, "depth": 0, "patch": 0}
+    config = {"name": "cnn", **sizes, "normalisation": "static", "dtype": "float32", "classifier_init": "lecun"}
     return build_model(ConfigDict(config | overrides), num_classes, heads)
 
 

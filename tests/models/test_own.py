@@ -59,7 +59,8 @@ POLICY = "normalisation: str = 'static'"
 
 @pytest.mark.parametrize("normalisation", ["running", "static", "group"])
 def test_the_librarys_own_backbone_by_its_path_is_the_same(normalisation):
-    config = {"normalisation": normalisation, "dtype": "float32", "width": 0, "classifier_init": "lecun"}
+    config = {"normalisation": normalisation, "dtype": "float32", "classifier_init": "lecun"}
+    config |= {"width": 0, "depth": 0, "patch": 0}
     named = build_model(ConfigDict({"name": "cnn", **config}), 10)
     assert build_model(ConfigDict({"name": "fedjax_ssl.models.cnn:SmallCNN", **config}), 10) == named
     assert network("fedjax_ssl.models.cnn:SmallCNN", normalisation=normalisation).normalisation == normalisation
@@ -208,7 +209,7 @@ NO_BACKBONES = {
     ),
     "dropout": (
         ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dropout(0.5, deterministic=not train)(x)"],
-        ["fails in training on images of shape (8, 8, 1) (InvalidRngError in line 12 of", "own_module.py", "dropout"],
+        ["fails in training on examples of shape (8, 8, 1) (InvalidRngError in line 12 of", "own_module.py", "dropout"],
     ),
     "other state": (
         ["images", FLAT, "self.variable('cache', 'x', jnp.zeros, (3,))", "return nn.Dense(3)(x)"],
@@ -222,7 +223,7 @@ NO_BACKBONES = {
     "no images": (["", "return nn.Dense(3)(jnp.zeros((6, 2)))"], ["takes no images"]),
     "too small an image": (
         ["images", "return nn.Dense(3)(images.reshape(len(images), 28 * 28))"],
-        ["fails on an image of shape (8, 8, 1) (TypeError in line 10 of"],
+        ["fails on an example of shape (8, 8, 1) (TypeError in line 10 of"],
     ),
     "layers of training alone": (
         ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dense(3)(x) if train else x"],

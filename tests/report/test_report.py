@@ -93,6 +93,28 @@ def test_every_picture_is_a_file_of_its_own(reported_run):
     assert f"{100 * accuracy:.2f} %" in card and str(reported_run) in card and "2402.10191" in card
 
 
+def test_pictures_have_the_sizes_of_a_paper(three_runs, tmp_path, capsys):
+    """In points, 72 an inch."""
+    run = shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run")
+    assert launch.main(["report", str(run), "--figures=column"]) == 0
+    files = {path.stem: path.read_bytes() for path in (run / "figures").glob("*.pdf")}
+    widths = {name: float(re.search(rb"/MediaBox \[ 0 0 (\S+) ", data)[1]) for name, data in files.items()}
+    assert widths == {name: 486 if name in ("bytes", "who_holds_what") else 234 for name in PICTURES}
+    with style.styled("page"):
+        assert style.subplots(figsize=style.SMALL)[0].get_size_inches().tolist() == [6.75, 3.2]
+    assert launch.main(["report", str(run), "--figures=colum"]) == 2
+    assert "the nearest is column" in capsys.readouterr().err
+
+
+def test_a_picture_that_stands_alone_has_a_title(reported_run):
+    text = (reported_run / "report.html").read_text()
+    for name in ("losses", "time"):
+        title = f"{name.capitalize()}: fedanchor on digits, seed 0"
+        _, height = Image.open(reported_run / "figures" / f"{name}.png").size
+        (top, left) = re.search(rf'aria-label="{title}".*?viewBox="0 (\S+) \S+ (\S+)"', text).groups()
+        assert float(top) > 15 and (float(top) + float(left)) / 72 * style.DPI == pytest.approx(height, abs=1)
+
+
 def test_a_report_is_the_same_when_it_is_made_again(reported_run):
     before = {path.name: path.read_bytes() for path in (reported_run / "figures").iterdir()}
     page = (reported_run / "report.html").read_text()
@@ -159,7 +181,7 @@ def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs,
     assert run.class_counts()["labelled"].tolist() == [[0, 0]] * 3
     assert "40 labels at the server" in lead_of(run)
     text = write_report(tmp_path / "run").read_text()
-    assert "before and after the server took its labelled images" in text and "who holds what" in text
+    assert "before and after the server took its labelled images" in text and "Who holds what:" in text
 
 
 def test_the_picture_of_clients_shows_which_images_have_labels():
@@ -551,5 +573,10 @@ def test_pages_in_a_browser(browser, reported_run, three_runs, tmp_path, width, 
             shades = np.asarray(drawn)
             ground = int(np.median(shades))
             assert np.mean(np.abs(shades.astype(int) - ground) > 60) > 0.005, picture  # ink that stands off the ground
-            assert (ground > 200) == (scheme == "light") or picture["name"] in ("confusion", "who holds what"), picture
+            assert (ground > 200) == (scheme == "light") or picture["name"].startswith(("Confusion", "Who")), picture
+        if path != comparison:
+            fields = tab.get_by_text("client.momentum")
+            assert not fields.is_visible()  # folded, as all fields at their defaults
+            tab.get_by_text("fields at their defaults").click()
+            assert fields.is_visible()
         tab.close()

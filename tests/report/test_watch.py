@@ -4,6 +4,7 @@ import http.client
 import json
 import shutil
 import threading
+from unittest import mock
 
 import pytest
 
@@ -83,8 +84,17 @@ def test_a_silent_run_is_told(running, monkeypatch):
 def test_it_answers_this_machine_alone(server):
     assert server.server_address[0] == "127.0.0.1"
     assert get(server, "/")[0] == get(server, "/content")[0] == 200
+    assert get(server, "/", Host="[::1]")[0] == get(server, "/", Host="[::1]:80")[0] == 200
     assert get(server, "/", Host="elsewhere.example")[0] == 403  # whose name someone gave this machine's address
     assert get(server, "/../config.json")[0] == get(server, "/content?x")[0] == 404
+
+
+def test_a_folder_that_is_deleted_while_it_is_read(server, running, monkeypatch):
+    with monkeypatch.context() as patched:
+        gone = mock.Mock(side_effect=FileNotFoundError(2, "No such file or directory", "runs/mine/config.json"))
+        patched.setattr(watch, "read_groups", gone)
+        assert "runs/mine/config.json cannot be read: No such file" in get(server, "/content")[1]
+    assert "<td>mine</td>" in get(server, "/content")[1]  # the next look shows what is there
 
 
 def test_names_of_folders_are_no_html(running):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import launch
 from fedjax_ssl import TrainingError, UserError, train
 from fedjax_ssl.errors import BusyError
 from fedjax_ssl.learning.devices import use_platform
@@ -101,7 +102,10 @@ def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
     train(make_tiny_config(), workdir, lambda: meanwhile.append(folder_under_way()))
     assert meanwhile == [workdir]  # which the last line after a signal names
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
-    assert "compiling" not in capsys.readouterr().err
+    assert launch.main([f"--workdir={workdir}", "--allow_code"]) == 0
+    said = capsys.readouterr().err
+    assert f"{workdir} was finished, and nothing was trained; --config.num_rounds=N above" in said
+    assert "compiling" not in said
 
 
 @pytest.fixture

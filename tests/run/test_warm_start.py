@@ -162,7 +162,7 @@ class Refused:
 
     def of_pixels(folder):
         write_dataset(folder, {**read_dataset(folder), "image_shape": [9, 8, 1]})
-        return {}, "its model is for images of 9x8x1, but those of this run are 8x8x1"
+        return {}, "its model is for images of 9x8x1, but the data of this run are images of 8x8x1"
 
     def of_normalisation(folder):
         line = "its model.normalisation is 'static', but this run's is 'group'"

@@ -11,9 +11,9 @@ from fedjax_ssl import base_config
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import Problem, State
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.kinds import Images
 from fedjax_ssl.methods import frames
 from fedjax_ssl.models import Normalisation, Outputs
-from fedjax_ssl.models.inputs import Images
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.server import statistics
 from fedjax_ssl.server.statistics import (

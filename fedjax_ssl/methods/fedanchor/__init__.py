@@ -109,7 +109,7 @@ def defaults() -> Section:
     section.threshold = real(0.6, least=-1)  # t of eq. 5: a label counts whose score is above it (appendix C)
     section.travels = word("class_means", "all_pairs")  # C vectors go down; or all S, as in the paper: the same scores
     # Two departures from the paper, off at first, for data on which 0.6 lets through everything or nothing.
-    section.centred = False  # cosines as seen from the anchors' mean, which travels with the class means
+    section.centred = False  # subtracts the anchors' mean before cosines; it travels with the class means
     section.threshold_quantile = share(0.0)  # q > 0: t is the anchors' q-quantile, leave-one-out; it travels
     section.ensemble_views = whole(0, least=0)  # section 4.5: the mean score of n weak views; 0: the raw image
     # Local training (section 4.3, appendix B).
@@ -123,12 +123,13 @@ def defaults() -> Section:
     section.contrastive_epochs = whole(1, least=0)  # in a round, after those of cross-entropy
     section.contrastive_trains = word("model", *CONTRASTIVE)  # backbone and anchor head; or "anchor_head" alone
     section.contrastive_batch_size = whole(25, least=1)  # anchors in a step: eq. 1 compares them with each other
-    section.contrastive_augmentation = word("none", "weak", "strong")  # of the anchors
+    section.contrastive_augmentation = word("none", "weak", "strong")  # augmentation of the anchors
     section.contrastive_learning_rate = real(0.03, above=0)  # in the first round; all else is as in `server`
     section.temperature = real(0.1, above=0)  # tau of eq. 1
     section.negatives = word("batch", "class")  # eq. 1 as printed; 'class': pairs of the class only
     section.self_pairs = False  # whether eq. 1's numerator counts i = j
-    section.common_direction_weight = real(0.0, least=0)  # of a penalty of what embeddings share; eq. 1 is blind to it
+    # Weight of a penalty on what all embeddings share; eq. 1 does not see it.
+    section.common_direction_weight = real(0.0, least=0)
     section.pretrain_contrastive = True  # whether pre-training has contrastive epochs too
     return section
 

@@ -75,9 +75,9 @@ def defaults() -> Section:
     section.label_set = True  # xi_c of eq. 14; False: Table II's "without pseudo-label set"
     section.kl_weight = real(1.0, least=0)  # of xi_b in eq. 11
     section.cosine_screening = True  # epsilon(S) of eq. 25; False: Table II's "without Cosine Similarity"
-    section.average_rounds = whole(20, least=1)  # of the moving average of the increment's norm (Figure 4)
+    section.average_rounds = whole(20, least=1)  # rounds in the moving average of the increment's norm (Figure 4)
     section.stop_below = real(0.0, least=0)  # ends the run when the norm stays below it; 0: never
-    section.stop_rounds = whole(20, least=1)  # for so many rounds
+    section.stop_rounds = whole(20, least=1)  # rounds for which it must stay below
     return section
 
 

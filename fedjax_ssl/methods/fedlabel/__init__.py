@@ -121,7 +121,7 @@ def defaults() -> Section:
     section.threshold = share(0.3)  # beta; a label counts above it (eq. 4)
     # h of the two experts' probabilities (eq. 3); or 'entropy', 1 / (H + 1e-5).
     section.confidence = word("variance", *CONFIDENCES)
-    # Or 'local', 'global': one labels alone, and there is no consistency (Table 1).
+    # 'local' or 'global': this expert labels alone, without consistency (Table 1).
     section.experts = word("both", *EXPERTS)
     section.consistency_weight = real(0.05, least=0)  # lambda_0 of eq. 7
     # The round from which on clients use unlabelled images; the code's is 50.

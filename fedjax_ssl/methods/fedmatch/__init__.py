@@ -144,7 +144,7 @@ def defaults() -> Section:
     section.smallest = real(5e-6, least=0)
     # delta_thres: entries that changed by no more stay; with labels at the server 1e-5.
     section.least_change = real(5e-5, least=0)
-    # Of an entry's position in a sparse message; the paper counts values alone, 4 bytes each.
+    # Bytes of an entry's position in a sparse message; the paper counts values alone, 4 bytes each.
     section.index_bytes = whole(0, least=0)
     # Whether messages down are counted as sparse too, against what a client has: the server then remembers two models
     # for each of all clients, instead of one.
@@ -315,5 +315,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
+    images_alone="compares clients by what their models say of an image of noise",
     tiny={"fedmatch.threshold": 0.15, "fedmatch.helper_interval": 1},
 )

@@ -99,22 +99,23 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedrgd`."""
     section = Section()
-    section.steps = whole(16, least=1)  # T, of users and replicas between two averagings; epochs are not read
+    section.steps = whole(16, least=1)  # T, steps of users and replicas between two averagings; epochs are not read
     # G, each with a replica of the server; 1: one mean of the server and all users. The code has 2 of 10 and of 20
     # users, 3 of 30, 5 of 47.
     section.groups = whole(2, least=1)
     # Who is in a group: in each round the users of places drawn at 'random', the first M / G of them in the first group
     # and so on; or 'fixed', neighbours by number.
     section.grouping = word("fixed", "random")
-    section.users_go_on_from = word("group_mean", "global_mean")  # or 'global_mean': that of the replicas
+    section.users_go_on_from = word("group_mean", "global_mean")  # 'global_mean': that of the replicas
     # What a user minimises: 'fixmatch'; or 'self_training', cross-entropy of a weak view towards its own label in
     # evaluation mode.
     section.users = word("fixmatch", "self_training")
     section.threshold = share(0.95)  # tau of both; a label counts from it on
     # Of the rates of users and server: 'shared', by `schedule`; or 'warm_up', a linear rise and FixMatch's cosine.
     section.schedule = word("shared", "warm_up")
-    section.warm_up_rounds = whole(0, least=0)  # of that rise
-    section.decay_rounds = whole(0, least=0)  # of rise and cosine, which ends at a fifth of the rate; 0: num_rounds
+    section.warm_up_rounds = whole(0, least=0)  # rounds of the rise
+    # Rounds of rise and cosine; the cosine ends at a fifth of the rate; 0: num_rounds.
+    section.decay_rounds = whole(0, least=0)
     return section
 
 

@@ -100,20 +100,20 @@ def defaults() -> Section:
     section.reference = word("unlabelled", "test")
     # The threshold of round 0 is factor m, for the SUM of the players' probabilities.
     section.factor = real(2.8, above=0)
-    section.full_rounds = whole(10, least=0)  # so many rounds it stays there
+    section.full_rounds = whole(10, least=0)  # rounds in which the threshold stays there
     section.decay_rounds = whole(50, least=1)  # then it is (1 - r / decay_rounds) factor m
-    section.protection = True  # in the end it is factor m / 2; False: it falls on, to 0
+    section.protection = True  # the threshold ends at factor m / 2; False: it falls to 0
     section.protected_from = whole(35, least=0)  # from this round on
     # Who votes: 'three', the last local, the spliced and the global model; 'one', the global one, from which training
     # then goes on: nothing is spliced.
     section.players = word("three", *PLAYERS)
-    section.head_blocks = whole(1, least=1)  # of the backbone, in the head part; 2 in the code's demo and for MNIST
+    section.head_blocks = whole(1, least=1)  # backbone blocks in the head part; 2 in the code's demo and for MNIST
     section.freeze_head = True  # while the spliced network is tuned
-    # In a round, after which a client trains on accepted images apart as well.
+    # New labels in a round from which on a client also trains on accepted images alone.
     section.min_new_labels = whole(10, least=1)
-    section.accepted_weight = real(0.15, least=0)  # of that loss in the end
+    section.accepted_weight = real(0.15, least=0)  # final weight of that loss
     section.ramp_from = whole(50, least=0)  # the local epoch, counted from r = 0, up to which the weight is 0
-    section.ramp_epochs = whole(100, least=1)  # so many later it is all there
+    section.ramp_epochs = whole(100, least=1)  # epochs from there to the full weight
     return section
 
 

@@ -88,12 +88,12 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.orchestra`."""
     section = Section()
-    section.clusters = whole(128, least=2)  # G, at the server
-    section.local_clusters = whole(16, least=1)  # of each client; at most its memory
+    section.clusters = whole(128, least=2)  # G, clusters at the server
+    section.local_clusters = whole(16, least=1)  # clusters of each client; at most its memory
     section.memory = whole(128, least=1)  # projections that a client remembers
-    section.temperature = real(0.1, above=0)  # of the assignments to clusters
+    section.temperature = real(0.1, above=0)  # temperature of the assignments to clusters
     section.decay = share(0.996)  # of the target, in each step
-    section.clustering_steps = whole(500, least=1)  # of the server's clustering, in each round
+    section.clustering_steps = whole(500, least=1)  # steps of the server's clustering in a round
     return section
 
 
@@ -239,6 +239,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads={PROJECTOR: _projector, ROTATION: lambda model: functools.partial(Linear, 4, reads=PROJECTOR)},
     companions={TARGET: target_heads},
+    images_alone="turns images by quarters",
     confidence=(),
     tiny={
         "model.projector_hidden": 8,

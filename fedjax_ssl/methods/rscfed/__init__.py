@@ -80,8 +80,8 @@ def defaults() -> Section:
     section = Section()
     section.groups = whole(3, least=1)  # sub-consensus models of a round, trained one after the other
     section.group_size = whole(5, least=1)  # clients of each, drawn without replacement; clients_per_round is not read
-    section.consistency_weight = real(0.02, least=0)  # of the square error to the teacher
-    section.ramp_rounds = whole(0, least=0)  # in which that weight rises linearly from 0
+    section.consistency_weight = real(0.02, least=0)  # weight of the square error to the teacher
+    section.ramp_rounds = whole(0, least=0)  # rounds in which that weight rises linearly from 0
     section.temperature = real(0.5, above=0)  # T of the teacher's probabilities, p^(1/T) / sum p^(1/T)
     # Of the teacher, at the most: in its step t from 0 it is min(1 - 1 / (t + 1), this).
     section.ema_decay = share(0.999)

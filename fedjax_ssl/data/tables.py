@@ -1,0 +1,281 @@
+"""A user's csv or parquet file as a data set: rows of numbers and categories, or texts; an empty label is none.
+
+Files are distrusted: whatever is wrong is one line that names the file, the column and the row.
+"""
+
+import csv
+import io
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.data.arrays import MAX_BYTES, existing_path
+from fedjax_ssl.errors import UserError, first_line, known_are
+from fedjax_ssl.kinds import table, text
+
+Columns = dict[str, list[str]]  # name -> the fields of all rows
+MOST_CATEGORIES = 100  # of a column; a name or an identifier is no category
+MOSTLY_NUMBERS = 0.9  # a column of which so many fields are numbers is one of numbers, and the others are mistakes
+TEST_EVERY = 5  # without a test file every fifth labelled row of a class is for the test
+
+
+def read_columns(path: str, field: str) -> Columns:
+    """Reads a csv, tsv or parquet file, all fields as texts; a missing value is ''.
+
+    Args:
+        path: the file. A csv has a header, in UTF-8, and commas, semicolons or tabs between its fields.
+        field: the configuration field that gives the path, for messages.
+
+    Raises:
+        UserError: the file is missing or too large, is not of its kind, or has rows of different lengths.
+    """
+    file = existing_path(path, field, "file", "a csv or parquet file")
+    if file.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path} has {file.stat().st_size / 1e9:.1f} GB, but at most {MAX_BYTES / 1e9:g} GB are read")
+    columns = _read_parquet(file, path) if file.suffix == ".parquet" else _read_csv(file, path)
+    if not next(iter(columns.values()), []):
+        raise UserError(f"{path} has no rows")
+    return columns
+
+
+def _read_csv(file: pathlib.Path, path: str) -> Columns:
+    try:
+        lines = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a csv file in UTF-8 ({first_line(error)}); save it as such") from error
+    head = lines.partition("\n")[0]
+    delimiter = max(",;\t", key=head.count)
+    try:
+        rows = [row for row in csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter, strict=True) if row]
+    except csv.Error as error:
+        raise UserError(f"{path} cannot be read as csv ({first_line(error)})") from error
+    if not rows:
+        raise UserError(f"{path} is empty")
+    header = [name.strip() for name in rows[0]]
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise UserError(f"{path} has the column {twice[0]!r} twice")
+    for number, row in enumerate(rows[1:], start=1):
+        if len(row) != len(header):
+            raise UserError(f"{path}: row {number} has {len(row)} fields, but the header has {len(header)}")
+    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header)}
+
+
+def _read_parquet(file: pathlib.Path, path: str) -> Columns:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("parquet files need pandas and pyarrow: pip install 'fedjax_ssl[tables]'") from None
+    try:
+        frame = pandas.read_parquet(file)
+    except Exception as error:  # The errors of pyarrow and pandas have no common base.
+        raise UserError(f"{path} cannot be read as parquet ({first_line(error)})") from error
+    frame = frame.astype(object).where(frame.notna(), "")
+    return {str(name): [str(value) for value in frame[name]] for name in frame}
+
+
+def load_table(config: Any) -> dict[str, Any]:
+    """The data set that a csv or parquet file holds.
+
+    Args:
+        config: the `data` section. Read are `path`, `test_path`, `label_column`, `client_column`, `ignore_columns`,
+            `text_column`, `text_versions`, `text_length`, `vocabulary` and `weak_views`.
+
+    Returns:
+        The fields of `Dataset` but the name. Labels are sorted by name, or as numbers where all are; a training row
+        with an empty label has -1, a test row with an empty label is left out. Without a test file every fifth
+        labelled row of each class, in the file's order, is for the test.
+
+    Raises:
+        UserError: a file or a column is not as it must be.
+    """
+    path, label = config.path, config.label_column
+    columns = read_columns(path, "data.path")
+    for field in ("label_column", "client_column", "text_column"):
+        _check_column(columns, config[field], field, path, optional=field != "label_column")
+    ignored = [name.strip() for name in config.ignore_columns.split(",") if name.strip()]
+    for name in ignored:
+        _check_column(columns, name, "ignore_columns", path)
+    names = [name for name in columns if name not in (label, config.client_column, *ignored)]
+    class_names = _class_names(columns[label], path, label)
+    labels = _codes(columns[label], class_names)
+    train, test = np.arange(len(labels)), _for_test(labels)
+    tested, test_labels, where = columns, labels[test], path
+    if config.test_path:
+        tested, where = read_columns(config.test_path, "data.test_path"), config.test_path
+        _check_column(tested, label, "label_column", where)
+        unknown = [value for value in tested[label] if not table.is_missing(value) and value.strip() not in class_names]
+        if unknown:
+            raise UserError(f"{where} has the label {unknown[0]!r}{known_are(unknown[0], class_names)}")
+        test_labels = _codes(tested[label], class_names)
+        test = np.flatnonzero(test_labels >= 0)
+        test_labels = test_labels[test]
+        if not len(test):
+            raise UserError(f"{where} has no row with a label")
+    else:
+        train = np.setdiff1d(train, test)
+    if config.text_column:
+        made = _texts(config, columns, tested, train, test, where)
+    else:
+        made = _rows({name: columns[name] for name in names}, tested, train, test, path, where)
+    details = {**made.pop("details"), "label_column": label}
+    owners = None
+    if config.client_column:
+        clients = _sorted_names(set(columns[config.client_column]))
+        owners = _codes(columns[config.client_column], clients)[train]
+        details["client_names"] = clients
+    return {
+        **made,
+        "y_train": labels[train],
+        "y_test": test_labels,
+        "num_classes": len(class_names),
+        "class_names": tuple(class_names),
+        "details": details,
+        "owners": owners,
+    }
+
+
+def _check_column(columns: Columns, name: str, field: str, path: str, optional: bool = False) -> None:
+    if not name and optional:
+        return
+    if name not in columns:
+        what = f"data.{field} is empty" if not name else f"{path} has no column {name!r} (data.{field})"
+        raise UserError(f"{what}{known_are(name, columns)}")
+
+
+def _sorted_names(names: set[str]) -> list[str]:
+    """Sorted as numbers where all are whole numbers, else by their letters."""
+    is_number = all(name.lstrip("-").isdecimal() for name in names)
+    return sorted(names, key=(lambda name: (int(name), name)) if is_number else None)
+
+
+def _class_names(labels: Sequence[str], path: str, column: str) -> list[str]:
+    names = _sorted_names({label.strip() for label in labels if not table.is_missing(label)})
+    if not names:
+        raise UserError(f"{path}: all labels are empty (data.label_column={column!r})")
+    if len(names) == 1:
+        raise UserError(f"{path}: the only label is {names[0]!r}; a classifier needs at least 2 classes")
+    if len(names) > max(MOST_CATEGORIES, len(labels) // 10):
+        raise UserError(f"{path}: column {column!r} has {len(names)} different labels in {len(labels)} rows")
+    return names
+
+
+def _codes(values: Sequence[str], names: list[str]) -> np.ndarray:
+    """The place of each value among the names, -1 of others: int32 [N]."""
+    codes = {name: code for code, name in enumerate(names)}
+    return np.array([codes.get(value, codes.get(value.strip(), -1)) for value in values], np.int32)
+
+
+def _for_test(labels: np.ndarray) -> np.ndarray:
+    """Every fifth labelled row of each class, from the first on: int [T], ascending."""
+    order = [np.flatnonzero(labels == label)[::TEST_EVERY] for label in range(labels.max() + 1)]
+    return np.sort(np.concatenate(order))
+
+
+def _rows(
+    columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, path: str, where: str
+) -> dict[str, Any]:
+    """Rows of numbers and categories; columns, categories, means and deviations are those of the training rows."""
+    if not columns:
+        raise UserError(f"{path} has no column but the label's, the clients' and those left out")
+    categories = [_categories(name, values, path) for name, values in columns.items()]
+    facts = {"columns": list(columns), "categories": categories}
+    x_train, x_test = table.encode(columns, facts, path)[train], table.encode(tested, facts, where)[test]
+    return {"kind": "table", **encoded(x_train, x_test, facts)}
+
+
+def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
+    """A table's arrays, with means and deviations of the numbers in its training rows."""
+    values = np.where(np.isfinite(x_train), x_train, np.nan).astype(np.float64)
+    of_numbers = np.array([names is None for names in facts["categories"]]) & np.isfinite(values).any(axis=0)
+    mean, std = np.zeros(values.shape[1]), np.ones(values.shape[1])
+    mean[of_numbers], std[of_numbers] = np.nanmean(values[:, of_numbers], 0), np.nanstd(values[:, of_numbers], 0)
+    std[std == 0] = 1.0
+    return {
+        "x_train": x_train,
+        "x_test": x_test,
+        "mean": tuple(mean.tolist()),
+        "std": tuple(std.tolist()),
+        "details": facts,
+    }
+
+
+def _categories(name: str, values: Sequence[str], path: str) -> list[str] | None:
+    """The categories of a column, sorted; None if it is one of numbers.
+
+    Raises:
+        UserError: it is nearly one of numbers, or has too many categories.
+    """
+    present = [value.strip() for value in values if not table.is_missing(value)]
+    others = [value for value in present if not _is_number(value)]
+    if not others:
+        return None
+    if len(others) < (1 - MOSTLY_NUMBERS) * len(present):
+        row = next(row for row, value in enumerate(values, start=1) if value.strip() == others[0])
+        raise UserError(f"{path}: column {name!r} is of numbers, but has {others[0]!r:.40} in row {row}")
+    names = _sorted_names(set(present))
+    if len(names) > MOST_CATEGORIES:
+        raise UserError(
+            f"{path}: column {name!r} has {len(names)} different texts, at most {MOST_CATEGORIES} are categories; name "
+            "it in data.text_column, or in data.ignore_columns"
+        )
+    return names
+
+
+def _is_number(value: str) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def _texts(
+    config: Any, columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, where: str
+) -> dict[str, Any]:
+    """Texts as tokens, by the vocabulary of the training texts; with versions [N, V, L]."""
+    _check_column(tested, config.text_column, "text_column", where)
+    texts = columns[config.text_column]
+    versions = [texts]
+    if config.text_versions:
+        others = read_columns(config.text_versions, "data.text_versions")
+        number = len(next(iter(others.values())))
+        if number != len(texts):
+            raise UserError(f"{config.text_versions} has {number} rows, but {config.path} {len(texts)}")
+        versions += others.values()
+    of_train = [[version[row] for row in train] for version in versions]
+    vocabulary = text.make_vocabulary((one for version in of_train for one in version), config.vocabulary)
+    if not vocabulary:
+        raise UserError(f"{config.path}: column {config.text_column!r} has no word")
+    tokens = [text.tokenise(version, vocabulary, config.text_length) for version in of_train]
+    x_test = text.tokenise([tested[config.text_column][row] for row in test], vocabulary, config.text_length)
+    details = {"vocabulary": vocabulary, "text_column": config.text_column}
+    return as_texts(
+        np.stack(tokens, axis=1) if len(tokens) > 1 else tokens[0],
+        x_test,
+        len(vocabulary) + text.FIRST_WORD,
+        config.weak_views,
+        details,
+    )
+
+
+def as_texts(
+    x_train: np.ndarray, x_test: np.ndarray, num_tokens: int, weak_views: int, details: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of a data set of texts."""
+    facts = {
+        "shape": list(x_train.shape[1:]), "weak_views": checked_views(weak_views, x_train), "num_tokens": num_tokens,
+    }  # fmt: skip
+    return {
+        "kind": "text", "x_train": x_train, "x_test": x_test, "mean": (), "std": (), "details": {**facts, **details},
+    }  # fmt: skip
+
+
+def checked_views(weak_views: int, x_train: np.ndarray) -> int:
+    """`data.weak_views`, or a UserError where there are not so many views."""
+    number = x_train.shape[1] if x_train.ndim == 3 else 1
+    if weak_views > number:
+        raise UserError(f"data.weak_views={weak_views}, but each example has {number} view{'s' * (number > 1)}")
+    return weak_views

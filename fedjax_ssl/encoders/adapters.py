@@ -1,0 +1,75 @@
+"""A frozen Vision Transformer as a backbone of which low-rank adapters alone are trained (LoRA).
+
+The frozen weights are constants of the network: no parameters, so nothing trains, sends, averages or saves them.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.encoders.encoder import Encoder, Variables, encode, find_encoder
+from fedjax_ssl.encoders.weights import load_weights
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import expanded
+from fedjax_ssl.models.vit import ViT
+
+
+class Frozen:
+    """Arrays as a field of a Flax module, which compares and hashes its fields."""
+
+    def __init__(self, variables: Variables):
+        self.variables = variables
+
+
+class Adapted(nn.Module):
+    """An encoder whose last blocks' queries, keys and values have a trained addition of low rank.
+
+    The kernel W [D, 3 D] of such a block becomes W + A B with the parameters `A` [D, r], normal, and `B` [r, 3 D], 0,
+    so that training begins at the encoder itself.
+
+    Source: Hu et al., "LoRA", ICLR 2022, section 4.1, with alpha = r.
+    """
+
+    encoder: Encoder
+    frozen: Frozen  # its weights
+    side: int  # of the images that it sees, in pixels
+    rank: int  # r
+    blocks: int  # how many of the last blocks are adapted
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None, num_views=1):
+        """Maps pixels of 0 to 1, [V*B, H, W, C], to features [V*B, F]; arguments as in `Heads`."""
+        params: dict[str, Any] = dict(self.frozen.variables["params"])
+        depth = self.encoder.module.depth
+        for number in range(depth - self.blocks, depth):
+            name = f"block{number}"
+            kernel = jnp.asarray(params[name]["qkv"]["kernel"])
+            width, wide = kernel.shape
+            down = self.param(f"{name}_A", nn.initializers.normal(width**-0.5), (width, self.rank))
+            up = self.param(f"{name}_B", nn.initializers.zeros, (self.rank, wide))
+            qkv = {**params[name]["qkv"], "kernel": kernel + down @ up}
+            params[name] = {**params[name], "qkv": qkv}
+        return encode(self.encoder, {"params": params}, images, self.side)
+
+
+def backbone_of(config: Any) -> Adapted | None:
+    """The backbone that a configuration's `encoder` asks for, computing in `model.dtype`; None without adapters.
+
+    Raises:
+        UserError: the encoder is no Vision Transformer, or has fewer blocks; or its weights cannot be used.
+    """
+    options = config.encoder
+    rank, blocks = options.adapters.rank, options.adapters.blocks
+    if options.name == "none" or not rank:
+        return None
+    encoder = find_encoder(options.name)
+    if not isinstance(encoder.module, ViT):
+        raise UserError(f"encoder.adapters.rank={rank} is for Vision Transformers, not {options.name}; set it to 0")
+    if blocks > encoder.module.depth:
+        raise UserError(f"encoder.adapters.blocks is {blocks}, but {options.name} has {encoder.module.depth}")
+    side = options.side or encoder.side
+    variables = load_weights(expanded(options.weights), encoder, side)
+    encoder = encoder._replace(module=encoder.module.clone(dtype=jnp.dtype(config.model.dtype)))
+    return Adapted(encoder, Frozen(jax.tree.map(jnp.asarray, variables)), side, rank, blocks)

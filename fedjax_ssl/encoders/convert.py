@@ -1,0 +1,83 @@
+"""PyTorch's weights as a file of ours. No pickle is run in this process."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.encoders.encoder import find_encoder
+from fedjax_ssl.encoders.weights import save_weights
+from fedjax_ssl.errors import UserError, first_line
+
+# Run in a process of its own, with PyTorch's unpickler that makes tensors and containers alone.
+_AS_SAFETENSORS = """
+import sys, torch
+from safetensors.torch import save_file
+state = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
+for key in ("state_dict", "model", "teacher"):
+    state = state.get(key, state) if isinstance(state.get(key), dict) else state
+tensors = {name: value.clone().contiguous() for name, value in state.items() if isinstance(value, torch.Tensor)}
+save_file(tensors, sys.argv[2])
+"""
+_PICKLED = (".pth", ".pt", ".bin")
+
+
+def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
+    """Converts PyTorch's weights.
+
+    Args:
+        source: FILE.safetensors, or .pth, .pt or .bin, for which PyTorch must be installed, with the names of timm,
+            torchvision, DINOv2's or CLIP's repository.
+        name: of an encoder.
+        out: the file to be written, NAME.safetensors.
+
+    Returns:
+        How many arrays it holds.
+
+    Raises:
+        UserError: the file cannot be read, or does not hold this encoder's weights.
+    """
+    encoder = find_encoder(name)
+    if out.suffix != ".safetensors":
+        raise UserError(f"--out={out} must end in .safetensors")
+    if not source.is_file():
+        raise UserError(f"there is no file {source}")
+    weights = {}
+    for theirs, array in read(source).items():
+        found = encoder.translate(theirs, array)
+        if found is not None:
+            weights[found[0]] = np.asarray(found[1], np.float32)
+    save_weights(out, encoder, weights)
+    return len(weights)
+
+
+def read(source: pathlib.Path) -> dict[str, Any]:
+    """PyTorch's arrays by their names, as float32."""
+    if source.suffix == ".safetensors":
+        return _read_safetensors(source)
+    if source.suffix not in _PICKLED:
+        raise UserError(f"{source} must end in .safetensors, {', '.join(_PICKLED)}")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "weights.safetensors"
+        command = [sys.executable, "-I", "-c", _AS_SAFETENSORS, str(source.resolve()), str(copy)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            return _read_safetensors(copy)
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    if any("No module named 'torch'" in line for line in lines):
+        raise UserError(f"reading {source} takes PyTorch: pip install 'fedjax_ssl[torch]'")
+    why = next((line for line in lines if "Error" in line), lines[-1])
+    raise UserError(f"PyTorch cannot read tensors alone from {source} ({why.strip()[:200]})")
+
+
+def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            return {name: file.get_tensor(name) for name in sorted(file.keys())}
+    except (SafetensorError, OSError, TypeError) as error:
+        raise UserError(f"{path} is not a safetensors file ({first_line(error)})") from error

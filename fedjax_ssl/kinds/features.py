@@ -1,0 +1,112 @@
+"""Feature vectors, such as the outputs of a frozen encoder: one of an example, or V views that were computed before.
+
+Of V views the first W (`data.weak_views`) are weak and the others strong; a view is drawn for each example. Without
+others the strong view, and with one weak view the weak one, is made here: Gaussian noise, and in strong views dropout.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.augment import Views
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers, are_sizes
+
+
+class Features(NamedTuple):
+    """Float vectors, stored as float32; of V views the first stands for the example."""
+
+    shape: tuple[int, ...]  # (D,) or (V, D)
+    # mean and std: of each of the D features over the training set.
+    mean: np.ndarray
+    std: np.ndarray
+
+    def to_network(self, inputs: jax.Array) -> jax.Array:
+        """Examples [B, D] or [B, V, D], or views [B, D], to mean 0 and deviation 1, float32 [B, D]."""
+        return (first(inputs) - self.mean) / self.std
+
+    @staticmethod
+    def alone(inputs: jax.Array) -> jax.Array:
+        """The first view."""
+        return first(inputs)
+
+
+def first(inputs: jax.Array) -> jax.Array:
+    """The first of V views: [B, V, D] to [B, D]."""
+    return inputs[:, 0] if inputs.ndim == 3 else inputs
+
+
+def drawn(key: jax.Array, inputs: jax.Array, start: int, end: int) -> jax.Array:
+    """A view of each example, of those numbered from `start` to before `end`: [B, V, D] to [B, D]."""
+    numbers = jax.random.randint(key, (len(inputs),), start, end)
+    return jnp.take_along_axis(inputs, numbers[:, None, None], axis=1)[:, 0]
+
+
+def weak_view(key: jax.Array, inputs: jax.Array, options: Any, num_weak: int, std: np.ndarray) -> jax.Array:
+    """One of the weak views where there are several, else the first with noise."""
+    if num_weak > 1:
+        return drawn(key, inputs, 0, num_weak)
+    return noisy(key, first(inputs), options.noise, std)
+
+
+def strong_view(
+    key: jax.Array, inputs: jax.Array, options: Any, num_weak: int, mean: np.ndarray, std: np.ndarray
+) -> jax.Array:
+    """One of the strong views where there are any, else a weak one with a share of its features at their mean."""
+    if inputs.ndim == 3 and inputs.shape[1] > num_weak:
+        return drawn(key, inputs, num_weak, inputs.shape[1])
+    weak_key, mask_key = jax.random.split(key)
+    seen = weak_view(weak_key, inputs, options, num_weak, std)
+    return jnp.where(jax.random.bernoulli(mask_key, options.masked, seen.shape), mean, seen)
+
+
+def noisy(key: jax.Array, inputs: jax.Array, noise: float, std: np.ndarray) -> jax.Array:
+    """Gaussian noise, of so many deviations of each feature."""
+    return inputs + noise * std * jax.random.normal(key, inputs.shape) if noise else inputs
+
+
+def _views(config: Any, facts: Facts) -> Views:
+    inputs: Any = KIND.inputs(facts)
+    options = {"options": config.augment, "num_weak": facts["weak_views"]}
+    strong = functools.partial(strong_view, mean=inputs.mean, std=inputs.std, **options)
+    return Views(functools.partial(weak_view, std=inputs.std, **options), strong, (strong, strong))
+
+
+def _wrong(facts: Facts) -> str:
+    shape, num_weak = facts.get("shape"), facts.get("weak_views")
+    if not are_sizes(shape, 1, 2):
+        return f"shape is {shape!r}; it must be [features] or [views, features]"
+    for name, above in (("mean", -np.inf), ("std", 0.0)):
+        if not are_numbers(facts.get(name), shape[-1], above):
+            return f"{name} must be {shape[-1]} finite numbers{' above 0' if name == 'std' else ''}, one a feature"
+    if type(num_weak) is not int or not 1 <= num_weak <= (shape[0] if len(shape) == 2 else 1):
+        return f"weak_views is {num_weak!r}; it must be one of the views' numbers"
+    return ""
+
+
+def _given(features: Any, facts: Facts) -> np.ndarray:
+    """Numbers [B, D] or [B, V, D]."""
+    features, shape = np.asarray(features), tuple(facts["shape"])
+    if not np.issubdtype(features.dtype, np.floating) and not np.issubdtype(features.dtype, np.integer):
+        raise UserError(f"features are {features.dtype}; the model takes numbers")
+    if features.ndim not in (2, 3) or features.shape[-1] != shape[-1] or not features.size:
+        raise UserError(f"features of shape {features.shape}; the model takes [B, {shape[-1]}]")
+    if not np.isfinite(features).all():
+        raise UserError("features have values that are not finite")
+    # The first view stands for the example, so that a program is for one shape.
+    return (features[:, 0] if features.ndim == 3 else features).astype(np.float32)
+
+
+KIND = Kind(
+    noun="feature vectors",
+    stored=np.float32,
+    inputs=lambda facts: Features(
+        tuple(facts["shape"]), np.asarray(facts["mean"], np.float32), np.asarray(facts["std"], np.float32)
+    ),
+    views=_views,
+    wrong=_wrong,
+    given=_given,
+)

@@ -1,0 +1,150 @@
+"""Tables: rows of numbers and categories, with missing values.
+
+A row is float32 [F]; a category is its code, and NaN is a missing value. A view corrupts a row: weak views add a little
+noise to numbers, strong ones replace a share of the values by those of other rows, and hide a share. The other rows are
+of the same batch, for a client holds no rows but its own; where a batch is short its padding takes part as well.
+
+Source: Bahri et al., "SCARF: Self-Supervised Contrastive Learning using Random Feature Corruption", ICLR 2022, which
+draws from the column's values in the whole training set.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.augment import Views, mix
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.kinds.features import noisy
+from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers
+
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # how files write a missing value, in small letters
+
+
+class Table(NamedTuple):
+    """Rows, stored as float32."""
+
+    shape: tuple[int]  # (F,)
+    # mean and std: of each column's numbers over the training set; 0 and 1 of a category.
+    mean: np.ndarray
+    std: np.ndarray
+    sizes: tuple[int, ...]  # how many categories each column has; 0 for a column of numbers
+
+    def to_network(self, inputs: jax.Array) -> jax.Array:
+        """To float32 [B, F']: numbers with deviation 1, 0 where missing; categories one-hot; and what is missing."""
+        missing = jnp.isnan(inputs)
+        numbers = np.flatnonzero(np.array(self.sizes) == 0)
+        standard = jnp.where(missing, 0.0, (inputs - self.mean) / self.std)
+        one_hot = [
+            jax.nn.one_hot(jnp.where(missing[:, column], -1, inputs[:, column]).astype(jnp.int32), size)
+            for column, size in enumerate(self.sizes)
+            if size
+        ]
+        return jnp.concatenate([standard[:, numbers], *one_hot, missing.astype(jnp.float32)], axis=1)
+
+    def mix(self, a: jax.Array, b: jax.Array, lam: jax.Array) -> jax.Array:
+        """Mixup of numbers; a category is that of the row with the larger weight. Missing in one is missing."""
+        return jnp.where(np.array(self.sizes) > 0, jnp.where(lam >= 0.5, a, b), mix(a, b, lam))
+
+
+def weak_view(key: jax.Array, rows: jax.Array, options: Any, table: Table) -> jax.Array:
+    """Rows with noise on their numbers."""
+    return jnp.where(np.array(table.sizes) > 0, rows, noisy(key, rows, options.noise, table.std))
+
+
+def strong_view(key: jax.Array, rows: jax.Array, options: Any, table: Table) -> jax.Array:
+    """Rows of which some values are those of other rows, each by a draw of its own, and some are missing."""
+    weak_key, row_key, corrupt_key, mask_key = jax.random.split(key, 4)
+    others = jnp.take_along_axis(rows, jax.random.randint(row_key, rows.shape, 0, len(rows)), axis=0)
+    rows = weak_view(weak_key, rows, options, table)
+    rows = jnp.where(jax.random.bernoulli(corrupt_key, options.corrupted, rows.shape), others, rows)
+    return jnp.where(jax.random.bernoulli(mask_key, options.masked, rows.shape), jnp.nan, rows)
+
+
+def _views(config: Any, facts: Facts) -> Views:
+    given = {"options": config.augment, "table": KIND.inputs(facts)}
+    strong = functools.partial(strong_view, **given)
+    return Views(functools.partial(weak_view, **given), strong, (strong, strong))
+
+
+def is_missing(text: str) -> bool:
+    """Whether a field of a file has no value."""
+    return text.strip().lower() in MISSING
+
+
+def encode(columns: Mapping[str, Any], facts: Facts, where: str = "the table") -> np.ndarray:
+    """Columns of texts or numbers as stored rows, float32 [N, F]; a category that training did not have is missing.
+
+    Args:
+        columns: name -> values [N].
+        facts: of the data set.
+        where: the file, for messages.
+
+    Raises:
+        UserError: a column is missing, or a column of numbers has a text.
+    """
+    absent = [name for name in facts["columns"] if name not in columns]
+    if absent:
+        raise UserError(f"{where} has no column {absent[0]!r}; it has {', '.join(map(str, columns)) or 'none'}")
+    encoded = []
+    for name, categories in zip(facts["columns"], facts["categories"]):
+        texts = [str(value) for value in columns[name]]
+        if categories is None:
+            encoded.append([_number(text, name, number, where) for number, text in enumerate(texts, start=1)])
+        else:
+            codes = {category: code for code, category in enumerate(categories)}
+            encoded.append([codes.get(text.strip(), math.nan) for text in texts])
+    return np.array(encoded, np.float32).T
+
+
+def _number(text: str, name: str, row: int, where: str) -> float:
+    if is_missing(text):
+        return math.nan
+    try:
+        number = float(text)
+    except ValueError:
+        raise UserError(f"{where}: column {name!r} is of numbers, but has {text!r:.40} in row {row}") from None
+    if abs(number) > np.finfo(np.float32).max:
+        raise UserError(f"{where}: column {name!r} has {text!r:.40} in row {row}, which is not finite")
+    return number
+
+
+def _wrong(facts: Facts) -> str:
+    columns, categories = facts.get("columns"), facts.get("categories")
+    if not isinstance(columns, list) or not columns or not all(isinstance(name, str) for name in columns):
+        return "columns must be names"
+    if not isinstance(categories, list) or len(categories) != len(columns):
+        return f"categories must be {len(columns)} lists of names, or null for numbers"
+    for names in categories:
+        if names is not None and not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
+            return "categories must be lists of names, or null for numbers"
+    for name, above in (("mean", -np.inf), ("std", 0.0)):
+        if not are_numbers(facts.get(name), len(columns), above):
+            return f"{name} must be {len(columns)} finite numbers{' above 0' if name == 'std' else ''}, one a column"
+    return ""
+
+
+def _given(rows: Any, facts: Facts) -> np.ndarray:
+    """Columns by name, as a dict or a DataFrame; or stored rows [B, F]."""
+    if isinstance(rows, Mapping) or hasattr(rows, "columns"):
+        return encode({str(name): list(rows[name]) for name in rows}, facts)
+    rows = np.asarray(rows)
+    number = len(facts["columns"])
+    if rows.ndim != 2 or rows.shape[1] != number or not len(rows) or not np.issubdtype(rows.dtype, np.number):
+        raise UserError(
+            f"a table of {rows.dtype} {rows.shape}; the model takes columns by name, or numbers [B, {number}] with "
+            "codes for categories"
+        )
+    return rows.astype(np.float32)
+
+
+def _inputs(facts: Facts) -> Table:
+    sizes = tuple(0 if names is None else len(names) for names in facts["categories"])
+    return Table((len(sizes),), np.asarray(facts["mean"], np.float32), np.asarray(facts["std"], np.float32), sizes)
+
+
+KIND = Kind(noun="rows", stored=np.float32, inputs=_inputs, views=_views, wrong=_wrong, given=_given)

@@ -1,0 +1,141 @@
+"""Texts: token ids, 0 = padding; or V versions of a text, such as back-translations, the first the original.
+
+Weak views delete a few tokens, strong ones more, and mask some. Of V versions the first W (`data.weak_views`) are weak
+and the others strong; a view is drawn for each text, and nothing else is changed in it.
+
+Source: back-translations as strong views are UDA's (Xie et al., NeurIPS 2020); deletion is one of EDA's operations (Wei
+and Zou, EMNLP 2019), and masking BERT's (Devlin et al., NAACL 2019).
+"""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.augment import Views
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.kinds.features import drawn, first
+from fedjax_ssl.kinds.kind import Facts, Kind, are_sizes
+
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
+
+
+class Text(NamedTuple):
+    """Token ids, stored as int32."""
+
+    shape: tuple[int, ...]  # (L,) or (V, L)
+    num_tokens: int  # ids are below it; the mask is the id num_tokens itself
+    mix: None = None  # ids have no average, and embeddings are the backbone's
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """For a backbone: how many ids it embeds, the mask included."""
+        return {"num_tokens": self.num_tokens + 1}
+
+    def to_network(self, inputs: jax.Array) -> jax.Array:
+        """Texts [B, L] or [B, V, L], or views [B, L], to int32 [B, L]."""
+        return first(inputs).astype(jnp.int32)
+
+    @staticmethod
+    def alone(inputs: jax.Array) -> jax.Array:
+        """The first version."""
+        return first(inputs)
+
+
+def weak_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int) -> jax.Array:
+    """One of the weak versions where there are several, else the first with a few tokens deleted."""
+    if num_weak > 1:
+        return drawn(key, tokens, 0, num_weak)
+    return deleted(key, first(tokens), options.deleted)
+
+
+def strong_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int, mask: int) -> jax.Array:
+    """One of the strong versions where there are any, else tokens deleted and masked."""
+    if tokens.ndim == 3 and tokens.shape[1] > num_weak:
+        return drawn(key, tokens, num_weak, tokens.shape[1])
+    weak_key, mask_key = jax.random.split(key)
+    tokens = weak_view(weak_key, tokens, options, num_weak)
+    masked = jax.random.bernoulli(mask_key, options.masked, tokens.shape) & (tokens != PADDING)
+    return jnp.where(masked, jnp.asarray(mask, tokens.dtype), tokens)
+
+
+def deleted(key: jax.Array, tokens: jax.Array, share: float) -> jax.Array:
+    """A share of the tokens becomes padding, which no other token sees; the places of the others stay."""
+    gone = jax.random.bernoulli(key, share, tokens.shape)
+    return jnp.where(gone, jnp.zeros((), tokens.dtype), tokens)
+
+
+def _views(config: Any, facts: Facts) -> Views:
+    given = {"options": config.augment, "num_weak": facts["weak_views"]}
+    strong = functools.partial(strong_view, mask=facts["num_tokens"], **given)
+    return Views(functools.partial(weak_view, **given), strong, (strong, strong))
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in small letters."""
+    return _WORD.findall(text.lower())
+
+
+def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
+    """The most frequent words of texts, at most `size`; of equally frequent ones the first by their letters."""
+    counts = Counter(word for text in texts for word in words(text))
+    return [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:size]]
+
+
+def tokenise(texts: Iterable[str], vocabulary: list[str], length: int) -> np.ndarray:
+    """The first `length` words of each text as ids: int32 [N, length]."""
+    ids = {word: number for number, word in enumerate(vocabulary, start=FIRST_WORD)}
+    rows = [[ids.get(word, UNKNOWN) for word in words(text)[:length]] for text in texts]
+    tokens = np.zeros((len(rows), length), np.int32)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = row
+    return tokens
+
+
+def _wrong(facts: Facts) -> str:
+    shape, number, vocabulary = facts.get("shape"), facts.get("num_tokens"), facts.get("vocabulary")
+    if not are_sizes(shape, 1, 2):
+        return f"shape is {shape!r}; it must be [tokens] or [versions, tokens]"
+    if type(number) is not int or number < 1:
+        return f"num_tokens is {number!r}; it must be a whole number from 1 on"
+    if vocabulary and not (
+        isinstance(vocabulary, list)
+        and len(vocabulary) == number - FIRST_WORD
+        and all(isinstance(word, str) for word in vocabulary)
+    ):
+        return f"vocabulary must be {number - FIRST_WORD} words"
+    num_weak = facts.get("weak_views")
+    if type(num_weak) is not int or not 1 <= num_weak <= (shape[0] if len(shape) == 2 else 1):
+        return f"weak_views is {num_weak!r}; it must be one of the versions' numbers"
+    return ""
+
+
+def _given(texts: Any, facts: Facts) -> np.ndarray:
+    """Texts as str where the data set has a vocabulary, or token ids [B, L]."""
+    length, found = facts["shape"][-1], np.asarray(texts)
+    if not found.size:
+        raise UserError("there are no texts")
+    if found.dtype.kind in "UO" and facts.get("vocabulary"):
+        return tokenise(map(str, found), facts["vocabulary"], length)
+    if found.dtype.kind not in "iu" or found.shape[1:] != (length,):
+        wanted = "texts, or token ids" if facts.get("vocabulary") else "token ids"
+        raise UserError(f"texts are {found.dtype} {found.shape}; the model takes {wanted} [B, {length}]")
+    if found.min() < 0 or found.max() >= facts["num_tokens"]:
+        raise UserError(f"token ids are {found.min()} to {found.max()}; the model's are 0 to {facts['num_tokens'] - 1}")
+    return found.astype(np.int32)
+
+
+KIND = Kind(
+    noun="texts",
+    stored=np.int32,
+    inputs=lambda facts: Text(tuple(facts["shape"]), facts["num_tokens"]),
+    views=_views,
+    wrong=_wrong,
+    given=_given,
+)

@@ -1,0 +1,34 @@
+"""A small Transformer of token ids."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_ssl.models.vit import Block, check_normalisation, heads_of
+
+_position_init = nn.initializers.normal(0.02)
+
+
+class Transformer(nn.Module):
+    """Token and position embeddings, blocks, a layer normalisation, and the mean over the tokens that are there.
+
+    Token 0 is padding: nobody attends to it, and it takes no part in the mean.
+    """
+
+    num_tokens: int  # how many ids there are
+    depth: int = 2  # blocks
+    width: int = 64  # of a token's embedding, and of the features
+    normalisation: str = "group"  # 'group'
+    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+
+    @nn.compact
+    def __call__(self, tokens, train=False, mask=None, num_views=1):
+        """Maps token ids, int32 [V*B, L], to features [V*B, width]; arguments as in `Heads`."""
+        del train, mask, num_views
+        check_normalisation("transformer", self.normalisation)
+        seen = tokens != 0
+        embed = nn.Embed(self.num_tokens, self.width, dtype=self.dtype, name="embed", embedding_init=_position_init)
+        x = embed(tokens) + self.param("positions", _position_init, (tokens.shape[1], self.width)).astype(self.dtype)
+        for block in range(self.depth):
+            x = Block(heads_of(self.width, head_width=32), dtype=self.dtype, name=f"block{block}")(x, seen)
+        x = nn.LayerNorm(dtype=self.dtype, name="norm")(x) * seen[..., None]
+        return x.sum(axis=1) / jnp.maximum(seen.sum(axis=1, keepdims=True), 1)

@@ -1,0 +1,199 @@
+"""Every image of a data set through a frozen encoder, once for each view, before the first round.
+
+The features lie in the user's cache, block by block, under a name that the weights, the images and the settings of the
+views give. So an encoding that was stopped goes on, and all runs on the same views share it.
+"""
+
+import functools
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_ssl.augment import image_views
+from fedjax_ssl.data import Dataset
+from fedjax_ssl.encoders import checksum, encode, find_encoder, load_weights
+from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import expanded, refuse_link, replaced
+from fedjax_ssl.kinds import IMAGE
+from fedjax_ssl.run.choices import private_cache
+from fedjax_ssl.run.observe.clock import Doing, doing
+from fedjax_ssl.run.observe.log import say, warn
+
+MOST_CACHE_BYTES = 20_000_000_000  # of all features; what was used longest ago goes
+BLOCK = 1024  # images of a file
+# Of the section `augment`, what views of images depend on.
+_AUGMENTATION = ("flip", "padding", "border", "resized", "flavour", "num_ops", "magnitude", "order")
+
+
+def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
+    """The data set as `config.encoder` makes it: features; or with adapters pixels of 0 to 1; or unchanged without one.
+
+    Raises:
+        UserError: see `as_features`.
+    """
+    if config.encoder.name == "none":
+        return dataset
+    if not config.encoder.weights:
+        raise UserError(f"encoder.name={config.encoder.name} takes encoder.weights, a file of convert-weights")
+    if dataset.kind != IMAGE or dataset.x_train.shape[1] != dataset.x_train.shape[2]:
+        raise UserError(f"encoder.name={config.encoder.name} takes square images, not {dataset.kind} data")
+    if config.encoder.adapters.rank:
+        channels = dataset.x_train.shape[-1]
+        return dataset._replace(mean=(0.0,) * channels, std=(1.0,) * channels)
+    return as_features(config, dataset)
+
+
+def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
+    """The data set of an encoder's features: float32 [N, V, F] for training, [T, 1, F] for the test.
+
+    View 0 is the image itself; with the weak views behind it, `encoder.weak_views` in all; strong views follow. They
+    are those of `config.augment`, fixed by `encoder.seed`, and the row of an image.
+
+    Raises:
+        UserError: the weights do not fit the encoder.
+    """
+    options, encoder = config.encoder, find_encoder(config.encoder.name)
+    side, weights = options.side or encoder.side, expanded(options.weights)
+    variables = load_weights(weights, encoder, side)
+    views = image_views(config, dataset.x_train.shape[1:], dataset.flip)
+    sides = {"train": (dataset.x_train, options.weak_views, options.strong_views), "test": (dataset.x_test, 1, 0)}
+
+    @jax.jit
+    def views_of(pixels: jax.Array, rows: jax.Array, number: jax.Array) -> jax.Array:
+        """View `number` of uint8 [B, H, W, C]."""
+        key = jax.random.fold_in(jax.random.key(options.seed), number)
+        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(rows)
+
+        def each(view: Callable[..., jax.Array]) -> jax.Array:
+            return jax.vmap(lambda key, image: view(key, image[None])[0])(keys, pixels)
+
+        kind = jnp.where(number == 0, 0, jnp.where(number < options.weak_views, 1, 2))
+        return jax.lax.switch(kind, [lambda: pixels, lambda: each(views.weak), lambda: each(views.strong)])
+
+    @jax.jit
+    def features_of(variables: Any, pixels: jax.Array) -> jax.Array:
+        return encode(encoder, variables, pixels.astype(jnp.float32) / 255, side)
+
+    def of_view(pixels: np.ndarray, rows: np.ndarray, number: int) -> np.ndarray:
+        """float32 [n, F], in batches of one size."""
+        size, found = options.batch_size, []
+        for start in range(0, len(rows), size):
+            short = size - len(rows[start : start + size])
+            batch = np.pad(pixels[start : start + size], [(0, short), (0, 0), (0, 0), (0, 0)])
+            at = jnp.asarray(np.pad(rows[start : start + size], (0, short)))
+            found.append(features_of(variables, views_of(jnp.asarray(batch), at, number))[: size - short])
+        return np.concatenate([np.asarray(part) for part in found])
+
+    width = jax.eval_shape(features_of, variables, jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), np.uint8))
+    total = sum(len(images) * (weak + strong) for images, weak, strong in sides.values())
+    folder = private_cache("features", MOST_CACHE_BYTES)
+    kept = f"kept in {folder}" if folder else "not kept: others can write into the user's cache, or nobody can"
+    size = total * width.shape[-1] * 4
+    say(f"{options.name}: {total:,} views, {size / 1e6:,.0f} MB of features in memory, {kept}")
+    weights_sum = checksum(weights)
+    settings = json.dumps(
+        {
+            "version": 1,
+            "encoder": options.name,
+            "weights": weights_sum,
+            "side": side,
+            "flip": bool(dataset.flip),
+            "augment": [config.augment[name] for name in _AUGMENTATION],
+            "seed": options.seed,
+        },
+        sort_keys=True,
+    )
+    arrays: dict[str, np.ndarray] = {}
+    with doing(f"encoding {total:,} views") as task:
+        progress = _Progress(task, total)
+        for part, (images, weak, strong) in sides.items():
+            arrays[part] = np.empty((len(images), weak + strong, width.shape[-1]), np.float32)
+            for start in range(0, len(images), BLOCK):
+                rows = np.arange(start, min(start + BLOCK, len(images)))
+                block = arrays[part][rows[0] : rows[-1] + 1]  # a view of the array: it is filled in place
+                known_by = f"{settings} {weak} {strong} {start} {images.shape[1:]} ".encode() + images[rows].tobytes()
+                file = folder and folder / f"{hashlib.sha256(known_by).hexdigest()}.safetensors"
+                if file is not None and _read(file, block):
+                    progress.skip(block.shape[0] * block.shape[1])
+                    continue
+                for view in range(weak + strong):
+                    block[:, view] = of_view(images[rows], rows, view)
+                    progress.add(len(rows))
+                if file is not None:
+                    _write(file, block)
+    train, plain = arrays["train"], arrays["train"][:, 0]
+    std = plain.std(axis=0, dtype=np.float64)
+    return dataset._replace(
+        x_train=train,
+        x_test=arrays["test"],
+        mean=tuple(plain.mean(axis=0, dtype=np.float64).tolist()),
+        std=tuple(np.where(std == 0, 1.0, std).tolist()),
+        flip=False,
+        kind="features",
+        details={
+            "shape": list(train.shape[1:]),
+            "weak_views": options.weak_views,
+            "encoder": options.name,
+            "weights": weights_sum,
+        },
+    )
+
+
+class _Progress:
+    """How far an encoding is, and how long it will still take."""
+
+    def __init__(self, task: Doing, total: int):
+        self.task, self.total, self.done, self.skipped, self.began = task, total, 0, 0, time.monotonic()
+
+    def skip(self, number: int) -> None:
+        """So many views came out of the cache."""
+        self.done, self.skipped = self.done + number, self.skipped + number
+
+    def add(self, number: int) -> None:
+        """So many views were encoded."""
+        self.done += number
+        each = (time.monotonic() - self.began) / (self.done - self.skipped)
+        left = time.strftime("%H:%M:%S", time.gmtime(each * (self.total - self.done)))
+        self.task.text = f"encoding: {self.done:,} of {self.total:,} views, {left} left"
+
+
+def _write(file: pathlib.Path, block: np.ndarray) -> None:
+    from safetensors.numpy import save
+
+    try:
+        refuse_link(file)
+        with replaced(file) as out:
+            out.write(save({"features": block}, {"sha256": hashlib.sha256(block.data).hexdigest()}))
+    except OSError as error:
+        warn(f"features are not kept: {first_line(error)}")
+
+
+def _read(file: pathlib.Path, block: np.ndarray) -> bool:
+    """Fills a block from a file; False if there is none, or not what was written."""
+    from safetensors import SafetensorError, safe_open
+
+    if not file.exists():
+        return False
+    try:
+        refuse_link(file)
+        if not file.is_file() or file.stat().st_size > block.nbytes + 4096:
+            raise ValueError("it is no file, or too long")
+        with safe_open(file, "numpy") as opened:
+            digest = (opened.metadata() or {}).get("sha256")
+            found = opened.get_tensor("features")
+        if found.shape != block.shape or found.dtype != block.dtype or hashlib.sha256(found).hexdigest() != digest:
+            raise ValueError("it is not what was written")
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        warn(f"{file}: {first_line(error)}; its images are encoded anew")
+        return False
+    block[:] = found
+    file.touch()
+    return True

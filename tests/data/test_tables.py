@@ -1,0 +1,112 @@
+"""csv and parquet files: what is read, and one clear line for whatever is wrong with one."""
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError, base_config
+from fedjax_ssl.data import load_dataset, make_partition
+from fedjax_ssl.data.sources import dataset_facts
+from fedjax_ssl.kinds import wrong_facts
+
+GOOD = "age,colour,who,label\n" + "".join(f"{20 + n},{'rgb'[n % 3]},c{n % 2},{n % 2}\n" for n in range(20))
+
+
+def load(tmp_path, text, **fields):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    config = base_config()
+    config.data.update({"source": "csv", "path": str(path), "label_column": "label", "ignore_columns": "who", **fields})
+    return load_dataset(config.data), config
+
+
+def test_numbers_categories_and_what_is_missing(tmp_path):
+    dataset, _ = load(tmp_path, GOOD.replace("25,", ",").replace("27,", "NA,"))
+    assert dataset.kind == "table" and dataset.x_train.shape == (16, 2) and dataset.class_names == ("0", "1")
+    assert dataset.details["categories"] == [None, ["b", "g", "r"]] and np.isnan(dataset.x_train[:, 0]).sum() == 2
+    assert dataset.mean[0] == pytest.approx(np.nanmean(dataset.x_train[:, 0])) and dataset.std[1] == 1
+    assert not wrong_facts(dataset_facts(dataset))
+
+
+def test_a_test_file_and_semicolons(tmp_path):
+    other = tmp_path / "test.csv"
+    other.write_text(GOOD.replace(",r,", ",violet,").replace(",", ";"))
+    dataset, _ = load(tmp_path, GOOD.replace(",", ";"), test_path=str(other))
+    assert len(dataset.x_train) == 20 and len(dataset.x_test) == 20
+    assert np.isnan(dataset.x_test[:, 1]).sum() == 7  # a category that training did not have
+
+
+def test_texts_and_their_versions(tmp_path):
+    text = "label,note\n" + "".join(f'{n % 2},"good {"film" if n % 2 else "book"}, isn\'t it"\n' for n in range(20))
+    versions = tmp_path / "v.csv"
+    versions.write_text("german\n" + "gut\n" * 20)
+    fields = {"text_column": "note", "ignore_columns": "", "text_length": 3, "text_versions": str(versions)}
+    dataset, _ = load(tmp_path, text, **fields)
+    vocabulary = dataset.details["vocabulary"]
+    assert dataset.x_train.shape == (16, 2, 3) and vocabulary[:2] == ["good", "gut"] and "isn't" in vocabulary
+    assert dataset.x_test.shape == (4, 3) and np.all(dataset.x_train[:, 1] == [3, 0, 0])
+    assert not wrong_facts(dataset_facts(dataset))
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        ("", {}, "is empty"),
+        ("age,label\n", {}, "has no rows"),
+        (b"\xff\xfeage", {}, "is not a csv file in UTF-8"),
+        (GOOD + "1,2\n", {}, "row 21 has 2 fields, but the header has 4"),
+        ('age,label\n1,"a\n', {}, "cannot be read as csv"),
+        (GOOD.replace("colour", "age"), {}, "has the column 'age' twice"),
+        (GOOD, {"label_column": "Label"}, r"has no column 'Label' \(data\.label_column\).*label"),
+        (GOOD, {"label_column": ""}, r"data\.label_column is empty; known: age, colour"),
+        (GOOD, {"ignore_columns": "id"}, r"no column 'id' \(data\.ignore_columns\)"),
+        (GOOD.replace("25,", "old,"), {}, "column 'age' is of numbers, but has 'old' in row 6"),
+        (GOOD.replace("25,", "1e99,"), {}, "column 'age' has '1e99' in row 6, which is not finite"),
+        (GOOD.replace(",0\n", ",\n").replace(",1\n", ",\n"), {}, "all labels are empty"),
+        (GOOD.replace(",0\n", ",1\n"), {}, "the only label is '1'"),
+        ("x,label\n" + "".join(f"t{n},{n % 2}\n" for n in range(300)), {"ignore_columns": ""}, "300 different texts"),
+        (GOOD, {"ignore_columns": "who,age,colour"}, "has no column but the label's"),
+        (GOOD, {"text_column": "age", "weak_views": 2}, "data.weak_views=2, but each example has 1 view"),
+        (GOOD, {"test_path": "nowhere.csv"}, "data.test_path=nowhere.csv does not exist"),
+    ],
+)
+def test_one_line_for_a_malformed_file(tmp_path, text, fields, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load(tmp_path, text, **fields)
+    assert "\n" not in str(caught.value)
+
+
+def partition_of(tmp_path, text, **fields):
+    dataset, config = load(tmp_path, text, client_column="who", ignore_columns="", partition="natural", **fields)
+    return dataset, make_partition(dataset.y_train, 2, config.data, config.num_clients, 0, dataset.owners)
+
+
+def test_clients_by_a_column_are_counted(tmp_path):
+    with pytest.raises(UserError, match=r"data\.client_column has 2 clients, but num_clients=100; set it to 2"):
+        partition_of(tmp_path, GOOD)
+    dataset, config = load(tmp_path, GOOD)
+    config.data.partition = "natural"
+    with pytest.raises(UserError, match=r"data\.partition='natural' needs data.client_column"):
+        make_partition(dataset.y_train, 2, config.data, 2, 0, None)
+    with pytest.raises(UserError, match=r"data\.client_column is given, but data.partition='iid'"):
+        config.data.partition = "iid"
+        make_partition(dataset.y_train, 2, config.data, 2, 0, np.arange(16) % 2)
+
+
+def test_labels_stay_where_they_are(tmp_path):
+    rows = [line if n % 4 or not n else line.rpartition(",")[0] + "," for n, line in enumerate(GOOD.splitlines())]
+    dataset, config = load(tmp_path, "\n".join(rows))
+    labels = dataset.y_train
+    assert (labels < 0).sum() == 5
+    for where, expected in (("clients", (labels >= 0).sum()), ("server", 0)):
+        config.data.update({"labels": where, "server_labels": 4, "partition": "lda", "alpha": 100.0})
+        partition = make_partition(labels, 2, config.data, 2, 0)
+        rows = np.concatenate(partition.client_rows)
+        assert len(partition.labelled_rows) == np.count_nonzero(labels[rows] >= 0) * (where == "clients")
+        assert (labels[partition.server_index] >= 0).all() and len(partition.server_index) == 4 * (where == "server")
+        assert expected == 0 or len(partition.labelled_rows) > 0
+    config.data.update({"labels": "some_clients"})
+    with pytest.raises(UserError, match="client 0 has labels for some of its rows"):
+        make_partition(labels, 2, config.data, 2, 0)
+    config.data.update({"labels": "clients", "num_labelled": 4})
+    with pytest.raises(UserError, match=r"data\.num_labelled=4 is not for data with empty labels"):
+        make_partition(labels, 2, config.data, 2, 0)

@@ -1,0 +1,134 @@
+"""Runs on a frozen encoder's features, and with adapters: a tiny Vision Transformer on the digits."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import load, train
+from fedjax_ssl.data import load_dataset
+from fedjax_ssl.encoders import Adapted, encode, load_weights, save_weights
+from fedjax_ssl.encoders import encoder as table
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.models.vit import ViT
+from fedjax_ssl.run import features
+from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.runs import make_fedanchor_config
+
+NAME, SIDE = "vit_s16", 16
+TINY = ViT(patch=8, depth=2, width=16, head_width=8, class_token=True)
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """A file of random weights of the tiny encoder, and a cache of the test's own."""
+    encoder = table.ENCODERS[NAME]._replace(module=TINY, side=SIDE)
+    monkeypatch.setitem(table.ENCODERS, NAME, encoder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    random = np.random.default_rng(0)
+    shapes = jax.tree_util.tree_leaves_with_path(encoder.shapes(SIDE))
+    arrays = {
+        "/".join(key.key for key in path): random.normal(size=leaf.shape).astype(np.float32) for path, leaf in shapes
+    }
+    save_weights(tmp_path / "tiny.safetensors", encoder, arrays)
+    return tmp_path / "tiny.safetensors"
+
+
+def make_config(weights, **overrides):
+    fields = {"method": "fixmatch", "model.name": "linear", "num_rounds": 2, "server.pretrain_epochs": 0}
+    fields |= {"encoder.name": NAME, "encoder.weights": str(weights), "encoder.strong_views": 1}
+    fields |= {"encoder.weak_views": 2, "encoder.batch_size": 512, "model.normalisation": "none"}
+    return make_fedanchor_config(**{**fields, **overrides})
+
+
+def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypatch, capfd):
+    config = make_config(weights)
+    images = load_dataset(config.data)
+    first = features.through_encoder(config, images)
+    assert first.x_train.shape == (1437, 3, 16)
+    assert first.x_test.shape == (360, 1, 16)
+    assert "4,671 views, 0 MB of features in memory" in capfd.readouterr().err
+    encoder = table.ENCODERS[NAME]
+    plain = encode(encoder, load_weights(weights, encoder, SIDE), images.x_train[:5] / np.float32(255), SIDE)
+    np.testing.assert_allclose(first.x_train[:5, 0], plain, atol=1e-5)
+    assert all(np.abs(first.x_train[:, view] - first.x_train[:, 0]).max() > 0.1 for view in (1, 2))  # views differ
+
+    encoded = []
+    monkeypatch.setattr(features._Progress, "add", lambda self, number: encoded.append(number))
+    np.testing.assert_array_equal(features.through_encoder(config, images).x_train, first.x_train)
+    assert not encoded
+    # A block that is missing, as after a stop, and one that is damaged, are encoded anew; a link is not followed.
+    blocks = sorted((weights.parent / "cache/fedjax_ssl/features").iterdir(), key=lambda path: path.stat().st_size)
+    assert len(blocks) == 3
+    blocks[0].unlink()
+    blocks[1].write_bytes(blocks[1].read_bytes()[:-4] + b"\0\0\x80\x3f")
+    outside = weights.parent / "outside"
+    blocks[2].rename(outside)
+    blocks[2].symlink_to(outside)
+    again = features.through_encoder(config, images)
+    np.testing.assert_array_equal(again.x_train, first.x_train)
+    np.testing.assert_array_equal(again.x_test, first.x_test)
+    assert sum(encoded) == 4671
+    assert "is not what was written" in capfd.readouterr().err
+
+    encoded.clear()
+    config.encoder.seed = 1  # other views
+    assert not np.array_equal(features.through_encoder(config, images).x_train[:, 1], first.x_train[:, 1])
+
+
+def test_a_run_on_features(weights, tmp_path):
+    config = make_config(weights)
+    state = train(config, tmp_path / "run")
+    assert state.model.params["classifier"]["kernel"].shape == (16, 10)
+    assert not jax.tree.leaves(state.model.params.get("backbone", {}))
+    predictor = load(tmp_path / "run")
+    assert predictor(np.zeros((3, 16), np.float32)).labels.shape == (3,)
+
+
+def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
+    config = make_config(weights, **{"encoder.adapters.rank": 2, "encoder.adapters.blocks": 1, "num_rounds": 1})
+    experiment = build_experiment(config)
+    assert isinstance(experiment.problem.network.module.backbone, Adapted)
+    backbone = experiment.state_shape.model.params["backbone"]
+    assert {name: leaf.shape for name, leaf in backbone.items()} == {"block1_A": (16, 2), "block1_B": (2, 48)}
+    state = train(config, tmp_path / "run")
+    assert np.abs(state.model.params["backbone"]["block1_B"]).max() > 0
+    images = load_dataset(config.data).x_test[:2]
+    found = load(tmp_path / "run")(images)
+    assert found.embeddings.shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"encoder.weights": ""}, "encoder.name=vit_s16 takes encoder.weights"),
+        ({"encoder.weights": "nowhere.safetensors"}, "there is no such file"),
+        ({"encoder.name": "resnet50"}, "arrays are missing, such as batch_stats/"),
+        ({"encoder.name": "resnet50", "encoder.adapters.rank": 1}, "for Vision Transformers, not resnet50"),
+        ({"encoder.adapters.rank": 1, "encoder.adapters.blocks": 3}, "blocks is 3, but vit_s16 has 2"),
+    ],
+)
+def test_what_does_not_fit_is_said(weights, fields, words):
+    with pytest.raises(UserError, match=words):
+        build_experiment(make_config(weights, **fields))
+
+
+def test_a_file_of_other_weights_is_refused(weights, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    encoder, arrays = table.ENCODERS[NAME], load_file(weights)
+    changes = {
+        "1 arrays are missing, such as params/norm/bias": lambda a: a.pop("params/norm/bias"),
+        "1 arrays are left over, such as params/other": lambda a: a.update({"params/other": np.zeros(1, np.float32)}),
+        r"params/norm/bias is \(2,\), not \(16,\)": lambda a: a.update({"params/norm/bias": np.zeros(2, np.float32)}),
+        "is F16; weights are F32": lambda a: a.update({"params/norm/bias": np.zeros(16, np.float16)}),
+        "not finite": lambda a: a.update({"params/norm/bias": np.full(16, np.nan, np.float32)}),
+    }
+    for words, change in changes.items():
+        other = dict(arrays)
+        change(other)
+        save_file(other, tmp_path / "other.safetensors")
+        with pytest.raises(UserError, match=words):
+            load_weights(tmp_path / "other.safetensors", encoder, SIDE)
+    (tmp_path / "other.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(UserError, match="is not a safetensors file"):
+        load_weights(tmp_path / "other.safetensors", encoder, SIDE)

@@ -1,0 +1,215 @@
+"""Features, tables and texts: every method takes them or says why not, and what their views do to an example."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError, base_config, train
+from fedjax_ssl.config import validate
+from fedjax_ssl.data import federate, load_dataset, make_partition
+from fedjax_ssl.data.sources import dataset_facts
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.kinds import KINDS, kind_of, wrong_facts
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models.network import build_network
+from fedjax_ssl.predictor import load, predict_file
+from fedjax_ssl.run.experiment import make_method, make_problem
+from tests.helpers.tiny_methods import make_config
+
+CLASSES, FEATURES, LENGTH = 3, 6, 5
+BACKBONES = {"features": "linear", "table": "mlp", "text": "transformer"}
+ROWS = "age,colour,hospital,label,note\n"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A kind's name -> the fields of a data set of 240 examples of 3 classes; a fifth of the table has labels."""
+    folder, rng = tmp_path_factory.mktemp("kinds"), np.random.default_rng(0)
+    y = np.arange(240) % CLASSES
+    x = (np.eye(CLASSES, FEATURES)[y] * 4 + rng.normal(size=(240, FEATURES))).astype(np.float32)
+    views = x[:, None] + 0.1 * rng.normal(size=(240, 4, FEATURES)).astype(np.float32)
+    np.savez(folder / "features.npz", x_train=views, y_train=y, x_test=views[:30, 0], y_test=y[:30])
+    tokens = np.concatenate([y[:, None] + 1, rng.integers(0, 9, (240, LENGTH - 1))], axis=1)
+    np.savez(folder / "text.npz", x_train=tokens, y_train=y, x_test=tokens[:30], y_test=y[:30])
+    ages = np.where(rng.random(240) < 0.1, "", (20 + 10 * y + rng.normal(size=240)).round(1).astype(str))
+    lines = [
+        f"{ages[row]},{('red', 'green', 'blue')[y[row]]},h{row % 8},{('low', 'mid', 'high')[y[row]]},a word{y[row]}"
+        for row in range(240)
+    ]
+    (folder / "full.csv").write_text(ROWS + "\n".join(lines))
+    known = np.arange(240) % 5 == 0
+    without = [",".join([*line.split(",")[:3], "", line.split(",")[4]]) for line in lines]
+    (folder / "table.csv").write_text(ROWS + "\n".join(np.where(known, lines, without)))
+    npz = {"data.source": "npz", "data.weak_views": 1}
+    csv = {"data.source": "csv", "data.label_column": "label", "data.ignore_columns": "note,hospital"}
+    return {
+        "features": {**npz, "data.path": str(folder / "features.npz"), "data.weak_views": 2},
+        "text": {**npz, "data.path": str(folder / "text.npz")},
+        "table": {**csv, "data.path": str(folder / "full.csv")},
+        "labels where they are": {
+            **csv,
+            "data.path": str(folder / "table.csv"),
+            "data.ignore_columns": "note",
+            "data.client_column": "hospital",
+            "data.partition": "natural",
+            "num_clients": 8,
+            "data.labels": "clients",
+            "fixmatch.server": "alternate",
+            "model.statistics": "cohort",
+        },
+    }
+
+
+def config_of(method, fields, kind):
+    config = make_config(method)
+    config.update_from_flattened_dict(
+        {"model.name": BACKBONES[kind], "model.normalisation": "group", "data.partition": "iid", **fields}
+    )
+    if config.data.labels == "server":
+        config.data.server_labels = 30
+    if kind == "text":  # token ids have no average
+        config.semifl.mixup = config.fedanchor.client_mixup = False
+    if kind == "features":
+        config.model.normalisation = "none"
+    validate(config)
+    return config
+
+
+@functools.cache
+def federation(data_section, num_clients):
+    """A data set and its federation, of a configuration's data as JSON: the same for all methods."""
+    data = base_config().data
+    data.update(json.loads(data_section))
+    dataset = load_dataset(data)
+    partition = make_partition(dataset.y_train, dataset.num_classes, data, num_clients, 0, dataset.owners)
+    return dataset, *federate(dataset, partition, seed=0)
+
+
+def shapes_of_a_round(config):
+    """Traces the first state and a round; nothing is compiled."""
+    dataset, data, hidden = federation(json.dumps(config.data.to_dict()), config.num_clients)
+    problem = make_problem(config, dataset_facts(dataset))
+    method = make_method(problem)
+    state = jax.eval_shape(lambda data: method.init(data, jax.random.key(0)), data)
+    return jax.eval_shape(make_round(problem, method, lanes=2), state, data, hidden)[1].metrics
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_takes_every_kind_or_says_why_not(files, method, kind):
+    config = config_of(method, files[kind], kind)
+    if METHODS[method].images_alone:
+        with pytest.raises(UserError, match=f"method={method} {METHODS[method].images_alone}, but the data are"):
+            shapes_of_a_round(config)
+    elif method in ("fedcon", "fedema", "fedu") and config.model.name == "linear":
+        with pytest.raises(UserError, match="train the backbone above all, which has no parameter"):
+            shapes_of_a_round(config)
+    else:
+        assert "test_accuracy" in shapes_of_a_round(config)
+
+
+def test_mixup_of_texts_is_refused(files):
+    config = config_of("semifl", files["text"], "text")
+    config.semifl.mixup = True
+    with pytest.raises(UserError, match=r"mixup is not for texts.* semifl\.mixup"):
+        shapes_of_a_round(config)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("table", "transformer"), ("text", "mlp"), ("features", "resnet8")])
+def test_a_backbone_of_another_kind_is_refused(files, kind, name):
+    with pytest.raises(UserError, match=rf"={name} is not for {KINDS[kind].noun}; those for them: "):
+        shapes_of_a_round(config_of("fixmatch", {**files[kind], "model.name": name}, kind))
+
+
+@pytest.mark.parametrize("policy", ["static", "running", "none"])
+def test_transformers_refuse_statistics_of_a_batch(files, policy):
+    with pytest.raises(UserError, match="transformer normalises each token by itself"):
+        shapes_of_a_round(config_of("fixmatch", {**files["text"], "model.normalisation": policy}, "text"))
+
+
+def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path):
+    """Labels stay where they are, nobody is asked for a number of them, and `predict` writes a csv."""
+    config = config_of("fixmatch", {**files["labels where they are"], "num_rounds": 2, "clients_per_round": 4}, "table")
+    config.log.tensorboard = config.log.report = False
+    train(config, tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / "dataset.json").read_text())
+    assert facts["columns"] == ["age", "colour"] and facts["categories"] == [None, ["blue", "green", "red"]]
+    partition = np.load(tmp_path / "run" / "partition.npz")
+    dataset = load_dataset(config.data)
+    assert len(partition["labelled_index"]) == np.count_nonzero(dataset.y_train >= 0)
+    owners = np.repeat(np.arange(8), partition["client_size"])
+    assert np.array_equal(dataset.owners[partition["client_index"]], owners)
+    found = predict_file(tmp_path / "run", tmp_path / "out.csv", csv=config.data.path)
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[0] == "row,class,probability,true class" and len(lines) == 241 and found.labelled == 48
+    assert lines[1].endswith(",low") and lines[2].endswith(",")
+    by_name = load(tmp_path / "run")({"age": ["25.0", ""], "colour": ["red", "violet"]})
+    assert by_name.probabilities.shape == (2, CLASSES) and np.isfinite(by_name.probabilities).all()
+
+
+def views_of(files, kind, **augment):
+    config = config_of("fixmatch", {**files[kind], **{f"augment.{name}": of for name, of in augment.items()}}, kind)
+    dataset = load_dataset(config.data)
+    facts = dataset_facts(dataset)
+    assert not wrong_facts(json.loads(json.dumps(facts)))
+    return dataset.x_train[:40], kind_of(facts).views(config, facts), kind_of(facts).inputs(facts)
+
+
+def test_views_of_features_are_drawn_from_the_weak_and_the_strong_ones(files):
+    x, views, inputs = views_of(files, "features")
+    for view, allowed in ((views.weak, (0, 1)), (views.strong, (2, 3))):
+        drawn = np.asarray(view(jax.random.key(0), x))
+        numbers = [next(v for v in range(4) if np.array_equal(x[row, v], drawn[row])) for row in range(len(x))]
+        assert set(numbers) == set(allowed)
+    np.testing.assert_array_equal(inputs.to_network(x), inputs.to_network(x[:, 0]))
+
+
+def test_views_of_tables_corrupt_by_other_rows_and_hide(files):
+    x, views, inputs = views_of(files, "table", noise=0.0, corrupted=0.5, masked=0.2)
+    np.testing.assert_array_equal(views.weak(jax.random.key(0), x), x)
+    seen = np.asarray(views.strong(jax.random.key(0), x))
+    for column in range(x.shape[1]):
+        kept = seen[:, column][~np.isnan(seen[:, column])]
+        assert np.isin(kept, x[:, column]).all() and (seen[:, column] != x[:, column]).any()
+    assert 0.1 < np.isnan(seen[:, 1]).mean() < 0.35
+    # A number, three categories, two bits for what is missing; no NaN goes on.
+    taken = np.asarray(inputs.to_network(seen))
+    assert taken.shape == (40, 6) and np.isfinite(taken).all()
+    np.testing.assert_array_equal(taken[:, 4:], np.isnan(seen))
+    a, b = np.array([[1.0, 0], [np.nan, 1]], np.float32), np.array([[5.0, 2], [3, 2]], np.float32)
+    np.testing.assert_allclose(inputs.mix(a, b, jnp.float32(0.25)), [[4.0, 2], [np.nan, 2]])
+
+
+def test_views_of_texts_delete_and_mask(files):
+    x, views, inputs = views_of(files, "text", deleted=0.2, masked=0.3)
+    weak, strong = (np.asarray(view(jax.random.key(0), x)) for view in (views.weak, views.strong))
+    assert np.all((weak == x) | (weak == 0)) and 0.1 < np.mean(weak[x > 0] == 0) < 0.3
+    mask = inputs.num_tokens
+    assert np.all((strong == x) | (strong == 0) | (strong == mask)) and np.all(strong[x == 0] == 0)
+    assert 0.15 < np.mean(strong == mask) < 0.3
+
+
+def test_padding_changes_no_output_of_a_transformer(files):
+    config = config_of("fixmatch", files["text"], "text")
+    network = build_network(config, {**dataset_facts(load_dataset(config.data)), "shape": [LENGTH + 3]})
+    model = network.init(jax.random.key(0))
+    text = jnp.array([[1, 4, 2, 0, 0, 0, 0, 0], [0] * 8], jnp.int32)
+    other = text.at[0, 5].set(7)
+    logits, changed = (network.predict(model, tokens).logits for tokens in (text, other))
+    assert np.isfinite(logits).all() and not np.allclose(logits[0], changed[0])
+    positions = model.params["backbone"]["positions"].at[3:].set(9.0)  # of what is padding
+    moved = model._replace(params={**model.params, "backbone": {**model.params["backbone"], "positions": positions}})
+    np.testing.assert_allclose(network.predict(moved, text).logits, logits, atol=1e-6)
+
+
+def test_vit_refuses_a_patch_that_does_not_divide_the_image():
+    config = make_config("fixmatch")
+    config.update_from_flattened_dict({"model.name": "vit", "model.normalisation": "group", "model.patch": 3})
+    with pytest.raises(UserError, match=r"model\.patch=3 does not divide images of 8 x 8 pixels"):
+        shapes_of_a_round(config)
+    config.model.patch = 4
+    assert "test_accuracy" in shapes_of_a_round(config)

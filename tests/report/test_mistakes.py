@@ -1,0 +1,37 @@
+"""Which words, values and rows are mislabelled most."""
+
+import numpy as np
+
+from fedjax_ssl.report import mistakes
+
+TABLE = {"kind": "table", "columns": ["age", "colour"], "categories": [None, ["red", "blue"]]}
+
+
+def test_the_category_whose_rows_are_mislabelled_comes_first():
+    colours, ages = np.arange(80) % 2, np.arange(80) % 40
+    inputs = np.stack([np.where(ages < 12, np.nan, ages), colours], axis=1).astype(np.float32)
+    wrong = colours == 1
+    wrong[:4] = True
+    found = mistakes.most_mistaken(TABLE, inputs, wrong)
+    assert found[0] == mistakes.Group("colour = blue", 40, 1.0)
+    assert all(group.number >= mistakes.LEAST and group.share > wrong.mean() for group in found)
+    names = [name for name, _ in mistakes.groups(TABLE, inputs)]
+    assert names[0] == "age is missing" and names[-2:] == ["colour = red", "colour = blue"] and len(names) == 7
+    in_quarters = sum(members.sum() for name, members in mistakes.groups(TABLE, inputs) if "<" in name)
+    assert in_quarters == np.isfinite(inputs[:, 0]).sum()
+    assert mistakes.shown(TABLE, inputs[1]) == "age missing, colour blue"
+
+
+def test_the_word_whose_texts_are_mislabelled_comes_first():
+    facts = {"kind": "text", "vocabulary": ["net", "loss"]}
+    inputs = np.array([[2, 3, 0], [2, 1, 0]] * 15, np.int32)
+    wrong = np.arange(30) % 2 == 0
+    assert mistakes.most_mistaken(facts, inputs, wrong) == [mistakes.Group("loss", 15, 1.0)]
+    assert mistakes.shown(facts, inputs[1]) == "net (an unknown word)"
+    assert mistakes.word({"kind": "text"}, 7) == "token 7"
+
+
+def test_rows_that_are_wrong_most_often_come_first():
+    labels = np.zeros(4, int)
+    taken = [{"labels": labels, "predictions": np.array(p)} for p in ([1, 1, 0, 1], [0, 1, 0, 1], [0, 1, 1, 0])]
+    assert mistakes.rows_mistaken(taken) == [(1, 3), (2, 1)]
