@@ -1,7 +1,6 @@
 """The table of all images, in the form in which a device gathers rows from it without a copy."""
 
 import math
-import math
 from typing import Any
 
 import jax
