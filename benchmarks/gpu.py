@@ -70,6 +70,7 @@ def time_rounds(method: str, backbone: str, dtype: str, options) -> dict:
 
     config = cifar10_config(method, backbone, dtype, options)
     config.rounds_per_dispatch = max(options.rounds, options.warm_rounds)
+    config.semifl.threshold = 0.0  # a model of so few rounds is sure of nothing, and would train on nothing
     experiment = build_experiment(config)
     with use_machine(config, experiment.data) as machine:
         started = time.perf_counter()
@@ -134,7 +135,8 @@ def time_peer(peer, backbone: str, options, side: str, **form) -> dict:
     )  # fmt: skip
     with peer.both_sides(backbone, words, **form) as sides:
         seconds = seconds_of({side: sides.functions[side]}, options.repeats)[side]
-    return {STEP: 1e3 * statistics.median(seconds) / sides.local_steps, "more": {"lanes": sides.lanes}}
+    more = {"lanes": sides.lanes} if side == "ours" else {"device": sides.device}
+    return {STEP: 1e3 * statistics.median(seconds) / sides.local_steps, "more": more}
 
 
 def steps(options):
@@ -152,10 +154,10 @@ def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, n
     """A loop of local steps over all lanes."""
     import jax
     import jax.numpy as jnp
-    from fedjax_ssl.models.inputs import Images
     from harness import seconds_of
 
     from fedjax_ssl import base_config
+    from fedjax_ssl.kinds.images import Images
     from fedjax_ssl.learning.losses import cross_entropy
     from fedjax_ssl.learning.sgd import Model
     from fedjax_ssl.models import build_model

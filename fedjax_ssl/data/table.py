@@ -60,7 +60,7 @@ def image_table(images: np.ndarray) -> Any:
     """Inputs on the device: images [N, H, W, C] on a TPU as a `FlatTable`, all others as an array."""
     if platform() != "tpu" or images.ndim != 4:
         return jnp.asarray(images)
-    return FlatTable(jnp.asarray(images.reshape(len(images), -1)), images.shape[1:])
+    return FlatTable(jnp.asarray(images.reshape(len(images), math.prod(images.shape[1:]))), images.shape[1:])
 
 
 def table_shape(images: np.ndarray, length: int | None = None) -> Any:

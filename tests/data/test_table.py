@@ -20,6 +20,8 @@ def table():
 def test_it_is_flat_on_a_tpu_alone(table):
     assert isinstance(table, FlatTable) and [leaf.shape for leaf in jax.tree.leaves(table)] == [(7, 60)]
     assert isinstance(image_table(IMAGES), jax.Array)
+    with use_platform("tpu"):
+        assert image_table(IMAGES[:0]).shape == (0, 4, 5, 3)
 
 
 def test_it_looks_and_indexes_like_the_array(table):

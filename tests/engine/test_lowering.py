@@ -78,7 +78,9 @@ def test_a_round_of_every_backbone(npz, name, platform, dtype):
     narrow = getattr(experiment.problem.network.module.backbone, "narrow_channels", packing.CHANNELS)
     packed = platform == "tpu" and narrow < packing.CHANNELS
     in_lanes = {"cuda": 2, "tpu": 4 if packed else 3}[platform] * forward - 1
-    assert len(found) == in_lanes + (1 + (POLICIES.get(name) != "none")) * forward
+    expected = in_lanes + (1 + (POLICIES.get(name) != "none")) * forward
+    # Packed layers of 64 channels or more have several dense convolutions in place of one.
+    assert len(found) >= expected and {groups for _, groups in found} == {1} if packed else len(found) == expected
     if platform == "cuda":
         assert sum(groups == LANES for _, groups in found) == in_lanes
     assert {numbers for numbers, _ in found} == {"bf16" if dtype == "bfloat16" else "f32"}
