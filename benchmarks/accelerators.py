@@ -192,7 +192,12 @@ def part_of(program, instruction) -> str:
     for file in program.files(instruction):
         if "fedjax_ssl/augment/" in file:
             return "augmentation"
-        if "fedjax_ssl/models/" in file or "fedjax_ssl/learning/losses" in file or "/optax/losses/" in file:
+        if (
+            "fedjax_ssl/models/" in file
+            or "fedjax_ssl/encoders/" in file
+            or "fedjax_ssl/learning/losses" in file
+            or "/optax/losses/" in file
+        ):
             return "gradients" if backward else "forward"
         if "/optax/" in file:
             return "optimiser"

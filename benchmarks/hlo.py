@@ -157,12 +157,18 @@ class Program:
         return dict(collections.Counter(kind for part in inside if (kind := part.convolution)).most_common())
 
     def collectives(self) -> dict[str, dict[str, float]]:
-        """Kind -> {'number', 'megabytes' of the results}; one in a loop of unknown length counts once."""
+        """Kind -> {'number', 'megabytes' of the results}; one in a loop of unknown length counts once.
+
+        One that is spread over the operations that it runs beside has an instruction in each, all of one channel.
+        """
         found: dict[str, dict[str, float]] = {}
+        channels: set[str] = set()
         for one, times in self.walk():
             for part in self.parts(one):
                 kind = part.opcode.removesuffix("-start")
-                if kind in COLLECTIVES:
+                channel = part.attribute(r"channel_id=(\d+)")
+                if kind in COLLECTIVES and channel not in channels:
+                    channels.update({channel} - {""})
                     entry = found.setdefault(kind, {"number": 0, "megabytes": 0.0})
                     entry["number"] += times
                     entry["megabytes"] += times * part.bytes / 1e6

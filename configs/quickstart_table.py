@@ -1,9 +1,9 @@
-"""FixMatch on a table: scikit-learn's digits as rows of 64 numbers, no download.
+"""FedAnchor on a table: scikit-learn's digits as rows of 64 numbers, no download.
 
     python launch.py --config=configs/quickstart_table.py
 
-20 clients of 68 rows each, non-IID (Dir 0.5), 50 labelled rows at the server, 5 clients a round.
-Labels alone, at the server: --config=configs/quickstart_table.py:server_only.
+20 clients of 69 rows each, non-IID (Dir 0.5), 50 labelled rows at the server, 5 clients a round.
+Another method: --config=configs/quickstart_table.py:semifl,strong. Labels alone: :server_only.
 A csv of your own: docs/how_to/tables_and_text.md.
 """
 
@@ -11,7 +11,7 @@ from fedjax_ssl.config import apply_arguments, base_config
 
 
 def get_config(arguments=""):
-    config = apply_arguments(base_config(), "fixmatch")
+    config = base_config()
     config.num_rounds = 30
     config.num_clients = 20
     config.clients_per_round = 5
@@ -19,5 +19,7 @@ def get_config(arguments=""):
     config.data.server_labels = 50
     config.data.alpha = 0.5
     config.model.name = "mlp"
+    config.model.normalisation = "static"
     config.server.augmentation = "weak"
+    config.server.epochs = 5
     return apply_arguments(config, arguments)

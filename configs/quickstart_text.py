@@ -12,7 +12,7 @@ from fedjax_ssl.config import apply_arguments, base_config
 
 def get_config(arguments=""):
     config = apply_arguments(base_config(), "fixmatch")
-    config.num_rounds = 20
+    config.num_rounds = 10
     config.num_clients = 20
     config.clients_per_round = 5
     config.data.source = "reuters8"
@@ -25,4 +25,5 @@ def get_config(arguments=""):
     config.model.normalisation = "group"
     config.client.learning_rate = config.server.learning_rate = 0.1
     config.server.augmentation = "weak"
+    config.server.epochs = 5
     return apply_arguments(config, arguments)

@@ -138,9 +138,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     for field, its_range in ranges().items():
         if field.startswith("model."):  # of which the network is made
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
-    network = build_network(
-        config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config)
-    )
+    network = build_network(config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config))
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))
     for line in restored.passed_over:
@@ -254,7 +252,8 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
     """A folder's images, their files, and their labels where the folder has one for each class."""
-    found = load_pictures(folder, predictor.shape, predictor.fit, "images")
+    height, width, channels = predictor.shape
+    found = load_pictures(folder, (height, width, channels), predictor.fit, "images")
     if found.classes is None:
         return found.images, found.files, None
     names = predictor.class_names

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.poison import poison
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.data.table import image_table
+from fedjax_ssl.data.table import image_table, table_shape
 from fedjax_ssl.errors import UserError
 
 ATTACKERS = 100  # its number among the draws of a seed, apart from those of the partition
@@ -253,8 +253,10 @@ def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedDa
     def shape(array: np.ndarray | jax.Array | None) -> jax.ShapeDtypeStruct | None:
         return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
 
-    names = ("inputs", "visible_labels", "test_inputs", "test_labels", "mislabelled")
-    tables: dict[str, Any] = {name: shape(getattr(held, name)) for name in names}
+    tables: dict[str, Any] = {
+        name: shape(getattr(held, name)) for name in ("visible_labels", "test_labels", "mislabelled")
+    }
+    tables |= {name: table_shape(getattr(held, name)) for name in ("inputs", "test_inputs")}
     return jax.tree.map(shape, small_arrays(held))._replace(client_index=client_index, **tables)
 
 

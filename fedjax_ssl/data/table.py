@@ -1,5 +1,6 @@
 """The table of all images, in the form in which a device gathers rows from it without a copy."""
 
+import math
 from typing import Any
 
 import jax
@@ -56,7 +57,15 @@ class FlatTable:
 
 
 def image_table(images: np.ndarray) -> Any:
-    """Images [N, H, W, C] on the device: on a TPU as a `FlatTable`, elsewhere as an array."""
-    if platform() != "tpu":
+    """Inputs on the device: images [N, H, W, C] on a TPU as a `FlatTable`, all others as an array."""
+    if platform() != "tpu" or images.ndim != 4:
         return jnp.asarray(images)
     return FlatTable(jnp.asarray(images.reshape(len(images), -1)), images.shape[1:])
+
+
+def table_shape(images: np.ndarray, length: int | None = None) -> Any:
+    """The shapes of `image_table`; of so many rows, if a length is given."""
+    shape = (len(images) if length is None else length, *images.shape[1:])
+    if platform() != "tpu" or images.ndim != 4:
+        return jax.ShapeDtypeStruct(shape, images.dtype)
+    return FlatTable(jax.ShapeDtypeStruct((shape[0], math.prod(shape[1:])), images.dtype), shape[1:])

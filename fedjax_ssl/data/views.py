@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays
+from fedjax_ssl.data.table import image_table, table_shape
 from fedjax_ssl.errors import UserError
 
 MOST_ENTRIES = 2**24  # of a table of rows, clients x largest client, that is still kept as a whole: 64 MiB
@@ -54,7 +55,7 @@ class Views:
         """
         self.held, self.widths, self.clients, self._images = held, widths, clients, images
         self._shared = small_arrays(held)._replace(
-            test_inputs=jnp.asarray(held.test_inputs), test_labels=jnp.asarray(held.test_labels)
+            test_inputs=image_table(held.test_inputs), test_labels=jnp.asarray(held.test_labels)
         )
         self._file = _stamp(held.inputs)
         self._whole: tuple[FederatedData, jax.Array] | None = None
@@ -63,7 +64,7 @@ class Views:
         if on_device:
             mislabelled = None if held.mislabelled is None else jnp.asarray(held.mislabelled)
             data = self._shared._replace(
-                inputs=jnp.asarray(held.inputs),
+                inputs=image_table(held.inputs),
                 visible_labels=jnp.asarray(held.visible_labels),
                 mislabelled=mislabelled,
             )
@@ -111,11 +112,11 @@ class Views:
         taken = np.concatenate([self._fixed, rows])
         room = max(1, first + self._images[self.widths.index(width)])
 
-        def table(values: np.ndarray) -> jax.Array:
+        def table(values: np.ndarray) -> Any:
             """The rows that are here, behind them room for those of larger cohorts."""
             chosen = np.zeros((room, *values.shape[1:]), values.dtype)
             np.take(values, taken, axis=0, out=chosen[: len(taken)])
-            return jnp.asarray(chosen)
+            return image_table(chosen)
 
         data = self._shared._replace(
             inputs=table(held.inputs),
@@ -140,7 +141,7 @@ class Views:
 
         shared: FederatedData = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._shared)
         data = shared._replace(
-            inputs=table(held.inputs),
+            inputs=table_shape(held.inputs, rows),
             visible_labels=table(held.visible_labels),
             client_index=rows_here(self.clients, width),
             mislabelled=None if held.mislabelled is None else table(held.mislabelled),

@@ -78,5 +78,5 @@ def encode(encoder: Encoder, variables: Variables, pixels: jax.Array, side: int)
     """
     pixels = resize(pixels, side)
     normalised = (pixels - jnp.array(encoder.mean)) / jnp.array(encoder.std)  # one channel becomes three equal ones
-    features: jax.Array = encoder.module.apply(variables, normalised)
+    features: Any = encoder.module.apply(variables, normalised)
     return features.astype(jnp.float32)

@@ -69,7 +69,8 @@ def noisy(key: jax.Array, inputs: jax.Array, noise: float, std: np.ndarray) -> j
 
 
 def _views(config: Any, facts: Facts) -> Views:
-    inputs, options = KIND.inputs(facts), {"options": config.augment, "num_weak": facts["weak_views"]}
+    inputs: Any = KIND.inputs(facts)
+    options = {"options": config.augment, "num_weak": facts["weak_views"]}
     strong = functools.partial(strong_view, mean=inputs.mean, std=inputs.std, **options)
     return Views(functools.partial(weak_view, std=inputs.std, **options), strong, (strong, strong))
 

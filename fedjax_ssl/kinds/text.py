@@ -31,8 +31,7 @@ class Text(NamedTuple):
 
     shape: tuple[int, ...]  # (L,) or (V, L)
     num_tokens: int  # ids are below it; the mask is the id num_tokens itself
-
-    mix = None  # ids have no average, and embeddings are the backbone's
+    mix: None = None  # ids have no average, and embeddings are the backbone's
 
     @property
     def keywords(self) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ one group; statistics of a batch have no place in a Transformer, and other polic
 """
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -80,7 +81,7 @@ class ViT(nn.Module):
         side, patch = self.patch, (self.patch, self.patch)
         if height % side or width % side:
             raise UserError(f"model.patch={side} does not divide images of {height} x {width} pixels")
-        options = {"padding": "VALID", "use_bias": not self.pre_norm, "dtype": self.dtype}
+        options: dict[str, Any] = {"padding": "VALID", "use_bias": not self.pre_norm, "dtype": self.dtype}
         x = nn.Conv(self.width, patch, patch, name="patches", **options)(images).reshape(batch, -1, self.width)
         if self.class_token:
             token = self.param("class_token", nn.initializers.normal(1e-6), (self.width,)).astype(self.dtype)

@@ -1,7 +1,7 @@
 """Which words, values and rows of a test set are mislabelled most, for inputs that have no pictures."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +76,7 @@ def most_mistaken(facts: Mapping[str, Any], inputs: np.ndarray, wrong: np.ndarra
     return [group for _, group in sorted(found, key=lambda entry: -entry[0])[:MOST]]
 
 
-def rows_mistaken(snapshots: list[Mapping[str, np.ndarray]]) -> list[tuple[int, int]]:
+def rows_mistaken(snapshots: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[int, int]]:
     """Rows of the test set that the last snapshot mislabels, and how many of the snapshots do; most first.
 
     Args:

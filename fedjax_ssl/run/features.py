@@ -21,7 +21,7 @@ from fedjax_ssl.augment import image_views
 from fedjax_ssl.data import Dataset
 from fedjax_ssl.encoders import checksum, encode, find_encoder, load_weights
 from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import expanded, read_whole, refuse_link, replaced
+from fedjax_ssl.files import expanded, refuse_link, replaced
 from fedjax_ssl.kinds import IMAGE
 from fedjax_ssl.run.choices import private_cache
 from fedjax_ssl.run.observe.clock import Doing, doing
@@ -171,7 +171,7 @@ def _write(file: pathlib.Path, block: np.ndarray) -> None:
     try:
         refuse_link(file)
         with replaced(file) as out:
-            out.write(save({"features": block}, {"sha256": hashlib.sha256(block).hexdigest()}))
+            out.write(save({"features": block}, {"sha256": hashlib.sha256(block.data).hexdigest()}))
     except OSError as error:
         warn(f"features are not kept: {first_line(error)}")
 
@@ -184,9 +184,8 @@ def _read(file: pathlib.Path, block: np.ndarray) -> bool:
         return False
     try:
         refuse_link(file)
-        if file.stat().st_size > block.nbytes + 4096:
-            raise ValueError("it is too long")
-        read_whole(file)  # a file alone, no pipe
+        if not file.is_file() or file.stat().st_size > block.nbytes + 4096:
+            raise ValueError("it is no file, or too long")
         with safe_open(file, "numpy") as opened:
             digest = (opened.metadata() or {}).get("sha256")
             found = opened.get_tensor("features")

@@ -45,7 +45,12 @@ def named(*lines):
 
 FIELDS = flatten(base_config())
 NUMBERS = {field for field, its_range in ranges().items() if its_range.kind in (int, float)}
-FREE_TEXTS = named(": init_from", "data: source path tfds_dir partition_file", "model: name")
+FREE_TEXTS = named(
+    ": init_from",
+    "data: source path tfds_dir partition_file",
+    "data: test_path label_column client_column ignore_columns text_column text_versions",
+    "model: name",
+)
 NEGATIVE = named(
     "data: imbalance labelled_imbalance",  # reversed
     "fedanchor: threshold",  # a cosine, as is
@@ -56,6 +61,7 @@ NOT_ZERO = named(
     ": num_rounds num_clients clients_per_round eval_batch_size checkpoint_every checkpoint_every_persistent",
     ": eval_neighbours lanes devices rounds_per_dispatch",
     "data: alpha classes_per_client imbalance labelled_imbalance labelled_clients labelled_share server_labels",
+    "data: text_length vocabulary weak_views",
     "model: projector_dim projector_hidden statistics_passes",
     "views: blur_radius smallest_crop",
     "probe: strength",
@@ -88,6 +94,7 @@ NOT_ZERO = named(
 # A run with one of these at 1e30 trains, or ends with the line of a state that is not finite.
 LARGE = named(
     "data: alpha imbalance labelled_imbalance",
+    "augment: noise",
     "views: brightness contrast saturation",
     "probe: strength",
     "client: absent_class clip_norm learning_rate logit_adjustment proximal unlabelled_clip_norm weight_decay",
@@ -195,7 +202,7 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
         "data.normalisation": NORMALISATIONS,
         "data.labels": LABELS,
         "data.server_draw": SERVER_DRAWS,
-        "data.partition": PARTITIONS,
+        "data.partition": {*PARTITIONS, "natural"},
         "model.normalisation": POLICIES,
         "model.statistics": SOURCES,
         "model.statistics_weights": BATCH_WEIGHTS,

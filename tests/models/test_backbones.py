@@ -27,7 +27,8 @@ def linear(width):
 
 
 def model(num_classes=10, heads=None, **overrides):
-    config = {"name": "cnn", "width": 0, "normalisation": "static", "dtype": "float32", "classifier_init": "lecun"}
+    sizes = {"width": 0, "depth": 0, "patch": 0}
+    config = {"name": "cnn", **sizes, "normalisation": "static", "dtype": "float32", "classifier_init": "lecun"}
     return build_model(ConfigDict(config | overrides), num_classes, heads)
 
 

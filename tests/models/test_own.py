@@ -59,7 +59,8 @@ POLICY = "normalisation: str = 'static'"
 
 @pytest.mark.parametrize("normalisation", ["running", "static", "group"])
 def test_the_librarys_own_backbone_by_its_path_is_the_same(normalisation):
-    config = {"normalisation": normalisation, "dtype": "float32", "width": 0, "classifier_init": "lecun"}
+    config = {"normalisation": normalisation, "dtype": "float32", "classifier_init": "lecun"}
+    config |= {"width": 0, "depth": 0, "patch": 0}
     named = build_model(ConfigDict({"name": "cnn", **config}), 10)
     assert build_model(ConfigDict({"name": "fedjax_ssl.models.cnn:SmallCNN", **config}), 10) == named
     assert network("fedjax_ssl.models.cnn:SmallCNN", normalisation=normalisation).normalisation == normalisation

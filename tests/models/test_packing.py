@@ -1,5 +1,7 @@
 """Lanes packed into channels give what each client gives alone."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,6 +130,15 @@ def test_activations_hold_lanes_side_by_side_on_a_tpu_alone():
             text = str(jax.make_jaxpr(jax.vmap(lambda *one: trained(heads, *one)))(*arguments))
         assert (f"f32[2,16,8,8,{channels}]" in text) == (platform == "tpu")
     assert packing.lanes() == 1
+
+
+def test_four_lanes_have_a_dense_convolution_for_each_128_channels():
+    heads, *arguments = network("wide_resnet", "static")
+    four = jax.tree.map(lambda leaf: leaf[:4], arguments)
+    with use_platform("tpu"):
+        text = str(jax.make_jaxpr(jax.vmap(lambda *one: trained(heads, *one)))(*four))
+    assert set(re.findall(r"(?:feature|batch)_group_count=(\d+)", text)) == {"1"}
+    assert {int(inputs) for inputs in re.findall(r"\[3,3,(\d+),\d+\]", text)} == {12, 64, 128}
 
 
 @pytest.mark.parametrize(
