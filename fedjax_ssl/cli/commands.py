@@ -145,10 +145,10 @@ def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
     """Classifies the images, rows or texts of a file or a folder by a run's model.
 
-    --out=NAME.csv gets a line for each of them; an npz file labels [B], classes [B],
+    --out=NAME.csv gets a line for each; an npz file labels [B], classes [B],
     probabilities [B, C], embeddings [B, D] and class_names [C]. Where they
-    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE, the csv's column
-    of labels) the accuracy is printed.
+    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE, the csv's
+    column of labels) the accuracy is printed.
     """
     with doing("loading JAX"):
         from fedjax_ssl.predictor import predict_file
