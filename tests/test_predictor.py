@@ -177,7 +177,7 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
         ({"workdir": run, "npz": images}, "--out is missing"),
         ({"npz": images, "out": out}, "--workdir is missing"),
         ({"workdir": run, "out": out}, "--npz=FILE, --images=FOLDER or --csv=FILE"),
-        ({"workdir": run, "npz": images, "images": tmp_path, "out": out}, "two places"),
+        ({"workdir": run, "npz": images, "images": tmp_path, "out": out}, "2 places"),
         ({"workdir": run, "npz": images, "out": out}, "the model takes"),
         ({"workdir": run, "npz": tmp_path / "nothing.npz", "out": out}, "does not exist"),
         ({"workdir": run, "npz": tmp_path / "text.npz", "out": out}, "not an npz file"),

@@ -48,7 +48,7 @@ class FederatedData(NamedTuple):
     @property
     def width(self) -> int:
         """n_max: the examples of a client, at most."""
-        return self.client_index.shape[1]
+        return self.client_index.shape[-1]
 
     @property
     def ids(self) -> jax.Array:

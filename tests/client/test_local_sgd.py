@@ -1,5 +1,6 @@
 """Local SGD on a linear network against NumPy: steps, memory, what is told, and the update that is clipped."""
 
+import types
 from typing import NamedTuple
 
 import jax
@@ -29,6 +30,9 @@ class Work(NamedTuple):
     """What `local_sgd` asks for."""
 
     deck: Deck
+
+
+EVERYONE = types.SimpleNamespace(ids=range(3))  # K clients
 
 
 def problem_with(**fields):
@@ -141,7 +145,7 @@ def test_remember_metadata_and_a_persistent_optimiser():
     def metadata(work, model, totals):
         return {"size": work.deck.size, "loss": totals["client_loss"], "bias": model.params["backbone"]["bias"]}
 
-    empty = own_optimizers(problem, problem.network.init(jax.random.key(1)), CLASSIFIER)
+    empty = own_optimizers(problem, EVERYONE, problem.network.init(jax.random.key(1)), CLASSIFIER)
     before = jax.tree.map(lambda leaf: 0.01 * (1 + jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), empty)
     own = {**before, "total": jnp.array([5.0, 6.0, 7.0]), "other": jnp.array([1, 2, 3])}
     result, received, jobs = run(problem, phase_of(problem, remember=remember, metadata=metadata), own=own)
@@ -169,7 +173,7 @@ def test_remember_metadata_and_a_persistent_optimiser():
 
 def test_optimisers_that_start_afresh_leave_no_memory():
     problem = problem_with()
-    assert own_optimizers(problem, problem.network.init(jax.random.key(1)), CLASSIFIER) == {}
+    assert own_optimizers(problem, EVERYONE, problem.network.init(jax.random.key(1)), CLASSIFIER) == {}
 
 
 def test_the_learning_rate_travels():
@@ -197,8 +201,8 @@ def test_training_may_begin_with_another_model_and_have_an_optimiser_of_its_own(
     problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0})
     other = problem.network.init(jax.random.key(9))
     own = {
-        **own_optimizers(problem, other, CLASSIFIER),
-        **own_optimizers(problem, other, CLASSIFIER, memory="second"),
+        **own_optimizers(problem, EVERYONE, other, CLASSIFIER),
+        **own_optimizers(problem, EVERYONE, other, CLASSIFIER, memory="second"),
     }
     phase = phase_of(problem, begin=lambda received, work, own: other, memory="second")
     result, received, jobs = run(problem, phase, own=own)
@@ -237,7 +241,7 @@ def test_a_phase_may_adapt_its_optimiser():
     problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0, "client.momentum": 0.0})
     adapt = lambda optimizer: optax.chain(optimizer, optax.trace(0.0), optax.scale(0.5))  # noqa: E731
     model = problem.network.init(jax.random.key(1))
-    own = own_optimizers(problem, model, CLASSIFIER, adapt=adapt)
+    own = own_optimizers(problem, EVERYONE, model, CLASSIFIER, adapt=adapt)
     result, _, jobs = run(problem, phase_of(problem, adapt=adapt), own=own)
     half = problem_with(**{"client.learning_rate": RATE / 2, "client.clip_norm": 0.0, "client.momentum": 0.0})
     for job in (0, 2):

@@ -78,7 +78,7 @@ def test_late_uploads_join_the_next_round_with_what_they_changed():
     options = problem(4, **{"availability.late": 0.5, "availability.late_weight": 0.25})
     round_fn = jax.jit(make_round(options, toy_method(), lanes=2))
     shapes = Upload(Model({"classifier": jnp.float32(0)}, ()), {"client": jnp.int32(0), "personal": ()})
-    clients, server = first_memory(options.config, shapes, Selection(jnp.array(DRAW)))
+    clients, server = first_memory(options.config, shapes, Selection(jnp.array(DRAW)), options.config.num_clients)
     assert clients == {}
     state = toy_state(draw=jnp.array(DRAW, jnp.int32), fails=jnp.zeros(4, bool), **server)
     data, late, was, arrived, superseded = federation(seed=3), np.zeros(4, bool), np.array(DRAW), 0, 0
@@ -167,7 +167,7 @@ def test_what_compression_loses_is_remembered_and_sent_later():
     """top_k of 3 numbers of 6, two rounds: against NumPy; a client whose upload is dropped remembers nothing of it."""
     options = problem(4, **{"compression.kind": "top_k", "compression.share": 0.5})
     shapes = Upload(Model({"classifier": jnp.float32(0), "vector": jnp.zeros(5)}, ()), {})
-    clients, _ = first_memory(options.config, shapes, Selection(jnp.array(DRAW)))
+    clients, _ = first_memory(options.config, shapes, Selection(jnp.array(DRAW)), options.config.num_clients)
 
     def largest(update):
         kept = np.argsort(-np.abs(update), kind="stable")[:3]

@@ -5,6 +5,8 @@ Phases run without `jit`: their operations compile once for all tests, where eac
 program of its own, which takes twice the time in all.
 """
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,7 @@ class SmallNetwork:
     """
 
     given = None  # every model is a fresh one
+    inputs = types.SimpleNamespace()  # of the usual mixup
 
     def __init__(self, head="", pixels=PIXELS, classes=CLASSES, normalisation="running", head_dim=HEAD_DIM):
         self.head, self.pixels, self.classes, self.normalisation = head, pixels, classes, normalisation
@@ -216,5 +219,5 @@ def assert_model(found, params, statistics=None):
 def memory_of(problem, data, client):
     """What a client remembers before its first round."""
     model = problem.network.init(jax.random.key(0))
-    memory = {**own_trainer(problem, data), **own_optimizers(problem, model, CLASSIFIER)}
+    memory = {**own_trainer(problem, data), **own_optimizers(problem, data, model, CLASSIFIER)}
     return jax.tree.map(lambda leaf: leaf[client], memory)

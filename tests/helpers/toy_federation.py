@@ -75,6 +75,7 @@ def problem(clients_per_round=3, **fields):
     sections.update_from_flattened_dict(fields)
     config = types.SimpleNamespace(
         clients_per_round=clients_per_round,
+        cohorts="keyed",
         eval_batch_size=4,
         eval_measures=(),
         eval_shots=(20, 100),

@@ -201,7 +201,7 @@ def test_a_mean_teacher_in_the_place_of_pseudo_labels(data):
     """The student begins with the adapted model; the first target is the received model's, as in RSCFed."""
     problem, method = method_of(",mean_teacher", **{"isofed.consistency_weight": 3.0})
     received = sent_down(problem)
-    own = jax.tree.map(lambda leaf: leaf[0], own_teachers(problem.config.num_clients, received.model))
+    own = jax.tree.map(lambda leaf: leaf[0], own_teachers(data, received.model))
     _, _, adapted, (job, last) = through(method.phases, received, data, UNLABELLED, own)
     model, _, _ = adapted_by_hand(problem, data, UNLABELLED, received, adapted[0].work[0].deck)
     teacher, centre, losses = in_numpy(received.model.params), statistics_of(received.model), []

@@ -124,7 +124,7 @@ def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
     from fedjax_ssl.run import experiment
 
     drawn = experiment.make_partition
-    monkeypatch.setattr(experiment, "make_partition", lambda *given: drawn(*given[:-1], 7))
+    monkeypatch.setattr(experiment, "make_partition", lambda *given: drawn(*given[:4], 7, *given[5:]))
     (run / "partition.npz").unlink()
     with pytest.raises(UserError, match=r"the partition is not what the checkpoint .*/4 was trained with"):
         train(own(num_rounds=5), run)
