@@ -33,7 +33,7 @@ from fedjax_ssl.flower.settings import RUN, digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.flower.views import facts_text, server_view
 from fedjax_ssl.learning.trees import all_finite, tree_bytes
-from fedjax_ssl.run.experiment import Experiment, build_experiment, make_method
+from fedjax_ssl.run.experiment import Experiment, build_whole, make_method
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import Sums, asked_clients, make_statistics, num_passes
 
@@ -46,7 +46,7 @@ def main(grid: Any, context: Any) -> None:
     use_compilation_cache()
     given = {**RUN, **context.run_config}
     config = run_config(given)
-    experiment = build_experiment(config)
+    experiment = build_whole(config, "Flower")
     check_supported(experiment)
     with Records(given["workdir"] or None, experiment) as folder:
         facts = facts_text(dataset_facts(experiment.dataset), experiment.data)

@@ -65,6 +65,25 @@ def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = N
     return build_experiments([config], [partition_file])[0]
 
 
+def build_whole(config: ConfigDict, reader: str) -> Experiment:
+    """The parts of one run whose federation is on the device as a whole.
+
+    Args:
+        config: a valid configuration.
+        reader: what asks for it, for the error.
+
+    Raises:
+        UserError: see `build_experiments`; or the federation lies elsewhere, see `config.residence`.
+    """
+    experiment = build_experiment(config)
+    if experiment.views is not None:
+        raise UserError(
+            f"{reader} takes a federation that is on the device as a whole, and this one is not: residence.data is "
+            f"{experiment.residence.images!r}, residence.clients {experiment.residence.clients!r}"
+        )
+    return experiment
+
+
 def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.Path | None]) -> list[Experiment]:
     """The parts of the runs of one configuration with several seeds, with arrays of the same shapes.
 

@@ -18,7 +18,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models.passes import lane_form
 from fedjax_ssl.run.choices import Choice, remember
-from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
+from fedjax_ssl.run.experiment import Experiment, build_experiment, build_whole, initialise
 from fedjax_ssl.run.machine import (
     compiler_option_sets,
     machine_of,
@@ -71,7 +71,7 @@ def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
     config = config.copy_and_resolve_references()
     config.server.pretrain_epochs = 0  # what is in the weights takes no time
     with doing("reading and dividing the data"):
-        experiment = build_experiment(config)
+        experiment = build_whole(config, "tune")
     if not experiment.method.phases:
         raise UserError(f"the method {config.method} trains no clients: there is nothing to tune")
     with doing("the first state"):

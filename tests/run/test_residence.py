@@ -11,7 +11,7 @@ from fedjax_ssl.config import base_config
 from fedjax_ssl.data import views
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.run import experiment, residence
-from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.experiment import build_experiment, build_whole
 from fedjax_ssl.run.feed import cohort_of
 from fedjax_ssl.run.residence import choose
 from fedjax_ssl.run.train import train
@@ -121,3 +121,8 @@ def test_what_does_not_fit_is_said_by_arithmetic(fields, hosts, words):
     with pytest.raises(UserError, match=words.replace("'", ".")) as caught:
         choose(config_with(**fields), held(20), 30 * 2**30, 16 * 2**30, hosts, 50)
     assert "\n" not in str(caught.value)
+
+
+def test_what_measures_or_serves_a_whole_federation_says_so():
+    with pytest.raises(UserError, match=r"profile takes a federation .* residence.data is 'host'"):
+        build_whole(config_of(**{"residence.data": "host"}), "profile")

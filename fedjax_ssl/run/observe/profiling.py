@@ -24,7 +24,7 @@ from fedjax_ssl.files import replace_file
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.workdir import check_folder, fresh_workdir
-from fedjax_ssl.run.experiment import Experiment, build_experiment, initialise
+from fedjax_ssl.run.experiment import Experiment, build_whole, initialise
 from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.programs import compile_dispatch
@@ -59,7 +59,7 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
         raise UserError(f"rounds must be at least 1, not {rounds}")
     check_folder("runs" if workdir is None else workdir)
     with doing("reading and dividing the data"):
-        experiment = build_experiment(config)
+        experiment = build_whole(config, "profile")
     with use_machine(config, experiment.data) as machine:
         data, hidden_labels = machine.put((experiment.data, experiment.hidden_labels))
         dispatch = compile_dispatch(machine, [experiment])
