@@ -3,6 +3,7 @@
     python benchmarks/scaling.py --out=scaling.json                    # all four parts
     python benchmarks/scaling.py --parts=lanes                         # counts, no clock: about a minute
     python benchmarks/scaling.py --parts=clients,federation --repeats=9
+    python benchmarks/scaling.py --parts=giant                         # those larger than memory, see giant.py
 
 Whole rounds of FedAnchor (`fedjax_ssl.rounds`): the small CNN on random images of 28x28x1, one local epoch in batches
 of 10, a server of 50 anchors, 100 test images. The threshold is below all cosines: every image of every client is
@@ -50,10 +51,12 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import giant
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -339,17 +342,28 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
+def giant_part(options) -> list[dict]:
+    """Federations larger than memory, see `giant.py`; they take 6 GB of disk for a while."""
+    del options
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            giant.measure(name, case, pathlib.Path(folder) / name.removesuffix("_device"), rounds=20)
+            for name, case in giant.cases().items()
+        ]
+
+
 PARTS = {
     "clients": clients_part,
     "federation": federation_part,
     "lanes": lanes_part,
     "partitions": partitions_part,
+    "giant": giant_part,
 }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default=",".join(part for part in PARTS if part != "giant"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lanes", type=int, default=0, help="of the timed rounds; 0: the backend's default")
     parser.add_argument("--clients", default="1,3,10,30,100", help="clients of a round, to sweep over")
