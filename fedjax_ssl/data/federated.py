@@ -44,6 +44,8 @@ class FederatedData(NamedTuple):
     targets: jax.Array | None = None
     # int32 [K'], increasing: the clients whose rows and memory are here. None: all K. See `config.residence`.
     here: jax.Array | None = None
+    # float32 [C], how many labels of each class clients were given, where the rows of all are not here; else None.
+    given_labels: jax.Array | None = None
 
     @property
     def width(self) -> int:
@@ -125,6 +127,7 @@ class Holdings(NamedTuple):
     byzantine: np.ndarray | None  # bool [K]
     mislabelled: np.ndarray | None  # bool [N]
     targets: np.ndarray | None  # int32 [T]
+    given_labels: np.ndarray  # float32 [C], how many labels of each class clients were given
 
     @property
     def sizes(self) -> np.ndarray:
@@ -179,6 +182,7 @@ def hold(
         if dataset.kind != "image":
             raise UserError(f"attack.kind='poison' is for images; the data are {dataset.kind}")
         crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
+    given = visible_labels[rows]
     return Holdings(
         inputs=dataset.x_train if crafted is None else crafted.images,
         hidden_labels=dataset.y_train.astype(np.int32),
@@ -194,6 +198,7 @@ def hold(
         byzantine=byzantine,
         mislabelled=mislabelled,
         targets=None if crafted is None else crafted.targets.astype(np.int32),
+        given_labels=np.bincount(given[given >= 0], minlength=dataset.num_classes).astype(np.float32),
     )
 
 

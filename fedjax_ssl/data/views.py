@@ -55,7 +55,9 @@ class Views:
         """
         self.held, self.widths, self.clients, self._images = held, widths, clients, images
         self._shared = small_arrays(held)._replace(
-            test_inputs=image_table(held.test_inputs), test_labels=jnp.asarray(held.test_labels)
+            test_inputs=image_table(held.test_inputs),
+            test_labels=jnp.asarray(held.test_labels),
+            given_labels=jnp.asarray(held.given_labels),
         )
         self._file = _stamp(held.inputs)
         self._whole: tuple[FederatedData, jax.Array] | None = None
@@ -115,7 +117,7 @@ class Views:
         def table(values: np.ndarray) -> Any:
             """The rows that are here, behind them room for those of larger cohorts."""
             chosen = np.zeros((room, *values.shape[1:]), values.dtype)
-            np.take(values, taken, axis=0, out=chosen[: len(taken)])
+            np.take(values, taken, axis=0, out=chosen[: len(taken)], mode="clip")  # other modes copy once more
             return image_table(chosen)
 
         data = self._shared._replace(

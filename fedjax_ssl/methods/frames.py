@@ -202,6 +202,8 @@ def given_labels(problem: Problem, data: FederatedData) -> jax.Array:
     """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
     if problem.told_labels is not None:
         return problem.told_labels
+    if data.given_labels is not None:
+        return data.given_labels
     rows = data.all_rows("counting the labels of clients")
     present = jnp.arange(data.width) < data.client_size[:, None]
     labels = jnp.where(present, data.visible_labels[rows], -1)

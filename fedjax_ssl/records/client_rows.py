@@ -107,11 +107,6 @@ class ClientRows:
             self._file.execute("COMMIT")
             self._file.execute("BEGIN")
 
-    def clients(self) -> list[int]:
-        """All that have a row."""
-        with self._one_line():
-            return [client for (client,) in self._file.execute("SELECT DISTINCT client FROM rows WHERE client >= 0")]
-
     def close(self) -> None:
         """Rows that were not committed are lost, as if the process had been killed."""
         self._file.close()

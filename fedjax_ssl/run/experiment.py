@@ -54,11 +54,6 @@ class Experiment(NamedTuple):
     views: Views | None = None  # of the clients of a round; None: `data` is the whole federation
     residence: Residence = Residence("device", "device", True)
 
-    @property
-    def saved_shape(self) -> State:
-        """The shapes of a checkpoint's state: with `views` the clients' memory lies beside it."""
-        return self.state_shape if self.views is None else self.state_shape._replace(clients={})
-
 
 def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:
     """The parts of one run; see `build_experiments`."""
@@ -119,7 +114,6 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         if place.residence.whole:
             views, (data, hidden_labels) = None, put_whole(held, place.widths[-1], first)
         else:
-            problem = problem._replace(told_labels=_given_labels(held, problem.num_classes))
             views = Views(held, place.widths, place.clients, place.images, place.residence.images == "device")
             data, hidden_labels = views.of(np.arange(min(place.clients, config.num_clients)), place.widths[-1])
         first = first or data
@@ -160,20 +154,12 @@ def _placed(problem: Problem, helds: list[Holdings]) -> _Place:
     images = tuple(max(each) for each in zip(*(most_images(some, widths, clients) for some in sizes)))
     room = memory_limit()
     if config.num_clients * widths[-1] > MOST_ENTRIES:  # the tables of all clients are not even traced
-        told = problem._replace(told_labels=jnp.zeros(problem.num_classes))
         example = Views(held, widths, clients, images, on_device=False).shapes(widths[-1])[0]
-        shape = jax.eval_shape(initialiser(told, make_method(told)), example)
     else:
-        table = jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32)
-        shape = jax.eval_shape(initialiser(problem, method), shapes_of(held, table))
+        example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
+    shape = jax.eval_shape(initialiser(problem, method), example)
     needed = memory_bytes(shape, config.num_clients)
     return _Place(choose(config, held, needed, room, hosts.count(), widths[-1]), widths, clients, images)
-
-
-def _given_labels(held: Holdings, num_classes: int) -> jax.Array:
-    """How many labels of each class clients were given, float32 [C]; see `fedjax_ssl.methods.frames.given_labels`."""
-    labels = held.visible_labels[held.rows]
-    return jnp.asarray(np.bincount(labels[labels >= 0], minlength=num_classes), jnp.float32)
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:

@@ -219,10 +219,6 @@ class ClientMemory:
         """What is not committed is lost."""
         self._rows.close()
 
-    def clients(self) -> list[int]:
-        """All that were ever asked."""
-        return sorted({*self._rows.clients(), *self._cache})
-
     def _leaves(self) -> list[tuple[np.ndarray, int]]:
         return list(zip(self._like, self._axes))
 

@@ -53,7 +53,12 @@ def make_accountant(config: Any) -> Accountant | None:
     return Accountant(config) if config.privacy.noise else None
 
 
-OF_CLIENTS = ("client_index", "client_size", "labelled_size")  # of the federation's data, what tells of clients
+OF_CLIENTS = (
+    "client_index",
+    "client_size",
+    "labelled_size",
+    "given_labels",
+)  # of the federation's data, what tells of clients
 
 
 def check_private(problem: Problem, method: Method, state: State, data: Any) -> None:

@@ -50,6 +50,8 @@ def test_a_view_has_the_images_and_labels_of_its_clients_and_nothing_else_of_the
             np.testing.assert_array_equal(hidden[mine], whole_hidden[theirs])
         for name in ("client_size", "labelled_size", "test_inputs", "test_labels", "seed"):
             np.testing.assert_array_equal(getattr(view, name), getattr(whole, name))
+        # What clients tell before the first round is data of the view, for each seed its own.
+        np.testing.assert_array_equal(view.given_labels, np.bincount(held.hidden_labels[held.rows], minlength=3))
         # Programs are compiled for these shapes before any view is made.
         shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (view, hidden))
         assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), views.shapes(width))
