@@ -144,11 +144,11 @@ def _placed(problem: Problem, helds: list[Holdings]) -> _Place:
     config, held = problem.config, helds[0]
     method, small = make_method(problem), small_arrays(held)
     select = select_of(problem, method)
-    begins = State(jnp.int32(0), Model({}, ()))
+    begins, by_state = State(jnp.int32(0), Model({}, ())), False
     try:
         clients = len(jax.eval_shape(lambda data: select(begins, data, jax.random.key(0)).clients, small))
-    except (KeyError, TypeError, AttributeError):  # a method that draws by its state, which `cohort_of` refuses
-        clients = config.num_clients
+    except (KeyError, TypeError, AttributeError):
+        clients, by_state = config.num_clients, True
     sizes = [held.sizes for held in helds]
     widths = widths_of(sizes, clients)
     images = tuple(max(each) for each in zip(*(most_images(some, widths, clients) for some in sizes)))
@@ -159,7 +159,13 @@ def _placed(problem: Problem, helds: list[Holdings]) -> _Place:
         example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
     shape = jax.eval_shape(initialiser(problem, method), example)
     needed = memory_bytes(shape, config.num_clients)
-    return _Place(choose(config, held, needed, room, hosts.count(), widths[-1]), widths, clients, images)
+    residence = choose(config, held, needed, room, hosts.count(), widths[-1])
+    if by_state and not residence.whole:
+        raise UserError(
+            f"method={config.method} draws its clients by the state of the round before, so all must be on the device: "
+            "residence.data='device', residence.clients='device'"
+        )
+    return _Place(residence, widths, clients, images)
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
