@@ -4,7 +4,7 @@
     python launch.py --config=configs/semifl_cifar100.py:iid,server_labels=2500
 
 Wide-ResNet-28-8, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe
-`strong`; its optimisers of all clients take 9.4 GB. The paper's best test accuracy of 800 rounds (four seeds):
+`strong`; its optimizers of all clients take 9.4 GB. The paper's best test accuracy of 800 rounds (four seeds):
                  labels 2500  10000
     IID                 61.3   72.1
     Dir 0.3             54.9   70.0

@@ -155,3 +155,56 @@ def discard_unfinished() -> None:
     for temporary in list(_unfinished):
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def cache_folder() -> pathlib.Path:
+    """The user's folder for what can be made again."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedjax_ssl"
+
+
+def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
+    """A folder in the user's cache, made if it is not there.
+
+    Compiled programs are code, so no other user may write there or into a folder above. The files that were
+    used longest ago are removed.
+
+    Args:
+        name: of the folder.
+        most_bytes: of all its files.
+
+    Returns:
+        The folder; None if others can write there, or it cannot be made, or the system cannot say (Windows).
+    """
+    folder = cache_folder() / name
+    try:
+        cache_folder().parent.mkdir(parents=True, exist_ok=True)
+        for place in (cache_folder(), folder):
+            place.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or not _is_ours_alone(folder):
+            return None
+        files = [(entry.stat(follow_symlinks=False), entry.path) for entry in os.scandir(folder)]
+        total = 0
+        for state, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime), reverse=True):
+            total += state.st_size
+            if total > most_bytes:
+                os.unlink(path)
+    except OSError:
+        return None
+    return folder
+
+
+def _is_ours_alone(folder: pathlib.Path) -> bool:
+    """Whether no other user but root can put files into a folder, or another folder in its place."""
+    if not hasattr(os, "getuid"):
+        return False
+    own, real = os.getuid(), pathlib.Path(os.path.realpath(folder))
+    for place in (real, *real.parents):
+        state = place.stat()
+        if state.st_uid not in (own, 0):
+            return False
+        of_group = (
+            state.st_mode & stat.S_IWGRP and state.st_gid != own
+        )  # a user's own group has often the user's number
+        if (of_group or state.st_mode & stat.S_IWOTH) and not state.st_mode & stat.S_ISVTX:
+            return False
+    return True

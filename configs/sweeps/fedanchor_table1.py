@@ -4,7 +4,7 @@
     python launch.py sweep configs/sweeps/fedanchor_table1.py:cifar100 --workdir=runs/table1_cifar100
     python launch.py sweep configs/sweeps/fedanchor_table1.py:svhn --workdir=runs/table1_svhn
 
-The paper's recipe is not known; `plain` is the likely one (docs/concepts/recipes.md). FedCon has the optimisers of its
+The paper's recipe is not known; `plain` is the likely one (docs/concepts/recipes.md). FedCon has the optimizers of its
 own code, which the paper says to have taken, and a projector three times as wide as the features.
 The paper's accuracies, Dir 0.1 / IID:
                        CIFAR-10, 500    CIFAR-100, 2500    SVHN, 1000

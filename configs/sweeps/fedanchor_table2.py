@@ -4,7 +4,7 @@
     python launch.py sweep configs/sweeps/fedanchor_table2.py:cifar100 --workdir=runs/table2_cifar100
     python launch.py sweep configs/sweeps/fedanchor_table2.py:svhn --workdir=runs/table2_svhn
 
-Both recipes are run, docs/concepts/recipes.md says why; FedCon with the optimisers of its own code, once. The
+Both recipes are run, docs/concepts/recipes.md says why; FedCon with the optimizers of its own code, once. The
 paper's accuracies at Dir 0.1:
                        CIFAR-10, 250    CIFAR-100, 2500    SVHN, 250
     Supervised                 78.54              55.87        87.34

@@ -17,7 +17,7 @@ The paper's accuracies:
     (FL)^2, Dir 0.3  24.3   43.5    31.0   92.6    12.1   25.4
     (FL)^2, Dir 0.1  19.2   36.4    21.5   88.0    10.4   23.5
 Its spreads over three seeds go up to 41 points: table_runs.csv has each seed. SemiFL is its code's, with (FL)^2's
-augmentation, as in the paper's re-run. Its FedCon is the public code of that, of which the rows have optimisers, epochs
+augmentation, as in the paper's re-run. Its FedCon is the public code of that, of which the rows have optimizers, epochs
 and the plain mean. All have 800 rounds.
 """
 

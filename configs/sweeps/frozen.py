@@ -1,19 +1,24 @@
-"""Does semi-supervised learning help, where a frozen encoder has been trained on ImageNet? Labels at the server.
+"""Does semi-supervised learning help where a frozen encoder has been trained on ImageNet?
 
-    python launch.py sweep configs/sweeps/frozen.py:choose --workdir=runs/frozen_choose DATA
-    python launch.py sweep configs/sweeps/frozen.py --workdir=runs/frozen DATA
+    python launch.py sweep configs/sweeps/frozen.py:server_choose --workdir=runs/frozen_server_choose DATA
+    python launch.py sweep configs/sweeps/frozen.py:server --workdir=runs/frozen_server DATA
+    python launch.py sweep configs/sweeps/frozen.py:clients_choose --workdir=runs/frozen_clients_choose DATA
+    python launch.py sweep configs/sweeps/frozen.py:clients --workdir=runs/frozen_clients DATA
+    python launch.py sweep configs/sweeps/frozen.py:scratch --workdir=runs/frozen_scratch DATA
 
 DATA stands for --config.data.source=npz --config.data.path=FILE --config.data.flip=True
---config.encoder.weights=FILE. A linear head on the features of EfficientNet-Lite0; 40 clients of 80 images, 8 a round,
-20 rounds. `choose` has 500 validation images, 40 labels, LDA 0.1 and seed 7: three learning rates, of clients and
-server alike, for every method. The best of a method belongs into `CHOSEN`, which has the middle one until then. The
-other part has 10, 40, 250 and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
+--config.encoder.weights=FILE; `scratch` takes no weights. A linear head on the features of EfficientNet-Lite0; 40
+clients of 80 images, 8 a round, 20 rounds. The labels are the server's or the clients'. `choose` has 500 validation
+images, 40 labels, LDA 0.1 and seed 7: four learning rates, of clients and server alike, for every method. The best of a
+method is in `CHOSEN`. The comparison has 10 (at the server), 40, 250 and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
+`scratch` has the small CNN on the images themselves, its usual recipe, and so many rounds that a run takes at least as
+long as the encoder took for all images of all runs.
 """
 
-from fedjax_ssl.sweep import Sweep
+from fedjax_ssl.sweep import Sweep, by_argument
 
-RATES = (0.0003, 0.003, 0.03)
-METHODS = {
+RATES = (0.0003, 0.003, 0.03, 0.3)
+SERVER = {
     "labels alone": "server_only,plain",
     "FixMatch": "fixmatch,plain",
     "UDA": "uda,plain",
@@ -21,35 +26,51 @@ METHODS = {
     "(FL)^2": "fl2,plain",
     "FedAnchor": "fedanchor,plain",
 }
-CHOSEN = dict.fromkeys(METHODS, 0.003)
-WITHOUT_CLIENTS = {"labels alone": {"data.alpha": 1000.0}}  # to which the clients' partition means nothing
-COMMON = {
-    "num_rounds": 20,
+CLIENTS = {
+    "labels alone": "supervised,plain",
+    "FixMatch": "fixmatch,plain",
+    "UDA": "uda,plain",
+    "SAGE": "sage,plain",
+    "FedLabel": "fedlabel,plain",
+    "FedAvg-Semi": "fedavg_semi,plain",
+}
+# The best of RATES by the validation accuracy of the last five rounds: the same for all methods.
+CHOSEN = {"server": dict.fromkeys(SERVER, 0.03), "clients": dict.fromkeys(CLIENTS, 0.03)}
+WITHOUT_CLIENTS = {"server_only,plain": {"data.alpha": 1000.0}}  # to which the clients' partition means nothing
+FEDERATION = {
     "num_clients": 40,
     "clients_per_round": 8,
     "data.examples_per_client": 80,
-    "model.normalisation": "none",
     "client.batch_size": 20,
     "client.epochs": 1,
     "log.report": False,
     "log.tensorboard": False,
 }
+FROZEN = {**FEDERATION, "num_rounds": 20, "model.normalisation": "none"}
+AT_CLIENTS = {**FROZEN, "data.labels": "clients", "data.server_labels": 0}
+SCRATCH = {**FEDERATION, "num_rounds": 400, "model.name": "cnn"}
+# The config file, the common fields, the methods, and the field that counts labels, with its values.
+PARTS = {
+    "server": ("configs/cifar10_frozen.py", FROZEN, SERVER, "data.server_labels", (10, 40, 250, 500)),
+    "clients": ("configs/cifar10_frozen.py", AT_CLIENTS, CLIENTS, "data.num_labelled", (40, 250, 500)),
+}
+ROWS = ("server_choose", "server", "clients_choose", "clients", "scratch")
 
 
-def with_rate(name, rate):
-    fields = ("client.learning_rate", "server.learning_rate", "server.pretrain_learning_rate")
-    return METHODS[name], dict.fromkeys(fields, rate)
+def with_rate(arguments, rate):
+    rates = ("client.learning_rate", "server.learning_rate", "server.pretrain_learning_rate")
+    return arguments, {**dict.fromkeys(rates, rate), **WITHOUT_CLIENTS.get(arguments, {})}
 
 
-def get_sweep(part="compare"):
-    config = "configs/cifar10_frozen.py"
-    if part == "choose":
-        rows = {f"{name}, {rate:g}": with_rate(name, rate) for name in METHODS for rate in RATES}
-        chosen_by = {**COMMON, "data.validation": 500, "data.server_labels": 40, "data.alpha": 0.1}
-        return Sweep(config, rows, (7,), common=chosen_by)
-    rows = {}
-    for name, rate in CHOSEN.items():
-        arguments, fields = with_rate(name, rate)
-        rows[name] = arguments, {**fields, **WITHOUT_CLIENTS.get(name, {})}
-    fields = {"data.server_labels": (10, 40, 250, 500), "data.alpha": (0.1, 1000.0)}
-    return Sweep(config, rows, (0, 1, 2), fields, COMMON)
+def get_sweep(part="server"):
+    if part == "scratch":
+        methods = {name: SERVER[name].replace("plain", "strong") for name in ("labels alone", "SemiFL", "FedAnchor")}
+        fields = {"data.server_labels": (40, 500), "data.alpha": (0.1,)}
+        return Sweep("configs/fedanchor_cifar10.py", methods, (0, 1, 2), fields, SCRATCH)
+    place, _, choose = part.partition("_")
+    config, common, methods, labels, numbers = by_argument(PARTS, place)
+    if choose == "choose":
+        rows = {f"{name}, {rate:g}": with_rate(words, rate) for name, words in methods.items() for rate in RATES}
+        return Sweep(config, rows, (7,), common={**common, "data.validation": 500, labels: 40, "data.alpha": 0.1})
+    rows = {name: with_rate(words, CHOSEN[place][name]) for name, words in methods.items()}
+    return Sweep(config, rows, (0, 1, 2), {labels: numbers, "data.alpha": (0.1, 1000.0)}, common)

@@ -48,7 +48,7 @@ def get_sweep():
                 "fixmatch,strong",
                 {"aggregation.optimizer": "fedavg", **EARLY},
             ),
-            "FixMatch (strong), early, fresh optimisers": (
+            "FixMatch (strong), early, fresh optimizers": (
                 "fixmatch,strong",
                 {"client.persistent": False, "server.persistent": False, **EARLY},
             ),

@@ -23,14 +23,14 @@ QUICKSTART = CONFIGS / "quickstart.py"
 
 # Each command imports what it needs: most of it takes seconds, and help needs none of it.
 def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Trains, or resumes a run that was stopped; the default.
+    """Trains, or resumes a stopped run; the default command.
 
-    The workdir gets config.json, partition.npz, metrics.jsonl (a line a round),
-    timings.jsonl, checkpoints/, tensorboard/ and at the end summary.json and
-    report.html. --workdir=RUN alone resumes from RUN's last checkpoint, by its
-    own config.json. Several seeds: --config.seeds='(0, 1, 2)'.
+    The workdir gets config.json, partition.npz, metrics.jsonl (one line per
+    round), timings.jsonl, checkpoints/, tensorboard/ and at the end summary.json
+    and report.html. --workdir=RUN without --config resumes RUN from its last
+    checkpoint, with its own config.json.
 
-    Watch it with: tensorboard --logdir=runs
+    Several seeds: --config.seeds='(0, 1, 2)'. Watch: tensorboard --logdir=runs
     """
     with doing("loading JAX"):
         from fedjax_ssl import train
@@ -51,6 +51,8 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         train(config, own.workdir)
         if before and before == _sizes_of_records(own.workdir):
             more = f"--config.num_rounds=N above {config.num_rounds} trains on"
+            if config.stop.patience or config.stop.bytes:
+                more = f"a larger stop.patience or stop.bytes, or {more}"
             log.say(f"{own.workdir} was finished, and nothing was trained; {more}")
 
 
@@ -60,28 +62,29 @@ def _sizes_of_records(workdir: str | None) -> dict[pathlib.Path, int]:
 
 
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Runs what a file in configs/sweeps/ lists, into one table.
+    """Trains the runs that a file in configs/sweeps/ lists; makes one table.
 
-    Some take a data set: configs/sweeps/fedanchor_table1.py:svhn. The table is
-    WORKDIR/table.md, .csv and .tex, and grows as runs finish, as table_runs.csv
-    does, a line a run; at the end WORKDIR/report.html shows them all. Started
-    again, a sweep skips finished runs and resumes the others; the same command
-    may run several times at once.
-    --config.FIELD=VALUE holds for all runs, so FIELD must not be one in which
-    they differ.
+    Some files take a data set: configs/sweeps/fedanchor_table1.py:svhn. The table
+    (WORKDIR/table.md, .csv and .tex) and table_runs.csv, with one line per run,
+    grow as runs finish; at the end WORKDIR/report.html shows all of them. Started
+    again, a sweep skips finished runs and resumes the others. The same command
+    may run in several processes at once.
+    --config.FIELD=VALUE sets a field for all runs; rows must not differ in it.
+    --tries=N first searches each row's fields at random, N times, over the file's
+    `search`, and runs the row with the best ones.
     """
     with doing("loading JAX"):
         from fedjax_ssl import sweep
         from fedjax_ssl.run.cores import use_every_core
 
     use_every_core()
-    sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run, own.rows)
+    sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run, own.rows, own.tries)
 
 
 def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Traces a few rounds and says where their time goes.
+    """Measures where the time of a round goes.
 
-    The workdir, a fresh one, gets trace/, profile.json and profile.txt.
+    A new workdir gets trace/, profile.json and profile.txt.
     """
     with doing("loading JAX"):
         from fedjax_ssl.config import parse_config
@@ -94,12 +97,12 @@ def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_tune(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Times how clients are best laid out on this machine, and keeps the fastest.
+    """Finds the fastest layout of clients on this machine.
 
-    Lanes, devices, forms of convolutions and XLA options, on real steps of the
-    config's clients: minutes, most of them of compiling. Later runs of the same
-    method, model, cohort and batch take what was fastest, and say so. No result
-    depends on it beyond rounding.
+    It times lanes, devices, forms of convolutions and XLA options on steps of the
+    config's clients, which takes minutes, mostly for compiling. Later runs with
+    the same method, model, cohort and batch size use the fastest, and say so. It
+    changes results by rounding only.
     """
     with doing("loading JAX"):
         from fedjax_ssl.config import parse_config
@@ -112,12 +115,12 @@ def run_tune(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Writes what runs show: pictures, a page, a table.
+    """Writes the report of runs: figures, a page, a table.
 
-    One run gets WORKDIR/report.html, figures/ and MODEL_CARD.md, as it does by
-    itself when it is over. Several runs, or a folder of them, go into one page,
-    with the table as CSV, Markdown and LaTeX: --out=compare.html. Runs that
-    differ in nothing but the seed are one curve with a band.
+    One run gets WORKDIR/report.html, figures/ and MODEL_CARD.md, as at the end of
+    training. Several runs, or a folder of runs, are compared on one page, with a
+    table as CSV, Markdown and LaTeX: --out=compare.html. Runs that only differ in
+    the seed are one curve with a band.
     """
     with doing("loading what draws the report"):
         from fedjax_ssl.report import report
@@ -133,8 +136,8 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
 def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
     """Shows runs in a browser while they train.
 
-    The page has a table, curves and the time left, and is refreshed as the runs
-    grow. It can be opened on this machine alone unless --host says otherwise.
+    The page has a table, curves and the time left, and is refreshed during the
+    runs. Only this machine can open it unless --host says otherwise.
     """
     with doing("loading what draws the curves"):
         from fedjax_ssl.report.watch import watch
@@ -143,12 +146,12 @@ def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Classifies the images, rows or texts of a file or a folder by a run's model.
+    """Classifies images, rows or texts in a file or a folder with a run's model.
 
-    --out=NAME.csv gets a line for each; an npz file labels [B], classes [B],
-    probabilities [B, C], embeddings [B, D] and class_names [C]. Where they
-    have labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE, the csv's
-    column of labels) the accuracy is printed.
+    --out=NAME.csv gets one line for each; an npz file gets labels [B], classes
+    [B], probabilities [B, C], embeddings [B, D] and class_names [C]. If the input
+    has labels (labels, y or y_test in the npz, FOLDER/CLASS/IMAGE, the csv's
+    label column), the accuracy is printed.
     """
     with doing("loading JAX"):
         from fedjax_ssl.predictor import predict_file
@@ -162,11 +165,12 @@ def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Writes a run's model in a format that others read.
+    """Exports a run's model.
 
-    safetensors has the parameters, stablehlo and onnx the whole program from pixels
-    to probabilities. hub is a folder for the Hugging Face Hub with both of the
-    first two and a model card. onnx needs pip install 'fedjax_ssl[onnx]'.
+    safetensors has the parameters; stablehlo and onnx have the whole program from
+    pixels to probabilities. hub is a folder for the Hugging Face Hub with
+    safetensors, stablehlo and a model card. onnx needs
+    pip install 'fedjax_ssl[onnx]'.
     """
     with doing("loading JAX"):
         from fedjax_ssl.export import export_run
@@ -176,10 +180,11 @@ def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Converts PyTorch's weights of a pretrained encoder into a file for encoder.weights.
+    """Converts PyTorch weights of a pretrained encoder to a file for encoder.weights.
 
-    FILE.safetensors as it is; .pth by PyTorch in a process of its own, which makes
-    tensors alone and runs no pickle. Encoders: docs/how_to/pretrained_encoders.md.
+    A .safetensors file is read directly. A .pth file is read by PyTorch in a
+    separate process, which only loads tensors and runs no code. Encoders:
+    docs/how_to/pretrained_encoders.md.
     """
     if not own.encoder or not own.out:
         raise UserError("convert-weights takes --encoder=NAME and --out=FILE.safetensors")
@@ -192,35 +197,37 @@ def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> Non
 
 
 def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Prints what makes a shell complete commands, configs and fields: bash or zsh.
+    """Prints a completion script for commands, configs and fields: bash or zsh.
 
-    Of an installed fedjax-ssl, in ~/.bashrc or, after compinit, in ~/.zshrc:
+    For an installed fedjax-ssl, put this in ~/.bashrc or, after compinit, in
+    ~/.zshrc (with zsh):
 
       eval "$(fedjax-ssl completion bash)"
     """
     print(completion.script(words[0], COMMANDS), end="")
 
 
-CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS, what to run; default: configs/quickstart.py")}
-WORKDIR = {"workdir": (None, "where results go; default: a fresh folder under runs/")}
+CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS; default: configs/quickstart.py")}
+WORKDIR = {"workdir": (None, "folder for results; default: a new one under runs/")}
 COMMANDS = {
     "train": Command(
         run_train,
         {
             **CONFIG,
             **WORKDIR,
-            "allow_code": (False, "--workdir=RUN alone may import FILE.py:NAME"),
-            "coordinator": (None, "HOST:PORT of the first of several hosts' processes"),
-            "num_processes": (None, "in all; a SLURM job and a TPU pod need none of the three"),
-            "process_id": (None, "of this one, from 0 on; docs/how_to/hosts.md"),
+            "allow_code": (False, "lets --workdir=RUN run code that its config.json names as FILE.py:NAME"),
+            "coordinator": (None, "HOST:PORT of the first process, for training on several hosts"),
+            "num_processes": (None, "number of processes; SLURM and TPU pods set all three by themselves"),
+            "process_id": (None, "number of this process, from 0; docs/how_to/hosts.md"),
         },
     ),
     "sweep": Command(
         run_sweep,
         {
-            "workdir": (None, "of the whole sweep"),
-            "dry_run": (False, "lists the runs and does nothing"),
+            "workdir": (None, "folder of the whole sweep"),
+            "dry_run": (False, "only lists the runs"),
             "rows": ("*", "only these rows, such as 'FedAvg;FedProx*'"),
+            "tries": (0, "random tries per row, judged on validation images"),
         },
         "FILE[:DATASET]",
     ),
@@ -228,20 +235,20 @@ COMMANDS = {
         run_report,
         {
             "out": (None, "NAME.html, for several runs"),
-            "target": ("0.9", "accuracy to which rounds are counted"),
-            "against": (None, "runs of one configuration, to take paired differences from"),
-            "columns": (None, "of the table, such as 'method,test accuracy'; the CSV has all"),
-            "interval": (False, "mean ± half of the 95 % confidence interval, not the deviation"),
+            "target": ("0.9", "count the rounds until this accuracy is reached"),
+            "against": (None, "runs of one configuration, for paired differences"),
+            "columns": (None, "columns of the table, such as 'method,test accuracy'; the CSV has all"),
+            "interval": (False, "show mean ± half the 95 % confidence interval instead of the deviation"),
             "caption": (None, "of the LaTeX table"),
             "label": (None, "of the LaTeX table"),
-            "figures": ("screen", "column or page: the pictures' width in a paper"),
+            "figures": ("screen", "column or page: width of the figures in a paper"),
         },
         "RUN...",
     ),
     "watch": Command(
         run_watch,
         {
-            "host": ("localhost", "the address to listen on; 0.0.0.0: every machine of the network can open the page"),
+            "host": ("localhost", "address to listen on; 0.0.0.0: any machine in the network can open the page"),
             "port": (8000, "0 takes a free one"),
         },
         "RUN...",
@@ -249,36 +256,36 @@ COMMANDS = {
     "predict": Command(
         run_predict,
         {
-            "workdir": (None, "of the run"),
-            "npz": (None, "the file with the images, uint8 [B, H, W, C]"),
-            "images": (None, "a folder instead, FOLDER/IMAGE or FOLDER/CLASS/IMAGE"),
-            "csv": (None, "a csv or parquet file instead, of a model of tables or texts"),
-            "out": (None, "the file to be written, NAME.csv or NAME.npz"),
-            "key": ("", "the images' name in the npz; by default images, x, x_test or test_images"),
-            "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
+            "workdir": (None, "folder of the run"),
+            "npz": (None, "file with images, uint8 [B, H, W, C]"),
+            "images": (None, "folder with images, FOLDER/IMAGE or FOLDER/CLASS/IMAGE"),
+            "csv": (None, "csv or parquet file, for a model of tables or texts"),
+            "out": (None, "output file, NAME.csv or NAME.npz"),
+            "key": ("", "name of the images in the npz; by default images, x, x_test or test_images"),
+            "allow_code": (False, "lets the run's own method or backbone FILE.py run: only if you trust it"),
         },
     ),
     "export": Command(
         run_export,
         {
             "format": (None, "safetensors, stablehlo, onnx or hub"),
-            "out": (None, "the file to be written; of hub the folder"),
-            "license": ("unknown", "of the model, for the card of hub, such as apache-2.0"),
-            "allow_code": (False, "runs a method's or a backbone's file that the run names: if you trust it"),
+            "out": (None, "output file; for hub a folder"),
+            "license": ("unknown", "license in the model card of hub, such as apache-2.0"),
+            "allow_code": (False, "lets the run's own method or backbone FILE.py run: only if you trust it"),
         },
         "RUN",
     ),
     "convert-weights": Command(
         run_convert_weights,
         {
-            "encoder": (None, "whose weights they are, such as efficientnet_lite0"),
-            "out": (None, "the file to be written, NAME.safetensors"),
+            "encoder": (None, "the encoder, such as efficientnet_lite0"),
+            "out": (None, "output file, NAME.safetensors"),
         },
         "FILE",
     ),
-    "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each is timed")}),
+    "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each layout is timed")}),
     "completion": Command(run_completion, {}, "SHELL"),
-    "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "how many are traced")}),
+    "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "number of traced rounds")}),
 }
 
 

@@ -20,7 +20,7 @@ EXAMPLES = """\
   python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/methods
 """
 
-# What most people change; the others are in fields/ and the methods' files.
+# The most used fields; the others are in fields/ and the methods' files.
 MAIN_FIELDS = (
     "method",
     "num_rounds",
@@ -86,23 +86,23 @@ def overview(commands: Mapping[str, Command]) -> str:
             "                   [--config.FIELD=VALUE ...]",
             "  python launch.py --version",
             "",
-            "Each command takes --quiet, for warnings and errors alone, and --verbose.",
+            "Each command takes --quiet (only warnings and errors) and --verbose.",
             "",
-            "Commands; python launch.py COMMAND --help says more",
+            "Commands; details: python launch.py COMMAND --help",
             _rows(((name, summary(command.run.__doc__)) for name, command in commands.items()), 12),
             "Examples",
             EXAMPLES,
             "Configs: --config=FILE",
             _rows(((f"configs/{path.name}", summary(docstring(path))) for path in sorted(CONFIGS.glob("*.py"))), 34),
-            "Arguments behind a config's colon, with commas between; they apply in order",
+            "Arguments after a config's colon, separated by commas, applied in order",
             _rows(arguments.items(), 12),
             "Methods and their variants; docs/methods.md",
             _rows(
                 ((name, about + (f" Variants: {', '.join(variants)}." if variants else ""))
                  for name, (about, variants) in read_methods().items()), 16,
             ),
-            "Fields that most people change: --config.FIELD=VALUE. The defaults are those of",
-            "fedjax_ssl/fields/ and methods/ have all fields; a config file its own.",
+            "The most used fields: --config.FIELD=VALUE. These are the library's defaults,",
+            "which a config file may change. All fields: docs/configs.md",
             _rows(
                 ((f"{name} = {fields[name].default}", f"{fields[name].meaning}{_may_be(ranges[name])}")
                  for name in MAIN_FIELDS), 34,

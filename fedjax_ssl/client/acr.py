@@ -1,10 +1,10 @@
-"""ACR as a local trainer: two classifiers, and labels adjusted to how far a client's images are from the labelled ones.
+"""ACR as a local trainer: two classifiers; labels adjusted to how much a client's images differ from the labelled ones.
 
 Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistency Is All You Need", CVPR 2023.
-One classifier, the head `STANDARD`, learns the labelled images' distribution of classes; the other, which is tested, is
-balanced. In a federation the unlabelled images are each client's own, and so is the estimate of their distribution; the
-labelled images' shares of classes pi are sent down (C numbers), in which a class that no labelled client has counts as
-`client.absent_class` images. The paper's epoch is a round.
+One classifier, the head `STANDARD`, learns the labelled images' class distribution. The other one is balanced, and it
+is the one that is tested. In a federation each client has its own unlabelled images, and its own estimate of their
+class distribution. The server sends the class shares pi of the labelled images (C numbers); a class that no labelled
+client has counts as `client.absent_class` images. An epoch of the paper is a round here.
 """
 
 from typing import NamedTuple
@@ -26,51 +26,52 @@ STANDARD = "standard"  # the head h; the classifier is the balanced h_b
 class Estimate(NamedTuple):
     """The state of a client."""
 
-    shares: jax.Array  # float32 [C], u, the estimated shares of classes among its unlabelled images
-    distances: jax.Array  # float32 [3], summed over the steps of its round: of u to pi, to uniform and to reversed pi
-    steps: jax.Array  # float32 [], of these
-    strength: jax.Array  # float32 [], tau of the standard classifier's labels in this round
-    rounds: jax.Array  # int32 [], in which it took part before this one; -1 before the first
+    shares: jax.Array  # float32 [C], u, the estimated class shares of its unlabelled images
+    distances: jax.Array  # float32 [3], of u to pi, to uniform and to reversed pi, summed over the round's steps
+    steps: jax.Array  # float32 [], number of these steps
+    strength: jax.Array  # float32 [], tau for the standard classifier's labels in this round
+    rounds: jax.Array  # int32 [], earlier rounds in which it took part; -1 before the first
 
 
 def adjustment(prior: jax.Array, strength: jax.Array | float) -> jax.Array:
-    """log(pi_c^tau + 1e-12) of shares float32 [..., C], by which logits are adjusted: float32 [..., C].
+    """The logit adjustment log(pi_c^tau + 1e-12) for shares float32 [..., C]: float32 [..., C].
 
-    Near a share of 0 it is -27.6 for every tau, and would decide every label: `Broadcast.extra` has no such share, see
+    For a share near 0 it is -27.6 at every tau and would decide every label. `Broadcast.extra` has no such share, see
     `class_shares`.
     """
     return jnp.log(jnp.power(prior, strength) + 1e-12)
 
 
 def reversed_shares(prior: jax.Array) -> jax.Array:
-    """The shares with the most frequent class's and the rarest's exchanged, and so on: float32 [C]."""
+    """The shares in reversed order: the most frequent class gets the rarest one's share, and so on; float32 [C]."""
     order = jnp.argsort(prior)
     return jnp.zeros_like(prior).at[order].set(prior[order[::-1]])
 
 
 def distance(one: jax.Array, other: jax.Array) -> jax.Array:
-    """1/2 KL(a || b) + 1/2 KL(b || a) of shares float32 [..., C], each with 1e-12 added."""
+    """Symmetric KL divergence 1/2 KL(a || b) + 1/2 KL(b || a) of shares float32 [..., C], each plus 1e-12."""
     one, other = one + 1e-12, other + 1e-12
     return 0.5 * jnp.sum((one - other) * (jnp.log(one) - jnp.log(other)), axis=-1)
 
 
 def acr(options, num_classes: int) -> Trainer:
-    """The rule: what both classifiers are trained towards.
+    """The rule that gives the targets of both classifiers.
 
         q  = softmax(h - tau_t log pi)    label of h,   counts if max q >= t or max softmax(h) >= t
         q2 = softmax(h - tau log pi)      label of h_b, counts if max q2 >= t or max softmax(h_b) >= t
 
-    tau is `trainer.strength`, and tau_t = tau exp(K_con) / (exp K_con + exp K_uni + exp K_rev) by the mean `distance`
-    of the estimate u to pi, to uniform and to reversed pi in the client's last round: the further its images are from
-    the labelled ones, the more their labels are adjusted. u moves by the histogram of the confident labels of h_b, once
-    the client has taken part in `trainer.estimate_from` rounds; before that tau_t = tau. The estimate's first round has
-    no distances before it, so that tau_t = tau / 3 (train.py:467-473 of the code, github.com/Gank0078/ACR, commit
-    9a8f421, whose epochs count from 0). The estimate always survives rounds.
+    tau is `trainer.strength`. tau_t = tau exp(K_con) / (exp K_con + exp K_uni + exp K_rev), where K are the mean
+    distances of the estimate u to pi, to uniform and to reversed pi in the client's last round. The more its images
+    differ from the labelled ones, the more their labels are adjusted. Once the client has taken part in
+    `trainer.estimate_from` rounds, u is a moving average of the histogram of h_b's confident labels; before that
+    tau_t = tau. The first round with an estimate has no earlier distances, so that tau_t = tau / 3 (train.py:467-473 of
+    the code, github.com/Gank0078/ACR, commit 9a8f421, whose epochs count from 0). The estimate is always kept between
+    rounds.
 
-    Distances are summed over the steps with a confident image, and divided by the number of all steps, as in the code.
+    Distances are summed over the steps with a confident image but divided by the number of all steps, as in the code.
 
-    The histogram counts labels. The public code adds to an index several times at once, which keeps what one image of
-    each class writes, confident or not; that depends on the order of a batch, and is not built.
+    The histogram counts labels. The public code instead assigns to repeated indices, so that the last image of each
+    class decides, confident or not. This depends on the order in a batch and is not implemented.
     """
 
     def targets(old: Estimate, seen: Seen) -> tuple[tuple[Target, ...], Estimate]:
@@ -125,7 +126,7 @@ def acr(options, num_classes: int) -> Trainer:
 
 
 def loss_of_both(problem: Problem, metric: str) -> LossFunction:
-    """l(h(x), y) + l(h_b(x) + tau log pi, y) on a weak view, of the labelled phase; pi is `Broadcast.extra`."""
+    """Loss of the labelled phase: l(h(x), y) + l(h_b(x) + tau log pi, y) on a weak view; pi is `Broadcast.extra`."""
     strength = problem.config.trainer.strength
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:

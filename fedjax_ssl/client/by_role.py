@@ -1,8 +1,8 @@
-"""Clients with labels and clients without: a phase on the labelled images, then one on the unlabelled ones.
+"""Training by role: a phase on a client's labelled images, then one on its unlabelled images.
 
-A role is data: a client takes steps in a phase for the images that it has of that kind, and a lane never computes the
-other role's loss. A client with labels only passes its model through the second phase; a client with both kinds
-trains on one after the other. Either way the client sends one upload, which says how many labels it comes from.
+The role follows from the data: a client takes steps in a phase if it has images of that kind, and a lane never computes
+the loss of the other kind. A client with labels only keeps its model through the second phase; a client with both
+kinds trains on one after the other. Each client sends one upload, with its number of labelled examples.
 """
 
 from typing import Any, NamedTuple
@@ -17,32 +17,32 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Prepare, Previous, Problem
 from fedjax_ssl.learning.sgd import Model
 
-LABELLED = "labelled"  # what every upload tells: the client's labelled examples, float32 []
+LABELLED = "labelled"  # metadata of every upload: the client's labelled examples, float32 []
 
 
 class ByRoleWork(NamedTuple):
     """What one client trains on in the unlabelled phase."""
 
     deck: Deck  # its unlabelled examples
-    rest: Any  # the work that the method laid out, with the same deck
-    begin: Model  # the client's model after the labelled phase; the received one if it has no labels
-    labelled: jax.Array  # float32 [], its labelled examples
+    rest: Any  # the work that the method prepared, with the same deck
+    begin: Model  # the client's model after the labelled phase; the received model if it has no labels
+    labelled: jax.Array  # float32 [], number of its labelled examples
 
 
 def labelled_phase(problem: Problem, loss: LossFunction | None = None, parts: tuple[str, ...] = CLASSIFIER) -> Phase:
-    """`client.epochs` passes over a client's labelled images; the model goes to the next phase.
+    """`client.epochs` passes over a client's labelled images; the model is handed to the next phase.
 
     Args:
-        problem: the run. `client.logit_adjustment` and `client.labelled_views` are of the loss.
-        loss: its work is an `OnLabels`; None: cross-entropy.
-        parts: of the model that are trained.
+        problem: the run's. `client.logit_adjustment` and `client.labelled_views` apply to the loss.
+        loss: reads work of type `OnLabels`; None: cross-entropy.
+        parts: the trained parts of the model.
     """
     loss = loss or loss_on_labels(problem, "labelled_loss")
     return local_sgd(problem, jobs_on_labels(problem), loss, parts, hooks=Hooks(handed_on=True))
 
 
 def jobs_without_labels(problem: Problem) -> Prepare:
-    """A `prepare` for `unlabelled_phase`: `client.epochs` passes over a client's unlabelled images, and nothing else.
+    """A `prepare` for `unlabelled_phase`: `client.epochs` passes over a client's unlabelled images.
 
     Returns:
         The function; its work is a `Work`.
@@ -65,19 +65,19 @@ def unlabelled_phase(
     parts: tuple[str, ...] = CLASSIFIER,
     hooks: Hooks = Hooks(),  # noqa: B008, it cannot change
 ) -> Phase:
-    """The phase behind `labelled_phase`: on a client's unlabelled images, and the upload of both.
+    """The phase after `labelled_phase`: trains on a client's unlabelled images and makes the upload for both phases.
 
-    Its learning rate and clipping are `client.unlabelled_learning_rate` and `client.unlabelled_clip_norm`. An optimiser
-    that survives rounds is one for both phases.
+    Its learning rate and clipping are `client.unlabelled_learning_rate` and `client.unlabelled_clip_norm`. A persistent
+    optimizer is shared by both phases.
 
     Args:
-        problem: the run.
+        problem: the run's.
         prepare: its work has a `Deck` of unlabelled examples named `deck`.
-        loss, parts, hooks: as those of `local_sgd`; `loss` and `hooks.metadata` get the work of `prepare`. Training
-            goes on from the labelled phase, so that `hooks.begin` is not read.
+        loss, parts, hooks: as for `local_sgd`; `loss` and `hooks.metadata` get the work of `prepare`. Training
+            continues from the labelled phase, so that `hooks.begin` is ignored.
 
     Returns:
-        The Phase. Every upload tells `LABELLED`.
+        The Phase. Every upload has the metadata `LABELLED`.
     """
 
     def prepare_both(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -102,7 +102,7 @@ def unlabelled_phase(
 
 
 def at_unlabelled_rate(problem: Problem, phase: Phase) -> Phase:
-    """A phase of `local_sgd` at `client.unlabelled_learning_rate`, on the schedule of the broadcast's rate."""
+    """A phase of `local_sgd` at `client.unlabelled_learning_rate`, on the schedule of the broadcast."""
     factor = unlabelled_problem(problem).config.client.learning_rate / problem.config.client.learning_rate
 
     def at_own_rate(received: Broadcast) -> Broadcast:
@@ -115,7 +115,7 @@ def at_unlabelled_rate(problem: Problem, phase: Phase) -> Phase:
 
 
 def unlabelled_problem(problem: Problem) -> Problem:
-    """The problem of the unlabelled phase: `config.client` with the learning rate and the clipping of that role."""
+    """The problem of the unlabelled phase, with its learning rate and clipping in `config.client`."""
     config = problem.config.copy_and_resolve_references()
     if config.client.unlabelled_learning_rate is not None:
         config.client.learning_rate = config.client.unlabelled_learning_rate

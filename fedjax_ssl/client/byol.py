@@ -1,7 +1,8 @@
-"""BYOL at each client: an online network learns to predict what a target network makes of another view.
+"""BYOL at each client: an online network learns to predict a target network's projection of another view.
 
-Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020 (arXiv 2006.07733). The online network is backbone, projector
-and predictor; the target is backbone and projector, the average of the online ones' past, and stays with its client.
+Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020 (arXiv 2006.07733). The online network has backbone, projector
+and predictor. The target has backbone and projector, is a moving average of the online network, and stays at its
+client.
 """
 
 from collections.abc import Callable
@@ -22,19 +23,19 @@ from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, add_up, moving_average
 PROJECTOR, PREDICTOR = "projector", "predictor"
 ENCODER = ("backbone", PROJECTOR)
 ONLINE = (*ENCODER, PREDICTOR)
-TARGET, LAST_ROUND = "target", "last_round"  # a client's memory: ENCODER's parameters; int32, -1: it never trained
+TARGET, LAST_ROUND = "target", "last_round"  # the client's memory: ENCODER's parameters; int32, -1: never trained
 
 
 class OnlineRule(NamedTuple):
-    """How a client's model follows the global one, and its own of the rounds before."""
+    """How a client's model follows the global model and its own model of earlier rounds."""
 
-    # (received, own) -> the online model with which a client begins that trained before; at its first visit it is the
-    # received one.
+    # (received, own) -> the online model with which a client begins, if it has trained before; at its first visit it
+    # begins with the received model.
     begin: Callable[[Broadcast, dict[str, Any]], Model]
-    # (received, own, before, after) -> (entries of the client's memory, metrics), from the models before and after the
-    # training; `own` as before it.
+    # (received, own, before, after) -> (entries of the client's memory, metrics). `before` and `after` are the models
+    # before and after training; `own` is the memory before training.
     leave: Callable[[Broadcast, dict[str, Any], Model, Model], tuple[dict[str, Any], Metrics]]
-    # (received, own) -> bool [], whether this counts as a first visit.
+    # (received, own) -> bool [], whether this visit counts as the first one.
     is_new: Callable[[Broadcast, dict[str, Any]], jax.Array] = lambda received, own: own[LAST_ROUND] < 0
 
 
@@ -47,22 +48,22 @@ def own_targets(data: FederatedData, model: Model) -> dict[str, Any]:
 def byol_phase(
     problem: Problem, rule: OnlineRule, *, decay: float, new_target: str = "kept", alias_first_target: bool = False
 ) -> Phase:
-    """`client.epochs` passes over all of a client's images, of whole batches: L = l(1, 2) + l(2, 1).
+    """`client.epochs` passes over all of a client's images in whole batches, with the loss L = l(1, 2) + l(2, 1).
 
-    l(a, b) = mean_i 2 - 2 cos(q(z_i^a), z'_i^b), z and z' the online and the target projection of a view, q the
-    predictor. After each step the target is decay times itself and 1 - decay times the online encoder. Both networks
-    normalise by the batch.
+    l(a, b) = mean_i 2 - 2 cos(q(z_i^a), z'_i^b); z and z' are the online and the target projection of a view, q is the
+    predictor. After each step target = decay * target + (1 - decay) * online encoder. Both networks normalise with
+    batch statistics.
 
     Args:
-        problem: the run.
-        rule: of the online model. The broadcast's `extra` is the number of the round.
+        problem: the run's.
+        rule: for the online model. The broadcast's `extra` is the number of the round.
         decay: of the target.
-        new_target: whether a client's target is the one that it has 'kept', or the 'received' encoder; at a first
-            visit it is this one.
-        alias_first_target: at its first visit a client's target is the online encoder itself, in every step.
+        new_target: whether a client begins with the target that it has 'kept' or with the 'received' encoder; at a
+            first visit it is always the received one.
+        alias_first_target: whether at its first visit a client's target is the online encoder itself, in every step.
 
     Returns:
-        The Phase; its metric is `byol_loss`, besides those of the rule.
+        The Phase. Its metrics are `byol_loss` and those of the rule.
     """
     config, network = problem.config.client, problem.network
     first_view, second_view = problem.views
@@ -79,7 +80,7 @@ def byol_phase(
         views = first_view(first_key, images), second_view(second_key, images)
         target = at.received.model.with_parts(**at.own[TARGET])
         (first, second), _ = network.train(target, views, batch.mask)
-        targets = second.heads[PROJECTOR], first.heads[PROJECTOR]  # of the other view
+        targets = second.heads[PROJECTOR], first.heads[PROJECTOR]  # the projections of the other view
 
         outputs, batch_stats = network.train(model, views, batch.mask)
         predicted = [each.heads[PREDICTOR] for each in outputs]
@@ -105,7 +106,7 @@ def byol_phase(
 
     def finish(received: Broadcast, work, carry, num_steps) -> Finished:
         finished = phase.finish(received, work, carry, num_steps)
-        before = begin(received, work, carry.own)  # steps change the target alone
+        before = begin(received, work, carry.own)  # steps change the target only
         left, metrics = rule.leave(received, carry.own, before, carry.learner.model)
         own = {**finished.own, LAST_ROUND: received.extra, **left}
         return finished._replace(own=own, metrics={**finished.metrics, **metrics})
@@ -114,18 +115,18 @@ def byol_phase(
 
 
 def divergence(one: Params, other: Params) -> jax.Array:
-    """How far two backbones are from each other: the mean over convolutions of |W - W'|, without those of shortcuts.
+    """Distance of two backbones: the mean of |W - W'| over convolutions, without those in shortcuts.
 
-    Of a backbone without convolutions it is the mean over all its parameters.
+    For a backbone without convolutions it is the mean over all parameters.
 
     Args:
-        one, other: a backbone's parameters.
+        one, other: parameters of a backbone.
 
     Returns:
         float32 [].
 
     Raises:
-        UserError: they have none.
+        UserError: the backbone has no parameters.
     """
     leaves, _ = jax.tree.flatten_with_path(jax.tree.map(jnp.subtract, one, other))
     if not leaves:

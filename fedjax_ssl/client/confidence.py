@@ -1,7 +1,8 @@
-"""Confidence: which pseudo-labels count, and how much. Each rule is one function; the library's are in `KINDS`.
+"""Confidence: which pseudo-labels count, and how much. Each rule is a function; the library's are in `KINDS`.
 
-A rule has a state for each client that follows the scores of its images. Methods use it in two ways: once a round over
-all of a client's images, or in each step over a batch. Nothing of it travels. `config.confidence` names the rule.
+A rule keeps a state for each client, computed from the scores of its images. Methods apply it either once a round to
+all of a client's images, or in each step to a batch. The state never leaves the client. `config.confidence` names the
+rule.
 """
 
 from collections.abc import Callable
@@ -17,25 +18,27 @@ from fedjax_ssl.imports import import_own, is_own, one_line
 from fedjax_ssl.learning.trees import repeated
 
 FIELD = "confidence.kind"
-MEMORY = "trainer"  # the entry of the state in a client's memory, as checkpoints of earlier versions name it
+MEMORY = "trainer"  # the state's entry in a client's memory, named as in checkpoints of earlier versions
 
 
 class Confidence(NamedTuple):
-    """A rule. Scores are the larger the surer: probabilities, or FedAnchor's cosines."""
+    """A rule. A larger score means more confidence: scores are probabilities, or FedAnchor's cosines."""
 
-    # N_max, the examples of the largest client -> the state of a client that has seen nothing.
+    # n_max, the examples of the largest client -> the initial state of a client.
     init: Callable[[int], Any]
     # (state, scores [B, C], present bool [B], positions int32 [B] among the client's examples) -> the state after these
     # images.
     update: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
-    # (state, scores [..., C], size int32 [], the images of the client that may get a label) -> float32 [...], how much
-    # the label of the largest score counts, from 0 to 1.
+    # (state, scores [..., C], size int32 [], the number of the client's images that may get a label) -> float32 [...],
+    # the weight of the label with the largest score, from 0 to 1.
     weigh: Callable[[Any, jax.Array, jax.Array], jax.Array]
-    # (state, logits [B, C] of the strong views, weights [B]) -> float32 [], a term of the loss; None: there is none.
+    # (state, logits [B, C] of the strong views, weights [B]) -> float32 [], an additional loss; None: there is none.
     regulariser: Callable[[Any, jax.Array, jax.Array], jax.Array] | None = None
-    before: bool = False  # whether a step weighs its batch by the state before the batch, and not after it
+    # (state, round int32 []) -> the state at the beginning of a round, counted from 0; None: unchanged.
+    begin: Callable[[Any, jax.Array], Any] | None = None
+    before: bool = False  # whether a step weighs its batch with the state before the batch, not after it
     averages: bool = False  # whether the state is a moving average, which needs many updates
-    soft: bool = False  # whether weights lie between 0 and 1, too
+    soft: bool = False  # whether weights can lie between 0 and 1
 
     def label(self, state: Any, scores: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The class of the largest score, int32 [...], and its weight, float32 [...]."""
@@ -54,13 +57,13 @@ def make_confidence(
     """The rule that `confidence.kind` names.
 
     Args:
-        problem: the run.
-        threshold: the method's tau, in the scores' unit.
-        strictly: whether a score at a threshold falls short (FedAnchor, eq. 5) or counts (SemiFL, FixMatch).
-        hard: whether the method counts an image or not, and has no weights.
+        problem: the run's.
+        threshold: the method's tau, in the unit of the scores.
+        strictly: whether a score must exceed the threshold (FedAnchor, eq. 5) or may equal it (SemiFL, FixMatch).
+        hard: whether the method only accepts or rejects an image and cannot use weights in between.
 
     Raises:
-        UserError: the method cannot use the rule, or a user's rule cannot be built.
+        UserError: the method cannot use the rule, or a user's rule fails when it is built.
     """
     options = problem.config.confidence
     rule = (problem.own_rule or KINDS[options.kind])(options, problem.num_classes, threshold, strictly)
@@ -70,30 +73,36 @@ def make_confidence(
 
 
 def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
-    """The rule's entry of `State.clients`, every leaf [K, ...]; {} where a state lasts for one round."""
+    """The rule's entry of `State.clients`, every leaf [K, ...]; {} if a state lasts for one round only."""
     if problem.config.confidence.memory == "round":
         return {}
     return {MEMORY: repeated(make_confidence(problem, 0.0).init(data.width), len(data.ids))}
 
 
 def once_a_round(
-    problem: Problem, rule: Confidence, scores: jax.Array, present: jax.Array, own: dict[str, Any]
+    problem: Problem,
+    rule: Confidence,
+    scores: jax.Array,
+    present: jax.Array,
+    own: dict[str, Any],
+    round_numbers: jax.Array | None = None,
 ) -> tuple[Any, jax.Array, dict[str, Any]]:
-    """A rule over all images of each client of a cohort.
+    """Applies a rule to all images of each client of a cohort.
 
     Args:
-        problem: the run.
+        problem: the run's.
         rule: from `make_confidence`.
         scores: float32 [M, n_max, C].
         present: bool [M, n_max], the images that may get a label.
         own: the clients' memory, leaves [M, ...].
+        round_numbers: int32 [M], rounds done before this one; only rules with `begin` need it.
 
     Returns:
-        The states, leaves [M, ...]; the weights, float32 [M, n_max], 0 for images that are not present; and the entry
-        of the clients' memory for the next round.
+        The states, leaves [M, ...]; the weights, float32 [M, n_max], 0 for absent images; and the entry for the
+        clients' memory.
 
     Raises:
-        UserError: the rule averages over many updates, and its state begins anew in each round.
+        UserError: the rule averages over many updates, but its state is reset in each round.
     """
     options, (number, n_max) = problem.config.confidence, present.shape
     lasts = options.memory == "run"
@@ -103,19 +112,25 @@ def once_a_round(
             "set confidence.memory='run', with a confidence.momentum of about 0.9"
         )
     before = own[MEMORY] if lasts else repeated(rule.init(n_max), number)
+    before = begun(rule.begin, before, round_numbers)
     positions = jnp.broadcast_to(jnp.arange(n_max, dtype=jnp.int32), present.shape)
     states = jax.vmap(rule.update)(before, scores, present, positions)
     weights = jax.vmap(rule.weigh)(states, scores, jnp.sum(present, axis=1))
     return states, jnp.where(present, weights, 0.0), {MEMORY: states} if lasts else {}
 
 
+def begun(begin: Callable[[Any, jax.Array], Any] | None, states: Any, round_numbers: jax.Array | None) -> Any:
+    """The states of a cohort at the beginning of a round, leaves [M, ...], see `Confidence.begin`."""
+    return states if begin is None else jax.vmap(begin)(states, round_numbers)
+
+
 def qualify(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) -> tuple[jax.Array, jax.Array]:
-    """Hard pseudo-labels, the class of the largest score, and whether each one reaches the threshold of its class.
+    """Hard pseudo-labels (the class of the largest score), and whether each one reaches the threshold of its class.
 
     Args:
         scores: float32 [..., C].
-        thresholds: float32 [..., C] or a number, in the scores' unit.
-        strictly: whether a score at the threshold falls short.
+        thresholds: float32 [..., C] or a number, in the unit of the scores.
+        strictly: whether a score must exceed the threshold.
 
     Returns:
         labels int32 [...], qualified bool [...].
@@ -139,12 +154,12 @@ def mean_present(values: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def quantile_present(values: jax.Array, mask: jax.Array, quantile: float) -> jax.Array:
-    """The quantile of a batch's examples that are present, between two of them linearly: [B] to []; 0 without one."""
+    """A quantile over the present examples of a batch, linearly interpolated: [B] to []; 0 without an example."""
     return jnp.nan_to_num(jnp.nanquantile(jnp.where(mask, values, jnp.nan), quantile))
 
 
 def moved(old: Any, found: Any, momentum: float | jax.Array, counts: jax.Array) -> Any:
-    """m old + (1 - m) found, leaf by leaf; the old where the batch is empty (`counts`, bool [])."""
+    """m old + (1 - m) found for each leaf; the old value if the batch is empty (`counts`, bool [], is False)."""
     return jax.tree.map(lambda a, b: jnp.where(counts, momentum * a + (1 - momentum) * b, a), old, found)
 
 
@@ -189,9 +204,9 @@ def flexmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
 
         beta_c = n_c / max(max_c n_c, n_none)
 
-    n_c counts the client's images whose stored label is c, n_none those without one. An image stores its label, over an
-    older one, whenever max p reaches tau. A step weighs its batch by the counts before it. Without
-    `confidence.warm_up` n_none is left out. With no stored label every threshold is 0.
+    n_c is the number of the client's images with the stored label c, n_none the number without one. An image stores its
+    label, replacing an older one, whenever max p reaches tau. A step weighs its batch by the counts before it. With
+    `confidence.warm_up=False` n_none is left out. Without stored labels every threshold is 0.
 
     The state: int32 [n_max], the stored labels, -1 for none.
     """
@@ -215,21 +230,21 @@ def flexmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
 class Averages(NamedTuple):
     """FreeMatch's state."""
 
-    level: jax.Array  # float32 [], tau_t, of the largest scores
-    by_class: jax.Array  # float32 [C], p_t, of the scores
-    histogram: jax.Array  # float32 [C], h_t, of the labels
+    level: jax.Array  # float32 [], tau_t, average of the largest scores
+    by_class: jax.Array  # float32 [C], p_t, average of the scores
+    histogram: jax.Array  # float32 [C], h_t, average histogram of the labels
 
 
 def freematch(options, num_classes: int, threshold, strictly: bool, momentum: float | None = None) -> Confidence:
-    """1[max p >= tau_t p_t(c) / max p_t] (Wang et al., ICLR 2023, arXiv 2205.07246, eq. 5 to 8), and its fairness term.
+    """1[max p >= tau_t p_t(c) / max p_t] (Wang et al., ICLR 2023, arXiv 2205.07246, eq. 5 to 8), and the fairness term.
 
-    All three averages start at 1/C. The term is `fairness`, times `confidence.fairness_weight`. Further choices of the
-    reference code: tau_t averages a quantile of the largest probabilities in place of their mean
-    (`confidence.quantile`), it stays at or below `confidence.level_cap`, and thresholds of classes stay between
-    `confidence.clamp_least` and `confidence.clamp_most`. Where scores are cosines, negative ones count as 0.
+    All three averages start at 1/C. The additional loss is `fairness`, times `confidence.fairness_weight`. Options of
+    the reference code: tau_t averages a quantile of the largest probabilities instead of their mean
+    (`confidence.quantile`), tau_t is capped at `confidence.level_cap`, and class thresholds are clamped between
+    `confidence.clamp_least` and `confidence.clamp_most`. If scores are cosines, negative ones count as 0.
 
     Raises:
-        UserError: the last two exclude each other.
+        UserError: `clamp_least` is above `clamp_most`.
     """
     if options.clamp_least > options.clamp_most:
         raise UserError(
@@ -264,15 +279,16 @@ def freematch(options, num_classes: int, threshold, strictly: bool, momentum: fl
 
 
 def sat(options, num_classes: int, threshold, strictly: bool) -> Confidence:
-    """FreeMatch's thresholds of these images alone, without averages and without its term (as (FL)^2 has it)."""
+    """FreeMatch's thresholds from the present images only, without averages and fairness term, as in (FL)^2."""
     return freematch(options, num_classes, threshold, strictly, momentum=0.0)._replace(regulariser=None)
 
 
 def fairness(state: Averages, logits: jax.Array, weights: jax.Array) -> jax.Array:
-    """sum_c a_c log b_c, FreeMatch's self-adaptive fairness as it is minimised (eq. 9 to 11).
+    """FreeMatch's self-adaptive fairness, sum_c a_c log b_c, which is minimised (eq. 9 to 11).
 
-    a is p_t / h_t and b the mean softmax of the accepted strong views over the histogram of their largest classes, both
-    made to sum to 1; a class with a histogram of 0 has 0. Its minimum drives predictions away from few classes.
+    a is p_t / h_t. b is the mean softmax of the accepted strong views, divided by the histogram of their largest
+    classes. Both are normalised to sum 1; a class with a histogram of 0 gets 0. The term keeps predictions from
+    collapsing to a few classes.
 
     Args:
         state: after the batch; no gradient.
@@ -297,19 +313,19 @@ def fairness(state: Averages, logits: jax.Array, weights: jax.Array) -> jax.Arra
 class Gaussian(NamedTuple):
     """SoftMatch's state."""
 
-    # mean and variance: float32 [], of the largest probabilities.
+    # mean and variance: float32 [], averages for the largest probabilities.
     mean: jax.Array
     variance: jax.Array
-    by_class: jax.Array  # float32 [C], of the probabilities, for the alignment
-    seen: jax.Array  # bool [], whether a batch has come by
+    by_class: jax.Array  # float32 [C], average of the probabilities, for the alignment
+    seen: jax.Array  # bool [], whether any batch has been seen
 
 
 def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidence:
-    """exp(-min(max p' - mu, 0)^2 / (2 sigma^2 / n^2)), a weight in place of a threshold (Chen et al., ICLR 2023).
+    """The weight exp(-min(max p' - mu, 0)^2 / (2 sigma^2 / n^2)) instead of a threshold (Chen et al., ICLR 2023).
 
-    arXiv 2301.10921, eq. 6 to 9. mu and sigma^2 are averages of the mean and of the unbiased variance of max p' over
-    batches, from 1/C and 1 on; n is `confidence.n_sigma`. p' is p (1/C) / E[p], made to sum to 1, where E[p] is an
-    average that starts with the first batch (`confidence.uniform_alignment`; without it p' = p). Labels are those of p.
+    arXiv 2301.10921, eq. 6 to 9. mu and sigma^2 are moving averages of the mean and the unbiased variance of max p'
+    over batches; they start at 1/C and 1. n is `confidence.n_sigma`. p' is p (1/C) / E[p], normalised to sum 1; the
+    average E[p] starts with the first batch (`confidence.uniform_alignment`; without it p' = p). Labels come from p.
     """
 
     def aligned_best(by_class, p):
@@ -326,14 +342,14 @@ def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
         variance = mean_present(jnp.square(best - mean), present) * count / jnp.maximum(count - 1, 1)
         return Gaussian(
             moved(old.mean, mean, options.momentum, count > 0),
-            moved(old.variance, variance, options.momentum, count > 1),  # one image has no variance
+            moved(old.variance, variance, options.momentum, count > 1),  # the variance of one image is undefined
             by_class,
             old.seen | (count > 0),
         )
 
     def weigh(state: Gaussian, p, size):
         below = jnp.minimum(aligned_best(state.by_class, p) - state.mean, 0.0)
-        bounded = jnp.maximum(state.variance, 1e-8)  # equal scores have none
+        bounded = jnp.maximum(state.variance, 1e-8)  # equal scores have no variance
         return jnp.exp(-jnp.square(below) * options.n_sigma**2 / (2 * bounded))
 
     equal = 1.0 / num_classes
@@ -353,22 +369,22 @@ KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
 
 
 def import_rule(kind: str) -> Callable[..., Confidence] | None:
-    """The function of a user's rule that `confidence.kind` names by its import path; None for one of `KINDS`.
+    """The user's function that `confidence.kind` names by its import path; None for one of `KINDS`.
 
     Raises:
-        UserError: it cannot be imported; and when it is called, it fails, or gives no Confidence.
+        UserError: it cannot be imported. When it is called: it fails, or does not return a Confidence.
     """
     if not is_own(kind):
         return None
     make, file = import_own(FIELD, kind, ("RULE", "my_rules.py:margin"))
     if not callable(make):
-        raise UserError(f"{FIELD}={kind} is no function that gives a Confidence")
+        raise UserError(f"{FIELD}={kind} is not a function that returns a Confidence")
 
     def checked(*arguments: Any) -> Confidence:
         with one_line(FIELD, kind, "cannot be built", file):
             rule = make(*arguments)
         if not isinstance(rule, Confidence):
-            raise UserError(f"{FIELD}={kind} gives a {type(rule).__name__}; it must give a Confidence")
+            raise UserError(f"{FIELD}={kind} returns a {type(rule).__name__}; it must return a Confidence")
         return rule
 
     return checked

@@ -1,8 +1,8 @@
 """Local SGD on a labelled and an unlabelled batch in each step: FixMatch, UDA, SAGE, ProxyFL.
 
-The strong view of an unlabelled image is trained towards a label of its weak view, made in the same step; labelled
-images, if the client has any, add their cross-entropy. Which examples have a label is data: a client with labels only,
-with none, or with a few goes through the same step. What differs is a method's `Rule`.
+The strong view of an unlabelled image is trained towards a label from its weak view, made in the same step. Labelled
+images, if the client has any, add their cross-entropy. All clients take the same step, whether all, none or a few of
+their examples have labels. Methods differ in their `Rule`.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from fedjax_ssl.client.confidence import Confidence
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import as_told, debiased, label_for_steps
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
-from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.data import FederatedData, clients_may_have_labels
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import cross_entropy
@@ -26,48 +26,48 @@ from fedjax_ssl.models.network import Network
 
 
 class Views(NamedTuple):
-    """Images of a step, as both models see them. What a rule does not read is dead code, which XLA drops.
+    """Images of a step as both models see them. XLA removes what a rule does not read.
 
-    With `confidence.debias` the logits are of probabilities without the client's prior.
+    With `confidence.debias` the logits are those of the debiased probabilities.
     """
 
-    mask: jax.Array  # bool [B], which images are present; in a rule's loss, which unlabelled ones have a strong view
+    mask: jax.Array  # bool [B], the images that are present; in a rule's loss, the unlabelled ones with a strong view
     labels: jax.Array  # int32 [B], the visible labels
-    by_received: jax.Array  # float32 [B, C], logits of the weak views by the received model and its statistics
-    # float32 [B, C], the same by the model in training; no gradient. By their batch's statistics, see `label_mode`; by
-    # the model's, where these views have no pass in training. None for labelled images.
+    by_received: jax.Array  # float32 [B, C], logits of the weak views by the received model with its own statistics
+    # float32 [B, C], the same by the model in training, without gradient: with batch statistics if `label_mode` is
+    # 'train', with the model's own if it is 'eval' or if these views have no training pass. None for labelled images.
     by_local: jax.Array | None = None
-    # weak and strong: Outputs of the views in training, [B, ...]; None where they have no pass.
+    # weak and strong: Outputs of the views in training mode, [B, ...]; None if they have no training pass.
     weak: Outputs | None = None
     strong: Outputs | None = None
 
 
 class TwoBatches(NamedTuple):
-    """What a step trains on: images with a label, B is 0 if no client has any; and images without."""
+    """What a step trains on: images with a label (B is 0 if no client has any), and images without."""
 
     labelled: Views
     unlabelled: Views
 
 
 class Rule(NamedTuple):
-    """What a method does with the unlabelled images of a step."""
+    """What a method computes for the unlabelled images of a step."""
 
-    # (batch, at) -> (targets, a pytree with leaves [B, ...]; and weights, float32 [B], of each image in the loss). No
-    # strong view has passed yet.
+    # (batch, at) -> (targets, a pytree with leaves [B, ...]; weights, float32 [B], of each image in the loss). It is
+    # called before the strong views have passed through the network.
     label: Callable[[TwoBatches, At], tuple[Any, jax.Array]]
-    # (model, batch, at, targets, weights) -> Loss, without statistics: what the step adds to the labelled images'
-    # cross-entropy. Its metrics have `unlabelled_loss`.
+    # (model, batch, at, targets, weights) -> Loss without statistics, which is added to the cross-entropy of the
+    # labelled images. Its metrics include `unlabelled_loss`.
     loss: Callable[[Model, TwoBatches, At, Any, jax.Array], Loss]
 
 
 class ConsistencyWork(NamedTuple):
     """What one client trains on."""
 
-    deck: Deck  # its unlabelled examples, and the labelled ones too under `consistency.include_labelled`
-    labelled: Deck | None  # its labelled ones; None if no client has any
+    deck: Deck  # its unlabelled examples; with `consistency.include_labelled` the labelled ones too
+    labelled: Deck | None  # its labelled examples; None if no client has any
     confidence: Any  # the rule's state, see `label_for_steps`
     num_steps: jax.Array  # int32 [], of all local epochs
-    # float32 [C], by which both models' probabilities are divided, see `debiased`; None: by nothing.
+    # float32 [C], the prior by which both models' probabilities are divided, see `debiased`; None: no division.
     prior: jax.Array | None = None
 
 
@@ -79,31 +79,32 @@ def consistency_phase(
     loss_over: str = "batch",
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> Phase:
-    """L = H(y, f(a(x))) + lambda_u L_u: the phase, with `config.consistency`'s fields.
+    """The phase with the loss L = H(y, f(a(x))) + lambda_u L_u, by `config.consistency`.
 
     Args:
-        problem: the run.
+        problem: the run's.
         rule: targets and loss of the unlabelled images.
-        confidence: which labels count; its state is of the received model's labels of all images, once a round.
-        label_mode: how the model in training sees a weak view: 'train', by the statistics of the batch; 'eval', by its
-            own. The received model always takes its own.
-        loss_over: 'batch', every unlabelled image has a strong view; 'confident', only those of weight above 0 have
-            one and enter its batch statistics, and a step in which no image counts is skipped.
-        parts: of the model that are trained and uploaded.
+        confidence: which labels count. Once a round its state is computed from the received model's labels of all
+        images.
+        label_mode: which statistics the model in training uses for a weak view: 'train', those of the batch; 'eval',
+            its own. The received model always uses its own.
+        loss_over: 'batch': every unlabelled image has a strong view. 'confident': only those with a weight above 0 have
+            one and enter its batch statistics, and a step without such an image is skipped.
+        parts: the parts of the model that are trained and uploaded.
 
     Raises:
         UserError: `loss_over='confident'` with one pass for all views.
     """
     network, config, options = problem.network, problem.config.client, problem.config.consistency
     where = problem.config.data
-    clients_have_labels = where.labels != "server" or where.reveal_labels or where.centralised
+    clients_have_labels = clients_may_have_labels(where) or where.reveal_labels or where.centralised
     only_confident = loss_over == "confident"
     together = options.batch_norm == "together" or (
         options.batch_norm == "auto" and clients_have_labels and not only_confident
     )
     if together and only_confident:
         raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
-    # With separate statistics, weak views that the received model labels need no pass in training.
+    # With separate statistics, weak views that the received model labels need no training pass.
     weak_in_training = label_mode == "train" and (together or options.labels_from == "local")
     unlabelled_size = options.unlabelled_ratio * config.batch_size
     fixed_length = options.epoch_length == "unlabelled"
@@ -119,10 +120,10 @@ def consistency_phase(
         if clients_have_labels:
             keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
             labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
-            # The shorter deck is gone round again.
+            # The shorter deck repeats.
             num_steps = jnp.maximum(num_steps, labelled.num_steps(config.batch_size))
         if fixed_length:
-            length = jnp.maximum(deck.size // config.batch_size, 1)  # ours: a client of a few images takes a step
+            length = jnp.maximum(deck.size // config.batch_size, 1)  # our choice: a small client takes one step
             num_steps = jnp.where(deck.size > 0, config.epochs * length, num_steps)
         return Jobs(
             num_steps, ConsistencyWork(deck, labelled, made.confidence, num_steps, made.prior), made.report, made.own
@@ -149,7 +150,7 @@ def consistency_phase(
         else:
             labelled, groups = Views(jnp.zeros(0, bool), jnp.zeros(0, jnp.int32), by_received[:0]), []
 
-        # The confident images are known only after their weak views have passed.
+        # The confident images are known only after the weak views' pass.
         views = [weak] * weak_in_training + [strong] * (not only_confident)
         passed, after = train_views(network, model, [*groups, (views, batch.mask)], together)
         of_labelled = passed.pop(0) if clients_have_labels else None
@@ -192,38 +193,39 @@ def weighed(confidence: Confidence, at: At, probabilities: jax.Array) -> tuple[j
 
 
 def in_last_epoch(at: At, epochs: int) -> jax.Array:
-    """bool [], whether the step is one of the last local epoch."""
+    """bool [], whether the step belongs to the last local epoch."""
     return at.step >= at.work.num_steps - at.work.num_steps // epochs
 
 
 def check_both_label(problem: Problem, name: str) -> None:
-    """For methods that read both models' logits.
+    """Checks the configuration of a method that reads both models' logits.
 
     Raises:
-        UserError: the configuration has labels by the received model alone.
+        UserError: labels come from the received model only.
     """
     if problem.config.consistency.labels_from != "local":
         raise UserError(f"consistency.labels_from='received' is for a method that labels by one model; {name} has both")
 
 
 def unlabelled_loss(problem: Problem, value: jax.Array) -> Loss:
-    """lambda_u L_u, a rule's loss."""
+    """A rule's loss lambda_u L_u."""
     return Loss(problem.config.consistency.unlabelled_weight * value, (), {"unlabelled_loss": value})
 
 
 def train_views(
     network: Network, model: Model, groups: list[tuple[list[jax.Array], jax.Array]], together: bool = False
 ) -> tuple[list[Outputs], Model]:
-    """Views in training mode, group after group; a group's views share a pass, and each has its own statistics.
+    """Passes views through the network in training mode, group by group; views of a group share a pass.
 
     Args:
         network: the architecture.
         model: in training.
-        groups: each some views [B, H, W, C] of one batch, and its mask, bool [B]; an empty one is no pass.
-        together: one pass for all, with the statistics of all views as one batch.
+        groups: each has views [B, H, W, C] of one batch and its mask, bool [B]; an empty group has no pass.
+        together: whether all views share one pass and one set of batch statistics; else each view has its own
+            statistics.
 
     Returns:
-        The Outputs of each view in their order, and the model with its statistics after the passes.
+        The Outputs of each view in order, and the model with its statistics after the passes.
     """
     if together:
         views, masks = zip(*((view, mask) for views, mask in groups for view in views))

@@ -1,7 +1,7 @@
-"""The client's local training on a fix set and a mix set (FedAnchor, appendix B; SemiFL, section 3.2).
+"""Local training on a fix set and a mix set (FedAnchor, appendix B; SemiFL, section 3.2).
 
-Pseudo-labels are made once a round. The examples that count are the fix set, trained on strongly augmented; each is
-also mixed with an example drawn from all of the client's, confident or not.
+Pseudo-labels are made once a round. The accepted examples are the fix set, which is trained on in strongly augmented
+views. Each is also mixed with an example drawn from all of the client's examples, confident or not.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ PARTNERS = ("round", "epoch")  # how often the mix set is drawn
 
 
 class FixMix(NamedTuple):
-    """What one client trains on this round; positions count the client's examples, 0 to n_max - 1."""
+    """What one client trains on this round; positions index the client's examples, 0 to n_max - 1."""
 
     deck: Deck  # the fix set
     labels: jax.Array  # int32 [n_max], pseudo-labels of all examples
-    weights: jax.Array  # float32 [n_max], of each image in the loss
-    # int32 [1, n_max], the mix set's positions, drawn once a round; or [E, n_max], a draw for each epoch.
+    weights: jax.Array  # float32 [n_max], weight of each image in the loss
+    # int32 [1, n_max], the mix set's positions, drawn once a round; or [E, n_max], drawn for each epoch.
     mix: jax.Array
 
 
@@ -45,20 +45,20 @@ def fix_mix_phase(
     mix_order: str = "mix_then_augment",
     partners: str = "round",
 ) -> Phase:
-    """The phase: label everything once, train on the fix and the mix set, upload the trained parts.
+    """The phase: label all examples once, train on the fix and the mix set, upload the trained parts.
 
     Args:
-        problem: the run.
-        label: (received, data, examples) -> Labelled. An image's weight multiplies its part of both losses, a mixture
-            having that of its first image; the mean is over the images of the batch.
+        problem: the run's.
+        label: (received, data, examples) -> Labelled. An image's weight multiplies its part of both losses; a mixture
+            has the weight of its first image. Means are over the images of the batch.
         parts: the parts of the model that are trained and uploaded.
         view: the fix set's augmentation, by default the strong one.
-        mixup_alpha: a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda a batch; 0 trains without mixup.
+        mixup_alpha: a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda for each batch; 0 trains without mixup.
         mix_weight: b in L_fix + b L_mix, FedAnchor eq. 10.
-        mix_order: 'mix_then_augment', alpha(lambda x + (1 - lambda) x') as FedAnchor writes it (eq. 8, 9), or
-            'augment_then_mix', lambda alpha(x) + (1 - lambda) alpha(x') as SemiFL does.
-        partners: how often they are drawn, one of `PARTNERS`: once a 'round', as both papers write it, or anew in
-            each local 'epoch'.
+        mix_order: 'mix_then_augment', alpha(lambda x + (1 - lambda) x') as in FedAnchor (eq. 8, 9), or
+            'augment_then_mix', lambda alpha(x) + (1 - lambda) alpha(x') as in SemiFL.
+        partners: how often mixing partners are drawn, one of `PARTNERS`: once a 'round', as in both papers, or in each
+            local 'epoch'.
 
     Raises:
         UserError: for an unknown mix order.

@@ -1,4 +1,4 @@
-"""What models say of all images of a cohort, in large batches; and the pseudo-labels that follow."""
+"""Models' scores of all images of a cohort, in large batches, and pseudo-labels from them."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
 
-LEAST_PRIOR = 1e-6  # of a class; a smaller one would make any probability the largest
+LEAST_PRIOR = 1e-6  # the smallest prior of a class; a smaller one would make any probability the largest
 
 
 # --- Scores. ----------------------------------------------------------------------------------------------------------
@@ -24,15 +24,15 @@ LEAST_PRIOR = 1e-6  # of a class; a smaller one would make any probability the l
 def score_cohort(
     problem: Problem, scores: Callable[[jax.Array], Any], images: jax.Array, examples: Examples, num_views: int = 0
 ) -> Any:
-    """Scores of every example of a cohort, in large batches with shared weights.
+    """Scores of every example of a cohort, in large batches by one model.
 
     Args:
-        problem: the run; `eval_batch_size` images are scored at a time.
+        problem: the run's; `eval_batch_size` images are scored at a time.
         scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image independent of the others.
         images: uint8 [N, H, W, C], the flat table.
         examples: of the cohort.
-        num_views: 0 scores the raw images; otherwise the mean over so many weakly augmented views (the ensemble of
-            FedAnchor, section 4.5).
+        num_views: 0 scores the raw images; otherwise scores are averaged over this many weak views (FedAnchor's
+            ensemble, section 4.5).
 
     Returns:
         The scores, leaves [M, n_max, ...].
@@ -57,14 +57,14 @@ def score_cohort(
 def weak_views(
     weak: Augmentation, keys: jax.Array, positions: jax.Array, images: jax.Array, view: int = 0
 ) -> jax.Array:
-    """The weak views on which `score_cohort` scored some examples, so that a client can train on the very same.
+    """The weak views on which `score_cohort` scored some examples, so that a client can train on exactly these views.
 
     Args:
         weak: the augmentation.
-        keys: [B], of each example's job, those of `Examples`.
+        keys: [B], the key of each example's job, from `Examples`.
         positions: int32 [B], among the client's examples.
         images: uint8 [B, H, W, C].
-        view: its number.
+        view: number of the view.
 
     Returns:
         [B, H, W, C].
@@ -84,16 +84,16 @@ def score_by_own_models(
     rows: jax.Array,
     batch_size: int | None,
 ) -> Any:
-    """Scores of every example of a cohort by a model of each job's own, one job after the other.
+    """Scores of every example of a cohort, each job by its own model, one job after the other.
 
-    On several devices all models come to all of them, and each scores its share of a job's images.
+    With several devices all models are sent to each device, and each device scores its share of a job's images.
 
     Args:
         scores: (model, images [B, H, W, C]) -> a pytree with leaves [B, ...], each image independent of the others.
         models: leaves [M, ...].
         images: uint8 [N, H, W, C], the flat table.
-        rows: int32 [M, n_max], of the image table.
-        batch_size: images at a time, see `map_batches`.
+        rows: int32 [M, n_max], rows of the image table.
+        batch_size: images scored at a time, see `map_batches`.
 
     Returns:
         The scores, leaves [M, n_max, ...].
@@ -109,17 +109,17 @@ def score_by_own_models(
 def logits_of_each(
     problem: Problem, received: Model, own: Sequence[Model], images: jax.Array, examples: Examples
 ) -> list[jax.Array]:
-    """Logits of every example of a cohort by the received model, then by models of the clients' own.
+    """Logits of every example of a cohort, first by the received model, then by models of the clients' own.
 
     Args:
-        problem: the run.
-        received: one model for all.
-        own: each has leaves [M, ...].
+        problem: the run's.
+        received: one model for all clients.
+        own: models with leaves [M, ...].
         images: uint8 [N, H, W, C], the flat table.
         examples: of the cohort.
 
     Returns:
-        float32 [M, n_max, C] of each model, in evaluation mode on raw images.
+        For each model float32 [M, n_max, C], in evaluation mode on raw images.
     """
 
     def logits(model: Model, batch: jax.Array) -> jax.Array:
@@ -148,12 +148,12 @@ def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
 
 
 def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array:
-    """A model's logits of each client's images: by 'app_u' `debiased`.
+    """A model's logits of each client's images, debiased if `kind` is 'app_u', see `debiased`.
 
     Args:
-        kind: of `config.confidence.debias`, 'none' or 'app_u'.
+        kind: `config.confidence.debias`, 'none' or 'app_u'.
         logits: float32 [..., n, C].
-        present: bool [..., n], the images over which the model's mean prediction is taken.
+        present: bool [..., n], the images for the model's mean prediction.
 
     Returns:
         float32 [..., n, C].
@@ -163,7 +163,7 @@ def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array
 
 
 def prior_of(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array | None:
-    """P_k of each client, see `mean_prediction`; None where the kind of debiasing is 'none'."""
+    """P_k of each client, see `mean_prediction`; None if the kind of debiasing is 'none'."""
     if kind == "none":
         return None
     return mean_prediction(jax.nn.softmax(logits), present)
@@ -172,12 +172,11 @@ def prior_of(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array | No
 def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
     """Logits of p'(c | x) = (p(c | x) / P_k(c)) / sum_j p(j | x) / P_k(j).
 
-    A client's model prefers the classes that the client has most of, right or wrong; the division takes that from its
-    labels.
+    A client's model prefers the client's frequent classes. The division removes this preference from the labels.
 
     Args:
         logits: float32 [..., C], of p.
-        prior: float32 [..., C], P_k, or `LEAST_PRIOR` where it is below; None: the logits stay as they are.
+        prior: float32 [..., C], P_k, bounded below by `LEAST_PRIOR`; None: the logits are returned unchanged.
     """
     if prior is None:
         return logits
@@ -190,13 +189,13 @@ def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
 class Labelled(NamedTuple):
     """The labels of a cohort."""
 
-    report: Report  # the labels, which of them count, and those of other rules; leaves [M, n_max]
-    own: Mapping[str, Any] = {}  # entries of the clients' memory that the rule updated, leaves [M, ...]
+    report: Report  # the labels, whether each counts, and labels of other rules; leaves [M, n_max]
+    own: Mapping[str, Any] = {}  # the clients' memory entries that the rule updated, leaves [M, ...]
     weights: jax.Array | None = None  # float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0
     confidence: Any = ()  # the states of the rule after these labels, leaves [M, ...], see `Confidence`
-    # float32 [M, C], by which the client's probabilities are divided, see `debiased`; None: by nothing.
+    # float32 [M, C], the prior by which the client's probabilities are divided, see `debiased`; None: no division.
     prior: jax.Array | None = None
-    largest: jax.Array | None = None  # float32 [M, n_max], each image's largest score; None where there are no scores
+    largest: jax.Array | None = None  # float32 [M, n_max], each image's largest score; None if there are no scores
 
 
 def label_cohort(
@@ -207,10 +206,10 @@ def label_cohort(
     confidence: Confidence,
     num_views: int = 0,
 ) -> Labelled:
-    """`label_by_scores` by what a model says of every example.
+    """Labels every example of a cohort by a model's scores, see `label_by_scores`.
 
     Args:
-        problem: the run.
+        problem: the run's.
         scores: images [B, H, W, C] -> probabilities, float32 [B, C].
         data: the federation's.
         examples: of the cohort.
@@ -222,26 +221,27 @@ def label_cohort(
 
 
 def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labelled:
-    """Labels every example with the class of its largest score, float32 [M, n_max, C]; a rule says which count.
+    """Labels every example with the class of its largest score, float32 [M, n_max, C]; the rule decides which count.
 
-    With `confidence.debias` scores are probabilities, and divided by the client's prior.
+    With `confidence.debias` the scores must be probabilities; they are divided by the client's prior.
     """
     prior = None
     if problem.config.confidence.debias != "none":
         prior = mean_prediction(scores, examples.present)
         scores = jax.nn.softmax(debiased(jnp.log(scores), prior[..., None, :]))
-    states, weights, own = once_a_round(problem, confidence, scores, examples.present, examples.own)
+    states, weights, own = once_a_round(problem, confidence, scores, examples.present, examples.own, examples.round)
     labels = jnp.argmax(scores, axis=-1).astype(jnp.int32)
     best, second = jnp.moveaxis(jax.lax.top_k(scores, 2)[0], -1, 0)
     return Labelled(Report(labels, weights > 0, {}, {"score_gap": best - second}), own, weights, states, prior, best)
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:
-    """Scores by which a client labels: where it tells false labels, each class has those of the class before.
+    """The scores by which a client labels. At an attacker with false labels, each class gets the scores of the one
+    before.
 
     Args:
         data: the federation's.
-        rows: int32 [...], of the image table.
+        rows: int32 [...], rows of the image table.
         scores: [..., C], of these images, in any unit.
     """
     if data.mislabelled is None:
@@ -250,7 +250,7 @@ def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Arra
 
 
 def told_outputs(data: FederatedData, rows: jax.Array, outputs: Outputs, heads: tuple[str, ...]) -> Outputs:
-    """`as_told` of the logits of the classifier and of other classifiers, by the names of their heads."""
+    """`as_told` for the logits of the classifier and of the named heads."""
     false = {name: as_told(data, rows, outputs.heads[name]) for name in heads}
     return outputs._replace(logits=as_told(data, rows, outputs.logits), heads={**outputs.heads, **false})
 
@@ -258,18 +258,18 @@ def told_outputs(data: FederatedData, rows: jax.Array, outputs: Outputs, heads: 
 def label_for_steps(
     problem: Problem, model: Model, data: FederatedData, examples: Examples, included: jax.Array, confidence: Confidence
 ) -> Labelled:
-    """What a method needs that makes its labels step by step: the rule's states by the received model, and a report.
+    """For a method that makes labels in each step: the rule's states from the received model's labels, and a report.
 
     Args:
-        problem: the run.
-        model: as received; it labels in evaluation mode.
+        problem: the run's.
+        model: the received model; it labels in evaluation mode.
         data: the federation's.
         examples: of the cohort.
-        included: bool [M, n_max], which of them get pseudo-labels.
+        included: bool [M, n_max], the examples that get pseudo-labels.
         confidence: the rule.
 
     Returns:
-        The Labelled; in its report visible labels count, too.
+        The Labelled. In its report visible labels count, too.
     """
     made = label_cohort(
         problem,
@@ -277,7 +277,7 @@ def label_for_steps(
         data,
         examples._replace(present=included),
         confidence=confidence,
-        num_views=int(problem.config.confidence.debias != "none"),  # APP-U is of weak views
+        num_views=int(problem.config.confidence.debias != "none"),  # APP-U uses weak views
     )
     return made._replace(report=made.report._replace(qualified=made.report.qualified | examples.labelled))
 
@@ -285,7 +285,7 @@ def label_for_steps(
 def label_for_report(
     problem: Problem, model: Model, data: FederatedData, examples: Examples, threshold: float
 ) -> Report:
-    """The same for a method of a fixed threshold, which reads nothing of it: the report alone."""
+    """The report of `label_for_steps`, for a method with a fixed threshold that needs no states."""
     scores = score_cohort(problem, lambda images: problem.network.probabilities(model, images), data.inputs, examples)
     labels, confident = qualify(scores, threshold, strictly=False)
     return Report(labels, (confident & examples.present) | examples.labelled)

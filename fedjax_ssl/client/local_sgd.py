@@ -1,4 +1,4 @@
-"""A client's local SGD, the same for all methods: a method lays out the data and gives the loss of a step."""
+"""A client's local SGD, shared by all methods: a method prepares the data and gives the loss of a step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -29,71 +29,71 @@ from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import BatchStats, Learner, Model, make_optimizer
 from fedjax_ssl.learning.trees import clip_update, repeated, select, where, where_rows
 
-OPT_STATE = "opt_state"  # the entry of a persistent optimiser in a client's memory
+OPT_STATE = "opt_state"  # the entry of a persistent optimizer in a client's memory
 Adapt = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
 
 class At(NamedTuple):
-    """What the loss of a step may read besides the model and the batch."""
+    """What the loss of a step may read besides model and batch."""
 
-    received: Broadcast  # the `Broadcast`
+    received: Broadcast  # what the server sent
     data: FederatedData  # the federation's data
-    work: Any  # the client's, as `prepare` laid it out
-    own: Mapping[str, Any]  # the client's memory, without the optimiser's
+    work: Any  # the client's work from `prepare`
+    own: Mapping[str, Any]  # the client's memory, without the optimizer's entry
     key: jax.Array  # of this step
-    step: jax.Array  # int32 [], the number of this step, from 0
+    step: jax.Array  # int32 [], number of this step, from 0
 
 
 class Loss(NamedTuple):
     """The loss of a model on a batch."""
 
-    value: jax.Array  # float32 [], what the step minimises
-    batch_stats: BatchStats  # of the model after this pass
+    value: jax.Array  # float32 [], the minimised value
+    batch_stats: BatchStats  # the model's statistics after this pass
     metrics: Metrics  # scalars by name, averaged over the job's steps
-    aux: Any = ()  # for `Hooks.remember`, any pytree
-    # bool [], whether the step is taken; without a gradient, weight decay and the momentum of earlier steps would still
-    # change the model. None: it is.
+    aux: Any = ()  # any pytree, for `Hooks.remember`
+    # bool [], whether the step is taken. Without a gradient, weight decay and momentum would still change the model.
+    # None: it is taken.
     counts: jax.Array | None = None
-    sums: Mapping[str, jax.Array] = {}  # by name, what the client tells the server: added up over its steps
+    sums: Mapping[str, jax.Array] = {}  # by name, summed over the client's steps and sent to the server
 
 
 class LossFunction(Protocol):
-    """The loss of one step: a pure function, differentiated by the model's trained parts."""
+    """The loss of one step: a pure function, differentiated with respect to the model's trained parts."""
 
     def __call__(self, model: Model, batch: Batch, at: At) -> Loss: ...
 
 
 class Hooks(NamedTuple):
-    """What a few methods change in a local training. By default nothing."""
+    """What some methods change in local training. By default nothing."""
 
-    # (received, work, own) -> the model that training begins with; None: the received one.
+    # (received, work, own) -> the model that training begins with; None: the received model.
     begin: Callable[[Broadcast, Any, Any], Model] | None = None
-    # (own, model, aux, step) -> entries of the client's memory after a step, such as a mean teacher's; None: steps
-    # leave no memory.
+    # (own, model, aux, step) -> entries of the client's memory after a step, such as a mean teacher; None: steps
+    # change no memory.
     remember: Callable[[Any, Model, Any, jax.Array], dict[str, Any]] | None = None
-    # (received, work, model, totals) -> the model that is uploaded; None: the trained one.
+    # (received, work, model, totals) -> the uploaded model; None: the trained model.
     send: Callable[[Broadcast, Any, Model, Metrics], Model] | None = None
-    # The parts that are uploaded, clipped and held by FedProx's term; the other trained parts are in the model that
-    # `begin` gives, and lost unless `remember` keeps them. None: all trained parts.
+    # The parts that are uploaded, clipped and subject to FedProx's term. The other trained parts come from `begin` and
+    # are lost unless `remember` keeps them. None: all trained parts.
     sent: tuple[str, ...] | None = None
-    # (work, model, totals) -> `Upload.metadata`, once after the last step; `totals` are the metrics' sums over the
-    # steps. None: nothing is told but the loss's `sums`.
+    # (work, model, totals) -> `Upload.metadata`, called once after the last step; `totals` are sums of the metrics
+    # over the steps. None: only the loss's `sums` are sent.
     metadata: Callable[[Any, Model, Metrics], Mapping[str, Any]] | None = None
-    adapt: Adapt | None = None  # makes the optimiser of the phase out of the configuration's; None: it is that one
-    # The entry of the client's memory that a persistent optimiser has; phases with an optimiser each have an entry
-    # each, see `own_optimizers`.
+    adapt: Adapt | None = None  # makes the phase's optimizer from the configured one; None: unchanged
+    # The persistent optimizer's entry in the client's memory. If several phases have an optimizer, each needs its own
+    # entry, see `own_optimizers`.
     memory: str = OPT_STATE
-    # Whether the model goes to the next phase and not to the server, so that nothing is clipped.
+    # Whether the model goes to the next phase instead of the server, so that it is not clipped.
     handed_on: bool = False
 
 
 class Training(NamedTuple):
     """The state of a local training loop."""
 
-    learner: Learner  # model and optimiser
-    own: Mapping[str, Any]  # the client's memory, without the optimiser's
-    totals: Metrics  # float32 [] by name, the metrics' sums over the steps so far
-    sums: Metrics  # of the losses' `sums`, likewise
+    learner: Learner  # model and optimizer
+    own: Mapping[str, Any]  # the client's memory, without the optimizer's entry
+    totals: Metrics  # float32 [] by name, sums of the metrics over the steps so far
+    sums: Metrics  # sums of the losses' `sums`
 
 
 def local_sgd(
@@ -104,18 +104,18 @@ def local_sgd(
     batch_size: int | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008, it cannot change
 ) -> Phase:
-    """A phase that trains the received model, with `config.client`'s optimiser, and uploads the trained parts.
+    """A phase that trains the received model with `config.client`'s optimizer and uploads the trained parts.
 
-    With `client.proximal` FedProx's term holds the model near the received one; with `aggregation.clip_norm` the
-    client clips its update before it sends it.
+    With `client.proximal` FedProx's term keeps the model near the received one. With `aggregation.clip_norm` the client
+    clips its update before it sends it.
 
     Args:
-        problem: the run.
-        prepare: lays out the work of a cohort; its work has a `Deck` named `deck`, which gives the batches.
+        problem: the run's.
+        prepare: lays out the work of a cohort; the work has a `Deck` named `deck`, which gives the batches.
         loss: of one step.
-        parts: of the model that are trained and uploaded.
-        batch_size: of a batch; None: `client.batch_size`.
-        hooks: what differs from this.
+        parts: the parts of the model that are trained and uploaded.
+        batch_size: examples per batch; None: `client.batch_size`.
+        hooks: a method's changes.
 
     Returns:
         The Phase.
@@ -131,7 +131,7 @@ def local_sgd(
     def batch_at(data: FederatedData, work: Any, step: jax.Array) -> Batch:
         return work.deck.batch(step, size).read(data)
 
-    @jax.jit  # so that it is traced once for the same shapes
+    @jax.jit  # so that it is traced once for equal shapes
     def first_loss(model: Model, received: Broadcast, data: FederatedData, work: Any, own: Mapping[str, Any]) -> Loss:
         at = At(received, data, work, own, jax.random.key(0), jnp.int32(0))
         return loss(model, batch_at(data, work, at.step), at)
@@ -186,13 +186,13 @@ def local_sgd(
 
 
 def global_model(problem: Problem, state: State, extra: Any = ()) -> Broadcast:
-    """The broadcast of the global model, this round's learning rate, and what else a method sends."""
+    """A broadcast of the global model, this round's learning rate and whatever else a method sends."""
     rate = learning_rate_at(problem.config, problem.config.client.learning_rate, state.round)
     return Broadcast(state.model, rate, extra)
 
 
 def trained_models(received: Broadcast, previous: Previous) -> Model:
-    """The whole model of each job after the phase before, leaves [M, ...]; of a job without one the received model."""
+    """Each job's whole model after the previous phase, leaves [M, ...]; the received model if the job has none."""
     whole = repeated(received.model, len(previous.took_part))
     return where_rows(previous.took_part, completed(whole, previous.upload.model), whole)
 
@@ -205,9 +205,9 @@ def own_optimizers(
     memory: str = OPT_STATE,
     adapt: Adapt | None = None,
 ) -> dict[str, Any]:
-    """The entry of `State.clients` for persistent optimisers, every leaf [K, ...]; {} if they start afresh.
+    """The entry of `State.clients` for persistent optimizers, every leaf [K, ...]; {} if optimizers start afresh.
 
-    With momentum this is one more model for each of the K clients, on the device and in every checkpoint.
+    With momentum it is as large as one model for each of the K clients, on the device and in every checkpoint.
     """
     config = problem.config
     if not config.client.persistent:

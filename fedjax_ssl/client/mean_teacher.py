@@ -1,8 +1,8 @@
-"""A mean teacher at each client: the student is held near the average of its own past, on unlabelled images.
+"""A mean teacher at each client: on unlabelled images the student is kept near the average of its past.
 
-Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017 (arXiv 1703.01780), as RSCFed has it: the
-teacher is the client's own, begins as the first model that it receives, and is never reset, while the student begins
-each time with the received model.
+Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017 (arXiv 1703.01780), as used in RSCFed. Each
+client keeps its own teacher. It starts as the first model that the client receives and is never reset, while the
+student starts each time from the received model.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated
 
 TEACHER, STEPS = "teacher", "teacher_steps"  # a client's memory
-STATISTICS = ("first", "received", "averaged")  # of a teacher's normalisation
-DIVISORS = ("present", "batch_size")  # of the square errors of a batch
+STATISTICS = ("first", "received", "averaged")  # for a teacher's normalisation
+DIVISORS = ("present", "batch_size")  # of a batch's squared errors
 
 
 def own_teachers(data: FederatedData, model: Model) -> dict[str, Any]:
-    """The entries of `State.clients`, leaves [K, ...]: a whole model for each client, and the steps of its teacher."""
+    """The entries of `State.clients`, leaves [K, ...]: each client's teacher (a whole model) and its steps."""
     number = len(data.ids)
     return {TEACHER: repeated(model, number), STEPS: jnp.zeros(number, jnp.int32)}
 
@@ -39,23 +39,24 @@ def mean_teacher_phase(
     statistics: str = "first",
     loss_over: str = "present",
 ) -> Phase:
-    """`client.epochs` passes over a client's unlabelled images: weight sum_i |p(x_i'') - q(x_i')|^2 / B.
+    """`client.epochs` passes over a client's unlabelled images, with the loss weight * sum_i |p(x_i'') - q(x_i')|^2 /
+    B.
 
-    p is the student's prediction of one weak view, q = p_T^(1/T) / sum_c p_T^(1/T) the teacher's of another, in
-    evaluation mode. After its step t, from 0 and over all rounds, the teacher is a times itself and 1 - a times the
-    student, a = min(1 - 1 / (t + 1), decay): the first step makes it the student.
+    p is the student's prediction of one weak view. q = p_T^(1/T) / sum_c p_T^(1/T) is the teacher's prediction of
+    another, in evaluation mode. After step t (from 0, over all rounds) teacher = a * teacher + (1 - a) * student with
+    a = min(1 - 1 / (t + 1), decay); the first step therefore copies the student.
 
     Args:
-        problem: the run.
+        problem: the run's.
         weight: received -> the weight in this round.
         temperature: T.
-        decay: of the average, at the most.
-        statistics: of the teacher's normalisation: of the 'first' model that the client received; of the one that it
-            has 'received' in this round; or 'averaged' as the parameters are.
-        loss_over: B, the images that are 'present' in the batch, or the 'batch_size' for a short one, too.
+        decay: the largest decay of the average.
+        statistics: the teacher's normalisation statistics: those of the 'first' model that the client received, of the
+            model 'received' in this round, or 'averaged' like the parameters.
+        loss_over: whether B is the number of images 'present' in the batch, or always 'batch_size'.
 
     Returns:
-        A phase behind `labelled_phase`; its metric is `unlabelled_loss`, its memory that of `own_teachers`.
+        A phase to follow `labelled_phase`. Its metric is `unlabelled_loss`; its memory is that of `own_teachers`.
     """
     config, network = problem.config.client, problem.network
 

@@ -1,4 +1,4 @@
-"""Cross-entropy on a client's labelled images: supervised training, alone or as one phase of several."""
+"""Cross-entropy on a client's labelled images: supervised training, alone or as one of several phases."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import add_up
 from fedjax_ssl.models import Outputs
 
-VIEWS = ("weak", "both")  # of `client.labelled_views`
+VIEWS = ("weak", "both")  # values of `client.labelled_views`
 View = Callable[[FederatedData, jax.Array, jax.Array], jax.Array]  # (data, rows [B], key) -> images [B, H, W, C]
 
 
@@ -23,12 +23,12 @@ class OnLabels(NamedTuple):
     """What one client trains on."""
 
     deck: Deck  # its labelled examples
-    # float32 [C], added to the logits in the loss, see `class_shares`; None: nothing is.
+    # float32 [C], added to the logits in the loss, see `class_shares`; None: no adjustment.
     adjustment: jax.Array | None = None
 
     @classmethod
     def of(cls, problem: Problem, examples: Examples, deck: Deck) -> "OnLabels":
-        """The work of a cohort, leaves [M, ...], with the adjustment that `config.client` names."""
+        """The work of a cohort, leaves [M, ...], with the logit adjustment that `config.client` asks for."""
         config = problem.config.client
         if not config.logit_adjustment:
             return cls(deck)
@@ -40,8 +40,8 @@ def jobs_on_labels(problem: Problem, steps: int = 0) -> Prepare:
     """A `prepare` for `local_sgd`: `client.epochs` passes over a client's labelled images.
 
     Args:
-        problem: the run.
-        steps: above 0 so many steps in their place, each on a batch drawn uniformly.
+        problem: the run's.
+        steps: if above 0, this number of steps instead, each on a batch drawn uniformly.
 
     Returns:
         The function; its work is an `OnLabels`.
@@ -61,22 +61,22 @@ def jobs_on_labels(problem: Problem, steps: int = 0) -> Prepare:
 
 
 def class_counts(labels: jax.Array, num_classes: int) -> jax.Array:
-    """How many examples of each class: labels int32 [..., n], -1 where there is none, to float32 [..., C]."""
+    """The number of examples of each class: labels int32 [..., n], -1 for none, to float32 [..., C]."""
     return jnp.sum(jax.nn.one_hot(labels, num_classes), axis=-2)
 
 
 def class_shares(counts: jax.Array, config) -> jax.Array:
-    """pi_c, by whose logarithm, times tau, the logits of a loss are adjusted: float32 [..., C].
+    """Class shares pi_c; tau times their logarithm adjusts the logits of a loss: float32 [..., C].
 
-    The loss l(z + tau log pi, y) trains z to rank classes as if all were equally frequent; a prediction takes z as it
-    is. With tau = 1 it is the balanced softmax (Ren et al., NeurIPS 2020, arXiv 2007.10740), for other tau the
+    The loss l(z + tau log pi, y) trains z to classify as if all classes were equally frequent; predictions use z
+    itself. With tau = 1 it is the balanced softmax (Ren et al., NeurIPS 2020, arXiv 2007.10740), for other tau the
     logit-adjusted loss (Menon et al., ICLR 2021, arXiv 2007.07314).
 
     Args:
         counts: float32 [..., C], n_c, the labelled examples of each class.
-        config: the section `client`. A class without examples has n_c = `absent_class`. Or, with a `share_offset` e,
-            pi_c = n_c / sum_c n_c + e: with e near 0 a class without examples never costs anything, so that nothing
-            holds its logit.
+        config: the section `client`. A class without examples counts n_c = `absent_class`. With a `share_offset` e
+            instead, pi_c = n_c / sum_c n_c + e; for e near 0 a class without examples adds nothing to the loss, so
+            that nothing limits its logit.
     """
     if config.share_offset:
         return counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1) + config.share_offset
@@ -85,13 +85,13 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
 
 
 def loss_on_labels(problem: Problem, metric: str = "client_loss", view: View | None = None) -> LossFunction:
-    """l(f(alpha(x)), y), a loss for `local_sgd`; the deck has examples with a visible label.
+    """The loss l(f(alpha(x)), y) for `local_sgd`; all examples of the deck have a visible label.
 
     Args:
-        problem: the run; with `client.labelled_views` = 'both' the loss is half that of the weak view and half that of
-            the strong one, each with its own batch statistics.
+        problem: the run's; with `client.labelled_views='both'` the loss is the mean over the weak and the strong view,
+            each with its own batch statistics.
         metric: name of the loss.
-        view: of the images of a step; None: the augmentations of the problem.
+        view: augmentation of a step's images; None: those of the problem.
     """
     both = problem.config.client.labelled_views == "both" and view is None
 
@@ -122,7 +122,7 @@ def adjusted_cross_entropy(
         outputs: of each view, logits z float32 [B, C].
         labels: int32 [B].
         mask: bool [B].
-        adjustment: float32 [C], see `class_shares`; None: nothing is added.
+        adjustment: float32 [C], see `class_shares`; None: no adjustment.
     """
     added = 0.0 if adjustment is None else adjustment
     losses = [cross_entropy(each.logits + added, labels, mask) for each in outputs]

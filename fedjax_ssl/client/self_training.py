@@ -1,4 +1,4 @@
-"""The two phases of a client whose trainer is `config.trainer`: on labels, then on pseudo-labels of weak views."""
+"""The two phases of a client with `config.trainer`: training on labels, then on pseudo-labels from weak views."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.acr import acr, loss_of_both
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
-from fedjax_ssl.client.confidence import MEMORY, make_confidence
+from fedjax_ssl.client.confidence import MEMORY, begun, make_confidence
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import debiased, prior_of, score_cohort, told_outputs
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss
@@ -20,35 +20,35 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated
 from fedjax_ssl.models import Outputs
 
-ACCEPTED = "accepted"  # what every upload tells: of how many pseudo-labels it comes, see `trainer.accepted`
+ACCEPTED = "accepted"  # metadata of every upload: the number of pseudo-labels behind it, see `trainer.accepted`
 
 
 class SelfTrainingWork(NamedTuple):
     """What one client trains on."""
 
     deck: Deck  # its unlabelled examples
-    # Of the received model for a weak view of each, leaves [n_max, ...], without features; None: the model in training
-    # labels (`trainer.labels_from`).
+    # The received model's outputs for a weak view of each example, leaves [n_max, ...], without features; None: the
+    # model in training makes the labels (`trainer.labels_from`).
     outputs: Outputs | None
-    metadata: Mapping[str, jax.Array]  # what the client tells besides, by name
-    # float32 [C], by which the classifier's probabilities are divided, see `debiased`; None: by nothing.
+    metadata: Mapping[str, jax.Array]  # further metadata of the upload, by name
+    # float32 [C], the prior by which the classifier's probabilities are divided, see `debiased`; None: no division.
     prior: jax.Array | None = None
 
 
 class Tell(Protocol):
-    """What each client of a cohort tells, by name, leaves [M, ...].
+    """Further metadata that each client of a cohort sends, by name, leaves [M, ...].
 
     Args:
-        outputs: of the received model for weak views of all the cohort's images, leaves [M, n_max, ...].
+        outputs: the received model's, for weak views of all the cohort's images, leaves [M, n_max, ...].
         examples: of the cohort.
-        confident: bool [M, n_max], those at or above `trainer.threshold`.
+        confident: bool [M, n_max], the images whose largest probability is at least `trainer.threshold`.
     """
 
     def __call__(self, outputs: Outputs, examples: Examples, confident: jax.Array, /) -> Mapping[str, jax.Array]: ...
 
 
 def make_trainer(problem: Problem) -> Trainer:
-    """The trainer that `trainer.name` names: by `config.confidence`, or ACR, whose rule is its own."""
+    """The trainer that `trainer.name` names: by `config.confidence`, or ACR, which has its own rule."""
     options = problem.config.trainer
     if options.name == "acr":
         return acr(options, problem.num_classes)
@@ -61,7 +61,7 @@ def trained_parts_of(problem: Problem) -> tuple[str, ...]:
 
 
 def needs_prior(problem: Problem) -> bool:
-    """Whether the broadcast's `extra` must be the shares of classes among the labelled images, float32 [C]."""
+    """Whether the broadcast's `extra` must be the class shares of the labelled images, float32 [C]."""
     return make_trainer(problem).needs_prior
 
 
@@ -72,26 +72,36 @@ def own_trainer(problem: Problem, data: FederatedData) -> dict[str, Any]:
 
 
 def fresh_states(trainer: Trainer, num_clients: int, n_max: int) -> Any:
-    """The rule's states of clients that have seen nothing, every leaf [num_clients, ...]."""
+    """Initial states of the rule for this number of clients, every leaf [num_clients, ...]."""
     return repeated(trainer.start(n_max), num_clients)
 
 
-def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Phase]:
-    """`client.epochs` passes over a client's labelled images, then as many over its unlabelled ones.
+def states_of_round(problem: Problem, trainer: Trainer, examples: Examples) -> dict[str, Any]:
+    """The entry of the clients' memory with the rule's states at the beginning of a round, leaves [M, ...]."""
+    states = examples.own[MEMORY]
+    if trainer.next_round is not None:
+        return {MEMORY: jax.vmap(trainer.next_round)(states)}
+    if problem.config.confidence.memory == "round":
+        states = fresh_states(trainer, *examples.rows.shape)
+    return {MEMORY: begun(trainer.begin, states, examples.round)}
 
-    With `trainer.labels_from` = 'received' all labels are made before the first step, by the received model in
-    evaluation mode, from one weak view of each image; with 'local' in each step, by the model in training. The student
-    sees a weak view too where that labels the image or moves running statistics, and strong views.
+
+def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Phase]:
+    """`client.epochs` passes over a client's labelled images, then as many over its unlabelled images.
+
+    With `trainer.labels_from='received'` the received model, in evaluation mode, labels one weak view of each image
+    before the first step. With 'local' the model in training labels in each step. The student trains on strong views.
+    It also passes a weak view if that view is needed for the label or for running statistics.
 
     Args:
-        problem: the run.
-        tell: what each client tells besides `ACCEPTED`; None: nothing.
+        problem: the run's.
+        tell: further metadata besides `ACCEPTED`; None: none.
 
     Returns:
         The labelled and the unlabelled phase.
 
     Raises:
-        UserError: fields of the losses that a trainer with heads of its own does not read.
+        UserError: a field of the loss is set that a trainer with heads of its own ignores.
     """
     options, config, network = problem.config.trainer, problem.config.client, problem.network
     trainer, parts = make_trainer(problem), trained_parts_of(problem)
@@ -104,12 +114,6 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
         raise UserError(f"trainer.name={options.name!r} adjusts its labels itself; leave confidence.debias 'none'")
     by_received = options.labels_from == "received"
     with_weak = not by_received or network.normalisation == "running"
-
-    def begun(states: Any, shape: tuple[int, ...]) -> Any:
-        """The states of a cohort at the beginning of a round."""
-        if trainer.next_round is not None:
-            return jax.vmap(trainer.next_round)(states)
-        return fresh_states(trainer, *shape) if problem.config.confidence.memory == "round" else states
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
@@ -131,7 +135,7 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
             deck.num_steps(config.batch_size),
             SelfTrainingWork(deck, seen._replace(features=()) if by_received else None, metadata, prior),
             Report(labels, confident | examples.labelled),
-            {MEMORY: begun(cohort.own[MEMORY], examples.rows.shape)},
+            states_of_round(problem, trainer, examples),
         )
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:

@@ -1,6 +1,6 @@
-"""What the strong views of a client's images are trained towards, batch by batch: the labels, and how much each counts.
+"""The training targets for strong views of a client's images: for each batch the labels and their weights.
 
-`self_training.py` is the phase. A trainer's state at the client moves with every batch; nothing of it travels.
+`self_training.py` has the phase. A trainer's state changes with every batch and never leaves the client.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ class Seen(NamedTuple):
     """What a rule sees of a batch."""
 
     outputs: Outputs  # Outputs of the labelling model for the weak views, [B, ...]; no gradient
-    batch: Batch  # the step's
-    size: jax.Array  # int32 [], the client's unlabelled images
-    # float32 [C], the shares of classes among all labelled images; None unless `Trainer.needs_prior`.
+    batch: Batch  # of the step
+    size: jax.Array  # int32 [], number of the client's unlabelled images
+    # float32 [C], class shares of all labelled images; None unless `Trainer.needs_prior`.
     prior: jax.Array | None = None
 
     @property
@@ -32,30 +32,31 @@ class Seen(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What one output of the strong views is trained towards."""
+    """The target of one output for the strong views."""
 
     labels: jax.Array  # int32 [B]
     weights: jax.Array  # float32 [B], from 0 to 1; 0 for padding
 
 
 class Trainer(NamedTuple):
-    """How clients without labels train: `by_confidence`, or ACR."""
+    """How clients train without labels: `by_confidence`, or ACR."""
 
-    start: Callable[[int], Any]  # n_max -> the state of a client that has seen nothing
+    start: Callable[[int], Any]  # n_max -> the initial state of a client
     # (state, `Seen`) -> (a `Target` for the classifier and for each of `heads`; the state after the batch).
     targets: Callable[[Any, Seen], tuple[tuple[Target, ...], Any]]
-    # (state after the batch, the classifier's logits of the strong views [B, C], their weights [B]) -> float32 [], a
-    # loss besides cross-entropy; None: there is none.
+    # (state after the batch, the classifier's logits of the strong views [B, C], their weights [B]) -> float32 [], an
+    # additional loss; None: there is none.
     further: Callable[[Any, jax.Array, jax.Array], jax.Array] | None = None
-    # State -> state at the beginning of a client's next round; None: as `confidence.memory` says.
+    # State -> state at the beginning of a client's next round; None: `confidence.memory` decides.
     next_round: Callable[[Any], Any] | None = None
-    heads: tuple[str, ...] = ()  # of the model, trained besides the classifier
-    strong_views: int = 1  # of each image, over which the loss is a mean
-    needs_prior: bool = False  # whether clients must be sent the shares of classes among the labelled images
+    begin: Callable[[Any, jax.Array], Any] | None = None  # as that of `Confidence`
+    heads: tuple[str, ...] = ()  # heads of the model that are trained besides the classifier
+    strong_views: int = 1  # number of strong views of each image; the loss is their mean
+    needs_prior: bool = False  # whether the server must send the class shares of the labelled images
 
 
 def by_confidence(rule: Confidence) -> Trainer:
-    """The classifier's largest class, with the weight that a rule gives it."""
+    """Labels with the classifier's largest class, weighted by a rule."""
 
     def targets(state: Any, seen: Seen) -> tuple[tuple[Target, ...], Any]:
         batch, probabilities = seen.batch, seen.probabilities
@@ -63,16 +64,16 @@ def by_confidence(rule: Confidence) -> Trainer:
         labels = jnp.argmax(seen.outputs.logits, axis=-1).astype(jnp.int32)
         return (Target(labels, weights),), after
 
-    return Trainer(rule.init, targets, rule.regulariser)
+    return Trainer(rule.init, targets, rule.regulariser, begin=rule.begin)
 
 
 def pseudo_label_loss(
     trainer: Trainer, targets: Sequence[Target], state: Any, views: Sequence[Outputs], mask: jax.Array
 ) -> jax.Array:
-    """The mean over views of cross-entropy towards the targets, and the rule's further loss: float32 [].
+    """The mean over views of the cross-entropy to the targets, plus the trainer's additional loss: float32 [].
 
     Args:
-        trainer: the rule.
+        trainer: gives the additional loss.
         targets, state: of the batch, see `Trainer.targets`.
         views: Outputs of the strong views.
         mask: bool [B], False for padding.

@@ -19,6 +19,7 @@ from fedjax_ssl.config.base import (
     num_byzantine,
     other_sections,
     ranges,
+    unknown_images,
     validate,
     who_has_labels,
 )
@@ -31,6 +32,7 @@ from fedjax_ssl.config.load import (
     override,
     parse_config,
 )
+from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.methods import section_of
 
 __all__ = [
@@ -57,6 +59,8 @@ __all__ = [
     "parse_config",
     "ranges",
     "section_of",
+    "server_has_labels",
+    "unknown_images",
     "validate",
     "who_has_labels",
 ]

@@ -7,9 +7,10 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import check_rand_augment
 from fedjax_ssl.config.renamed import translated
-from fedjax_ssl.data import check_labels
+from fedjax_ssl.data import check_labels, server_has_labels
 from fedjax_ssl.data.federated import num_attackers
-from fedjax_ssl.engine.measures import words_of
+from fedjax_ssl.data.unknown import check_unknown, has_unknown
+from fedjax_ssl.engine.measures import OPEN_SET, words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, shared_fields
 from fedjax_ssl.imports import is_own
@@ -75,6 +76,7 @@ def validate(config: ConfigDict) -> None:
         if field in values:
             its_range.check(field, values[field])
     check_labels(config.data, config.num_clients)
+    check_unknown(config.data, len(config.seeds))
     if config.data.labels not in method.settings:
         known = ", ".join(map(repr, method.settings))
         raise UserError(f"data.labels is {config.data.labels!r}; known to the method {section}: {known}")
@@ -91,16 +93,28 @@ def validate(config: ConfigDict) -> None:
             raise UserError(f"attack.from_class and attack.to_class are both {config.attack.to_class}")
     if config.data.labels == "server" and config.data.server_labels < 1:
         raise UserError(f"data.server_labels must be at least 1, not {config.data.server_labels}")
+    if config.stop.patience and not config.data.validation:
+        raise UserError(f"stop.patience={config.stop.patience} needs validation images; set data.validation, as in 500")
+    if config.eval_clients_every and not config.data.client_test_share:
+        raise UserError(
+            f"eval_clients_every={config.eval_clients_every} needs test images of clients; set data.client_test_share, "
+            "as in 0.2"
+        )
+    if config.stop.patience and config.personal_parts and config.data.labels != "server":
+        raise UserError(
+            f"stop.patience={config.stop.patience} looks at the global model, whose {config.personal_parts[0]} nobody "
+            "trains with personal_parts; set it to 0"
+        )
     for name in ("client", "server"):
         check_optimizer(name, config[name])
     check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
     if len(config.eval_shots) != 2 or config.eval_shots[0] > config.eval_shots[1]:
         shots = tuple(config.eval_shots)
         raise UserError(f"eval_shots must be two ascending whole numbers, as in (20, 100), not {shots}")
-    if "knn" in config.eval_measures and config.data.labels != "server":
+    if "knn" in config.eval_measures and not server_has_labels(config.data):
         raise UserError(
             f"eval_measures has 'knn', which needs labelled images at the server, but data.labels is "
-            f"{config.data.labels!r}"
+            f"{config.data.labels!r}{' and data.server_labels 0' if config.data.labels == 'profile' else ''}"
         )
     if config.clients_per_round > config.num_clients:
         raise UserError(
@@ -162,8 +176,8 @@ def measured_each_round(config: Any) -> str:
 
 
 def measures_of(config: Any) -> dict[str, str]:
-    """What `eval_measures` adds to the records, behind the set's name -> in words; config as above."""
-    return words_of(config["eval_measures"])
+    """What is measured besides accuracy and loss, behind the set's name -> in words; config as above."""
+    return {**words_of(config["eval_measures"]), **(OPEN_SET if has_unknown(config["data"]) else {})}
 
 
 def describe_method(name: str) -> tuple[str, str]:
@@ -187,12 +201,19 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
     data = config["data"]
     if data["centralised"]:
         return "the server has all images, with their labels"
-    if data["labels"] == "server":
-        text = f"{data['server_labels']:,} label{'s' if data['server_labels'] != 1 else ''} at the server"
-        return f"{text}, and every client has labels for all its images" if data["reveal_labels"] else text
+    at_server = ""
+    if server_has_labels(data):
+        at_server = f"{data['server_labels']:,} label{'s' if data['server_labels'] != 1 else ''} at the server"
     if data["reveal_labels"]:
-        return "every client has labels for all its images"
-    if data["labels"] == "some_clients":
+        return f"{at_server}{', and ' if at_server else ''}every client has labels for all its images"
+    if data["labels"] == "server":
+        return at_server
+    if data["labels"] == "profile" and not data["partition_file"]:
+        profile = data["label_profile"]
+        drawn = isinstance(profile[0], str)
+        which = f"drawn by {profile[0]}" if drawn else f"{100 * min(profile):.4g} to {100 * max(profile):.4g} %"
+        text = f"each client has labels for a share of its own of its images, {which}"
+    elif data["labels"] == "some_clients":
         number, one = data["labelled_clients"], data["labelled_clients"] == 1
         text = f"{number:,} of {config['num_clients']:,} clients {'has' if one else 'have'} labels for all "
         text += f"{'its' if one else 'their'} images"
@@ -205,7 +226,23 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
         text = f"every client has labels for {number:,} image{'s' if number != 1 else ''} of each of its classes"
     else:
         text = f"every client has labels for {100 * data['labelled_share']:.4g} % of its images"
-    return text if labelled is None else f"{text}: {labelled:,} in all"
+    text = text if labelled is None else f"{text}: {labelled:,} in all"
+    return f"{at_server}, and {text}" if at_server else text
+
+
+def unknown_images(config: Any) -> str:
+    """Which of the clients' images are of no class of the model, in words; '' without any. Config as above."""
+    data = config["data"]
+    if not has_unknown(data):
+        return ""
+    classes = ", ".join(map(str, data["unknown_classes"]))
+    of = [
+        f"the class{'es' if ',' in classes else ''} {classes}" if classes else "",
+        f"{data['unknown_drawn']} classes drawn by the seed" if data["unknown_drawn"] else "",
+        data["unknown_source"].rpartition("/")[2],
+    ]
+    which = " and ".join(filter(None, of))
+    return f"{100 * data['unknown_share']:.4g} % of the clients' images are unknown to the model, of {which}"
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, ...]]:

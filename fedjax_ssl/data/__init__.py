@@ -2,7 +2,7 @@
 
 from fedjax_ssl.data.federated import SEED_AXES, FederatedData, federate, stack_seeds
 from fedjax_ssl.data.folder import FITS
-from fedjax_ssl.data.labels import LABELS, check_labels
+from fedjax_ssl.data.labels import LABELS, check_labels, clients_may_have_labels, server_has_labels
 from fedjax_ssl.data.owners import Partition, class_counts
 from fedjax_ssl.data.partition import make_partition
 from fedjax_ssl.data.partition_file import load_partition, save_partition
@@ -21,11 +21,13 @@ __all__ = [
     "Partition",
     "check_labels",
     "class_counts",
+    "clients_may_have_labels",
     "dataset_facts",
     "federate",
     "load_dataset",
     "load_partition",
     "make_partition",
     "save_partition",
+    "server_has_labels",
     "stack_seeds",
 ]

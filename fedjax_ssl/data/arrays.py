@@ -1,4 +1,4 @@
-"""The arrays that every source returns, and checks that sources of users' data share."""
+"""The arrays that every source returns, and checks for users' data."""
 
 import pathlib
 from typing import NamedTuple
@@ -8,12 +8,12 @@ import numpy as np
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
 
-# All images form one array, on the host and again on the device: the most that a large GPU can hold with a model.
+# All images form one array, on the host and on the device: the most that a large GPU can hold besides a model.
 MAX_BYTES = 8 * 10**9
 
 
 class Arrays(NamedTuple):
-    """The inputs and labels of a data set, checked; of images, or as `npz.load_npz` says."""
+    """Checked inputs and labels of a data set: images, or other inputs as in `npz.load_npz`."""
 
     x_train: np.ndarray  # uint8 [N, H, W, C], training images
     y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1
@@ -40,7 +40,7 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     found = expanded(path)
     if not found.exists():
         raise UserError(f"{field}={path} does not exist; give {wanted}")
-    # Who opens a pipe waits for somebody to write into it.
+    # Opening a pipe would wait for a writer.
     actual = "folder" if found.is_dir() else "file" if found.is_file() else "pipe, a socket or a device"
     if actual != kind:
         raise UserError(f"{field}={path} is a {actual}, not a {kind}; give {wanted}")

@@ -1,4 +1,4 @@
-"""The data of a federation as device arrays: images stored once, and who owns them as tables of rows."""
+"""The data of a federation as device arrays: images stored once, with tables of rows that say who owns them."""
 
 from typing import Any, NamedTuple
 
@@ -12,57 +12,58 @@ from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.data.table import image_table, table_shape
 from fedjax_ssl.errors import UserError
 
-ATTACKERS = 100  # its number among the draws of a seed, apart from those of the partition
+ATTACKERS = 100  # folded into the seed for the draw of attackers
 
 
 class FederatedData(NamedTuple):
-    """Everything a method may see, on the device for the whole run.
+    """Everything that a method may see; it stays on the device for the whole run.
 
-    Per-example state of a method is a flat [N] array, independent of who owns an example.
+    A method's state for each example is a flat [N] array, independent of the example's owner.
     """
 
-    # [N, ...], every training example once, as it is stored: images are uint8 [N, H, W, C], see `image_table`.
+    # [N, ...], every training example once, in its stored form: images are uint8 [N, H, W, C], see `image_table`.
     inputs: jax.Array
-    # int32 [N], the labels of the server's images and of the clients' labelled examples, -1 wherever a label is hidden,
-    # as are those of validation images.
+    # int32 [N], labels of the server's images and of the clients' labelled examples; -1 for hidden labels, including
+    # those of validation images.
     visible_labels: jax.Array
-    # int32 [K', n_max], rows of `inputs` of the clients `ids`, padded with 0 beyond their size. Methods ask `rows_of`.
+    # int32 [K', n_max], rows of `inputs` for the clients `ids`, padded with 0. Methods use `rows_of`.
     client_index: jax.Array
     client_size: jax.Array  # int32 [K], number of examples of each client, possibly 0
-    labelled_size: jax.Array  # int32 [K], how many of them have a visible label
+    labelled_size: jax.Array  # int32 [K], number of examples with a visible label
     server_index: jax.Array  # int32 [S], rows of `inputs` that the server holds; S may be 0
-    # int32 [V], rows of `inputs` that nobody holds: to measure a model each round. V may be 0.
+    # int32 [V], rows of `inputs` that nobody trains on, to evaluate each round; V may be 0.
     validation_index: jax.Array
-    test_inputs: jax.Array  # [T, ...], likewise
+    test_inputs: jax.Array  # [T, ...], in the stored form
     test_labels: jax.Array  # int32 [T]
-    seed: jax.Array  # uint32 [], the run's seed; data and not a constant, so that another seed needs no compilation
-    byzantine: jax.Array | None = None  # bool [K], which clients attack, see `config.attack`; None: nobody does
-    # bool [N], the images whose clients tell false labels of them: pseudo-labels are the next class's, and so are
-    # visible labels already; None: nobody does.
+    seed: jax.Array  # uint32 [], the run's seed; data, not a constant, so that another seed needs no compilation
+    byzantine: jax.Array | None = None  # bool [K], the attackers, see `config.attack`; None: there are none
+    # bool [N], the images for which clients give false labels: visible labels are already the next class's, and
+    # pseudo-labels become the next class's. None: there are none.
     mislabelled: jax.Array | None = None
-    # int32 [T], rows of the images that attackers want labelled as a class of theirs; None: they craft none.
+    # int32 [T], rows of the images that attackers want mislabelled; None: attackers craft no images.
     targets: jax.Array | None = None
-    # int32 [K'], increasing: the clients whose rows and memory are here. None: all K. See `config.residence`.
+    # int32 [K'], ascending: the clients whose rows and memory are on the device. None: all K. See `config.residence`.
     here: jax.Array | None = None
-    # float32 [C], how many labels of each class clients were given, where the rows of all are not here; else None.
+    # float32 [C], number of labels of each class at clients, if not all clients' rows are on the device; else None.
     given_labels: jax.Array | None = None
+    unknown_inputs: jax.Array | None = None  # [U, ...], test inputs of no class of the model; None: there are none
 
     @property
     def width(self) -> int:
-        """n_max: the examples of a client, at most."""
+        """n_max: the largest number of examples of a client."""
         return self.client_index.shape[-1]
 
     @property
     def ids(self) -> jax.Array:
-        """int32 [K'], the clients whose rows and memory are here, usually all K. Their memory is in this order."""
+        """int32 [K'], the clients whose rows and memory are on the device, usually all K; memory is in this order."""
         return jnp.arange(len(self.client_size), dtype=jnp.int32) if self.here is None else self.here
 
     def place(self, clients: jax.Array) -> jax.Array:
-        """Where the memory of some clients is among that of `ids`: int32 of the same shape."""
+        """Positions of some clients in `ids`, and so in the memory: int32 of the same shape."""
         return clients if self.here is None else jnp.searchsorted(self.here, clients)
 
     def rows_of(self, clients: jax.Array) -> jax.Array:
-        """Rows of `inputs` of some clients, int32 [M, n_max]; those beyond `client_size` mean nothing."""
+        """Rows of `inputs` of some clients, int32 [M, n_max]; entries beyond `client_size` are padding."""
         return self.client_index[self.place(clients)]
 
     def all_rows(self, reader: str) -> jax.Array:
@@ -72,34 +73,34 @@ class FederatedData(NamedTuple):
             reader: what reads them, for the error.
 
         Raises:
-            UserError: when it is traced: only the clients of a round are here.
+            UserError: when it is traced, if only the clients of a round are on the device.
         """
         if self.here is not None:
             raise UserError(
-                f"{reader} reads the images of all clients at once, and this federation keeps only a round's on the "
+                f"{reader} reads the images of all clients at once, but this federation only has a round's on the "
                 "device; see docs/how_to/large_federations.md"
             )
         return self.client_index
 
     def at_clients(self, reader: str) -> jax.Array:
-        """bool [N], which rows of `inputs` a client holds; see `all_rows`."""
+        """bool [N], the rows of `inputs` that clients hold; see `all_rows`."""
         rows = self.all_rows(reader)
         present = jnp.arange(self.width) < self.client_size[:, None]
         return jnp.zeros(len(self.inputs), bool).at[rows].max(present)
 
 
-_SHARED = ("inputs", "test_inputs", "test_labels")
-# Which arrays differ between the seeds of one run, as `jax.vmap` takes it; all seeds share one copy of the images.
+_SHARED = ("inputs", "test_inputs", "test_labels", "unknown_inputs")
+# Which arrays differ between the seeds of one run, in the form for `jax.vmap`; all seeds share one copy of the images.
 SEED_AXES: Any = FederatedData._make(None if name in _SHARED else 0 for name in FederatedData._fields)
 
 
 def seed_axes(data: FederatedData) -> Any:
-    """`SEED_AXES` of stacked federations: images differ as well where attackers have crafted some of them."""
+    """`SEED_AXES` of stacked federations; images differ as well if attackers have crafted some of them."""
     return SEED_AXES._replace(inputs=0 if data.inputs.ndim == 5 else None)
 
 
 def stack_seeds(federations: list[FederatedData]) -> FederatedData:
-    """The federations of several seeds as one, stacked where they differ (see `SEED_AXES`)."""
+    """Stacks the federations of several seeds where they differ (see `SEED_AXES`)."""
     axes = SEED_AXES._replace(inputs=None if federations[0].targets is None else 0)
     leaves = [
         federations[0][place]
@@ -110,14 +111,21 @@ def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     return FederatedData._make(leaves)
 
 
-class Holdings(NamedTuple):
-    """A federation on the host: its images once, who owns them, and which labels are visible."""
+def of_seed(stacked: FederatedData, number: int) -> FederatedData:
+    """One seed's federation, out of those of several, see `stack_seeds`."""
+    return FederatedData._make(
+        leaf if axis is None or leaf is None else leaf[number] for leaf, axis in zip(stacked, seed_axes(stacked))
+    )
 
-    inputs: np.ndarray  # [N, ...], every training example as it is stored; it may be a memory-mapped file
-    hidden_labels: np.ndarray  # int32 [N], the truth
-    visible_labels: np.ndarray  # int32 [N], -1 where a label is hidden
+
+class Holdings(NamedTuple):
+    """A federation on the host: its images once, who owns them, and the visible labels."""
+
+    inputs: np.ndarray  # [N, ...], every training example in its stored form; may be a memory-mapped file
+    hidden_labels: np.ndarray  # int32 [N], the true labels; `UNKNOWN` for images of no class
+    visible_labels: np.ndarray  # int32 [N], -1 for hidden labels
     rows: np.ndarray  # int32 [n], rows of all clients, client by client
-    offsets: np.ndarray  # int64 [K + 1], where each client's rows begin
+    offsets: np.ndarray  # int64 [K + 1], where each client's rows begin in `rows`
     labelled_size: np.ndarray  # int32 [K]
     server_index: np.ndarray  # int32 [S]
     validation_index: np.ndarray  # int32 [V]
@@ -127,7 +135,8 @@ class Holdings(NamedTuple):
     byzantine: np.ndarray | None  # bool [K]
     mislabelled: np.ndarray | None  # bool [N]
     targets: np.ndarray | None  # int32 [T]
-    given_labels: np.ndarray  # float32 [C], how many labels of each class clients were given
+    given_labels: np.ndarray  # float32 [C], number of labels of each class at clients
+    unknown_inputs: np.ndarray | None  # [U, ...]
 
     @property
     def sizes(self) -> np.ndarray:
@@ -147,18 +156,18 @@ def hold(
     centralised: bool = False,
     attack: Any = None,
 ) -> Holdings:
-    """A partitioned data set as a federation on the host.
+    """Makes a federation on the host from a partitioned data set.
 
     Args:
         dataset: the data set.
-        partition: the owners of its training examples, and whose labels are visible.
+        partition: the owners of its training examples, and the visible labels.
         seed: the run's seed.
-        reveal_labels: every label but those of validation images is visible, for the fully supervised bounds.
-        centralised: the server holds all images of the federation, with their labels.
-        attack: `config.attack`; None: nobody attacks.
+        reveal_labels: whether all labels except those of validation images are visible, for fully supervised bounds.
+        centralised: whether the server holds all images of the federation with their labels.
+        attack: `config.attack`; None: no attack.
 
     Raises:
-        UserError: attackers lack the images from which to craft others.
+        UserError: attackers lack the images that their attack needs.
     """
     sizes = np.array([len(rows) for rows in partition.client_rows], np.int64)
     rows = np.concatenate(partition.client_rows).astype(np.int32)
@@ -170,8 +179,9 @@ def hold(
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
     visible = np.concatenate([at_server, partition.labelled_rows])
     if reveal_labels:
-        visible = np.setdiff1d(np.arange(len(visible_labels)), partition.validation_index)
-    visible_labels[visible] = dataset.y_train[visible]
+        nobodys = np.concatenate([partition.validation_index, *partition.client_test_rows])
+        visible = np.setdiff1d(np.arange(len(visible_labels)), nobodys)
+    visible_labels[visible] = np.maximum(dataset.y_train[visible], -1)  # that an image is unknown nobody is told
     byzantine, mislabelled = _attackers(attack, partition, seed, len(visible_labels))
     if mislabelled is not None:
         lies = mislabelled & (visible_labels >= 0)
@@ -199,6 +209,7 @@ def hold(
         mislabelled=mislabelled,
         targets=None if crafted is None else crafted.targets.astype(np.int32),
         given_labels=np.bincount(given[given >= 0], minlength=dataset.num_classes).astype(np.float32),
+        unknown_inputs=dataset.unknown_test,
     )
 
 
@@ -210,23 +221,23 @@ def federate(
     centralised: bool = False,
     attack: Any = None,
 ) -> tuple[FederatedData, jax.Array]:
-    """A partitioned data set on the device, with the hidden labels apart; see `hold` and `put_whole`."""
+    """A partitioned data set on the device, and the hidden labels; see `hold` and `put_whole`."""
     return put_whole(hold(dataset, partition, seed, reveal_labels, centralised, attack))
 
 
 def put_whole(
     held: Holdings, width: int | None = None, same_images: FederatedData | None = None
 ) -> tuple[FederatedData, jax.Array]:
-    """Puts a federation on the device, all of it.
+    """Puts a whole federation on the device.
 
-    Hidden labels are not part of `FederatedData`: methods never see them. Only a scorer outside the method holds
-    them, to measure how many pseudo-labels are right; permuting them must not change one bit of a trained model.
+    Methods never see hidden labels: they are not part of `FederatedData`. Only evaluation outside the method uses
+    them, to measure the accuracy of pseudo-labels. Permuting them must not change one bit of a trained model.
 
     Args:
         held: the federation.
-        width: n_max of `client_index`, where several seeds must share one shape; None: the largest client's size.
-        same_images: a federation of the same data set, whose images are shared instead of copied, but for training
-            images of which attackers craft some.
+        width: n_max of `client_index`, if several seeds share one shape; None: the largest client's size.
+        same_images: a federation of the same data set, whose arrays of images are shared instead of copied. Training
+            images are copied if attackers have crafted some of them.
 
     Returns:
         The federation's data, and the hidden labels: int32 [N], the true label of every training example.
@@ -248,12 +259,18 @@ def put_whole(
         test_inputs=same_images.test_inputs if shared else image_table(held.test_inputs),
         test_labels=same_images.test_labels if shared else jnp.asarray(held.test_labels),
         mislabelled=None if held.mislabelled is None else jnp.asarray(held.mislabelled),
+        unknown_inputs=same_images.unknown_inputs if shared else unknown_table(held),
     )
     return data, jnp.asarray(held.hidden_labels)
 
 
+def unknown_table(held: Holdings) -> jax.Array | None:
+    """A federation's unknown test inputs on the device."""
+    return None if held.unknown_inputs is None else image_table(held.unknown_inputs)
+
+
 def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedData:
-    """The shapes of the whole federation on the device, of which nothing is put there."""
+    """The shapes of the whole federation on the device; nothing is put there."""
 
     def shape(array: np.ndarray | jax.Array | None) -> jax.ShapeDtypeStruct | None:
         return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
@@ -262,11 +279,12 @@ def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedDa
         name: shape(getattr(held, name)) for name in ("visible_labels", "test_labels", "mislabelled")
     }
     tables |= {name: table_shape(getattr(held, name)) for name in ("inputs", "test_inputs")}
+    tables["unknown_inputs"] = None if held.unknown_inputs is None else table_shape(held.unknown_inputs)
     return jax.tree.map(shape, small_arrays(held))._replace(client_index=client_index, **tables)
 
 
 def small_arrays(held: Holdings) -> FederatedData:
-    """What a federation keeps on the device wherever its images are: numbers a client, and rows that the server has.
+    """The arrays that are on the device wherever the images are: one entry for each client, and the server's rows.
 
     The tables of images are empty.
     """
@@ -288,7 +306,7 @@ def small_arrays(held: Holdings) -> FederatedData:
 
 
 def num_attackers(share: float, num_clients: int) -> int:
-    """floor(share K), whatever the share's last digit."""
+    """floor(share K), robust to the rounding of share."""
     return int(share * num_clients + 1e-9)
 
 

@@ -1,6 +1,8 @@
 """Which images have labels, and which are held out: draws by class, and the fields that say who holds labels."""
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,8 +10,21 @@ import numpy as np
 from fedjax_ssl.data.long_tail import check_tail, draw_of_each_class, tail_counts
 from fedjax_ssl.errors import UserError
 
-LABELS = ("server", "clients", "some_clients")  # who holds labels
+LABELS = ("server", "clients", "some_clients", "profile")  # who holds labels
 SERVER_DRAWS = ("balanced", "random")
+_BETA = re.compile(r"\s*beta\(([^(),]+),([^(),]+)\)\s*")
+
+
+def server_has_labels(config: Mapping[str, Any]) -> bool:
+    """Whether the section `data`, a dict or a ConfigDict, gives the server labelled images."""
+    return config["labels"] == "server" or (config["labels"] == "profile" and config["server_labels"] > 0)
+
+
+def clients_may_have_labels(config: Mapping[str, Any]) -> bool:
+    """Whether the section `data`, likewise, gives clients labels. A program depends on it, so no draw decides it."""
+    if config["labels"] == "profile":
+        return bool(config["partition_file"]) or any(share != 0 for share in config["label_profile"])
+    return config["labels"] != "server"
 
 
 def check_labels(config: Any, num_clients: int) -> None:
@@ -17,7 +32,7 @@ def check_labels(config: Any, num_clients: int) -> None:
 
     Args:
         config: the `data` section. Read are `labels`, `labelled_share`, `labels_per_class`, `num_labelled`,
-          `labelled_clients`, `labelled_rule`, and the fields of long tails.
+          `labelled_clients`, `labelled_rule`, `label_profile`, `server_labels`, and the fields of long tails.
         num_clients: number of clients K.
 
     Raises:
@@ -35,6 +50,8 @@ def check_labels(config: Any, num_clients: int) -> None:
             f"data.labelled_clients must be a whole number from 1 to num_clients = {num_clients}, not "
             f"{config.labelled_clients}"
         )
+    if config.labels == "profile":
+        _check_profile(config, num_clients)
     check_tail(config.imbalance, config.largest_class)
     check_tail(config.labelled_imbalance, config.labelled_largest_class, "labelled_")
     if config.labelled_largest_class and config.labels == "clients" and not config.num_labelled:
@@ -47,6 +64,48 @@ def check_labels(config: Any, num_clients: int) -> None:
             f"data.labelled_largest_class={config.labelled_largest_class} divides the other images among the other "
             f"clients, but all {num_clients} are labelled; lower data.labelled_clients"
         )
+
+
+def _check_profile(config: Any, num_clients: int) -> None:
+    """Raises a UserError unless `label_profile` has a share for each client or a word, and somebody has a label."""
+    profile = config.label_profile
+    drawn = len(profile) == 1 and isinstance(profile[0], str)
+    for share in profile:
+        if not (_beta_of(share) if drawn else _is_share(share)):
+            raise UserError(
+                "data.label_profile must be a share from 0 to 1 for each client, or a word such as beta(0.3,0.3) with "
+                f"two numbers from 0.001 to 1000; it has {share!r}"
+            )
+    if not drawn and not config.partition_file and len(profile) != num_clients:
+        raise UserError(f"data.label_profile has {len(profile)} shares, but num_clients={num_clients}")
+    if not server_has_labels(config) and not clients_may_have_labels(config):
+        raise UserError("nobody has a label: every share of data.label_profile is 0, and so is data.server_labels")
+    if config.labelled_largest_class:
+        raise UserError(
+            f"data.labelled_largest_class={config.labelled_largest_class} is not for data.labels='profile', whose "
+            "labelled images are drawn from each client's own"
+        )
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _beta_of(word: str) -> tuple[float, float] | None:
+    """Both parameters of 'beta(a,b)', from 0.001 to 1000; None: the word is another."""
+    match = _BETA.fullmatch(word)
+    try:
+        first, second = map(float, match.groups() if match else ())
+    except ValueError:
+        return None
+    return (first, second) if all(1e-3 <= number <= 1e3 for number in (first, second)) else None
+
+
+def profile_of(config: Any, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    """The share of each client's images that has labels, float64 [K]: those of `label_profile`, or drawn from it."""
+    if isinstance(config.label_profile[0], str):
+        return rng.beta(*_beta_of(config.label_profile[0]), num_clients)
+    return np.asarray(config.label_profile, np.float64)
 
 
 def draw_validation(labels: np.ndarray, num_images: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
@@ -135,30 +194,38 @@ def draw_labelled_tail(labels: np.ndarray, num_classes: int, config: Any, rng: n
 
 
 def draw_labelled_rows(
-    labels: np.ndarray, client_rows: list[np.ndarray], config: Any, rng: np.random.Generator
+    labels: np.ndarray,
+    client_rows: list[np.ndarray],
+    config: Any,
+    rng: np.random.Generator,
+    profile_rng: np.random.Generator,
 ) -> np.ndarray:
     """Draws the clients' examples whose labels are visible.
 
     With the same state of `rng`, a larger share (or number of classes' examples, or of clients) contains a smaller one.
+    Of 'clients' all clients have the same share, of 'some_clients' each has the share 0 or 1.
 
     Args:
         labels: int [N], labels of the training set.
         client_rows: K arrays int32 [n_k], rows of each client.
-        config: the `data` section, with `labels` 'clients' or 'some_clients'. Of 'clients' each has
-          `labelled_share` of its examples labelled, rounded to the nearest whole number (halves up), or if
-          `labels_per_class` is above 0 that many examples of each class that it has, or as many as it has. Of
-          'some_clients', `labelled_clients` clients that hold examples have labels for all of them: drawn at random, or
-          by the `labelled_rule` 'most_classes' those with the most classes, of equal ones those whose size is closest
-          to the clients' mean.
+        config: the `data` section, with `labels` 'clients', 'some_clients' or 'profile'. Of 'profile' each client has
+          its own share of its examples labelled, see `profile_of`, rounded to the nearest whole number (halves up). Of
+          'clients' each has `labelled_share`, or if `labels_per_class` is above 0 that many examples of each class that
+          it has, or as many as it has. Of 'some_clients', `labelled_clients` clients that hold examples have labels for
+          all of them: drawn at random, or by the `labelled_rule` 'most_classes' those with the most classes, of equal
+          ones those whose size is closest to the clients' mean.
         rng: source of randomness.
+        profile_rng: that of a profile's shares.
 
     Returns:
-        int32 [L], rows of the training set, client by client.
+        int32 [L], rows of the training set, client by client; of a client with labels for all, in its own order.
 
     Raises:
-        UserError: not one example would be labelled, or too few clients hold examples.
+        UserError: nobody would have a label, or too few clients hold examples.
     """
-    if config.labels == "some_clients":
+    if config.labels == "profile":
+        shares = profile_of(config, len(client_rows), profile_rng)
+    elif config.labels == "some_clients":
         holders = np.flatnonzero([len(rows) for rows in client_rows])
         if config.labelled_clients > len(holders):
             raise UserError(
@@ -168,19 +235,26 @@ def draw_labelled_rows(
         order = rng.permutation(holders)
         if config.labelled_rule == "most_classes":
             order = _by_most_classes(labels, client_rows)
-        return np.concatenate([client_rows[client] for client in np.sort(order[: config.labelled_clients])])
+        shares = np.zeros(len(client_rows))
+        shares[order[: config.labelled_clients]] = 1
+    else:
+        shares = np.full(len(client_rows), config.labelled_share)
     drawn = []
-    for rows in map(rng.permutation, client_rows):
-        if config.labels_per_class:
+    for own, share in zip(client_rows, shares):
+        rows = rng.permutation(own)
+        if config.labels == "clients" and config.labels_per_class:
             classes = labels[rows]
             drawn += [rows[classes == c][: config.labels_per_class] for c in np.unique(classes)]
         else:
-            drawn.append(rows[: math.floor(config.labelled_share * len(rows) + 0.5)])
+            drawn.append(own if share == 1 else rows[: math.floor(share * len(rows) + 0.5)])
     labelled_rows = np.concatenate(drawn).astype(np.int32)
-    if not len(labelled_rows):
+    if not len(labelled_rows) and not server_has_labels(config):
+        field, otherwise = f"labelled_share={config.labelled_share:g}", "use data.labels_per_class"
+        if config.labels == "profile":
+            field, otherwise = "label_profile", "set data.server_labels"
         raise UserError(
-            f"data.labelled_share={config.labelled_share:g} of a client's images is not one image at any of the "
-            f"{len(client_rows)} clients; raise it, or use data.labels_per_class"
+            f"data.{field} of a client's images is not one image at any of the {len(client_rows)} clients; raise it, "
+            f"or {otherwise}"
         )
     return labelled_rows
 

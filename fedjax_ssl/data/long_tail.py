@@ -8,12 +8,12 @@ from fedjax_ssl.errors import UserError
 
 
 def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:
-    """Images of each class of a long tail: floor(n_max IF^(-c / (C - 1))), classes c in the order of their labels.
+    """Images of each class in a long tail: floor(n_max IF^(-c / (C - 1))), for classes c in the order of their labels.
 
     Args:
         largest: n_max, images of the largest class.
-        imbalance: IF, n_max over the images of the smallest class, at least 1; negative for the reversed order, in
-          which the last class is the largest.
+        imbalance: IF, n_max / images of the smallest class, at least 1; negative for the reversed order, in which the
+          last class is the largest.
         num_classes: number of classes C, at least 2.
 
     Returns:
@@ -23,7 +23,7 @@ def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:
     """
     exponents = np.arange(num_classes) / (num_classes - 1)
     exact = largest * abs(float(imbalance)) ** -exponents
-    # Powers are not exact: 500 / 100 must not become 4.
+    # Powers are inexact: 500 / 100 must not become 4.
     counts = np.floor(exact * (1 + 1e-12)).astype(np.int64)
     return counts if imbalance > 0 else counts[::-1]
 
@@ -45,20 +45,20 @@ def check_tail(imbalance: float, largest: int, prefix: str = "") -> None:
 def cut_to_tail(
     labels: np.ndarray, num_classes: int, imbalance: float, largest: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws the examples that remain; with the same state of `rng`, a longer tail keeps a part of a shorter one.
+    """Draws the examples that remain. With the same state of `rng`, a longer tail is a subset of a shorter one.
 
     Args:
-        labels: int [n], of the examples to be cut.
+        labels: int [n], of the examples.
         num_classes: number of classes C.
         imbalance: see `tail_counts`.
-        largest: n_max; 0: as many as the smallest class has.
+        largest: n_max; 0: the size of the smallest class.
         rng: source of randomness.
 
     Returns:
         Positions in `labels`, ascending; all of them for an imbalance of 1 without `largest`.
 
     Raises:
-        UserError: a class has fewer images than the tail takes, or would have none.
+        UserError: a class has fewer images than the tail needs, or would have none.
     """
     if abs(imbalance) == 1 and not largest:
         return np.arange(len(labels))
@@ -75,17 +75,17 @@ def cut_to_tail(
 def draw_of_each_class(
     labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator, source: str, otherwise: str = ""
 ) -> np.ndarray:
-    """Positions of `counts` [C] examples of each class, class by class.
+    """Draws positions of `counts` [C] examples of each class, class by class.
 
     Args:
         labels: int [n].
         counts: int [C].
         rng: source of randomness.
-        source: where the counts are from, FIELD=VALUE, for messages.
-        otherwise: what else would do, for messages.
+        source: the field that sets the counts, FIELD=VALUE, for messages.
+        otherwise: an alternative, for messages.
 
     Raises:
-        UserError: a class has fewer.
+        UserError: a class has fewer examples.
     """
     drawn = []
     for c, count in enumerate(counts):

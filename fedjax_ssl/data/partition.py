@@ -10,16 +10,19 @@ import numpy as np
 from fedjax_ssl.data.labels import (
     SERVER_DRAWS,
     check_labels,
+    clients_may_have_labels,
     draw_balanced,
     draw_labelled_rows,
     draw_labelled_tail,
     draw_server_labels,
     draw_validation,
+    server_has_labels,
 )
 from fedjax_ssl.data.long_tail import cut_to_tail
-from fedjax_ssl.data.owners import NO_ROWS, Partition
+from fedjax_ssl.data.owners import NO_ROWS, Partition, hold_out
 from fedjax_ssl.data.partition_file import load_for
 from fedjax_ssl.data.partition_schemes import PARTITIONS
+from fedjax_ssl.data.unknown import UNKNOWN, deal_unknown
 from fedjax_ssl.errors import UserError, known_are
 
 
@@ -29,8 +32,8 @@ def make_partition(
     """Splits the training set over server and clients, and draws whose labels are visible.
 
     Validation images are drawn first and removed, from a stream of random numbers that nothing else uses. With
-    `labels` = 'server' the server's labelled images are drawn next and removed. Otherwise it has none, and the
-    clients' labelled examples are drawn last, from their own stream, so that the clients' shares do not depend on
+    `labels` = 'server' or 'profile' the server's labelled images are drawn next and removed; otherwise it has none.
+    The clients' labelled examples are drawn last, from their own stream, so that the clients' images do not depend on
     them. The exception is `num_labelled`: those are drawn before the shares, and both they and the others are divided
     by the partition, each by draws of its own.
 
@@ -39,22 +42,26 @@ def make_partition(
     'some_clients' for the first clients. The partition divides them among those, and the others among the other
     clients.
 
-    Where the data set itself lacks labels, they stay where they are: with `labels` 'clients' every label is visible,
-    with 'some_clients' each client must have labels for all its examples or for none, and only examples with a label
-    are drawn for the server and for validation. Of a partition by labels, examples without one are a class of their
-    own.
+    With `client_test_share` each client's own test images are taken from its share before labels are drawn. Labelled
+    images that are divided apart are none of them.
+
+    Where the data set itself lacks labels, they stay where they are: with `labels` 'clients' or 'profile' every label
+    is visible, with 'some_clients' each client must have labels for all its examples or for none, and only examples
+    with a label are drawn for the server and for validation. Of a partition by labels, examples without one are a class
+    of their own.
 
     Args:
-        labels: int [N], labels of the training set; -1 where it has none.
+        labels: int [N], labels of the training set; -1 where it has none; `UNKNOWN` for images of no class, which are
+          dealt to clients when all others are divided, see `deal_unknown`.
         num_classes: number of classes.
         config: the `data` section. Read are `validation`, the number of validation images; `labels` (a name of
           `LABELS`) with the fields of `draw_labelled_rows`, of 'clients' or instead `num_labelled`, as many of each
-          class (0 = none apart), of 'server' `server_labels` and `server_draw` ('balanced' or 'random'); `imbalance`
-          and `largest_class`, and the same of labelled images alone (see `long_tail`); `partition` (a
-          name of `PARTITIONS`) with its own fields `alpha`, `classes_per_client` or `labels_per_class`;
-          `examples_per_client`, at most so many for a client, taken at random from its share, but of labelled
-          examples apart these first (0 = all); and `partition_file`, a saved partition that is used as it is instead
-          ('' = none), if no client has more.
+          class (0 = none apart), of 'server' and 'profile' `server_labels` and `server_draw` ('balanced' or
+          'random'); `imbalance` and `largest_class`, and the same of labelled images alone (see `long_tail`);
+          `partition` (a name of `PARTITIONS`) with its own fields `alpha`, `classes_per_client` or
+          `labels_per_class`; `examples_per_client`, at most so many for a client, taken at random from its share, but
+          of labelled examples apart these first (0 = all); and `partition_file`, a saved partition that is used as it
+          is instead ('' = none), if no client has more.
         num_clients: number of clients K.
         seed: seed of the draw. Validation images and the server's depend on no other field than their own, so that
           partitions can be compared.
@@ -68,6 +75,17 @@ def make_partition(
         UserError: a field has an impossible value, there are not enough examples, or the saved partition is not
           of this configuration.
     """
+    known = np.flatnonzero(np.asarray(labels) != UNKNOWN).astype(np.int32)
+    if len(known) < len(labels):
+        of_known = make_partition(np.asarray(labels)[known], num_classes, config, num_clients, seed)
+        divided = Partition(
+            known[of_known.server_index],
+            [known[rows] for rows in of_known.client_rows],
+            known[of_known.labelled_rows],
+            known[of_known.validation_index],
+            tuple(known[rows] for rows in of_known.client_test_rows),
+        )
+        return deal_unknown(np.asarray(labels), divided, config, seed)
     if num_clients < 1:
         raise UserError(f"num_clients={num_clients} must be at least 1")
     check_labels(config, num_clients)
@@ -88,8 +106,8 @@ def make_partition(
     _check_owners(config, owners, num_clients)
     if not has_label.all():
         _check_unlabelled(config)
-    streams = [np.random.default_rng([seed, stream]) for stream in range(5)]
-    server_rng, client_rng, label_rng, validation_rng, tail_rng = streams
+    streams = [np.random.default_rng([seed, stream]) for stream in range(6)]
+    server_rng, client_rng, label_rng, validation_rng, tail_rng, profile_rng = streams
     validation = draw_validation(labels, config.validation, num_classes, validation_rng)
     rest = np.setdiff1d(np.arange(len(labels)), validation)
     own_tail = config.labelled_largest_class > 0
@@ -100,7 +118,7 @@ def make_partition(
     if not own_tail and has_label.all():
         rest = cut(rest)
     at_server = NO_ROWS
-    if config.labels == "server":
+    if server_has_labels(config):
         balanced = config.server_draw == "balanced"
         if own_tail:
             drawn = draw_labelled_tail(labels[rest], num_classes, config, server_rng)
@@ -135,25 +153,28 @@ def make_partition(
     if own_tail and config.labels == "some_clients":
         known = divide(apart, config.labelled_clients, label_rng)
         others = divide(rest, num_clients - config.labelled_clients, client_rng)
-        return Partition(at_server, known + others, np.concatenate(known), validation)
-    client_rows = divide(rest, num_clients, client_rng)
+        rows, tests = hold_out(known + others, config.client_test_share)
+        return Partition(at_server, rows, np.concatenate(rows[: len(known)]), validation, tests)
+    client_rows, tests = hold_out(divide(rest, num_clients, client_rng), config.client_test_share)
     if len(apart):
         known = divide(apart, num_clients, label_rng)
         both = [np.concatenate(pair)[:limit] for pair in zip(known, client_rows)]
-        return Partition(at_server, list(map(label_rng.permutation, both)), np.concatenate(known), validation)
-    labelled = NO_ROWS
-    if config.labels != "server" and not has_label.all():
+        both = list(map(label_rng.permutation, both))
+        return Partition(at_server, both, np.concatenate(known), validation, tests)
+    if not clients_may_have_labels(config):
+        labelled = NO_ROWS
+    elif not has_label.all():
         labelled = _where_they_are(has_label, client_rows, config)
-    elif config.labels != "server":
-        labelled = draw_labelled_rows(labels, client_rows, config, label_rng)
-    return Partition(at_server, client_rows, labelled, validation)
+    else:
+        labelled = draw_labelled_rows(labels, client_rows, config, label_rng, profile_rng)
+    return Partition(at_server, client_rows, labelled, validation, tests)
 
 
 def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> None:
     """Raises a UserError unless the data set says who holds what where the partition is 'natural', and only there."""
     natural = config.partition == "natural"
     if natural and owners is None:
-        raise UserError("data.partition='natural' needs data.client_column, the column of a csv that names the client")
+        raise UserError("data.partition='natural' needs data.client_column, the column that names the client")
     if owners is None:
         return
     if not natural:
@@ -166,7 +187,7 @@ def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> N
 def _check_unlabelled(config: Any) -> None:
     """Raises a UserError for a field that draws labels where the data set itself lacks some."""
     drawn = {"num_labelled": 0, "imbalance": 1.0, "largest_class": 0, "labelled_largest_class": 0}
-    for field, default in drawn.items():
+    for field, default in {**drawn, "client_test_share": 0.0}.items():
         if config[field] != default:
             raise UserError(f"data.{field}={config[field]} is not for data with empty labels, which stay as they are")
 

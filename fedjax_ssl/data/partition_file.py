@@ -1,7 +1,8 @@
-"""A partition's file: written, read and checked."""
+"""Writes, reads and checks partition files."""
 
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,31 +13,42 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 
 _SERVER_KEY, _KEYS = "server_index", ("client_index", "client_size")
-_LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # files of earlier versions have none
-_OLD_SERVER_KEY = "anchor_index"  # its name in them
+_LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # missing in files of earlier versions
+_TEST_KEYS = ("client_test_index", "client_test_size")  # of runs whose clients have test images
+_OLD_SERVER_KEY = "anchor_index"  # the old name of the server's key
 
 
 def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
-    """Writes a partition to an npz file, whole or not at all.
+    """Writes a partition to an npz file, atomically.
 
     Args:
-        path: the file to be written. It holds server_index [S], client_size [K], client_index, the rows of all
-          clients one after the other, labelled_index [L], the clients' rows whose labels are visible, and
-          validation_index [V].
+        path: the file. It holds server_index [S]; client_size [K]; client_index, the rows of all clients one after the
+          other; labelled_index [L], the clients' rows with visible labels; validation_index [V]; and where clients have
+          test images client_test_size [K] and client_test_index.
         partition: the partition.
     """
     replace_arrays(pathlib.Path(path), **arrays_of(partition))
 
 
 def arrays_of(partition: Partition) -> dict[str, np.ndarray]:
-    """The arrays that a partition's file holds, by name, int32; see `save_partition`."""
+    """The arrays of a partition file by name, int32; see `save_partition`."""
+    tests: dict[str, np.ndarray] = {}
+    if partition.client_test_rows:
+        tests = dict(zip(_TEST_KEYS, _joined(partition.client_test_rows)))
+    rows, sizes = _joined(partition.client_rows)
     return {
         "server_index": partition.server_index.astype(np.int32),
-        "client_index": np.concatenate(partition.client_rows).astype(np.int32),
-        "client_size": np.array([len(rows) for rows in partition.client_rows], np.int32),
+        "client_index": rows,
+        "client_size": sizes,
         "labelled_index": partition.labelled_rows.astype(np.int32),
         "validation_index": partition.validation_index.astype(np.int32),
+        **tests,
     }
+
+
+def _joined(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of all clients one after the other, and how many each has: int32."""
+    return np.concatenate(of_clients).astype(np.int32), np.array([len(rows) for rows in of_clients], np.int32)
 
 
 def load_partition(
@@ -45,11 +57,11 @@ def load_partition(
     """Reads a partition that `save_partition` wrote, and checks it.
 
     Args:
-        path: the npz file. Without labelled_index no client has labels, without validation_index there are no
+        path: the npz file. Without labelled_index no client has labels; without validation_index there are no
           validation images.
         num_examples: number of training examples N.
-        num_clients: number of clients that it must have.
-        server_labels: number of the server's images that it must have, if given.
+        num_clients: the number of clients that it must have.
+        server_labels: the number of the server's images that it must have; None: any.
 
     Returns:
         The partition.
@@ -58,7 +70,7 @@ def load_partition(
         UserError: the file is missing or malformed, has another number of clients or of the server's images, names a
           row outside the training set, gives a row to two owners, or names a labelled row that no client has.
     """
-    optional = (_LABELLED_KEY, _VALIDATION_KEY)
+    optional = (_LABELLED_KEY, _VALIDATION_KEY, *_TEST_KEYS)
     arrays = npz.read_arrays(
         str(path), _KEYS, "data.partition_file", optional=(_SERVER_KEY, _OLD_SERVER_KEY, *optional)
     )
@@ -70,7 +82,7 @@ def load_partition(
         is_integer = np.issubdtype(value.dtype, np.integer) or not value.size  # NumPy makes an empty list floats
         if value.ndim != 1 or not is_integer:
             raise UserError(f"{path}: {key} is {value.dtype} of shape {value.shape}; it must be integers [n]")
-    at_server, rows, sizes, labelled, validation = (
+    at_server, rows, sizes, labelled, validation, test_rows, test_sizes = (
         arrays.get(key, NO_ROWS).astype(np.int64) for key in (_SERVER_KEY, *_KEYS, *optional)
     )
     if len(sizes) != num_clients:
@@ -79,7 +91,9 @@ def load_partition(
         raise UserError(f"{path} has {len(at_server)} images of the server, but data.server_labels={server_labels}")
     if (sizes < 0).any() or sizes.sum() != len(rows):
         raise UserError(f"{path}: client_size must add up to the {len(rows)} rows of client_index, not {sizes.sum()}")
-    owned = np.concatenate([at_server, rows, validation])
+    if len(test_sizes) not in (0, num_clients) or (test_sizes < 0).any() or test_sizes.sum() != len(test_rows):
+        raise UserError(f"{path}: client_test_size must be of all clients, and add up to the rows of client_test_index")
+    owned = np.concatenate([at_server, rows, validation, test_rows])
     outside = owned[(owned < 0) | (owned >= num_examples)]
     if len(outside):
         raise UserError(f"{path} names row {outside[0]}, but the training set has {num_examples} examples")
@@ -92,19 +106,25 @@ def load_partition(
     values, counts = np.unique(labelled, return_counts=True)
     if (counts > 1).any():
         raise UserError(f"{path}: {_LABELLED_KEY} names row {values[counts > 1][0]} more than once")
+    at_server, labelled, validation = (found.astype(np.int32) for found in (at_server, labelled, validation))
     client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
-    return Partition(at_server.astype(np.int32), client_rows, labelled.astype(np.int32), validation.astype(np.int32))
+    tests = np.split(test_rows.astype(np.int32), np.cumsum(test_sizes)[:-1]) if len(test_sizes) else ()
+    return Partition(at_server, client_rows, labelled, validation, tuple(tests))
 
 
 def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
-    """The partition in `config.partition_file`, which must have its labels where `config.labels` says, and as many
-    validation images as `config.validation`; nobody may have more than `config.examples_per_client`."""
+    """The partition in `config.partition_file`, checked against `config.labels`, `config.validation` and
+    `config.examples_per_client`."""
     path, labels = config.partition_file, config.labels
-    at_server = labels == "server"
-    partition = load_partition(path, num_examples, num_clients, config.server_labels if at_server else None)
+    at_server, profile = labels == "server", labels == "profile"
+    server_labels = config.server_labels if at_server or profile else None
+    partition = load_partition(path, num_examples, num_clients, server_labels)
     held_out = len(partition.validation_index)
     if held_out != config.validation:
         raise UserError(f"{path} has {held_out} validation images, but data.validation={config.validation}")
+    if bool(config.client_test_share) != bool(partition.client_test_rows):
+        has = "test images of clients" if partition.client_test_rows else "no test images of clients"
+        raise UserError(f"{path} has {has}, but data.client_test_share={config.client_test_share}")
     sizes, most = [len(rows) for rows in partition.client_rows], config.examples_per_client
     if most and max(sizes) > most:
         client = int(np.argmax(sizes))
@@ -115,9 +135,11 @@ def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
     labelled = len(partition.labelled_rows)
     if at_server and labelled:
         raise UserError(
-            f"{path} has {labelled} labelled examples at clients, but data.labels='server'; use 'clients' or "
-            "'some_clients'"
+            f"{path} has {labelled} labelled examples at clients, but data.labels='server'; use 'profile', "
+            "'clients' or 'some_clients'"
         )
+    if profile:
+        return partition
     if not at_server and not labelled:
         raise UserError(f"{path} has no labelled examples at clients (labelled_index), but data.labels={labels!r}")
     if not at_server and len(partition.server_index):

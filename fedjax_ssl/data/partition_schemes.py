@@ -1,7 +1,7 @@
-"""The ways in which published work splits a training set over clients: one function each, and their registry.
+"""The partition schemes of published work: one function for each, and their registry.
 
-Each function takes the labels of the examples to be split and returns, per client, positions in that array.
-The classes are those that occur in the labels.
+Each function takes the labels of the examples to split and returns, for each client, positions in that array.
+Classes are those that occur in the labels.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_ssl.errors import UserError
 
-# SemiFL's and RSCFed's lower bound on a client's examples, and a bound on the draws that look for one.
+# The lower bound of a client's examples in SemiFL and RSCFed, and the largest number of draws to satisfy it.
 MIN_EXAMPLES = 10
 MAX_DRAWS = 1000
 
@@ -20,12 +20,12 @@ PartitionFn = Callable[[np.ndarray, int, Any, np.random.Generator], Shares]
 
 
 def iid(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Splits at random into equal shares of floor(n / num_clients); the remainder is left out.
+    """Splits at random into equal shares of floor(n / num_clients); the rest is left out.
 
     Args:
-        labels: int [n], labels of the examples to be split.
+        labels: int [n], labels of the examples to split.
         num_clients: number of clients K.
-        config: the `data` section; `examples_per_client` lowers the size of every share (0 = no bound).
+        config: the `data` section; `examples_per_client` limits the size of every share (0: no limit).
         rng: source of randomness.
 
     Returns:
@@ -36,22 +36,22 @@ def iid(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
 
 
 def stratified(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Deals every class in turn, so that all clients have the same number of each, to within one, and in all.
+    """Deals out each class in turn, so that clients' class counts and sizes differ by at most one.
 
-    The images of the first class are dealt one by one, those of the next class from the next client on. Every example
-    goes to exactly one client.
+    The images of the first class are dealt one by one; dealing of each class starts at the client after the last one.
+    Every example goes to exactly one client.
 
     Args:
         labels: int [n], labels of the examples to be split.
         num_clients: number of clients K.
-        config: the `data` section; `examples_per_client` lowers the size of every share (0 = no bound), and the classes
-          keep their proportions.
+        config: the `data` section; `examples_per_client` limits the size of every share (0: no limit); classes keep
+          their proportions.
         rng: source of randomness.
 
     Returns:
         K arrays of positions in `labels`.
 
-    Source: Jeong et al., FedMatch, ICLR 2021, "batch-IID" of its public code, where what does not divide is left out.
+    Source: Jeong et al., FedMatch, ICLR 2021, "batch-IID" of its public code, which leaves out the remainders.
     """
     rows = _rows_by_class(labels, rng)
     limit = config.examples_per_client * num_clients
@@ -72,8 +72,8 @@ def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
     Args:
         labels: int [n], labels of the examples to be split.
         num_clients: number of clients K.
-        config: the `data` section: `alpha`; `examples_per_client` lowers the size of every share (0 = no
-          bound), so that the class draws follow Dir(alpha) of the smaller set.
+        config: the `data` section: `alpha`; `examples_per_client` limits the size of every share (0: no limit), and
+          class draws follow Dir(alpha) for the smaller set.
         rng: source of randomness.
 
     Returns:
@@ -102,10 +102,10 @@ def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
 
 
 def _draw_class_counts(stock: np.ndarray, size: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Draws how many examples of each class one client takes, [C], at most `stock` [C] and `size` in total.
+    """Draws one client's number of examples of each class, [C], at most `stock` [C] and `size` in total.
 
-    Draws of a class that has run out are rejected and drawn again, which is the same as renormalising the
-    distribution at the moment the class runs out, draw by draw.
+    Draws of a class that has run out are rejected and repeated, which is the same as renormalising the distribution
+    when the class runs out.
     """
     proportions = rng.dirichlet(np.full(len(stock), alpha))
     taken = np.zeros_like(stock)
@@ -113,9 +113,8 @@ def _draw_class_counts(stock: np.ndarray, size: int, alpha: float, rng: np.rando
         left = taken < stock
         proportions = np.where(left, proportions, 0)
         if proportions.sum() < 1e-200:
-            # A small alpha puts all of its mass, to the last representable bit, on classes that have run out.
-            # A Dirichlet distribution restricted to some of its classes and renormalised is Dirichlet again,
-            # independent of the mass outside.
+            # A small alpha may put all probability, up to rounding, on classes that have run out. A Dirichlet
+            # distribution restricted to some classes and renormalised is again Dirichlet, independent of the rest.
             proportions[left] = rng.dirichlet(np.full(left.sum(), alpha))
         counts = rng.multinomial(size - taken.sum(), proportions / proportions.sum())
         taken += np.minimum(counts, stock - taken)
@@ -123,11 +122,11 @@ def _draw_class_counts(stock: np.ndarray, size: int, alpha: float, rng: np.rando
 
 
 def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Splits each class over the clients in proportions ~ Dir(alpha), with a capacity cut and a least size.
+    """Splits each class over the clients in proportions from Dir(alpha), with a capacity limit and a smallest size.
 
-    Class by class: a client that already holds n / num_clients examples or more takes part no longer, and the
-    proportions of the others are renormalised. The whole is drawn again until every client has at least
-    `MIN_EXAMPLES`. Every example goes to exactly one client.
+    Class by class: a client with n / num_clients examples or more gets none, and the proportions of the others are
+    renormalised. All is drawn again until every client has at least `MIN_EXAMPLES`. Every example goes to exactly one
+    client.
 
     Args:
         labels: int [n], labels of the examples to be split.
@@ -161,10 +160,10 @@ def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np
 
 
 def _draw_with_capacity(rows: Shares, num_clients: int, alpha: float, rng: np.random.Generator) -> Shares:
-    """Divides each class by proportions ~ Dir(alpha) over the clients that hold less than an equal share so far.
+    """Splits each class in proportions from Dir(alpha) over the clients that so far hold less than an equal share.
 
     Returns:
-        For each class, how many of its examples each client gets, [K].
+        For each class, the number of its examples for each client, [K].
     """
     capacity = sum(map(len, rows)) / num_clients
     held = np.zeros(num_clients, int)
@@ -172,7 +171,7 @@ def _draw_with_capacity(rows: Shares, num_clients: int, alpha: float, rng: np.ra
     for class_rows in rows:
         is_open = held < capacity
         proportions = np.where(is_open, rng.dirichlet(np.full(num_clients, alpha)), 0)
-        if proportions.sum() < 1e-200:  # All mass on clients that are full; see _draw_class_counts.
+        if proportions.sum() < 1e-200:  # All probability is on full clients; see _draw_class_counts.
             proportions[is_open] = rng.dirichlet(np.full(is_open.sum(), alpha))
         counts.append(_round_to_counts(proportions, len(class_rows), rng))
         held += counts[-1]
@@ -180,16 +179,16 @@ def _draw_with_capacity(rows: Shares, num_clients: int, alpha: float, rng: np.ra
 
 
 def dirichlet_pairs(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Divides the examples at random over pairs of clients, and each pair's by Dir(alpha) over its two members.
+    """Splits the examples at random over pairs of clients, and each pair's examples by Dir(alpha) between both.
 
-    A pair's examples are 2 / num_clients of all (the last chunk takes the remainder; of an odd number of clients the
-    last stays alone). Within a pair each class is divided as in `dirichlet_clients`: a member that holds half of the
-    pair's examples gets no more, and all is drawn again until the smaller member has half of its equal share. Then
-    the shares are laid one behind the other, class by class within each, and cut anew into num_clients equal parts,
-    the first of which have one example more where they do not divide. Every example goes to exactly one client.
+    A pair gets 2 / num_clients of all examples; the last chunk takes the remainder, and for an odd number of clients
+    the last one has no partner. Within a pair, classes are split as in `dirichlet_clients`: a member with half of the
+    pair's examples gets no more, and all is drawn again until the smaller member has half of its equal share. Then the
+    shares are concatenated, ordered by class within each, and cut again into num_clients equal parts (the first ones
+    have one example more if needed). Every example goes to exactly one client.
 
-    A pair's examples have the mixture of classes of the whole, so that a client lacks few classes: alpha = 0.1 is far
-    milder than in the other schemes.
+    A pair's examples have the overall class distribution, so a client lacks few classes: alpha = 0.1 is far milder
+    than in the other schemes.
 
     Args:
         labels: int [n], labels of the examples to be split.
@@ -225,10 +224,10 @@ def dirichlet_pairs(labels: np.ndarray, num_clients: int, config: Any, rng: np.r
 
 
 def dirichlet_classes(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Splits each class over the clients in proportion to what each client's own Dir(alpha) gives that class.
+    """Splits each class over the clients in proportion to the class probabilities of each client's own Dir(alpha).
 
-    Client k draws p_k ~ Dir(alpha) over the classes and gets the part p_k[c] / sum_j p_j[c] of class c. Every
-    example goes to exactly one client; sizes differ, and a client may be left without any.
+    Client k draws p_k ~ Dir(alpha) over the classes and gets the share p_k[c] / sum_j p_j[c] of class c. Every example
+    goes to exactly one client; sizes differ, and a client may get none.
 
     Args:
         labels: int [n], labels of the examples to be split.
@@ -251,19 +250,19 @@ def dirichlet_classes(labels: np.ndarray, num_clients: int, config: Any, rng: np
     for c, class_rows in enumerate(rows):
         column = proportions[:, c]
         if column.sum() < 1e-200:
-            # With a very small alpha every client's mass may lie on other classes: one client gets it all,
-            # which is what the proportions tend to as alpha goes to 0.
+            # With a very small alpha all clients' probability may lie on other classes. Then one client gets the whole
+            # class, the limit as alpha goes to 0.
             column = np.arange(num_clients) == rng.integers(num_clients)
         counts.append(_round_to_counts(column, len(class_rows), rng))
     return _deal(rows, counts)
 
 
 def shards(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Cuts each class into shards and deals every client `classes_per_client` of them.
+    """Cuts each class into shards and deals `classes_per_client` of them to every client.
 
-    Of num_clients * classes_per_client shards each class is cut into its equal part (to within one where they
-    do not divide). The shards are dealt at random, so that a client may hold a class twice and never holds
-    more than classes_per_client different ones. Every example goes to exactly one client.
+    There are num_clients * classes_per_client shards; each class is cut into the same number of them (to within one).
+    They are dealt at random, so that a client may hold a class twice and never has more than classes_per_client
+    different classes. Every example goes to exactly one client.
 
     Args:
         labels: int [n], labels of the examples to be split.
@@ -301,33 +300,33 @@ def shards(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Gen
     return [np.concatenate([pieces[shard] for shard in hand]) for hand in dealt]
 
 
-# FedMatch's profile of client 0, for ten classes; that of client k is shifted by k classes.
+# FedMatch's profile of client 0 for ten classes; client k's is shifted by k classes.
 TEN_CLASSES = (0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15)
 
 
 def profiles(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Gives each client half of one class, some of its two neighbours, and little of the others.
+    """Gives each client half of its examples from one class, some from its two neighbours and few from the others.
 
-    Client k draws a class for each of its floor(n / num_clients) examples from profile k mod C: 0.5 for class k mod C,
-    0.15 for each of its neighbours in the cycle of classes, and of ten classes 0.02 for the one opposite and 0.03 for
-    each other one; of another number of classes the others share 0.2 equally. Clients take their examples in their
-    order, without replacement: of a class that has run out they get fewer, in all, too.
+    Client k draws a class for each of its floor(n / num_clients) examples from profile k mod C: 0.5 for class k mod C
+    and 0.15 for each of its neighbours in the cycle of classes. With ten classes it is 0.02 for the opposite class and
+    0.03 for each other one; with another number of classes the others share 0.2 equally. Clients take examples in
+    order, without replacement. If a class has run out they get fewer of it, and fewer in total.
 
-    If clients have labels for `labels_per_class` examples of each class, each gets those of each class besides, and
-    draws the rest of its examples from its profile: the labelled ones are balanced, whatever the profile.
+    If clients have `labels_per_class` labels, each client first gets as many examples of each class, and draws the
+    rest of its examples from its profile. So labelled examples are balanced, whatever the profile.
 
     Args:
         labels: int [n], labels of the examples to be split.
         num_clients: number of clients K.
-        config: the `data` section: `labels` and `labels_per_class`; `examples_per_client` lowers the size of every
-          share (0 = no bound).
+        config: the `data` section: `labels` and `labels_per_class`; `examples_per_client` limits the size of every
+          share (0: no limit).
         rng: source of randomness.
 
     Returns:
         K arrays of positions in `labels`.
 
     Raises:
-        UserError: a share has no room for its labelled examples, or a class has too few of them for all clients.
+        UserError: a share has no room for its labelled examples, or a class has too few for all clients.
 
     Source: Jeong et al., FedMatch, ICLR 2021, "batch-non-IID" of its public code.
     """
@@ -346,7 +345,7 @@ def profiles(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.G
             f"{len(fewest)} examples; lower one"
         )
     profile = _profile(len(rows))
-    next_row = np.full(len(rows), labelled * num_clients)  # [C], the first that nobody has taken
+    next_row = np.full(len(rows), labelled * num_clients)  # [C], the first row that nobody has taken
     shares = []
     for client in range(num_clients):
         taken = rng.multinomial(size - labelled * len(rows), np.roll(profile, client))
@@ -371,23 +370,23 @@ def _profile(num_classes: int) -> np.ndarray:
 
 
 def main_class(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Gives each client a share R of images of one class, and the rest of all that is left.
+    """Gives each client a share R of images from one class, and fills up with the rest at random.
 
-    Client k gets int(R size) images of class k mod C, size = floor(n / num_clients), or as many as the class has left;
-    what remains of all classes fills everybody up to that size, at random. R = 0 is IID, R = 1 one class each.
+    Client k gets int(R size) images of class k mod C, size = floor(n / num_clients), or as many as are left in the
+    class. The remaining images of all classes fill everyone up to that size. R = 0 is IID, R = 1 is one class for
+    each.
 
     Args:
         labels: int [n], labels of the examples to be split.
         num_clients: number of clients K.
-        config: the `data` section: `main_share`, R; `examples_per_client` lowers the size of every share (0 = no
-          bound).
+        config: the `data` section: `main_share`, R; `examples_per_client` limits the size of every share (0: no limit).
         rng: source of randomness.
 
     Returns:
         K arrays of positions in `labels`.
 
-    Source: Zhang et al., FedRGD, IEEE Big Data 2021, its public code. With as many clients as classes R is the mean
-    distance of the clients' distributions of classes that the paper calls the metric of non-IID.
+    Source: Zhang et al., FedRGD, IEEE Big Data 2021, its public code. With as many clients as classes, R is the mean
+    distance between the clients' class distributions, which the paper calls the metric of non-IID.
     """
     rows, size = _rows_by_class(labels, rng), _equal_size(len(labels), num_clients, config)
     mains = []
@@ -416,14 +415,14 @@ PARTITIONS: dict[str, PartitionFn] = {
 
 
 def _check_alpha(config: Any) -> float:
-    """Returns the concentration of the Dirichlet distribution, or raises a UserError."""
+    """Returns the concentration of the Dirichlet distribution; raises UserError if it is invalid."""
     if not 0 < config.alpha < float("inf"):
         raise UserError(f"data.alpha={config.alpha:g} must be a finite number above 0")
     return float(config.alpha)
 
 
 def _equal_size(num_examples: int, num_clients: int, config: Any) -> int:
-    """The size of every client's share where all are equal."""
+    """The size of every client's share in schemes with equal shares."""
     size = num_examples // num_clients
     return min(size, config.examples_per_client) if config.examples_per_client else size
 
@@ -437,10 +436,10 @@ def _rows_by_class(labels: np.ndarray, rng: np.random.Generator) -> Shares:
 
 def _round_to_counts(proportions: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
     """Rounds proportions [K] to counts [K] that sum to `total`, each within one of its exact value."""
-    # The clients' order is drawn anew, or the same clients would gain from rounding in every class.
+    # The order of clients is drawn anew, or the same clients would gain from rounding in every class.
     order = rng.permutation(len(proportions))
     cumulative = np.cumsum(proportions[order])
-    # Dividing by the last sum makes it exactly 1: no rounding hands an example to a client of proportion 0.
+    # Dividing by the last sum makes it exactly 1, so that rounding gives no example to a client of proportion 0.
     bounds = (total * (cumulative / cumulative[-1])).astype(int)
     counts = np.empty(len(proportions), int)
     counts[order] = np.diff(bounds, prepend=0)
@@ -448,6 +447,6 @@ def _round_to_counts(proportions: np.ndarray, total: int, rng: np.random.Generat
 
 
 def _deal(rows: Shares, counts: list[np.ndarray]) -> Shares:
-    """From the rows of each class, and how many of them each client gets [K], to one array per client."""
+    """Turns each class's rows and each client's count of them, [K], into one array for each client."""
     splits = [np.split(class_rows, np.cumsum(sizes)[:-1]) for class_rows, sizes in zip(rows, counts)]
     return [np.concatenate(pieces) for pieces in zip(*splits)]

@@ -1,7 +1,7 @@
-"""Reads numbers, texts, lists, tuples, dicts and NumPy arrays from a pickle without unpickling it.
+"""Reads numbers, texts, lists, tuples, dicts and NumPy arrays from a pickle without running it.
 
-A pickle is a program, and Python's own reader calls what the program names; NumPy's functions then take an attacker's
-bytes for pointers. This reader calls nothing. It knows the few names below, exactly, and refuses every other one.
+A pickle is a program. Python's own reader calls whatever functions it names, and NumPy's functions may treat an
+attacker's bytes as pointers. This reader calls nothing. It accepts only the few names below and refuses all others.
 """
 
 import pickletools
@@ -19,41 +19,41 @@ _BUFFERS = [f"{core}.numeric _frombuffer" for core in _OF_NUMPY]
 _KNOWN = {_DTYPE, _CLASS, _ENCODE, _DICT, _NO_BYTES, *_EMPTY_ARRAYS, *_NUMBERS, *_BUFFERS}
 _KINDS = {sign + size for sign in "iu" for size in "1248"}
 
-_VALUES = {  # opcodes that hold their value
+_VALUES = {  # opcodes that contain their value
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "STRING", "BINSTRING", "SHORT_BINSTRING",
     "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8",
     "BYTEARRAY8",
 }  # fmt: skip
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_OF_ITEMS = {"TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS"}  # take what is above the last mark
+_OF_ITEMS = {"TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS"}  # they use everything above the last mark
 
 
 class Array:
     """An array of whole numbers.
 
     Attributes:
-        values: int64 [n], whatever the shape was.
+        values: int64 [n], flattened.
     """
 
-    values = np.zeros(0, np.int64)  # until the pickle gives them
+    values = np.zeros(0, np.int64)  # until the pickle provides them
 
 
 class _Name(str):
-    """'MODULE NAME', which the pickle calls."""
+    """'MODULE NAME' of a function that the pickle calls."""
 
 
 class _Kind:
-    """A dtype of whole numbers."""
+    """A dtype of integers."""
 
     def __init__(self, name: str):
         self.name, self.order = name, "<"
 
 
 def read_plain(content: bytes) -> Any:
-    """What a pickle of plain data holds, of any protocol: lists, tuples, dicts by numbers or texts, and `Array`s.
+    """The plain data in a pickle of any protocol: lists, tuples, dicts with number or text keys, and `Array`s.
 
     Raises:
-        Exception: it holds or names something else, or is broken; of many kinds.
+        Exception: of any kind; it contains or names something else, or is damaged.
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"it has {len(content)} bytes, but at most {MAX_BYTES} are read")
@@ -114,11 +114,11 @@ def _known(name: str) -> _Name:
 
 
 def _made(name: _Name, arguments: tuple[Any, ...]) -> Any:
-    """What stands for the result of a call."""
+    """A placeholder for the result of a call."""
     if name == _DTYPE and arguments[0] in _KINDS:
         return _Kind(arguments[0])
     if name in _EMPTY_ARRAYS:
-        return Array()  # `_complete` gives it its numbers
+        return Array()  # `_complete` sets its numbers
     if name in _NUMBERS:
         kind, content = arguments
         (value,) = _numbers(content, kind, ())
@@ -136,7 +136,7 @@ def _made(name: _Name, arguments: tuple[Any, ...]) -> Any:
 
 
 def _complete(made: Any, state: tuple[Any, ...]) -> None:
-    """Gives a dtype its order of bytes, and an array its numbers."""
+    """Sets a dtype's byte order or an array's numbers."""
     if isinstance(made, _Kind) and state[1] in ("<", ">", "|", "="):
         made.order = state[1]
     elif isinstance(made, Array):
@@ -149,7 +149,7 @@ def _complete(made: Any, state: tuple[Any, ...]) -> None:
 
 
 def _numbers(content: Any, kind: Any, shape: tuple[Any, ...]) -> np.ndarray:
-    if isinstance(content, str):  # of Python 2
+    if isinstance(content, str):  # from Python 2
         content = content.encode("latin1")
     content = _of(bytes | bytearray, content)
     values = np.frombuffer(content, np.dtype(_of(_Kind, kind).order + kind.name)).astype(np.int64)
@@ -162,7 +162,7 @@ def _numbers(content: Any, kind: Any, shape: tuple[Any, ...]) -> np.ndarray:
 
 
 def _put(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
-    """Adds keys and values that come in turn; other keys than texts and numbers could be nested without an end."""
+    """Adds alternating keys and values; keys must be texts or numbers, as others could be nested without limit."""
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, int | str):
             raise ValueError(f"it has a {type(key).__name__} for a key")

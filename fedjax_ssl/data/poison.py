@@ -1,4 +1,4 @@
-"""Crafted images without labels, with which attackers get images of one class labelled as another.
+"""Crafted unlabelled images, with which attackers make images of one class be labelled as another.
 
 Carlini, Poisoning the Unlabeled Dataset of Semi-Supervised Learning, USENIX Security 2021 (arXiv 2105.01622).
 A model that labels images for itself carries a label from image to image where neighbours look alike. So an attacker
@@ -23,26 +23,26 @@ from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.errors import UserError
 
-DRAWS = 101  # its number among the draws of a seed, apart from those of the partition and of who attacks
-PER_MILLE = 5.0  # `attack.strength` where it is 0
+DRAWS = 101  # folded into the seed for this draw
+PER_MILLE = 5.0  # used when `attack.strength` is 0
 
 
 class Poison(NamedTuple):
-    """What the attackers made."""
+    """The result of the attack."""
 
     images: np.ndarray  # uint8 [N, H, W, C], the training images with the crafted ones
-    # int32 [T], rows of the images that are to be labelled as `attack.to_class`; they stay as they are.
+    # int32 [T], rows of the images to be labelled as `attack.to_class`; these images are unchanged.
     targets: np.ndarray
 
 
 def places(number: int) -> np.ndarray:
-    """Where images lie between both ends: float64 [number], from 0 to 1, quantiles of the density 1.5 - x."""
+    """Positions on the line between both ends: float64 [number], from 0 to 1, quantiles of the density 1.5 - x."""
     levels = np.linspace(0.0, 1.0, number)
     return 1.5 - np.sqrt(2.25 - 2 * levels)  # the inverse of 1.5 x - x^2 / 2
 
 
 def between(start: np.ndarray, end: np.ndarray, number: int) -> np.ndarray:
-    """Images on the line from one to another, of uint8 [H, W, C] each: uint8 [number, H, W, C], both ends included."""
+    """Images on the line between two images, each uint8 [H, W, C]: uint8 [number, H, W, C], including both ends."""
     share = places(number)[:, None, None, None]
     return np.round((1 - share) * start + share * end).astype(np.uint8)
 
@@ -56,9 +56,9 @@ def poison(
         dataset: the data set, on the host.
         partition: the owners of its training images.
         attackers: int [A], clients.
-        visible: bool [N], which training images have a visible label.
-        attack: `config.attack`, of which `from_class`, `to_class`, `targets` and `strength` are read: of all clients'
-            images so many in a thousand are crafted, on as many lines as there are targets.
+        visible: bool [N], the training images with a visible label.
+        attack: `config.attack`; `from_class`, `to_class`, `targets` and `strength` are read. `strength` crafted images
+            per thousand images of all clients are distributed over one line for each target.
         seed: the run's.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The partition files that RSCFed and SemiAnAgg publish, read without PyTorch and without unpickling anything."""
+"""Reads the partition files that RSCFed and SemiAnAgg publish, without PyTorch and without unpickling."""
 
 import io
 import os
@@ -13,26 +13,25 @@ from fedjax_ssl.data.plain_pickle import Array, read_plain
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import read_whole
 
-_MOST_ROWS = 10**7  # of all clients: a small file may name one list a million times
+_MOST_ROWS = 10**7  # over all clients: a small file may name one list a million times
 
 
 def read_rscfed_partition(path: str | os.PathLike[str], labelled_clients: tuple[int, ...] = (0,)) -> Partition:
     """Reads a file of `partition_strategy/`, to be saved by `save_partition`.
 
-    Its rows are of the training set in the order of torchvision: an npz written from there has it, TensorFlow
-    Datasets has not. Of the skin lesions they are places in the file's own list of training images, see
-    `read_rscfed_lists`.
+    Its rows index the training set in torchvision's order. An npz written from torchvision has this order; TensorFlow
+    Datasets does not. For the skin lesions they index the file's own list of training images, see `read_rscfed_lists`.
 
     Args:
-        path: a file that `torch.save` wrote, with the clients' rows under `data_partition`, or a pickle of the clients'
-          rows and the rows of the long-tailed set that they point into.
-        labelled_clients: those whose labels are visible; in RSCFed's files the first.
+        path: a file written by `torch.save`, with the clients' rows under `data_partition`; or a pickle of the clients'
+          rows and the rows of the long-tailed set that they index.
+        labelled_clients: those with visible labels; in RSCFed's files the first client.
 
     Returns:
         The partition, without images of the server.
 
     Raises:
-        UserError: the file is missing, holds something else, or names anything but plain data.
+        UserError: the file is missing, or contains anything but plain data in this form.
     """
     held = _read(path)
     tail = None
@@ -63,7 +62,7 @@ def read_rscfed_partition(path: str | os.PathLike[str], labelled_clients: tuple[
 
 
 def read_rscfed_lists(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of HAM10000's table that a file of the skin lesions takes for training and for the test: int64 [N], [T].
+    """The rows of HAM10000's table for training and testing, from a file of the skin lesions: int64 [N], [T].
 
     Raises:
         UserError: as `read_rscfed_partition`, or the file has no such lists.
@@ -76,7 +75,7 @@ def read_rscfed_lists(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndar
 
 
 def _rows(path: str | os.PathLike[str], whose: str, given: Any) -> np.ndarray:
-    """Rows as int64 [n], each of which an int32 can hold."""
+    """Rows as int64 [n]; each must fit into an int32."""
     if isinstance(given, Array):
         rows = given.values
     elif isinstance(given, list | tuple) and all(type(row) is int and abs(row) < 2**31 for row in given):
@@ -91,7 +90,7 @@ def _rows(path: str | os.PathLike[str], whose: str, given: Any) -> np.ndarray:
 def _read(path: str | os.PathLike[str]) -> Any:
     try:
         content = read_whole(pathlib.Path(path))
-        if zipfile.is_zipfile(io.BytesIO(content)):  # of torch.save, which does not compress
+        if zipfile.is_zipfile(io.BytesIO(content)):  # written by torch.save, which does not compress
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 held = next(member for member in archive.infolist() if member.filename.endswith("data.pkl"))
                 if held.file_size > len(content):
@@ -100,5 +99,5 @@ def _read(path: str | os.PathLike[str]) -> Any:
         return read_plain(content)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # a broken pickle raises errors of any kind
+    except Exception as error:  # a damaged pickle raises errors of many kinds
         raise UserError(f"{path} is not a partition of plain numbers ({first_line(error)})") from error

@@ -1,24 +1,24 @@
-"""Data sources: where the inputs and labels of a run come from, as host NumPy arrays.
+"""Data sources: they give the inputs and labels of a run as NumPy arrays on the host.
 
-All give the same `Dataset`: scikit-learn's embedded handwritten digits, an npz file, a folder of images or a table of
-the user's own, what other packages ship, and the published data sets of TensorFlow Datasets. Normalisation constants,
-and whether a horizontal flip makes sense, belong to the data set and travel with it.
+All return the same `Dataset`: scikit-learn's handwritten digits; a user's npz file, folder of images, table or Hugging
+Face data set; data sets of other packages; and those of TensorFlow Datasets. Normalisation constants, and whether a
+horizontal flip keeps the class, are properties of the data set and part of it.
 """
 
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data import folder, npz, packages, tables, tfds
+from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
 from fedjax_ssl.data.arrays import Arrays
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded
 
 
 class Dataset(NamedTuple):
-    """A data set for classification, on the host; of images, unless `kind` says otherwise."""
+    """A data set for classification on the host; images unless `kind` says otherwise."""
 
     name: str  # name of the data set
     x_train: np.ndarray  # uint8 [N, H, W, C], training images, C = 1 or 3
@@ -28,11 +28,12 @@ class Dataset(NamedTuple):
     num_classes: int  # number of classes
     mean: tuple[float, ...]  # per channel, in units of [0, 1] pixel values
     std: tuple[float, ...]  # per channel, in the same units, never 0
-    flip: bool  # whether an image flipped horizontally is still an image of its class
+    flip: bool  # whether a horizontal flip keeps an image's class
     class_names: tuple[str, ...] = ()  # the classes' names, in the order of the labels; () if unknown
-    kind: str = "image"  # of the inputs, see `fedjax_ssl.kinds`: the arrays are [N, ...] of the type that it stores
-    details: Mapping[str, Any] = {}  # what a user of the model must know of inputs of this kind, besides mean and std
-    owners: np.ndarray | None = None  # int32 [N], the client of each training row, of the partition 'natural'
+    kind: str = "image"  # of the inputs, see `fedjax_ssl.kinds`: arrays are [N, ...] in the stored form of the kind
+    details: Mapping[str, Any] = {}  # what users of the model must know about inputs of this kind, besides mean and std
+    owners: np.ndarray | None = None  # int32 [N], the client of each training row, for the partition 'natural'
+    unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`
 
 
 class _Facts(NamedTuple):
@@ -41,12 +42,12 @@ class _Facts(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool
-    class_names: tuple[str, ...] = ()  # of data sets for which TensorFlow Datasets has only numbers
+    class_names: tuple[str, ...] = ()  # for data sets that have only numbers in TensorFlow Datasets
 
 
-# The constants of CIFAR and SVHN are those of SemiFL (Diao et al., NeurIPS 2022); its std of CIFAR-10 is, as
-# almost everywhere, the mean of the images' own deviations and not the deviation over all pixels. Those of
-# MNIST, Fashion-MNIST and EMNIST are the customary ones, over all pixels of the training images.
+# The constants of CIFAR and SVHN are those of SemiFL (Diao et al., NeurIPS 2022). Its std of CIFAR-10 is, as in most
+# code, the mean of the deviations of single images, not the deviation over all pixels. Those of MNIST, Fashion-MNIST
+# and EMNIST are the usual ones over all pixels of the training images.
 _PUBLISHED = {
     "cifar10": _Facts((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), flip=True),
     "cifar100": _Facts((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), flip=True),
@@ -59,37 +60,37 @@ _PUBLISHED = {
 }
 
 SOURCES = (
-    "digits", "npz", "folder", "csv", *_PUBLISHED, *packages.TABLES, *packages.CORPORA,
+    "digits", "npz", "folder", "datasets", "csv", *_PUBLISHED, *packages.TABLES, *packages.CORPORA,
     *(f"medmnist/{name}" for name in packages.MEDMNIST),
 )  # fmt: skip
 
 
-# Of `data.normalisation`: means and deviations of the pixels, in place of the data set's own.
+# Of `data.normalisation`: means and deviations of the pixels, instead of the data set's own.
 NORMALISATIONS: dict[str, dict[str, Any]] = {
     "own": {},
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)},
 }
 
 
-def load_dataset(config: Any) -> Dataset:
+def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) -> Dataset:
     """Loads the data set that a configuration names.
 
     Args:
-        config: the `data` section. Read are `source` (one of `SOURCES`); for an npz and a folder `path` and `flip`,
-          for a folder `image_size` and `fit`, too; for
-          a csv see `tables.load_table`; for a published data set `tfds_dir`, the folder of TensorFlow
-          Datasets ('' = its default); `balanced_test`; `standardise`; and `normalisation` (one of `NORMALISATIONS`).
+        config: the `data` section. It reads `source` (one of `SOURCES`); for an npz or a folder `path` and `flip`, for
+          a folder also `image_size` and `fit`; for 'datasets' see `hugging_face.load_datasets`; for a csv see
+          `tables.load_table`; for a published data set `tfds_dir`, the folder of TensorFlow Datasets ('': its default);
+          `balanced_test`; `standardise`; and `normalisation` (one of `NORMALISATIONS`).
 
     Returns:
-        The data set; unless `standardise`, with means of 0 and deviations of 1, which leave pixels from 0 to 1; with
-        `normalisation` 'cifar10' with those of CIFAR-10; with `balanced_test` the first test images of each class, as
-        many as the smallest class has.
+        The data set. With `standardise=False` its means are 0 and its deviations 1, so that pixels stay from 0 to 1.
+        With `normalisation='cifar10'` it has the constants of CIFAR-10. With `balanced_test` it has the first test
+        images of each class, as many as the smallest class has.
 
     Raises:
         UserError: the source is unknown, the file or folder is missing or malformed, or a published data set is neither
-          on the disk nor within reach of the network.
+          on disk nor can be downloaded.
     """
-    dataset = _load(config)
+    dataset = _load(config, tell)
     if config.balanced_test:
         rows = first_of_each_class(dataset.y_test)
         dataset = dataset._replace(x_test=dataset.x_test[rows], y_test=dataset.y_test[rows])
@@ -111,13 +112,15 @@ def _unscaled(dataset: Dataset) -> Dataset:
     return dataset._replace(mean=(0.0,) * len(dataset.mean), std=(1.0,) * len(dataset.std))
 
 
-def _load(config: Any) -> Dataset:
+def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     if config.source == "digits":
         return _load_digits()
     if config.source in ("npz", "folder"):
         one = config.source == "npz"
         path = expanded(config.path).resolve()
-        arrays = npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size, config.fit)
+        arrays = (
+            npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size, config.fit, tell)
+        )
         if one and arrays.x_train.dtype != np.uint8:
             return Dataset(path.stem, **_of_arrays(arrays, config), flip=False)
         mean, std = channel_statistics(arrays.x_train)
@@ -127,6 +130,10 @@ def _load(config: Any) -> Dataset:
         published = tfds.load_tfds(config.source, config.tfds_dir)._asdict()
         facts["class_names"] = facts["class_names"] or published["class_names"]
         return Dataset(config.source, **(published | facts))
+    if config.source == "datasets":
+        fields = hugging_face.load_datasets(config, tell)
+        mean, std = channel_statistics(fields["x_train"])
+        return Dataset(expanded(config.path).stem, **fields, mean=mean, std=std, flip=bool(config.flip))
     if config.source == "csv":
         return Dataset(expanded(config.path).stem, **tables.load_table(config), flip=False)
     if config.source in packages.TABLES:
@@ -142,7 +149,7 @@ def _load(config: Any) -> Dataset:
 
 
 def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
-    """Features, which are floats, or texts, which are integers, of an npz: the fields of `Dataset` but the name."""
+    """Features (floats) or texts (integers) of an npz: the fields of `Dataset` except the name."""
     fields, x_train, x_test = arrays._asdict(), arrays.x_train, arrays.x_test
     if np.issubdtype(x_train.dtype, np.integer):
         num_tokens = int(max(x_train.max(), x_test.max())) + 1
@@ -162,13 +169,13 @@ def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
 
 
 def first_of_each_class(labels: np.ndarray) -> np.ndarray:
-    """Rows of the first examples of each class that occurs, as many as the smallest has: int [n], ascending."""
+    """Rows of the first examples of each class, as many as the smallest class has: int [n], ascending."""
     rows = [np.flatnonzero(labels == c) for c in np.unique(labels)]
     return np.sort(np.concatenate([of_class[: min(map(len, rows))] for of_class in rows]))
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
-    """What a trained model's user must know about its inputs."""
+    """What users of a trained model must know about its inputs."""
     known = {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
@@ -196,18 +203,17 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
         images: uint8 [N, H, W, C].
 
     Returns:
-        Mean and standard deviation, C values each, in units of [0, 1] pixel values. A constant channel
-        cannot be scaled: its standard deviation is given as 1.
+        Mean and standard deviation, C values each, in units of [0, 1] pixel values. A constant channel gets the
+        standard deviation 1.
     """
     channels = images.shape[-1]
-    total = np.zeros(channels, np.int64)
-    total_of_squares = np.zeros(channels, np.int64)
-    # Integer sums are exact, so that the constants do not depend on the order of the images; chunks keep
-    # the wider copies small.
-    for start in range(0, len(images), 1024):
-        pixels = images[start : start + 1024].reshape(-1, channels).astype(np.int64)
-        total += pixels.sum(axis=0)
-        total_of_squares += (pixels**2).sum(axis=0)
+    # How often each value occurs: whole numbers, so that the constants do not depend on the order of the images.
+    counts = np.zeros((channels, 256), np.int64)
+    pixels, values = images.reshape(-1, channels), np.arange(256)
+    for start in range(0, len(pixels), 2**16):
+        for channel, of_channel in enumerate(pixels[start : start + 2**16].T):
+            counts[channel] += np.bincount(of_channel, minlength=256)
+    total, total_of_squares = counts @ values, counts @ values**2
     count = images.size // channels
     # count^2 times the variance, in Python's integers: no cancellation and no overflow.
     spread = [count * int(square) - int(one) ** 2 for one, square in zip(total, total_of_squares)]
@@ -217,10 +223,10 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 
 
 def _load_digits() -> Dataset:
-    """Loads scikit-learn's embedded handwritten digits, split once and for all into 1437 and 360 images.
+    """Loads scikit-learn's handwritten digits, always split into the same 1437 training and 360 test images.
 
-    Sorted by class (keeping the order within a class), every fifth example is for the test: stratified to
-    within one example a class, and the same for every seed and version of NumPy.
+    Sorted by class (keeping the order within a class), every fifth example is for testing: stratified to within one
+    example per class, and the same for every seed and version of NumPy.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Repository, 1998.
     """

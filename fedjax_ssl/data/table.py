@@ -1,6 +1,7 @@
-"""The table of all images, in the form in which a device gathers rows from it without a copy."""
+"""The table of all images, stored so that a device can gather rows without copying the table."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,9 +15,9 @@ from fedjax_ssl.learning.devices import platform
 class FlatTable:
     """An array [N, H, W, C] that is stored as [N, H*W*C].
 
-    Rows are taken from it as from an array, and other operations see the array. A TPU keeps the last two axes of an
-    array in tiles of 8 x 128 or more: as [N, H, W, C] each program would first copy the images into four times their
-    memory.
+    Indexing returns images as from the array, and other operations see the array. TPUs store the last two axes of an
+    array in tiles of at least 8 x 128: stored as [N, H, W, C], each program would first copy the images into four
+    times their memory.
     """
 
     def __init__(self, flat: Any, example: tuple[int, ...]):
@@ -56,15 +57,20 @@ class FlatTable:
         return cls(leaves[0], example)
 
 
-def image_table(images: np.ndarray) -> Any:
-    """Inputs on the device: images [N, H, W, C] on a TPU as a `FlatTable`, all others as an array."""
+def image_table(images: np.ndarray, put: Callable[[np.ndarray], jax.Array] = jnp.asarray) -> Any:
+    """Inputs on the device: on a TPU images [N, H, W, C] become a `FlatTable`; otherwise an array.
+
+    Args:
+        images: the inputs.
+        put: brings an array to the device.
+    """
     if platform() != "tpu" or images.ndim != 4:
-        return jnp.asarray(images)
-    return FlatTable(jnp.asarray(images.reshape(len(images), math.prod(images.shape[1:]))), images.shape[1:])
+        return put(images)
+    return FlatTable(put(images.reshape(len(images), math.prod(images.shape[1:]))), images.shape[1:])
 
 
 def table_shape(images: np.ndarray, length: int | None = None) -> Any:
-    """The shapes of `image_table`; of so many rows, if a length is given."""
+    """The shapes of `image_table`, with `length` rows if it is given."""
     shape = (len(images) if length is None else length, *images.shape[1:])
     if platform() != "tpu" or images.ndim != 4:
         return jax.ShapeDtypeStruct(shape, images.dtype)

@@ -1,6 +1,6 @@
-"""A user's csv or parquet file as a data set: rows of numbers and categories, or texts; an empty label is none.
+"""A user's csv or parquet file as a data set: rows of numbers and categories, or texts; an empty label means none.
 
-Files are distrusted: whatever is wrong is one line that names the file, the column and the row.
+Files are checked: every problem gives one line that names the file, the column and the row.
 """
 
 import csv
@@ -17,20 +17,20 @@ from fedjax_ssl.errors import UserError, first_line, known_are
 from fedjax_ssl.kinds import table, text
 
 Columns = dict[str, list[str]]  # name -> the fields of all rows
-MOST_CATEGORIES = 100  # of a column; a name or an identifier is no category
-MOSTLY_NUMBERS = 0.9  # a column of which so many fields are numbers is one of numbers, and the others are mistakes
-TEST_EVERY = 5  # without a test file every fifth labelled row of a class is for the test
+MOST_CATEGORIES = 100  # of a column; names and identifiers are no categories
+MOSTLY_NUMBERS = 0.9  # share of numbers above which a column counts as numeric, and other fields as mistakes
+TEST_EVERY = 5  # without a test file every fifth labelled row of a class is for testing
 
 
 def read_columns(path: str, field: str) -> Columns:
-    """Reads a csv, tsv or parquet file, all fields as texts; a missing value is ''.
+    """Reads a csv, tsv or parquet file, all fields as text; a missing value is ''.
 
     Args:
-        path: the file. A csv has a header, in UTF-8, and commas, semicolons or tabs between its fields.
+        path: the file. A csv is UTF-8 with a header; fields are separated by commas, semicolons or tabs.
         field: the configuration field that gives the path, for messages.
 
     Raises:
-        UserError: the file is missing or too large, is not of its kind, or has rows of different lengths.
+        UserError: the file is missing or too large, has another format, or has rows of different lengths.
     """
     file = existing_path(path, field, "file", "a csv or parquet file")
     if file.stat().st_size > MAX_BYTES:
@@ -78,39 +78,39 @@ def _read_parquet(file: pathlib.Path, path: str) -> Columns:
 
 
 def load_table(config: Any) -> dict[str, Any]:
-    """The data set that a csv or parquet file holds.
+    """The data set in a csv or parquet file.
 
     Args:
-        config: the `data` section. Read are `path`, `test_path`, `label_column`, `client_column`, `ignore_columns`,
+        config: the `data` section. It reads `path`, `test_path`, `label_column`, `client_column`, `ignore_columns`,
             `text_column`, `text_versions`, `text_length`, `vocabulary` and `weak_views`.
 
     Returns:
-        The fields of `Dataset` but the name. Labels are sorted by name, or as numbers where all are; a training row
-        with an empty label has -1, a test row with an empty label is left out. Without a test file every fifth
-        labelled row of each class, in the file's order, is for the test.
+        The fields of `Dataset` except the name. Labels are sorted by name, or as numbers if all are numbers. A training
+        row with an empty label gets -1; a test row with an empty label is left out. Without a test file every fifth
+        labelled row of each class, in the file's order, is for testing.
 
     Raises:
-        UserError: a file or a column is not as it must be.
+        UserError: a file or a column is invalid.
     """
     path, label = config.path, config.label_column
     columns = read_columns(path, "data.path")
     for field in ("label_column", "client_column", "text_column"):
-        _check_column(columns, config[field], field, path, optional=field != "label_column")
+        check_column(columns, config[field], field, path, optional=field != "label_column")
     ignored = [name.strip() for name in config.ignore_columns.split(",") if name.strip()]
     for name in ignored:
-        _check_column(columns, name, "ignore_columns", path)
+        check_column(columns, name, "ignore_columns", path)
     names = [name for name in columns if name not in (label, config.client_column, *ignored)]
-    class_names = _class_names(columns[label], path, label)
-    labels = _codes(columns[label], class_names)
-    train, test = np.arange(len(labels)), _for_test(labels)
+    class_names = find_class_names(columns[label], path, label)
+    labels = codes(columns[label], class_names)
+    train, test = np.arange(len(labels)), for_test(labels)
     tested, test_labels, where = columns, labels[test], path
     if config.test_path:
         tested, where = read_columns(config.test_path, "data.test_path"), config.test_path
-        _check_column(tested, label, "label_column", where)
+        check_column(tested, label, "label_column", where)
         unknown = [value for value in tested[label] if not table.is_missing(value) and value.strip() not in class_names]
         if unknown:
             raise UserError(f"{where} has the label {unknown[0]!r}{known_are(unknown[0], class_names)}")
-        test_labels = _codes(tested[label], class_names)
+        test_labels = codes(tested[label], class_names)
         test = np.flatnonzero(test_labels >= 0)
         test_labels = test_labels[test]
         if not len(test):
@@ -124,8 +124,8 @@ def load_table(config: Any) -> dict[str, Any]:
     details = {**made.pop("details"), "label_column": label}
     owners = None
     if config.client_column:
-        clients = _sorted_names(set(columns[config.client_column]))
-        owners = _codes(columns[config.client_column], clients)[train]
+        clients = sorted_names(set(columns[config.client_column]))
+        owners = codes(columns[config.client_column], clients)[train]
         details["client_names"] = clients
     return {
         **made,
@@ -138,7 +138,7 @@ def load_table(config: Any) -> dict[str, Any]:
     }
 
 
-def _check_column(columns: Columns, name: str, field: str, path: str, optional: bool = False) -> None:
+def check_column(columns: Columns, name: str, field: str, path: str, optional: bool = False) -> None:
     if not name and optional:
         return
     if name not in columns:
@@ -146,14 +146,14 @@ def _check_column(columns: Columns, name: str, field: str, path: str, optional: 
         raise UserError(f"{what}{known_are(name, columns)}")
 
 
-def _sorted_names(names: set[str]) -> list[str]:
-    """Sorted as numbers where all are whole numbers, else by their letters."""
+def sorted_names(names: set[str]) -> list[str]:
+    """Sorted as numbers if all are whole numbers, else alphabetically."""
     is_number = all(name.lstrip("-").isdecimal() for name in names)
     return sorted(names, key=(lambda name: (int(name), name)) if is_number else None)
 
 
-def _class_names(labels: Sequence[str], path: str, column: str) -> list[str]:
-    names = _sorted_names({label.strip() for label in labels if not table.is_missing(label)})
+def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]:
+    names = sorted_names({label.strip() for label in labels if not table.is_missing(label)})
     if not names:
         raise UserError(f"{path}: all labels are empty (data.label_column={column!r})")
     if len(names) == 1:
@@ -163,14 +163,14 @@ def _class_names(labels: Sequence[str], path: str, column: str) -> list[str]:
     return names
 
 
-def _codes(values: Sequence[str], names: list[str]) -> np.ndarray:
-    """The place of each value among the names, -1 of others: int32 [N]."""
+def codes(values: Sequence[str], names: list[str]) -> np.ndarray:
+    """The position of each value among the names, -1 if it is none of them: int32 [N]."""
     codes = {name: code for code, name in enumerate(names)}
     return np.array([codes.get(value, codes.get(value.strip(), -1)) for value in values], np.int32)
 
 
-def _for_test(labels: np.ndarray) -> np.ndarray:
-    """Every fifth labelled row of each class, from the first on: int [T], ascending."""
+def for_test(labels: np.ndarray) -> np.ndarray:
+    """Every fifth labelled row of each class, beginning with the first: int [T], ascending."""
     order = [np.flatnonzero(labels == label)[::TEST_EVERY] for label in range(labels.max() + 1)]
     return np.sort(np.concatenate(order))
 
@@ -178,7 +178,7 @@ def _for_test(labels: np.ndarray) -> np.ndarray:
 def _rows(
     columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, path: str, where: str
 ) -> dict[str, Any]:
-    """Rows of numbers and categories; columns, categories, means and deviations are those of the training rows."""
+    """Rows of numbers and categories; columns, categories, means and deviations come from the training rows."""
     if not columns:
         raise UserError(f"{path} has no column but the label's, the clients' and those left out")
     categories = [_categories(name, values, path) for name, values in columns.items()]
@@ -204,10 +204,10 @@ def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> d
 
 
 def _categories(name: str, values: Sequence[str], path: str) -> list[str] | None:
-    """The categories of a column, sorted; None if it is one of numbers.
+    """The categories of a column, sorted; None if it is numeric.
 
     Raises:
-        UserError: it is nearly one of numbers, or has too many categories.
+        UserError: it is mostly numeric, or has too many categories.
     """
     present = [value.strip() for value in values if not table.is_missing(value)]
     others = [value for value in present if not _is_number(value)]
@@ -216,7 +216,7 @@ def _categories(name: str, values: Sequence[str], path: str) -> list[str] | None
     if len(others) < (1 - MOSTLY_NUMBERS) * len(present):
         row = next(row for row, value in enumerate(values, start=1) if value.strip() == others[0])
         raise UserError(f"{path}: column {name!r} is of numbers, but has {others[0]!r:.40} in row {row}")
-    names = _sorted_names(set(present))
+    names = sorted_names(set(present))
     if len(names) > MOST_CATEGORIES:
         raise UserError(
             f"{path}: column {name!r} has {len(names)} different texts, at most {MOST_CATEGORIES} are categories; name "
@@ -235,8 +235,8 @@ def _is_number(value: str) -> bool:
 def _texts(
     config: Any, columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, where: str
 ) -> dict[str, Any]:
-    """Texts as tokens, by the vocabulary of the training texts; with versions [N, V, L]."""
-    _check_column(tested, config.text_column, "text_column", where)
+    """Texts as tokens, with the vocabulary of the training texts; with versions [N, V, L]."""
+    check_column(tested, config.text_column, "text_column", where)
     texts = columns[config.text_column]
     versions = [texts]
     if config.text_versions:
@@ -274,7 +274,7 @@ def as_texts(
 
 
 def checked_views(weak_views: int, x_train: np.ndarray) -> int:
-    """`data.weak_views`, or a UserError where there are not so many views."""
+    """`data.weak_views`; raises UserError if the examples have fewer views."""
     number = x_train.shape[1] if x_train.ndim == 3 else 1
     if weak_views > number:
         raise UserError(f"data.weak_views={weak_views}, but each example has {number} view{'s' * (number > 1)}")

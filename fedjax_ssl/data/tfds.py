@@ -1,9 +1,9 @@
 """The published data sets, through TensorFlow Datasets (TFDS) but without TensorFlow.
 
-TFDS can read data that it has prepared in its array_record format without TensorFlow. Preparing them, it
-needs TensorFlow for three things that have little to do with it: to open local files, to join paths and to
-encode PNG images. This module supplies them, so that a data set is downloaded, verified, prepared and stored
-as TFDS itself would, and a prepared folder is shared by all programs that use TFDS.
+TFDS can read data that it has prepared in its array_record format without TensorFlow. To prepare them, it only uses
+TensorFlow to open local files, join paths and encode PNG images. This module supplies these functions. So a data set
+is downloaded, verified, prepared and stored as by TFDS itself, and all programs that use TFDS share the prepared
+folder.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ from fedjax_ssl.data.arrays import Arrays
 from fedjax_ssl.errors import UserError, first_line
 
 _FILE_FORMAT = "array_record"
-# EMNIST's images are stored mirrored and rotated by 90 degrees, that is, transposed.
+# EMNIST's images are stored transposed (mirrored and rotated by 90 degrees).
 _TRANSPOSED = ("emnist/byclass",)
 _NPZ_WAY = "bring the data as a file: --config.data.source=npz --config.data.path=FILE"
-# Seconds that the hosts of a data set have together to answer. Left to itself, TFDS tries for minutes.
+# Seconds in which all hosts of a data set must answer. TFDS by itself would try for minutes.
 _ANSWER_WITHIN = 8.0
 
 
 def load_tfds(name: str, data_dir: str = "") -> Arrays:
-    """Loads a data set of TFDS, which is downloaded and prepared first if necessary.
+    """Loads a data set of TFDS; downloads and prepares it first if necessary.
 
     The first time, SVHN also downloads its "extra" split (1.3 GB), which is not used.
 
@@ -43,13 +43,12 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
         data_dir: the folder of TFDS ('' = the environment variable TFDS_DATA_DIR, else TFDS's default).
 
     Returns:
-        Images [N, H, W, C] and labels of the train and test splits, and the classes, by the names that TFDS has. The
-        examples are in their official order where TFDS knows it (CIFAR, SVHN), else in the order of TFDS, fixed as
-        well.
+        Images [N, H, W, C] and labels of the train and test splits, and TFDS's names of the classes. Examples are in
+        their official order if TFDS knows it (CIFAR, SVHN), else in the order of TFDS, which is fixed as well.
 
     Raises:
-        UserError: the data are neither prepared nor within reach, the download is damaged, or what is in the
-          folder cannot be read.
+        UserError: the data are neither prepared nor can be downloaded, the download is damaged, or the folder cannot be
+          read.
     """
     with _quiet():
         api = _import_tfds()
@@ -72,7 +71,7 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
 
 
 def _import_tfds() -> types.ModuleType:
-    """Imports TFDS, which takes a second and so waits until it is needed."""
+    """Imports TFDS only when it is needed, since it takes a second."""
     try:
         return importlib.import_module("tensorflow_datasets")
     except ImportError as error:
@@ -80,14 +79,14 @@ def _import_tfds() -> types.ModuleType:
 
 
 def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
-    """Raises a UserError unless every host of a data set answers for one of its files, within so many seconds.
+    """Raises UserError unless every host of a data set answers for one of its files in time.
 
     Args:
         name: name of the data set, for the message.
         urls: all files of the data set.
-        within: seconds for all hosts together, name resolution included.
+        within: seconds for all hosts together, including name resolution.
     """
-    import requests  # What TFDS downloads with: the same proxies and certificates.
+    import requests  # TFDS downloads with it, with the same proxies and certificates.
 
     problems: dict[str, str] = {}
 
@@ -103,14 +102,14 @@ def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
 
     files = {urllib.parse.urlsplit(url).netloc: url for url in urls}
     problems.update(dict.fromkeys(files, f"no answer within {within:g} seconds"))
-    # Daemon threads can be left behind: no time-out of a request covers the resolution of a name.
+    # Daemon threads can be left behind; a request's time-out does not cover name resolution.
     threads = [threading.Thread(target=ask, args=file, daemon=True) for file in files.items()]
     deadline = time.monotonic() + within
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    failed = list(problems.items())  # A copy: a thread that is left behind may still answer.
+    failed = list(problems.items())  # A copy, since a thread that was left behind may still answer.
     if failed:
         host, problem = failed[0]
         raise UserError(
@@ -122,13 +121,13 @@ def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
 def _prepare(name: str, builder: Any, api: types.ModuleType) -> None:
     """Downloads a data set and writes it in the array_record format.
 
-    TFDS verifies checksums, and works in a temporary folder that takes its final name once it is complete, so
-    that an interrupted preparation simply starts again.
+    TFDS verifies checksums and works in a temporary folder, which is renamed when it is complete. After an
+    interruption, preparation simply starts again.
     """
     generate_examples = builder._generate_examples
 
     def generate_encoded_examples(*args, **kwargs):
-        # TFDS stores an image that comes as a file as it is; an array it would encode with TensorFlow.
+        # TFDS stores an image that is a file unchanged; it would encode an array with TensorFlow.
         for key, example in generate_examples(*args, **kwargs):
             yield key, {**example, "image": _png_file(example["image"])}
 
@@ -166,7 +165,7 @@ def _read_split(builder: Any, split: str, transpose: bool) -> tuple[np.ndarray, 
         labels[row] = example["label"]
         if "id" in example:
             names.append(example["id"])
-    if names:  # TFDS shuffles what it writes; these names number the examples in their official order.
+    if names:  # TFDS shuffles what it writes; these names number examples in the official order.
         order = np.argsort(np.array(names))
         images, labels = images[order], labels[order]
     if transpose:
@@ -175,17 +174,17 @@ def _read_split(builder: Any, split: str, transpose: bool) -> tuple[np.ndarray, 
 
 
 class _NeverRaised(Exception):
-    """Stands for the errors of TensorFlow that TFDS names in its except clauses."""
+    """Replaces the TensorFlow errors that TFDS names in except clauses."""
 
 
 class _Errors:
-    """tf.errors, of which none is ever raised."""
+    """tf.errors, none of which is ever raised."""
 
     def __getattr__(self, name: str) -> type[Exception]:
         return _NeverRaised
 
 
-# What TFDS calls in TensorFlow while it downloads, unpacks and shuffles, for local files.
+# The TensorFlow functions for local files that TFDS calls to download, unpack and shuffle.
 _STAND_IN = types.SimpleNamespace(
     compat=types.SimpleNamespace(as_text=os.fsdecode),
     errors=_Errors(),
@@ -195,8 +194,8 @@ _STAND_IN = types.SimpleNamespace(
 
 @contextlib.contextmanager
 def _without_tensorflow() -> Iterator[None]:
-    """Replaces the few functions on local files for which TFDS would import TensorFlow."""
-    # Modules that TFDS itself would import only after the loan.
+    """Replaces the few TensorFlow functions on local files, so that TFDS does not import TensorFlow."""
+    # Modules that TFDS would otherwise import only after this context has ended.
     importlib.import_module("tensorflow_datasets.core.download.extractor")
     importlib.import_module("tensorflow_datasets.core.shuffle")
     lazy = importlib.import_module("tensorflow_datasets.core.utils.lazy_imports_utils").tensorflow
@@ -216,7 +215,7 @@ def _without_tensorflow() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps what TFDS prints and warns about off the screen, except for its progress bars."""
+    """Hides what TFDS prints and warns about, except for its progress bars."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:

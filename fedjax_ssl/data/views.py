@@ -4,6 +4,7 @@ A view is a `FederatedData` in which `here` names the clients whose rows are pre
 federation, so methods and random numbers are the same with a view and without. It knows nothing of rounds or methods.
 """
 
+import math
 import os
 from typing import Any
 
@@ -11,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays
+from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays, unknown_table
 from fedjax_ssl.data.table import image_table, table_shape
 from fedjax_ssl.errors import UserError
 
 MOST_ENTRIES = 2**24  # of a table of rows, clients x largest client, that is still kept as a whole: 64 MiB
 # Shares of the rounds that the narrower widths serve. Each width is a program of its own.
 SERVED = (0.5, 0.95)
+_ALIGNED = 64  # bytes, of XLA's arrays on a processor
 
 
 def widths_of(sizes: list[np.ndarray], clients: int) -> tuple[int, ...]:
@@ -58,6 +60,7 @@ class Views:
             test_inputs=image_table(held.test_inputs),
             test_labels=jnp.asarray(held.test_labels),
             given_labels=jnp.asarray(held.given_labels),
+            unknown_inputs=unknown_table(held),
         )
         self._file = _stamp(held.inputs)
         self._whole: tuple[FederatedData, jax.Array] | None = None
@@ -85,6 +88,17 @@ class Views:
         largest = int(self.held.sizes[clients].max(initial=0))
         return next(width for width in self.widths if width >= largest)
 
+    def first(self) -> tuple[FederatedData, jax.Array]:
+        """The view that a run begins with, and the true labels of its rows.
+
+        Its clients fit the narrowest width, so its images take little. Its rows are as wide as the widest, so clients'
+        memory has its largest shape.
+        """
+        width = self.widths[0]
+        data, hidden = self.of(np.flatnonzero(self.held.sizes <= width)[: self.clients], width)
+        wider = [(0, 0), (0, self.widths[-1] - width)]
+        return data._replace(client_index=jnp.pad(data.client_index, wider)), hidden
+
     def of(self, clients: np.ndarray, width: int) -> tuple[FederatedData, jax.Array]:
         """The view of some clients, and the true labels of its rows.
 
@@ -96,7 +110,11 @@ class Views:
             UserError: the file of the images has changed.
         """
         held = self.held
-        if _stamp(held.inputs) != self._file:
+        try:
+            is_same = _stamp(held.inputs) == self._file
+        except OSError:
+            is_same = False
+        if not is_same:
             raise UserError(f"{self._file[0]} has changed since the run began to read it; put the old file back")
         own = [held.rows_of(client) for client in clients]
         sizes = np.array([len(rows) for rows in own], np.int64)
@@ -116,9 +134,9 @@ class Views:
 
         def table(values: np.ndarray) -> Any:
             """The rows that are here, behind them room for those of larger cohorts."""
-            chosen = np.zeros((room, *values.shape[1:]), values.dtype)
+            chosen = _aligned_zeros((room, *values.shape[1:]), values.dtype)
             np.take(values, taken, axis=0, out=chosen[: len(taken)], mode="clip")  # other modes copy once more
-            return image_table(chosen)
+            return image_table(chosen, jax.device_put)
 
         data = self._shared._replace(
             inputs=table(held.inputs),
@@ -150,6 +168,14 @@ class Views:
             here=rows_here(self.clients),
         )
         return data, table(held.hidden_labels)
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin where a processor's device takes them as they are; `jax.device_put` copies others."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.zeros(size + _ALIGNED, np.uint8)
+    first = -room.ctypes.data % _ALIGNED
+    return room[first : first + size].view(dtype).reshape(shape)
 
 
 def _stamp(images: np.ndarray) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The contract of a method, and what runs a round: cohort, lanes, stages, evaluation. Knows no method."""
+"""The interface of a method, and what runs a round: cohort, lanes, stages, evaluation. Contains no method."""
 
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,

@@ -1,8 +1,8 @@
-"""Attackers: clients whose uploads are replaced by something else than what they learned, under every method.
+"""Attacks under any method: attackers replace their uploads.
 
-`FederatedData.byzantine` says who attacks. Two kinds lie about data instead, and leave uploads as they are:
-'labels', where the labels that attackers train on are false (`FederatedData.mislabelled`), and 'poison', where some of
-their images are crafted (`fedjax_ssl.data.poison`).
+`FederatedData.byzantine` marks the attackers. Two kinds attack the data instead and leave uploads unchanged: with
+'labels' attackers train on false labels (`FederatedData.mislabelled`), with 'poison' they craft some of their images
+(`fedjax_ssl.data.poison`).
 """
 
 from collections.abc import Callable
@@ -14,33 +14,33 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.trees import all_finite, column, row_norms, weighted_sum, where_rows
 
-LABELS = "labels"  # the kind whose uploads are left as they are
-# `attack.strength` where it is 0; of 'little' it is computed from the cohort.
+LABELS = "labels"  # the kind that leaves uploads unchanged
+# The strength used when `attack.strength` is 0; for 'little' it is computed from the cohort.
 STRENGTHS = {"sign_flip": 1.0, "noise": 1.0, "scaled": 10.0, LABELS: 10.0}
 
 
 class AttackersView(NamedTuple):
-    """What the attackers of a cohort know of it."""
+    """What the attackers know of their cohort."""
 
-    changes: dict[str, jax.Array]  # of the parameters, by path, leaves [R, ...]: what each client learned
-    # lies and honest: bool [R], whose uploads are replaced, and whose arrive as they are.
+    changes: dict[str, jax.Array]  # changes of the parameters by path, leaves [R, ...]: each client's update
+    # lies and honest: bool [R], the uploads to be replaced, and those that arrive unchanged.
     lies: jax.Array
     honest: jax.Array
-    keys: jax.Array  # one for each row, [R]
+    keys: jax.Array  # [R], a key for each row
 
 
 def strength_of(options: Any) -> float:
-    """`attack.strength`, or its kind's own; 0 for 'little', which computes it."""
+    """`attack.strength`, or the default of its kind; 0 for 'little', which computes it."""
     return options.strength or STRENGTHS.get(options.kind, 0.0)
 
 
 def sign_flip(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
-    """The update in the other direction, so many times as long."""
+    """The update times -strength."""
     return jax.tree.map(lambda leaf: -strength * leaf, seen.changes)
 
 
 def scaled(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
-    """So many times the update.
+    """The update times the strength.
 
     Source: Bagdasaryan et al., How to Backdoor Federated Learning, AISTATS 2020, section 4 (model replacement).
     """
@@ -48,7 +48,7 @@ def scaled(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
 
 
 def noise(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
-    """Gaussian noise so many times as long as the update."""
+    """Gaussian noise, `strength` times as long as the update."""
 
     def noise_like(key, change):
         leaves, structure = jax.tree.flatten(change)
@@ -62,18 +62,18 @@ def noise(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
 
 
 def little(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
-    """In every number the mean of the honest updates less so many of their standard deviations: all attackers alike.
+    """For every parameter, the mean of the honest updates minus `strength` standard deviations; all attackers agree.
 
-    Without a strength it is the paper's z_max: of n clients and m attackers, the z of the standard normal distribution
-    at (n - m - s) / (n - m), s = floor(n / 2 + 1) - m, so that as many honest clients as a majority wants are farther
-    from their mean. The attackers know the honest updates; in the paper they estimate them from their own.
+    Without a strength it is the paper's z_max: for n clients and m attackers, the normal quantile of (n - m - s) / (n
+    - m) with s = floor(n / 2 + 1) - m. Then so many honest updates are farther from the mean that they form a majority
+    with the attackers. Here the attackers know the honest updates; in the paper they estimate them from their own.
 
     Source: Baruch et al., A Little Is Enough, NeurIPS 2019, Algorithm 3.
     """
     honest = seen.honest & all_finite(seen.changes, batch_ndim=1)
     num_honest, num_lies = jnp.sum(honest), jnp.sum(seen.lies)
     supporters = (num_honest + num_lies) // 2 + 1 - num_lies
-    # If attackers are a majority, no honest upload has to be farther and any z would do: 3 at most.
+    # If the attackers are a majority, any z would do: at most 3.
     share = jnp.clip((num_honest - supporters) / jnp.maximum(num_honest, 1), 0.5, 0.9987)
     times = strength or jax.scipy.stats.norm.ppf(share)
 
@@ -96,12 +96,12 @@ ATTACKS: dict[str, Callable[[AttackersView, float], dict[str, jax.Array]]] = {
 
 
 def attacked(options: Any, uploads: Any, broadcast: Any, lies: jax.Array, honest: jax.Array, keys: jax.Array) -> Any:
-    """A cohort's uploads with those of its attackers. Parameters are replaced; statistics, and what is told, are not.
+    """Replaces the attackers' uploads. Only parameters are replaced; statistics and metadata stay as they are.
 
     Args:
         options: `config.attack`.
         uploads: Upload with leaves [R, ...].
-        broadcast: what went down.
+        broadcast: the broadcast.
         lies, honest, keys: see `AttackersView`.
     """
     if options.kind not in ATTACKS:
@@ -113,7 +113,7 @@ def attacked(options: Any, uploads: Any, broadcast: Any, lies: jax.Array, honest
 
 
 def told_counts(options: Any, counts: jax.Array, lies: jax.Array) -> jax.Array:
-    """Counts of examples, int32 [R], as the clients tell them: attackers of the kind 'labels' exaggerate."""
+    """The example counts, int32 [R], that clients report: attackers of the kind 'labels' exaggerate."""
     if options.kind != LABELS:
         return counts
     return jnp.where(lies, jnp.round(strength_of(options) * counts).astype(counts.dtype), counts)

@@ -1,8 +1,8 @@
-"""A cohort of clients through its phases: `train_cohort`, the engine's entrance. It knows no method.
+"""Runs a cohort of clients through its phases: `train_cohort`. Contains no method.
 
 A client is a pure function (broadcast, its data, its memory, key) -> (upload, its memory, metrics), given as a tuple
-of phases. A phase `prepare`s every job of the cohort in one large batch with shared weights (pseudo-labels are made
-there); then each job runs `start`, `step`, ..., `step`, `finish` in a lane, see `lanes.py`.
+of phases. A phase first calls `prepare` for all jobs of the cohort in one large batch with shared weights, where
+pseudo-labels are made. Then each job runs `start`, `step`, ..., `step`, `finish` in a lane, see `lanes.py`.
 """
 
 from typing import Any, NamedTuple
@@ -18,25 +18,25 @@ from fedjax_ssl.learning.trees import where_rows
 
 
 class CohortResult(NamedTuple):
-    """The results of a cohort, stacked over R rows, one a job.
+    """The results of a cohort, stacked over R rows, one row for each job.
 
-    On one device the rows are the cohort's jobs in their order. On several, jobs are dealt out so that every device
-    has about the same work, and each row stays on its device; R is M rounded up to a multiple of the devices.
+    On one device the rows are the cohort's jobs in order. With several devices, jobs are distributed so that every
+    device has about the same work, and each row stays on its device; R is M rounded up to a multiple of the devices.
     """
 
-    upload: Any  # of the last phase, leaves [R, ...]; rows that took no part are zeros
-    job: jax.Array  # int32 [R], the row of the `Selection`, or of its turn
+    upload: Any  # of the last phase, leaves [R, ...]; zeros for rows that did not take part
+    job: jax.Array  # int32 [R], the job's row in the `Selection`, or in its turn
     clients: jax.Array  # int32 [R], the client of each row
     group: jax.Array | None  # int32 [R], or None
-    present: jax.Array  # bool [R], False for padding, and for jobs that are not done
-    took_part: jax.Array  # bool [R], whether the job takes part in the last phase, which makes the upload
-    num_steps: jax.Array  # int32 [R], of all phases
+    present: jax.Array  # bool [R], False for padding and for jobs that were not run
+    took_part: jax.Array  # bool [R], whether the job took part in the last phase, which makes the upload
+    num_steps: jax.Array  # int32 [R], over all phases
     report: Report | None  # of the last phase that has one, leaves [R, ...]; None if no phase has one
-    # For each phase its metrics, leaves [R], and bool [R], which jobs had a step in it.
+    # For each phase: its metrics, leaves [R], and bool [R], the jobs that took a step in it.
     metrics: tuple[tuple[Metrics, jax.Array], ...]
     labelled: dict[str, Any]  # entries of the clients' memory that labelling updated, leaves [R, ...]
-    trained: dict[str, Any]  # those that the steps updated, likewise
-    lane_steps: jax.Array  # int32 [], steps of all lanes over all phases, those of idle lanes included
+    trained: dict[str, Any]  # those that the steps updated, leaves [R, ...]
+    lane_steps: jax.Array  # int32 [], steps of all lanes over all phases, including idle lanes
 
 
 def train_cohort(
@@ -50,20 +50,20 @@ def train_cohort(
 ) -> CohortResult:
     """Runs every phase of every client of the cohort.
 
-    Under `jax.set_mesh` of several devices each device has its own lanes and its share of the jobs. Under
-    `jax.vmap` over seeds the jobs of all seeds go through the same lanes: one longer queue (a loop that is mapped over
-    seeds would select over everything that it carries, in every step).
+    Under `jax.set_mesh` with several devices each device has its own lanes and its share of the jobs. Under `jax.vmap`
+    over seeds, the jobs of all seeds share the lanes in one longer queue. (A loop mapped over seeds would select over
+    its whole carry in every step.)
 
     Args:
         phases: what a client does, in order.
         broadcast: what the server sent down.
         data: the federation's data.
         cohort: the clients of this round.
-        lanes: L, how many jobs train side by side on each device; changes no result beyond rounding. 0: nobody
-            trains, and all that training gives is zeros, to trace what travels in a fraction of the time.
-        debug: a plain Python loop instead of lanes (not under jit): the reference in tests; an exception gets
-            the id of its client.
-        present: bool [M], which jobs are done; None: all.
+        lanes: L, the jobs that train side by side on each device; changes results by rounding only. 0: no training;
+            all of its results are zeros. This traces the messages quickly.
+        debug: use a plain Python loop instead of lanes (not under jit). Tests use it as the reference; an exception
+            names its client.
+        present: bool [M], the jobs that are run; None: all.
 
     Returns:
         The stacked results.
@@ -94,7 +94,7 @@ def train_cohort(
 def _train(
     phases: tuple[Phase, ...], source: Source, cohort: Cohort, present: jax.Array, lanes: int, debug: bool
 ) -> CohortResult:
-    """`train_cohort` for G seeds at once: cohort, `present` and result have leaves [G, ...]."""
+    """`train_cohort` for G seeds at once; cohort, `present` and result have leaves [G, ...]."""
     num_seeds, num_jobs = cohort.clients.shape
     job = jnp.broadcast_to(jnp.arange(num_jobs), cohort.clients.shape)
     round_keys, previous, report = cohort.key, None, None
@@ -104,7 +104,7 @@ def _train(
     all_steps: Any = 0
     lane_steps = jnp.int32(0)
     for number, phase in enumerate(phases):
-        # Two keys a phase: what `prepare` splits its keys into must not be what steps fold from theirs.
+        # Two keys for each phase, since `prepare` splits its key into keys that steps must not fold again.
         prepare_keys, step_keys = (
             jax.vmap(lambda key, n=2 * number + part: jax.random.fold_in(key, n))(round_keys) for part in range(2)
         )
@@ -113,7 +113,7 @@ def _train(
             jobs = _prepare(phase, source, cohort, previous)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         jobs = jobs._replace(num_steps=jnp.where(takes_part, jobs.num_steps, 0), takes_part=takes_part)
-        if number == 0 and num_devices() > 1:  # In later phases each job stays on the device of its model.
+        if number == 0 and num_devices() > 1:  # In later phases each job stays on its model's device.
             dealt = deal(jnp.where(present, jobs.num_steps, 0), num_devices())
             job = jnp.minimum(dealt, num_jobs - 1)
             jobs, moved, done = _take_rows((jobs, cohort._replace(key=None), present), job)
@@ -129,7 +129,7 @@ def _train(
                 if debug
                 else run_in_lanes(phase, source, table, lanes)
             )
-        # The next phase starts from the memory that this one leaves.
+        # The next phase starts with the memory after this phase.
         learned = {name: where_rows(takes_part, new, own[name]) for name, new in finished.own.items()}
         cohort = cohort._replace(own={**own, **learned})
         previous = Previous(finished.upload, takes_part)
@@ -156,7 +156,7 @@ def _train(
 
 
 def _prepare(phase: Phase, source: Source, cohort: Cohort, previous: Previous | None) -> Jobs:
-    """Each seed's cohort in one large batch, seed after seed: large batches gain nothing from sharing a call."""
+    """Prepares each seed's cohort in one large batch, seed by seed; sharing a call would not be faster."""
     num_seeds = len(cohort.clients)
 
     def prepare(argument):
@@ -170,7 +170,7 @@ def _prepare(phase: Phase, source: Source, cohort: Cohort, previous: Previous | 
 
 
 def _take_rows(tree, rows):
-    """Rows int32 [G, R] of leaves [G, M, ...]: leaves [G, R, ...]."""
+    """Selects rows int32 [G, R] of leaves [G, M, ...]: leaves [G, R, ...]."""
     return jax.tree.map(lambda leaf: jax.vmap(lambda one, r: one[r])(leaf, rows), tree)
 
 

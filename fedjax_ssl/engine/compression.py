@@ -1,7 +1,7 @@
-"""Compression of uploads: updates rounded to 8-bit numbers, or their largest entries alone.
+"""Compression of uploads: updates rounded to 8 bits, or only their largest entries.
 
-Pure functions of one client's update. The update is what the client changed in all parameters that it sends; running
-statistics, and what is told, travel as they are.
+Pure functions of one client's update, which is its change of all parameters that it sends. Running statistics and
+metadata are not compressed.
 """
 
 import math
@@ -16,16 +16,16 @@ VALUE_BYTES, INDEX_BYTES, SCALE_BYTES = 4, 4, 4
 
 
 def int8(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str, jax.Array]:
-    """Each number as a whole multiple, from -127 to 127, of a 127th of its tensor's largest, up or down at random.
+    """Rounds each number at random to a multiple, from -127 to 127, of a 127th of its tensor's largest absolute value.
 
-    The mean over the drawing is the update itself.
+    The rounding is unbiased.
 
     Args:
         update: leaves [...], by path.
-        key: of the drawing.
-        share: not read.
+        key: for the rounding.
+        share: ignored.
 
-    Source: Alistarh et al., QSGD, NeurIPS 2017, section 3.1, with the largest number in place of the length.
+    Source: Alistarh et al., QSGD, NeurIPS 2017, section 3.1, scaled by the largest number instead of the norm.
     """
     del share
 
@@ -38,12 +38,12 @@ def int8(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str
 
 
 def top_k(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str, jax.Array]:
-    """The largest numbers by their absolute values, of all tensors together; the others are 0.
+    """Keeps the numbers with the largest absolute values over all tensors; the others become 0.
 
     Args:
         update: leaves [...], by path.
-        key: not read.
-        share: of d numbers the largest ceil(share d) travel.
+        key: ignored.
+        share: of d numbers the largest ceil(share d) are sent.
 
     Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018, Definition 2.1.
     """
@@ -64,14 +64,14 @@ COMPRESSIONS: dict[str, Callable[[dict[str, jax.Array], jax.Array, float], dict[
 
 
 def num_kept(size: int, share: float) -> int:
-    """k of `top_k`: ceil(share d), at least one."""
+    """k of `top_k`: ceil(share d), at least 1."""
     return max(1, math.ceil(share * size - 1e-6))
 
 
 def remembers(options: Any) -> bool:
-    """Whether a client keeps what was lost of its updates, and adds it to its next one (error feedback).
+    """Whether a client keeps its compression error and adds it to its next update (error feedback).
 
-    Source: Stich et al., NeurIPS 2018, Algorithm 1. Rounding has no bias, and needs no memory.
+    Source: Stich et al., NeurIPS 2018, Algorithm 1. Unbiased rounding needs no error feedback.
     """
     return options.kind == "top_k" and options.error_feedback
 
@@ -79,12 +79,12 @@ def remembers(options: Any) -> bool:
 def compressed(
     options: Any, changes: dict[str, jax.Array], lost: dict[str, jax.Array] | None, keys: jax.Array
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array] | None]:
-    """The updates of a cohort as they arrive, and what each client has lost by now.
+    """The updates of a cohort as they arrive, and each client's accumulated compression error.
 
     Args:
         options: `config.compression`.
         changes: leaves [R, ...], by path.
-        lost: of earlier rounds, likewise; None without a memory.
+        lost: the errors of earlier rounds, leaves [R, ...]; None: no error feedback.
         keys: [R].
     """
     rule = COMPRESSIONS[options.kind]
@@ -94,11 +94,11 @@ def compressed(
 
 
 def compressed_bytes(options: Any, params: Any) -> int:
-    """Bytes of an update in its compressed form.
+    """Bytes of a compressed update.
 
     Args:
         options: `config.compression`.
-        params: what one client sends, arrays or shapes.
+        params: what one client sends, as arrays or shapes.
     """
     leaves = jax.tree.leaves(params)
     size = sum(leaf.size for leaf in leaves)

@@ -1,7 +1,7 @@
-"""Delivery of a cohort's messages: clients that do not answer, attacks, compression, late uploads.
+"""Delivers a cohort's messages: clients that do not answer, attacks, compression, late uploads.
 
-`config.availability`, `config.attack` and `config.compression`, in the order in which they meet an upload. Knows no
-method. A client's randomness is folded by client and group, as its training's is.
+Applies `config.availability`, `config.attack` and `config.compression` in this order. Independent of the method. A
+client's random keys are folded by client and group, as in training.
 """
 
 from collections.abc import Mapping
@@ -16,29 +16,29 @@ from fedjax_ssl.engine.compression import COMPRESSIONS, compressed, remembers
 from fedjax_ssl.engine.interface import Cohort, Metrics, Received, Selection, Upload
 from fedjax_ssl.engine.updates import changed_by, leaves_by_path, moved_by
 
-LOST = "compression"  # the entry of what compression has lost, in the clients' memory: by path, leaves [K, ...]
-LATE = "late"  # the entry of uploads that arrive in the next round, in the server's memory: a `Late`
-_ABSENT, _ATTACK, _COMPRESSION, _LATE = range(4)  # whose key it is
+LOST = "compression"  # the compression errors in the clients' memory: by path, leaves [K, ...]
+LATE = "late"  # the uploads that arrive in the next round, in the server's memory: a `Late`
+_ABSENT, _ATTACK, _COMPRESSION, _LATE = range(4)  # purposes of random keys
 
 
 class Late(NamedTuple):
     """Uploads of a round that arrive in the next one, in the rows of the `Selection`.
 
-    Statistics, and what is told, arrive as they were.
+    Statistics and metadata arrive unchanged.
     """
 
-    # Of the parameters, by path, leaves [M, ...]: they are added to the model of the round of arrival.
+    # Changes of the parameters, by path, leaves [M, ...], which are added to the model of the round of arrival.
     changes: dict[str, jax.Array]
     received: Received  # `Received` without parameters
-    waiting: jax.Array  # bool [M], which rows hold an upload
+    waiting: jax.Array  # bool [M], the rows that hold an upload
 
 
 def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Array | None:
-    """Which jobs of a selection are done at all: bool [M]; None: all.
+    """The jobs of a selection that are run: bool [M]; None: all.
 
     Args:
         options: the configuration.
-        selection: of the round; rows that are absent stay absent.
+        selection: of the round; absent rows stay absent.
         key: of the clients.
     """
     never = options.availability.never
@@ -51,20 +51,20 @@ def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Arra
 
 
 def has_memory(options: Any) -> bool:
-    """Whether anything of an upload outlasts its round."""
+    """Whether any part of an upload is kept for a later round."""
     return remembers(options.compression) or _joins_later(options)
 
 
 def first_memory(
     options: Any, upload: Upload, selection: Selection, num_clients: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries of `State.clients` and of `State.server` that the way of the uploads needs, before the first round.
+    """The initial entries of `State.clients` and `State.server` for compression and late uploads.
 
     Args:
         options: the configuration.
-        upload: of one client, shapes.
-        selection: of a round, shapes; M rows.
-        num_clients: whose memory it is.
+        upload: of one client, as shapes.
+        selection: of a round, as shapes; M rows.
+        num_clients: K.
     """
 
     def zeros(tree: Any, number: int) -> Any:
@@ -83,25 +83,25 @@ def first_memory(
 
 
 def _joins_later(options: Any) -> bool:
-    """Whether late uploads join those of the round in which they arrive."""
+    """Whether late uploads are aggregated with those of the round in which they arrive."""
     return options.availability.late > 0 and options.availability.late_weight > 0
 
 
 def sent(
     options: Any, result: CohortResult, broadcast: Any, data: Any, memory: Mapping[str, Any], key: jax.Array
 ) -> CohortResult:
-    """The result of a cohort with its uploads as they come out of the network.
+    """A cohort's result with its uploads as the network delivers them.
 
     Args:
         options: the configuration.
         result: of the cohort's training.
-        broadcast: what went down.
+        broadcast: the broadcast.
         data: the federation's.
         memory: of the clients `data.ids`, leaves [K', ...].
         key: of the clients.
 
     Returns:
-        The result; what compression has lost is among the entries that count if the upload is accepted.
+        The result. Compression errors are among the entries that are kept if the upload is accepted.
     """
     uploads = result.upload
     if options.attack.kind != "none":
@@ -129,19 +129,19 @@ def delivered(
     server: Mapping[str, Any],
     key: jax.Array,
 ) -> tuple[Received, dict[str, Any], Metrics]:
-    """What arrives in this round: its uploads but the late ones, and the late ones of the round before.
+    """What arrives in a round: its own uploads without the late ones, and the late ones of the round before.
 
     Args:
         options: the configuration.
         received: all uploads of the round, R rows.
-        job: int32 [R], the row of the `Selection` of each; of padding anything.
+        job: int32 [R], each upload's row in the `Selection`; any number for padding.
         num_jobs: M, the rows of the selection.
-        broadcast: what went down in this round.
+        broadcast: the broadcast of this round.
         server: the server's memory.
         key: of the clients.
 
     Returns:
-        What arrives; the entry of the server's memory; and the metric `late_uploads`, how many of this round are late.
+        What arrives; the server's memory entry; and the metric `late_uploads`, the late uploads of this round.
     """
     late = options.availability.late
     if not late:
@@ -160,7 +160,7 @@ def delivered(
     after = Late(*jax.tree.map(put, tuple(before), (changes, held, is_late)))
     params = moved_by(before.changes, received.uploads.model.params, broadcast)
     uploads = before.received.uploads
-    # Of a client that is in this round, too, the newer upload is the one that counts.
+    # If a client has uploads from both rounds, the newer one counts.
     again = jnp.any((before.received.clients[:, None] == now.clients) & (now.sizes > 0), axis=1)
     arriving = _without(before.received, ~before.waiting | again)._replace(
         uploads=uploads._replace(model=uploads.model._replace(params=params)),
@@ -172,7 +172,7 @@ def delivered(
 
 
 def _without(received: Received, gone: jax.Array) -> Received:
-    """The same where some rows, bool [R], are as padding."""
+    """Turns some rows, bool [R], into padding."""
     here = lambda counts: jnp.where(gone, 0, counts)  # noqa: E731
     return received._replace(
         accepted=received.accepted & ~gone, sizes=here(received.sizes), num_qualified=here(received.num_qualified)
@@ -184,5 +184,5 @@ def _without_params(uploads: Upload) -> Upload:
 
 
 def _keys(clients: jax.Array, group: jax.Array | None, key: jax.Array, purpose: int) -> jax.Array:
-    """A key for each row, apart from those of the client's training."""
+    """A key for each row, different from the client's training keys."""
     return Cohort(clients, (), jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), purpose), group).keys()

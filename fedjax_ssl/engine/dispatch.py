@@ -1,4 +1,4 @@
-"""Many rounds as one program, of one seed or of several at once."""
+"""Many rounds as one program, for one seed or several at once."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -12,8 +12,11 @@ from fedjax_ssl.engine.round import RoundFunction, RoundResult
 
 
 def over_seeds(round_fn: RoundFunction) -> RoundFunction:
-    """The same round for several seeds at once: states, results and the data that differ (see `seed_axes`) have a
-    leading axis. Their clients go through the same lanes."""
+    """A round for several seeds at once: states, results and the data that differ (see `seed_axes`) have a leading
+    axis.
+
+    The clients of all seeds share the lanes.
+    """
 
     def rounds(states, data: FederatedData, hidden_labels: jax.Array):
         return jax.vmap(round_fn, in_axes=(0, seed_axes(data), None))(states, data, hidden_labels)
@@ -31,7 +34,7 @@ class Dispatch(NamedTuple):
 
 
 class DispatchFunction(Protocol):
-    """Many rounds, as many as `num_rounds`, int32 []."""
+    """A function that runs `num_rounds` rounds, int32 []."""
 
     def __call__(
         self, state: State, data: FederatedData, hidden_labels: jax.Array, num_rounds: jax.Array, /
@@ -41,19 +44,19 @@ class DispatchFunction(Protocol):
 def make_dispatch(
     round_fn: RoundFunction, capacity: int, converged: Callable[[State], jax.Array] | None = None
 ) -> DispatchFunction:
-    """Up to `capacity` rounds as one program; their number is traced, so that another one needs no compilation.
+    """Up to `capacity` rounds as one program. Their number is traced, so that another number needs no compilation.
 
     Args:
         round_fn: a round, of one seed or of several.
-        capacity: size of the buffer of results.
+        capacity: the largest number of rounds.
         converged: the method's, see `Method`; for one seed only.
 
     Returns:
-        The program. It ends early when a round leaves a state that is not finite, when every upload of a round was
-        dropped, or when the method ends the run.
+        The program. It ends early when a round leaves a non-finite state, when every upload of a round was dropped, or
+        when the method ends the run.
     """
 
-    round_fn = jax.jit(round_fn)  # traced once, for its shapes and in the loop
+    round_fn = jax.jit(round_fn)  # traced once, here and in the loop
 
     def dispatch(state: State, data: FederatedData, hidden_labels: jax.Array, num_rounds) -> Dispatch:
         shapes = jax.eval_shape(round_fn, state, data, hidden_labels)[1]

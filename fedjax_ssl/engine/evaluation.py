@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.data.unknown import UNKNOWN
 from fedjax_ssl.engine.interface import Report
 from fedjax_ssl.engine.measures import macro_auc
 from fedjax_ssl.learning.batches import map_batches
@@ -72,29 +73,33 @@ def evaluate(
 
 
 def score_pseudo_labels(
-    report: Report, truth: jax.Array, unlabelled: jax.Array, num_jobs: jax.Array
+    report: Report, truth: jax.Array, unlabelled: jax.Array, num_jobs: jax.Array, with_unknown: bool = False
 ) -> dict[str, jax.Array]:
     """How many of a cohort's pseudo-labels are right, over its unlabelled examples.
 
     Args:
         report: leaves [R, n_max].
-        truth: int32 [R, n_max], the true labels; -1 where nobody knows it, which counts for no accuracy.
+        truth: int32 [R, n_max], the true labels; -1 where nobody knows it, which counts for no accuracy; `UNKNOWN` for
+            images of no class, of which every label is wrong.
         unlabelled: bool [R, n_max], False for padding and where the label is visible. Of these the ones count of which
             the report says that a label was made.
         num_jobs: int32 [], how many of the rows are not padding.
+        with_unknown: whether clients hold unknown images.
 
     Returns:
         `pseudo_label_accuracy` of the labels in use, `pseudo_label_accuracy_<rule>` of each other rule,
         `qualified_accuracy` of those that a client trains on (NaN without any), `qualified_per_client`, their mean
         number over the cohort, and `qualified_share`, their share of all; and the mean of each of the report's facts
-        over the examples where it is finite.
+        over the examples where it is finite. And with unknown images `qualified_unknown_share`, the share of them that
+        a client trains on.
     """
+    unknown = unlabelled & (truth == UNKNOWN)
     if report.made is not None:
         unlabelled = unlabelled & report.made
     qualified = report.qualified & unlabelled
 
     def accuracy(labels: jax.Array, counted: jax.Array) -> jax.Array:
-        counted = counted & (truth >= 0)
+        counted = counted & (truth != -1)
         return jnp.sum((labels == truth) & counted) / jnp.sum(counted)
 
     def mean(fact: jax.Array) -> jax.Array:
@@ -108,6 +113,7 @@ def score_pseudo_labels(
         "qualified_per_client": jnp.sum(qualified) / jnp.maximum(num_jobs, 1),
         "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(unlabelled), 1),
         **{name: mean(fact) for name, fact in report.facts.items()},
+        **({"qualified_unknown_share": jnp.sum(qualified & unknown) / jnp.sum(unknown)} if with_unknown else {}),
     }
 
 

@@ -1,11 +1,10 @@
-"""The contract between a method and the engine: what a method is, what a client does, what travels.
+"""The interface between a method and the engine.
 
-A `Method` is a few pure functions in the order in which a round calls them; its clients' work is a tuple of `Phase`s.
-All other types are arguments and results of these functions.
+A `Method` consists of pure functions, in the order in which a round calls them; its clients' work is a tuple of
+`Phase`s. All other types are arguments and results of these functions.
 
-Two rules that every method may rely on: `State.model` is what is tested, saved and loaded; and
-`data.visible_labels >= 0` is the one switch between labelled and unlabelled examples, so a client's role is data, not
-code.
+Every method may rely on two rules. `State.model` is what is tested, saved and loaded. And `data.visible_labels >= 0` is
+the only switch between labelled and unlabelled examples, so that a client's role is data, not code.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,11 +21,11 @@ Images = jax.Array
 Augmentation = Callable[[jax.Array, Images], Images]
 Metrics = dict[str, jax.Array]
 
-CLASSIFIER = ("backbone", "classifier")  # the parts that cross-entropy trains, and that clients upload
+CLASSIFIER = ("backbone", "classifier")  # the parts that cross-entropy trains and clients upload
 
 
 class Problem(NamedTuple):
-    """The argument of a method's factory: all that is fixed in a run, except the data."""
+    """The argument of a method's factory: everything fixed in a run except the data."""
 
     config: Any  # the run's configuration
     network: Network  # the architecture, as pure functions of a `Model` and images
@@ -36,37 +35,37 @@ class Problem(NamedTuple):
     num_classes: int  # C
     # The two augmentations of self-supervised methods, T and T' of `config.views`.
     views: tuple[Augmentation, Augmentation] | None = None
-    # float32 [C], how many labels of each class clients told the server of before the first round; None: they are
+    # float32 [C], the labels of each class that clients reported to the server before the first round; None: they are
     # counted in the data.
     told_labels: jax.Array | None = None
-    # A user's rule for confidence, that `confidence.kind` names; None: it is one of the library's.
+    # A user's rule for confidence, named by `confidence.kind`; None: a rule of the library.
     own_rule: Callable[..., Any] | None = None
 
 
 class State(NamedTuple):
-    """Everything that survives a round. Random keys do not: they are folded from the seed and the round."""
+    """Everything that survives a round. Random keys are folded from the seed and the round instead."""
 
     round: jax.Array  # int32 [], rounds done
     model: Model  # the global model: what is tested, saved and loaded
-    # The server's memory besides the model, a dict with an entry for each part of the method.
+    # The server's memory besides the model: a dict with an entry for each part of the method.
     server: Mapping[str, Any] = {}
-    clients: Mapping[str, Any] = {}  # the clients' memory, likewise; every leaf is [K, ...]
+    clients: Mapping[str, Any] = {}  # the clients' memory, a dict as well; every leaf is [K, ...]
 
 
 # --- What travels. ---------------------------------------------------------------------------------------------------
 
 
 class Selection(NamedTuple):
-    """The jobs of a round, a row each; a client may have several."""
+    """The jobs of a round, one in each row; a client may have several."""
 
     clients: jax.Array  # int32 [M], client ids
-    # int32 [M], the group of each row; None: no groups, or with several turns the number of the turn.
+    # int32 [M], the group of each row; with several turns, the number of the turn. None: no groups.
     group: jax.Array | None = None
-    # A Python int that divides M: the rows are so many cohorts of equal size, one behind the other, which train in
-    # turn. All receive the same broadcast; a client begins each turn with the memory that the turn before left it. The
-    # uploads of all turns reach `aggregate` together.
+    # A Python int that divides M: the rows are this many cohorts of equal size, which train one after the other. All
+    # receive the same broadcast; a client starts each turn with its memory after the previous turn. `aggregate` gets
+    # the uploads of all turns together.
     turns: int = 1
-    # bool [M], which rows are jobs at all, so that a cohort's size may differ from round to round; None: all.
+    # bool [M], the rows that are jobs, so that the cohort size may vary between rounds; None: all.
     present: jax.Array | None = None
 
 
@@ -86,22 +85,22 @@ class Upload(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What reaches the server from a cohort, in R rows, one for each job; on several devices a row may be padding."""
+    """What reaches the server from a cohort, in R rows, one for each job; with several devices a row may be padding."""
 
     uploads: Upload  # Upload with leaves [R, ...]
-    # bool [R], whether the job uploaded, every number is finite, and it is not far longer than the others, see
-    # `fedjax_ssl.engine.screening.too_long`.
+    # bool [R], whether the job has an upload, all of its numbers are finite, and it is not far longer than the others,
+    # see `fedjax_ssl.engine.screening.too_long`.
     accepted: jax.Array
     clients: jax.Array  # int32 [R], the client of each row
     group: jax.Array | None  # int32 [R] of the `Selection`, or None
     sizes: jax.Array  # int32 [R], examples of each client; 0 for padding
-    num_qualified: jax.Array  # int32 [R], examples that the client trained on by its report; `sizes` without a report
-    # float32 [R], by which the weight of each upload is multiplied, because it is late; None: 1.
+    num_qualified: jax.Array  # int32 [R], the examples a client trained on by its report; `sizes` without a report
+    # float32 [R], factors of the uploads' weights, below 1 for late ones; None: 1.
     discount: jax.Array | None = None
 
 
 class WireBytes(NamedTuple):
-    """Bytes of messages whose size depends on their values, such as sparse ones; both float32 []."""
+    """Bytes of messages whose size depends on their values, such as sparse ones; both give float32 []."""
 
     # (broadcast, the client's row of `personal`) -> bytes that one client receives.
     down: Callable[[Any, Any], jax.Array]
@@ -114,13 +113,14 @@ class WireBytes(NamedTuple):
 class Cohort(NamedTuple):
     """The clients of one round, as a phase's `prepare` sees them."""
 
-    clients: jax.Array  # int32 [M], one client id a job (a client may have several jobs)
-    own: Any  # the clients' memory as the phase before left it, leaves [M, ...]; {} for a method without any
-    # Of the phase's `prepare`; steps have another. A client's randomness is folded from it by client and group, never
-    # by lane or device.
+    clients: jax.Array  # int32 [M], the client of each job (a client may have several jobs)
+    own: Any  # the clients' memory after the previous phase, leaves [M, ...]; {} for a method without memory
+    # The key of the phase's `prepare`; steps have another one. A client's keys are folded from it by client and group,
+    # not by lane or device.
     key: jax.Array
     group: jax.Array | None = None  # int32 [M], or None
-    personal: Any = ()  # the message to each client alone, leaves [M, ...]
+    personal: Any = ()  # the message to each client, leaves [M, ...]
+    round: jax.Array | None = None  # int32 [M], rounds done before this one, the same for all jobs
 
     def keys(self) -> jax.Array:
         """A key for each job, [M]."""
@@ -129,53 +129,53 @@ class Cohort(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The labels that a cohort made, for the scorer, which alone has the true ones; never uploaded."""
+    """The labels that a cohort made, for evaluation against the true labels; never uploaded."""
 
     labels: jax.Array  # int32 [M, n_max], the pseudo-labels in use
-    qualified: jax.Array  # bool [M, n_max], which of its examples a client trains on
-    others: Mapping[str, jax.Array] = {}  # by name, labels int32 [M, n_max] of other rules, which are scored as well
-    # By name, float32 [M, n_max], numbers of each example, whose means over the unlabelled ones are reported.
+    qualified: jax.Array  # bool [M, n_max], the examples that a client trains on
+    others: Mapping[str, jax.Array] = {}  # by name, labels int32 [M, n_max] of other rules, which are evaluated as well
+    # By name, float32 [M, n_max], a number for each example; the means over unlabelled examples are reported.
     facts: Mapping[str, jax.Array] = {}
-    # bool [M, n_max], which examples got a label at all; None: all. The others are not scored.
+    # bool [M, n_max], the examples that got a label, and are evaluated; None: all.
     made: jax.Array | None = None
 
 
 class Jobs(NamedTuple):
-    """The work that a phase's `prepare` lays out for its cohort."""
+    """The work that a phase's `prepare` makes for its cohort."""
 
-    num_steps: jax.Array  # int32 [M], local steps of each job; one that takes no part makes none of them
+    num_steps: jax.Array  # int32 [M], local steps of each job; 0 steps are made if it takes no part
     work: Any  # what a job's steps read, leaves [M, ...]
-    report: Report | None = None  # the labels that were made; None: none were
-    # Entries of the clients' memory that labelling updated, leaves [M, ...]; they survive whether or not the client
+    report: Report | None = None  # the labels that were made; None: none
+    # Entries of the clients' memory that labelling updated, leaves [M, ...]; they are kept whether or not the client
     # takes part.
     own: Mapping[str, Any] = {}
-    # bool [M], which jobs make an upload, with steps or without; None: those that have a step.
+    # bool [M], the jobs that make an upload, with or without steps; None: those with steps.
     takes_part: jax.Array | None = None
 
 
 class Finished(NamedTuple):
     """The result of a job."""
 
-    upload: Any  # exactly what a network would carry up; of an earlier phase, what the next one reads
+    upload: Any  # exactly what a network would transmit; of an earlier phase, what the next phase reads
     own: Mapping[str, Any]  # entries of the client's memory that the steps updated
     metrics: Metrics  # scalars by name, averages over the job's steps
 
 
 class Previous(NamedTuple):
-    """The results of a phase, for the `prepare` of the next one."""
+    """The results of a phase, for `prepare` of the next phase."""
 
     upload: Any  # leaves [M, ...], zeros for a job that took no part
     took_part: jax.Array  # bool [M]
 
 
-# (received, data, cohort, what the phase before left, None in the first one): the work of the whole cohort at once.
+# (received, data, cohort, results of the previous phase or None) -> the work of the whole cohort.
 Prepare = Callable[[Broadcast, FederatedData, Cohort, Previous | None], Jobs]
-# (received, data, work, own) -> the carry of a job, its model and optimiser, before its first step.
+# (received, data, work, own) -> a job's carry before its first step: model and optimizer.
 Start = Callable[[Broadcast, FederatedData, Any, Any], Any]
-# (received, data, work, carry, number of the step, its key) -> carry.
+# (received, data, work, carry, step number, its key) -> carry.
 Step = Callable[[Broadcast, FederatedData, Any, Any, jax.Array, jax.Array], Any]
-# (received, work, carry, number of steps) -> the result of a job. In lanes it runs for all lanes whenever one job is
-# over, so it must be cheap: a phase without steps does heavy work in its `prepare`.
+# (received, work, carry, number of steps) -> a job's result. It runs for all lanes whenever one job ends, so it must be
+# cheap: a phase without steps does heavy work in `prepare`.
 Finish = Callable[[Broadcast, Any, Any, jax.Array], Finished]
 
 
@@ -197,41 +197,41 @@ def no_op(state: State, *_: Any) -> tuple[State, Metrics]:
 
 
 # Stages of a method, each with a key of its own.
-Init = Callable[[FederatedData, jax.Array], State]  # the first state, after the server's pre-training, if any
+Init = Callable[[FederatedData, jax.Array], State]  # the first state, after any pre-training at the server
 Select = Callable[[State, FederatedData, jax.Array], Selection]  # the jobs of a round
-# Before the broadcast, or after the aggregation.
+# Before the broadcast, or after aggregation.
 ServerTraining = Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]]
-MakeBroadcast = Callable[[State, FederatedData, jax.Array], Any]  # what travels to each client, see `Broadcast`
-# (state, data, clients int32 [M], key) -> a message to each of these alone, leaves [M, ...].
+MakeBroadcast = Callable[[State, FederatedData, jax.Array], Any]  # the message to all clients, see `Broadcast`
+# (state, data, clients int32 [M], key) -> a message to each of these clients, leaves [M, ...].
 Personal = Callable[[State, FederatedData, jax.Array, jax.Array], Any]
-Aggregate = Callable[[State, FederatedData, Received, jax.Array], tuple[State, Metrics]]  # the uploads' model
-# (state, data, the round's clients int32 [M], key) -> the state with new statistics of the global normalisation.
+Aggregate = Callable[[State, FederatedData, Received, jax.Array], tuple[State, Metrics]]  # the new model
+# (state, data, the round's clients int32 [M], key) -> the state with new global normalisation statistics.
 Statistics = Callable[[State, FederatedData, jax.Array, jax.Array], State]
 
 
 class Method(NamedTuple):
-    """A federated semi-supervised method, in the order of a round; what a stage gets and gives is said at its type."""
+    """A federated semi-supervised method, in the order of a round. The types above define the stages."""
 
     init: Init
     broadcast: MakeBroadcast
-    phases: tuple[Phase, ...]  # what a client does with the broadcast; () if no client takes part
+    phases: tuple[Phase, ...]  # a client's work after the broadcast; () if no client takes part
     aggregate: Aggregate
     statistics: Statistics
     select: Select | None = None  # None: `clients_per_round` clients, uniformly, without replacement
     server_before: ServerTraining = no_op
     personal: Personal | None = None  # None: no message
     server_after: ServerTraining = no_op
-    # State -> bool [], whether the run ends before its last round; None: it does not.
+    # State -> bool [], whether the run ends before its last round; None: never.
     converged: Callable[[State], jax.Array] | None = None
-    wire_bytes: WireBytes | None = None  # of messages whose size is not that of their leaves; None: it is
+    wire_bytes: WireBytes | None = None  # of messages whose size depends on their values; None: no such messages
 
 
 def completed(model: Model, trained: Model) -> Model:
-    """A whole model again: `trained` parts, see `trained_parts`, in the place of those of `model`."""
+    """The whole `model` with its trained parts replaced by those of `trained`, see `trained_parts`."""
     return Model({**model.params, **trained.params}, trained.batch_stats or model.batch_stats)
 
 
 def trained_parts(network: Network, model: Model, parts: tuple[str, ...]) -> Model:
-    """The named parts of a model, and its statistics where the policy aggregates them: what clients send."""
+    """The named parts of a model, with its statistics if the policy aggregates them: what clients send."""
     statistics = model.batch_stats if network.normalisation == "running" else ()
     return Model(select(model.params, parts), statistics)

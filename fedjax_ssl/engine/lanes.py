@@ -1,12 +1,12 @@
-"""Lanes: how a phase's jobs run, on one device or on several. Knows neither methods nor federations.
+"""Lanes: how a phase's jobs run on one or several devices. Independent of methods and federations.
 
-Jobs differ in length by large factors, as their sets of pseudo-labels do, and differently in every round. Stacking
-all jobs and stepping until the longest is done would mostly compute padding. So L lanes take the jobs from one queue,
-longest first: when a job ends, its result is written to its place among the stacked results and its lane takes the
-next one. L = 1 is a plain sequence, L = all the plain `vmap`; the loop is the same.
+Jobs differ in length by large factors, as their sets of pseudo-labels do, and differently in every round. A vmap over
+all jobs until the longest one is done would mostly compute padding. So L lanes take the jobs from a queue, longest
+first. When a job ends, its result is written into the stacked results and its lane takes the next job. L = 1 runs
+one job after the other, L = all is a plain `vmap`; the loop is the same.
 
-Several devices each have such lanes and their own queue: jobs are dealt out beforehand so that every device has about
-the same work. With a shared queue the devices would wait for each other in every step.
+With several devices each one has its own lanes and queue; jobs are distributed beforehand so that every device has
+about the same work. With a shared queue the devices would wait for each other in every step.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ BY_DEVICE = PartitionSpec(None, AXIS)
 
 
 class Source(NamedTuple):
-    """What all jobs of a group read. A group is a seed: each has its broadcast and its federation."""
+    """What all jobs of a group read. A group is a seed with its own broadcast and federation."""
 
-    broadcast: Any  # what the server sent down; leaves that differ from group to group are [G, ...]
-    data: Any  # the federation's data, likewise
-    stacked: Any  # of both, leaf by leaf, whether it differs; None for a single group
+    broadcast: Any  # what the server sent; leaves that differ between groups are [G, ...]
+    data: Any  # the federation's data; leaves that differ between groups are [G, ...]
+    stacked: Any  # for each leaf of both, whether it differs between groups; None: a single group
 
     def of(self, group: jax.Array | int) -> tuple[Any, Any]:
         """(broadcast, data) of one group."""
@@ -41,24 +41,24 @@ class Source(NamedTuple):
 class JobTable(NamedTuple):
     """The jobs of a phase: G groups of R rows."""
 
-    keys: jax.Array  # one key a job, [G, R]; a step's key is folded from it by the step's number
-    num_steps: jax.Array  # int32 [G, R], 0 where a job takes no part
-    takes_part: jax.Array  # bool [G, R], which jobs are run; one may have no step, and is finished as it started
+    keys: jax.Array  # [G, R], a key for each job; a step's key is folded from it by the step's number
+    num_steps: jax.Array  # int32 [G, R], 0 for a job that takes no part
+    takes_part: jax.Array  # bool [G, R], the jobs that are run; a job without steps is finished right after its start
     # work and own: what the jobs read, leaves [G, R, ...].
     work: Any
     own: Any
 
 
 def deal(num_steps: jax.Array, devices: int) -> jax.Array:
-    """Deals each group's jobs out to devices, longest first, each to the device with the least work so far.
+    """Distributes each group's jobs to devices: longest first, each to the device with the least work so far.
 
     Args:
         num_steps: int32 [G, M].
         devices: D.
 
     Returns:
-        int32 [G, R], R = D ceil(M / D): the job in each row, M for a row that stays empty; device d has the rows from
-        d R / D on. No device gets more than R / D jobs of a group, so all results have a place.
+        int32 [G, R], R = D ceil(M / D): the job in each row, M for an empty row. Device d has R / D rows, from row
+        d R / D. No device gets more than R / D jobs of a group, so that all results have a place.
     """
     num_groups, num_jobs = num_steps.shape
     if devices == 1:
@@ -87,11 +87,11 @@ def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tup
         phase: start, step and finish, see `fedjax_ssl.engine.interface.Phase`.
         source: what the jobs read.
         table: the jobs; R is a multiple of the number of devices.
-        lanes: L, on each device; 0: no job is run, and all results are zeros.
+        lanes: L, on each device; 0: no job runs, and all results are zeros.
 
     Returns:
-        What each job's `finish` gives, leaves [G, R, ...], zeros for a job that takes no part, each row on the device
-        that ran it; and the steps of all lanes, idle ones included, int32 [].
+        The result of each job's `finish`, leaves [G, R, ...], zeros for a job that takes no part, each row on the
+        device that ran it; and the steps of all lanes, including idle ones, int32 [].
     """
     if num_devices() == 1:
         return _run_on_one_device(phase, source, table, lanes)
@@ -111,11 +111,11 @@ def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tup
 
 
 class _Lanes(NamedTuple):
-    """The state of L lanes: which job each one holds, and how far it is."""
+    """The state of L lanes: each lane's job and its progress."""
 
     job: jax.Array  # int32 [L]
     busy: jax.Array  # bool [L]
-    done: jax.Array  # int32 [L], the job's steps so far
+    done: jax.Array  # int32 [L], steps of the job so far
     work: Any  # [L, ...]
     carry: Any  # [L, ...]
 
@@ -127,7 +127,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
         lambda leaf: leaf.reshape(num_jobs, *leaf.shape[2:]), table
     )
     num_lanes = min(num_lanes, num_jobs)
-    queue = jnp.argsort(-2 * num_steps - takes_part, stable=True)  # longest first, then those without a step
+    queue = jnp.argsort(-2 * num_steps - takes_part, stable=True)  # longest first, then those without steps
     queue_length = jnp.sum(takes_part)
     over_lanes = jax.vmap if num_lanes > 1 else over_one
 
@@ -145,7 +145,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
         return lanes.busy & (lanes.done >= num_steps[lanes.job])
 
     def take_jobs(lanes, next_place):
-        """Idle lanes take the next jobs of the queue, in the order of the lanes."""
+        """Idle lanes take the next jobs of the queue, in lane order."""
         place = next_place + jnp.cumsum(~lanes.busy) - 1
         takes = ~lanes.busy & (place < queue_length)
         job = jnp.where(takes, queue[jnp.minimum(place, num_jobs - 1)], lanes.job)
@@ -153,7 +153,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
         return where_rows(takes, fresh, lanes), next_place + jnp.sum(takes)
 
     def step_until_one_is_over(lanes, iterations):
-        # An idle lane keeps stepping its last job: the result is not written, and a branch would cost more.
+        # An idle lane repeats its last job: the result is not written, and a branch would cost more.
         def body(loop):
             lanes, iterations = loop
             carry = over_lanes(step)(lanes.job, lanes.done, lanes.work, lanes.carry)
@@ -163,7 +163,8 @@ def _run_on_one_device(phase, source, table, num_lanes):
 
     def write_results(lanes, results):
         over = job_is_over(lanes)
-        # Out of bounds: dropped. Unsigned: a signed index may be negative, which takes three operations for each leaf.
+        # Out of bounds: dropped. Unsigned, since a signed index may be negative, which costs three operations for each
+        # leaf.
         place = jnp.where(over, lanes.job, num_jobs).astype(jnp.uint32)
         finished = over_lanes(finish)(lanes.job, lanes.work, lanes.carry)
         write = lambda all_jobs, rows: all_jobs.at[place].set(rows, mode="drop")  # noqa: E731
@@ -191,11 +192,11 @@ def _run_on_one_device(phase, source, table, num_lanes):
 
 
 def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: jax.Array) -> tuple[Any, jax.Array]:
-    """The same in a plain loop, one job after the other, not under jit; for one group.
+    """`run_in_lanes` as a plain loop, one job after the other, without jit; for one group.
 
     Args:
         phase, source, table: as in `run_in_lanes`.
-        clients: int32 [1, R]; an exception gets the id of its client.
+        clients: int32 [1, R], named in exceptions.
     """
     broadcast, data = source.of(0)
     step = jax.jit(lambda work, carry, index, key: phase.step(broadcast, data, work, carry, index, key))
@@ -216,7 +217,7 @@ def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: j
 
 
 def over_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`vmap` over an axis of one, without the batching: convolutions stay plain ones."""
+    """`vmap` over an axis of length 1 without batching, so that convolutions stay ordinary ones."""
 
     def mapped(*arguments):
         result = function(*(row(argument, 0) for argument in arguments))

@@ -25,6 +25,8 @@ MEASURES = {
     },
     "knn": {"knn_accuracy": "kNN accuracy"},
 }
+# The same of runs with unknown classes, whatever the configuration names.
+OPEN_SET = {"auroc": "AUROC of unknown images", "open_accuracy": "open-set accuracy"}
 KNN_TEMPERATURE = 0.1
 
 
@@ -125,26 +127,55 @@ def macro_auc(probabilities: jax.Array, labels: jax.Array) -> jax.Array:
 
     Source: scikit-learn's `roc_auc_score` with multi_class='ovr' and average='macro', which refuses absent classes.
     """
-
-    def of_class(scores: jax.Array, is_one: jax.Array) -> jax.Array:
-        order = jnp.argsort(scores)
-        scores, is_one = scores[order], is_one[order]
-        place = jnp.arange(len(scores))
-        # Where the run of equal scores of each place begins and ends.
-        differs = scores[1:] != scores[:-1]
-        first = jax.lax.cummax(jnp.where(jnp.append(True, differs), place, 0))
-        last = jax.lax.cummin(jnp.where(jnp.append(differs, True), place, len(scores)), reverse=True)
-        others = jnp.append(0, jnp.cumsum(~is_one))  # among the images before each place
-        num_others = others[-1]
-        # Whole numbers until here: sums of pairs would exceed float32's.
-        won = (others[first] + others[last + 1]) / jnp.maximum(2 * num_others, 1)
-        area = _mean(won, is_one)
-        return jnp.where(num_others > 0, area, jnp.nan)
-
     areas = jax.lax.map(
-        lambda c: of_class(jnp.take(probabilities, c, axis=1), labels == c), jnp.arange(probabilities.shape[1])
+        lambda c: roc_area(jnp.take(probabilities, c, axis=1), labels == c), jnp.arange(probabilities.shape[1])
     )
     return _mean(areas, jnp.isfinite(areas))
+
+
+def roc_area(scores: jax.Array, is_one: jax.Array) -> jax.Array:
+    """The area under the ROC curve of [n] scores that tell ones, bool [n], from others; NaN if all are alike."""
+    order = jnp.argsort(scores)
+    scores, is_one = scores[order], is_one[order]
+    place = jnp.arange(len(scores))
+    # Where the run of equal scores of each place begins and ends.
+    differs = scores[1:] != scores[:-1]
+    first = jax.lax.cummax(jnp.where(jnp.append(True, differs), place, 0))
+    last = jax.lax.cummin(jnp.where(jnp.append(differs, True), place, len(scores)), reverse=True)
+    others = jnp.append(0, jnp.cumsum(~is_one))  # among the images before each place
+    num_others = others[-1]
+    # Whole numbers until here: sums of pairs would exceed float32's.
+    won = (others[first] + others[last + 1]) / jnp.maximum(2 * num_others, 1)
+    area = _mean(won, is_one)
+    return jnp.where(num_others > 0, area, jnp.nan)
+
+
+def open_set(logits: jax.Array, labels: jax.Array, unknown: jax.Array) -> dict[str, jax.Array]:
+    """How well the largest softmax probability tells a set's images from unknown ones.
+
+    An image counts as unknown if this probability is below a threshold: the largest one that keeps 95 % of the set.
+
+    Args:
+        logits: [n, C], of the set, whose classes the model knows.
+        labels: int32 [n].
+        unknown: [m, C], logits of images of no class of the model.
+
+    Returns:
+        `auroc`, the area under the ROC curve of known against unknown images; `open_accuracy`, the share of all n + m
+        images that are right: known ones kept and given their class, unknown ones below the threshold.
+
+    Source: Hendrycks and Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural
+    Networks", ICLR 2017 (the score and the area); Liang et al., "Enhancing the Reliability of Out-of-distribution Image
+    Detection in Neural Networks", ICLR 2018 (a threshold that keeps 95 %).
+    """
+    known_scores, unknown_scores = (jnp.max(jax.nn.softmax(each), axis=1) for each in (logits, unknown))
+    threshold = jnp.sort(known_scores)[len(logits) // 20]  # a twentieth is below
+    right = jnp.sum((jnp.argmax(logits, axis=1) == labels) & (known_scores >= threshold))
+    is_known = jnp.arange(len(logits) + len(unknown)) < len(logits)
+    return {
+        "auroc": roc_area(jnp.concatenate([known_scores, unknown_scores]), is_known),
+        "open_accuracy": (right + jnp.sum(unknown_scores < threshold)) / len(is_known),
+    }
 
 
 def knn_accuracy(

@@ -1,8 +1,7 @@
-"""Differential privacy of clients: the server gets a round's uploads only as their clipped sum with Gaussian noise.
+"""Client-level differential privacy: the server only gets the clipped sum of a round's uploads with Gaussian noise.
 
-Methods see the sum after the noise, so no aggregation can break the promise. Source:
-McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, Algorithm 1, with the fixed
-denominator of its section 2.2.
+Methods see the sum after the noise, so that no aggregation can break the guarantee. Source: McMahan et al., Learning
+Differentially Private Recurrent Language Models, ICLR 2018, Algorithm 1, with the fixed denominator of its section 2.2.
 """
 
 from typing import Any
@@ -16,19 +15,19 @@ from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
 
-OVERFLOW = 1e-15  # the probability that a Poisson cohort has more clients than rows; those that are left out stay away
+OVERFLOW = 1e-15  # the probability that a Poisson cohort has more clients than rows; the surplus is left out
 
 
 def one_private_upload(options: Any, received: Received, broadcast: Any, key: jax.Array) -> Received:
     """w + (sum_m clip(w_m - w) + N(0, (z S)^2)) / M as the only upload of a round, S the clipping norm.
 
-    An upload that is not accepted, or did not come, is 0 in the sum; without any there is the noise alone. M is
-    `clients_per_round`, however many came.
+    An upload that is missing or not accepted adds 0 to the sum; without uploads only the noise is left. M is always
+    `clients_per_round`.
 
     Args:
         options: the configuration; S is `aggregation.clip_norm`, z `privacy.noise`.
-        received: R rows, without statistics, and with nothing told.
-        broadcast: what went down.
+        received: R rows, without statistics and metadata.
+        broadcast: the broadcast.
         key: of the noise.
 
     Returns:
@@ -38,7 +37,7 @@ def one_private_upload(options: Any, received: Received, broadcast: Any, key: ja
     changes = changed_by(received.uploads.model.params, broadcast)
     counted = received.accepted
     changes = jax.tree.map(lambda leaf: jnp.where(column(counted, leaf), leaf, 0), changes)
-    # Clients have clipped; an upload that was not clipped must not count for more.
+    # Clients clip their updates themselves; one that was not clipped must not count for more.
     factors = jnp.minimum(1.0, bound / jnp.maximum(row_norms(changes), jnp.finfo(jnp.float32).tiny))
 
     def noisy_mean(key, leaf):
@@ -54,16 +53,16 @@ def one_private_upload(options: Any, received: Received, broadcast: Any, key: ja
 
 
 def poisson(num_clients: int, expected: int) -> Select:
-    """The `select` by which each client is in a cohort by itself, with probability M / K.
+    """The `select` of Poisson sampling: each client joins a cohort independently with probability M / K.
 
     Args:
         num_clients: K.
         expected: M.
 
     Returns:
-        The stage; its selection has as many rows as a cohort has with probability 1 - `OVERFLOW`.
+        The stage. Its selection has enough rows for a cohort with probability 1 - `OVERFLOW`.
     """
-    from scipy.stats import binom  # half a second, which every start would wait
+    from scipy.stats import binom  # the import takes half a second, which not every start should wait for
 
     probability = expected / num_clients
     num_rows = min(num_clients, max(1, int(binom.isf(OVERFLOW, num_clients, probability))))

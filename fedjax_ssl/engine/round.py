@@ -1,4 +1,4 @@
-"""A round: the stages of a federation, in order, as one pure function."""
+"""A round of a federation as one pure function: its stages in order."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -11,38 +11,38 @@ from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.delivery import delivered
 from fedjax_ssl.engine.evaluation import Measure, evaluate, measured_images, score_pseudo_labels
 from fedjax_ssl.engine.interface import Cohort, Method, Metrics, Problem, Received, Select, Selection, State, WireBytes
-from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, measure
+from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, measure, open_set
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import train_in_turns
 from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import all_finite
 
-PRIVACY = 2**31 - 1  # the noise's key, apart from the aggregation's own
+PRIVACY = 2**31 - 1  # folds the noise's key, which differs from the aggregation's
 
 
 class RoundResult(NamedTuple):
-    """What a round gives apart from the state."""
+    """What a round returns besides the state."""
 
     metrics: Metrics  # scalars, by their names in metrics.jsonl
-    lane_steps: jax.Array  # int32 [], steps of all lanes, those of idle lanes included; they depend on the machine
-    healthy: jax.Array  # bool [], whether the state is finite and an upload could be used
+    lane_steps: jax.Array  # int32 [], steps of all lanes, including idle ones; depends on the machine
+    healthy: jax.Array  # bool [], whether the state is finite and at least one upload was usable
 
 
 class RoundFunction(Protocol):
-    """One round; only the scoring reads `hidden_labels`, int32 [N]."""
+    """One round; only evaluation reads `hidden_labels`, int32 [N]."""
 
     def __call__(self, state: State, data: FederatedData, hidden_labels: jax.Array, /) -> tuple[State, RoundResult]: ...
 
 
 def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> RoundFunction:
-    """One round of a method.
+    """Makes the round of a method.
 
     Args:
-        problem: the run.
+        problem: the run's.
         method: the run's.
-        lanes: how many clients train side by side.
-        debug: train the clients in a plain Python loop (call the round without jit then).
+        lanes: clients that train side by side.
+        debug: train the clients in a plain Python loop; the round must then be called without jit.
 
     Returns:
         The round.
@@ -61,7 +61,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         if method.phases:
             down = sent.broadcast, data, sent.selection, sent.personal
             clients, result, accepted = train_in_turns(
-                config, method.phases, state.clients, *down, keys.clients, lanes, debug
+                config, method.phases, state.clients, *down, keys.clients, state.round, lanes, debug
             )
             state, lane_steps = state._replace(clients=clients), result.lane_steps
             received = received_rows(config, data, result, accepted)
@@ -80,7 +80,9 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             if method.phases and result.report is not None:
                 rows, sizes = data.rows_of(result.clients), _sizes(data, result)
                 unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
-                scored = score_pseudo_labels(result.report, hidden_labels[rows], unlabelled, jnp.sum(result.present))
+                truth, with_unknown = hidden_labels[rows], data.unknown_inputs is not None
+                jobs = jnp.sum(result.present)
+                scored = score_pseudo_labels(result.report, truth, unlabelled, jobs, with_unknown)
         metrics = {"round": state.round, **measured, **scored, **before, **from_clients, **after}
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
@@ -88,20 +90,20 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
 
 class Sent(NamedTuple):
-    """What travels down in a round, and to whom."""
+    """What the server sends in a round, and to whom."""
 
     selection: Selection  # the jobs
     broadcast: Any  # to every client
-    personal: Any  # the message to each client alone, leaves [M, ...]; () without any
+    personal: Any  # the message to each client, leaves [M, ...]; () if there is none
 
 
 def before_clients(
     problem: Problem, method: Method, state: State, data: FederatedData, keys: "RoundKeys"
 ) -> tuple[State, Sent, Metrics]:
-    """The stages of a round up to the clients: select, server before, broadcast, personal.
+    """The stages of a round before the clients: select, server before, broadcast, personal.
 
     Returns:
-        The state, what travels down, and the metrics of the server's training.
+        The state, what is sent, and the metrics of the server's training.
     """
     selection = select_of(problem, method)(state, data, keys.select)
     with jax.named_scope("server"):
@@ -113,10 +115,10 @@ def before_clients(
 
 
 def received_rows(config: Any, data: FederatedData, result: CohortResult, accepted: jax.Array) -> Received:
-    """A cohort's uploads, and whose they are. Those that are not accepted are there, but do not count.
+    """A cohort's uploads with their clients. Uploads that are not accepted are included but do not count.
 
     Args:
-        config: the configuration; attackers may tell false counts.
+        config: the configuration; attackers may report false counts.
         data: the federation's.
         result: of all turns.
         accepted: bool [R], see `accepted_rows`.
@@ -141,20 +143,20 @@ def aggregate_uploads(
     received: Received,
     keys: "RoundKeys",
 ) -> tuple[State, Metrics, jax.Array]:
-    """Makes the new model of the uploads. Those that are not accepted are dropped and counted.
+    """Makes the new model from the uploads. Uploads that are not accepted are dropped and counted.
 
     Args:
         problem: the run.
         method: the run's.
-        state: with the model that went down.
+        state: with the model that was sent.
         data: the federation's.
-        sent: what went down.
-        result: what the clients did; only steps, metrics and `took_part` are read here.
+        sent: what was sent.
+        result: of the clients; only steps, metrics and `took_part` are read here.
         received: the uploads.
         keys: of the round.
 
     Returns:
-        The state, the metrics, and whether the round is usable: False if all uploads were dropped.
+        The state, the metrics, and whether the round is usable (False if all uploads were dropped).
     """
     config, num_jobs = problem.config, len(sent.selection.clients)
     arrived, late, of_delivery = delivered(
@@ -181,17 +183,17 @@ def aggregate_uploads(
         metrics["cohort_size"] = jnp.sum(sent.selection.present)
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
-    if not len(data.server_index):  # labels, if there are any, are at clients
+    if not len(data.server_index):  # any labels are at clients
         metrics["clients_without_labels"] = jnp.sum((data.labelled_size[result.clients] == 0) & result.present)
-    # With noise the model moves whatever comes, and whether the run goes on must not hang on the clients' data.
+    # With noise the model always moves, and whether the run continues must not depend on the clients' data.
     usable = (dropped == 0) | (dropped < uploads) | bool(config.privacy.noise)
     return state, metrics, usable
 
 
 def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:
-    """How good a model is on the validation images, or without any on the test set, by `config.eval_measures`."""
+    """Evaluates the model on the validation images, or without any on the test set, by `config.eval_measures`."""
     name, images, labels = measured_images(data, hidden_labels)
-    more = _measures(problem, data, hidden_labels), _measures_of_features(problem, model, data)
+    more = _measures(problem, model, data, hidden_labels), _measures_of_features(problem, model, data)
     measured = evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
     if data.targets is None:
         return measured
@@ -199,14 +201,22 @@ def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_la
     return {**measured, "attack_success": jnp.mean(jnp.argmax(logits, axis=1) == problem.config.attack.to_class)}
 
 
-def _measures(problem: Problem, data: FederatedData, hidden_labels: jax.Array) -> Measure:
-    """What `config.eval_measures` adds to accuracy and loss, for `evaluate`; and what an attack on a class reached."""
+def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Measure:
+    """The measures that `config.eval_measures` adds to accuracy and loss, those of unknown images, and the success of
+    an attack on a class.
+    """
     attack = problem.config.attack
     names, shots = problem.config.eval_measures, problem.config.eval_shots
     counts = count_training_images(data, hidden_labels, problem.num_classes) if "shots" in names else None
+    unknown = None
+    if data.unknown_inputs is not None:
+        rows, size = jnp.arange(len(data.unknown_inputs)), problem.config.eval_batch_size
+        unknown = problem.network.predict_rows(model, data.unknown_inputs, rows, size).logits
 
     def measured(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         found = measure(names, logits, labels, counts, shots)
+        if unknown is not None:
+            found |= open_set(logits, labels, unknown)
         if data.targets is None:
             return found
         attacked = labels == attack.from_class
@@ -217,7 +227,7 @@ def _measures(problem: Problem, data: FederatedData, hidden_labels: jax.Array) -
 
 
 def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -> Measure | None:
-    """What it adds of features, which are compared with those of the server's labelled images; None: nothing."""
+    """The measures that compare features with those of the server's labelled images; None: none is asked for."""
     config, rows = problem.config, data.server_index
     if "knn" not in config.eval_measures:
         return None
@@ -245,7 +255,7 @@ class RoundKeys(NamedTuple):
 
 
 def uniform(clients_per_round: int, keyed: bool = True) -> Select:
-    """The `select` of FedAvg: so many of all clients, uniformly, without replacement."""
+    """The `select` of FedAvg: this many of all clients, uniformly, without replacement."""
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
@@ -263,7 +273,7 @@ def select_of(problem: Problem, method: Method) -> Select:
 
 
 def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
-    """Jobs that can train side by side: the rows of a `Selection`, or of one of its turns; from shapes alone."""
+    """Jobs that can train side by side: the rows of a `Selection` or of one of its turns; computed from shapes."""
     turns = []
 
     def draw_clients(state: State, data: FederatedData):
@@ -278,13 +288,13 @@ class Exchange(NamedTuple):
     """What one client receives and sends in a round, as shapes."""
 
     selection: Selection  # of the round
-    broadcast: Any  # what goes down
-    personal: Any  # the message to the client alone, leaves [1, ...]
-    upload: Any  # what it sends, leaves [...]
+    broadcast: Any  # the message to all clients
+    personal: Any  # the message to the client, leaves [1, ...]
+    upload: Any  # what the client sends, leaves [...]
 
 
 def trace_exchange(problem: Problem, method: Method, state: State, data: FederatedData) -> Exchange:
-    """The messages of a round, from shapes alone; nothing is computed."""
+    """The messages of a round, from shapes; nothing is computed."""
 
     turns = []
 
@@ -292,7 +302,7 @@ def trace_exchange(problem: Problem, method: Method, state: State, data: Federat
         selection, broadcast, cohort = one_job(problem, method, state, data)
         turns.append(selection.turns)
         upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0).upload
-        # On several devices there is a row for each of them.
+        # With several devices there is a row for each of them.
         return selection, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
 
     selection, *messages = jax.eval_shape(exchange, state, data)
@@ -300,13 +310,13 @@ def trace_exchange(problem: Problem, method: Method, state: State, data: Federat
 
 
 def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Selection, Any, Cohort]:
-    """The selection of a round, what travels down in it, and a cohort of one job: to trace what one client does."""
+    """The selection of a round, what is sent in it, and a cohort of one job, to trace what one client does."""
     key, client = jax.random.key(0), jnp.zeros((1,), jnp.int32)
     selection = select_of(problem, method)(state, data, key)
     group = client if selection.turns > 1 and selection.group is None else selection.group
     personal = () if method.personal is None else method.personal(state, data, client, key)
     own = jax.tree.map(lambda leaf: leaf[data.place(client)], state.clients)
-    cohort = Cohort(client, own, key, None if group is None else group[:1], personal)
+    cohort = Cohort(client, own, key, None if group is None else group[:1], personal, state.round[None])
     return selection, method.broadcast(state, data, key), cohort
 
 
@@ -321,7 +331,7 @@ def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
 
 
 def init_key(seed: jax.Array) -> jax.Array:
-    """The key of the initialisation and the pre-training, before the first round."""
+    """The key of initialisation and pre-training, before the first round."""
     return jax.random.fold_in(jax.random.key(seed), 0)
 
 
@@ -331,9 +341,9 @@ def _sizes(data: FederatedData, result: CohortResult) -> jax.Array:
 
 
 def _of_those_who_answer(config: Any, data: FederatedData, result: CohortResult) -> FederatedData:
-    """The federation, in which clients that do not answer in this round have no images, for the exchange of statistics.
+    """The federation without the images of clients that do not answer in this round, for the exchange of statistics.
 
-    A client with several jobs answers if one of them is done.
+    A client with several jobs answers if one of them is run.
     """
     if not config.availability.never:
         return data
@@ -343,7 +353,7 @@ def _of_those_who_answer(config: Any, data: FederatedData, result: CohortResult)
 
 
 def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -> Metrics:
-    """The cohort's mean of each metric over the accepted uploads that had a step; NaN without one."""
+    """The cohort's mean of each metric, over the accepted uploads with a step; NaN if there is none."""
     means: Metrics = {}
     for metrics, had_a_step in phases:
         counted = accepted & had_a_step
@@ -356,7 +366,7 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
 
 
 def _count_bytes(wire_bytes: WireBytes, sent: Sent, result: CohortResult) -> Metrics:
-    """Bytes that travelled to and from the whole cohort; float32, because the sum may exceed int32."""
+    """Bytes sent to and from the whole cohort; float32, as the sum may exceed int32."""
     num_jobs = len(sent.selection.clients)
     down = jax.vmap(lambda one: wire_bytes.down(sent.broadcast, one), axis_size=num_jobs)(sent.personal)
     up = jax.vmap(wire_bytes.up)(result.upload)

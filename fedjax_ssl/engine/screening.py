@@ -1,4 +1,4 @@
-"""Which uploads are accepted: those that are finite, and not far longer than the others."""
+"""Which uploads are accepted: those that are finite and not far longer than the others."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, all_finite, norm, row_
 
 
 def longest_update(config: Any) -> float:
-    """`longest` of `accepted_rows` in a run: with noise 0, since no client's upload may decide about another's."""
+    """`longest` of `accepted_rows` in a run. It is 0 with noise, since an upload must not decide about another one."""
     return 0.0 if config.privacy.noise else config.aggregation.longest_update
 
 
 def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.Array:
-    """Which rows have an upload whose every number is finite, and that is not far longer than the others.
+    """Which rows have an upload that is finite in every number and not far longer than the others.
 
     Args:
         result: of the cohort.
-        broadcast: what went down.
-        longest: how many medians an upload may be long, see `too_long`; 0: any length.
+        broadcast: the broadcast.
+        longest: the largest accepted length, in medians, see `too_long`; 0: any length.
 
     Returns:
         bool [R].
@@ -40,18 +40,18 @@ def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.A
 
 
 def too_long(sent: Model, broadcast: Any, counted: jax.Array, times: float) -> jax.Array:
-    """Which uploads are far longer than the others. Without this, a client that sends 1e30 everywhere is the mean.
+    """Which uploads are far longer than the others. Otherwise a client that sends 1e30 everywhere would be the mean.
 
-    Lengths are Euclidean, of what an upload changes in all parameters as one vector, and apart from these in all
-    statistics. The median is the lower one of all that count, so that it is not the longest of two. If it is 0
-    because most have not moved, the length of what went down takes its place. An upload
-    that changes no more than that length is never too long, however little the others have moved.
+    Lengths are Euclidean: of an upload's change of all parameters as one vector, and separately of all statistics. The
+    median is the lower one over all uploads that count, so that it is never the longer of two. If it is 0, since most
+    have not moved, the length of the broadcast replaces it. An upload that changes no more than this length is never
+    too long, however little the others have moved.
 
     Args:
         sent: leaves [R, ...].
-        broadcast: what went down; what has no entry in its model, if it has one, counts from 0.
-        counted: bool [R], those among which the median is taken.
-        times: how many medians an upload may be long.
+        broadcast: the broadcast; parts that are missing in its model count as 0.
+        counted: bool [R], the uploads over which the median is taken.
+        times: the largest length, in medians.
 
     Returns:
         bool [R].

@@ -1,4 +1,4 @@
-"""The cohorts of a selection, trained one after the other, and what their clients remember."""
+"""Trains the cohorts of a selection one after the other, and updates their clients' memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,32 +24,35 @@ def train_in_turns(
     selection: Selection,
     personal: Any,
     key: jax.Array,
+    round_number: jax.Array,
     lanes: int,
     debug: bool = False,
 ) -> tuple[Mapping[str, Any], CohortResult, jax.Array]:
-    """The cohorts of a selection, one after the other, through one program (`lax.scan`).
+    """Trains the cohorts of a selection one after the other in one program (`lax.scan`).
 
-    A client's memory of its training is written back if its upload is accepted, that of labelling always; the next
-    turn starts with it.
+    The memory that training updated is written back if the upload is accepted; the memory that labelling updated is
+    always written back. The next turn starts with it.
 
     Args:
         options: the configuration.
         phases, broadcast, data, lanes, debug: as in `train_cohort`.
         memory: of the clients `data.ids`, leaves [K', ...].
-        selection: M jobs in its turns; every turn has the same key, from which jobs fold theirs by client and group.
-        personal: the message to each client alone, leaves [M, ...].
+        selection: M jobs in its turns; every turn has the same key, from which keys of jobs are folded by client and
+        group.
+        personal: the message to each client, leaves [M, ...].
         key: of the clients.
+        round_number: int32 [], rounds done before this one.
 
     Returns:
-        The memory after the last turn, the results of all turns, without what is in the memory, and which uploads are
-        accepted, bool [R], see `accepted_rows`; its median is that of a turn. On one device the rows are in the order
-        of the selection.
+        The memory after the last turn; the results of all turns, without the memory; and which uploads are accepted,
+        bool [R], see `accepted_rows`, with medians within a turn. On one device the rows are in the order of the
+        selection.
     """
 
     def take_turn(memory, rows):
         clients, group, personal, present = rows
         own = jax.tree.map(lambda leaf: leaf[data.place(clients)], memory)
-        cohort = Cohort(clients, own, key, group, personal)
+        cohort = Cohort(clients, own, key, group, personal, jnp.broadcast_to(round_number, clients.shape))
         result = train_cohort(phases, broadcast, data, cohort, lanes, debug, present)
         with jax.named_scope("aggregate"):
             result = sent(options, result, broadcast, data, memory, key)
@@ -87,7 +90,7 @@ def train_in_turns(
 
 
 def _merge_turns(leaf: jax.Array) -> jax.Array:
-    """[turns, R, ...] as [turns R, ...]. On several devices each row stays on its own, so the turns alternate."""
+    """[turns, R, ...] as [turns R, ...]. With several devices each row stays on its device, so that turns alternate."""
     if num_devices() > 1:
         leaf = jnp.swapaxes(leaf, 0, 1)
     return leaf.reshape(-1, *leaf.shape[2:])
@@ -98,7 +101,7 @@ def _write_back(
 ) -> Mapping[str, Any]:
     """Writes entries of the cohort's memory back, from the rows that count: bool [R].
 
-    Of a client with several jobs the last one that counts wins, in the order of the selection.
+    If a client has several jobs, the last one that counts in the order of the selection is written.
     """
     if not entries:
         return memory

@@ -1,4 +1,4 @@
-"""Updates: the difference between an upload and the broadcast, leaf by leaf, by path."""
+"""Updates: the difference between upload and broadcast for each leaf, by path."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from fedjax_ssl.learning.sgd import Model
 
 
 def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax.Array]:
-    """What an upload changes, leaf by leaf; a leaf that did not go down counts from 0.
+    """The change of each leaf in an upload; a leaf that was not sent to the client counts from 0.
 
     Args:
         sent: parameters or statistics of uploads, leaves [R, ...].
-        broadcast: what went down.
-        part: which of the two, a field of `Model`.
+        broadcast: the broadcast.
+        part: parameters or statistics, a field of `Model`.
 
     Returns:
         By path, leaves [R, ...].
@@ -25,19 +25,19 @@ def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax
 
 
 def moved_by(changes: dict[str, jax.Array], like: Any, broadcast: Any, part: str = "params") -> Any:
-    """The other way round: the uploads, in the form of `like`, that make these changes."""
+    """The inverse: the uploads, structured like `like`, that make these changes."""
     known = received_by_path(broadcast, part)
     leaves = [leaf + known[path] if _fits(known, path, leaf) else leaf for path, leaf in changes.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def leaves_by_path(tree: Any) -> dict[str, jax.Array]:
-    """A pytree's leaves, in their order."""
+    """The leaves of a pytree by path, in order."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def received_by_path(broadcast: Any, part: str) -> dict[str, jax.Array]:
-    """The parameters or the statistics that went down, by path; {} where no model did."""
+    """The parameters or the statistics that were sent, by path; {} if the broadcast has no model."""
     model = getattr(broadcast, "model", None)
     return leaves_by_path(getattr(model, part)) if isinstance(model, Model) else {}
 

@@ -1,6 +1,6 @@
-"""The fields that all methods share: defaults, ranges, meanings; recipes. Imports no JAX, for help reads it.
+"""The fields that all methods share: defaults, ranges, meanings; recipes. Does not import JAX, so that help is fast.
 
-A field says beside its default what it may be (`section.py`). Methods declare their own sections with the same words.
+A field is declared with its default and its range (`section.py`). Methods declare their own sections in the same way.
 """
 
 from fedjax_ssl.fields.recipes import ARGUMENT_FIELDS, IID_ALPHA, RECIPES, WORDS

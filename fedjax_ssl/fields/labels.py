@@ -1,4 +1,4 @@
-"""Fields of pseudo-labels: which count, how much, and for which loss."""
+"""Fields of pseudo-labels: which count, how much, and in which loss."""
 
 from fedjax_ssl.fields.section import Section, real, share, whole, word
 
@@ -6,9 +6,9 @@ from fedjax_ssl.fields.section import Section, real, share, whole, word
 def confidence_fields() -> Section:
     """Which pseudo-labels count, and how much: see fedjax_ssl/client/confidence.py."""
     section = Section()
-    # 'fixed' at the method's own threshold; or 'share', 'client_mean', 'sat', 'flexmatch', 'freematch', 'softmatch',
-    # which adapt to the client or the class, see docs/concepts/confidence.md; or your own, see
-    # docs/how_to/change_a_method.md. Methods with a rule of their own refuse the others.
+    # The rule. 'fixed': the method's threshold. 'share', 'client_mean', 'sat', 'flexmatch', 'freematch', 'softmatch'
+    # adapt to the client or the class, see docs/concepts/confidence.md. Or your own FILE.py:RULE, see
+    # docs/how_to/change_a_method.md. Methods with a rule of their own refuse other rules.
     section.kind = word("fixed", "share", "client_mean", "sat", "flexmatch", "freematch", "softmatch", code=True)
     # How long a client keeps the rule's state: one 'round', or the whole 'run'.
     section.memory = word("round", "run")
@@ -21,13 +21,13 @@ def confidence_fields() -> Section:
     # Of 'freematch': tau_t averages this quantile of the largest probabilities (the reference code offers 0.8);
     # 0: their mean.
     section.quantile = share(0.0)
-    section.level_cap = share(1.0)  # of 'freematch': the upper bound of tau_t; the reference code has 0.95
-    section.clamp_least = share(0.0)  # of 'freematch': a threshold's lower bound; its paper has 0.9 on SVHN
-    section.clamp_most = share(1.0)  # of 'freematch': a threshold's upper bound; its paper has 0.95 on SVHN
+    section.level_cap = share(1.0)  # of 'freematch': the upper bound of tau_t; the reference code uses 0.95
+    section.clamp_least = share(0.0)  # of 'freematch': a threshold's lower bound; its paper uses 0.9 on SVHN
+    section.clamp_most = share(1.0)  # of 'freematch': a threshold's upper bound; its paper uses 0.95 on SVHN
     section.uniform_alignment = True  # of 'softmatch': aligns probabilities to equally frequent classes
-    section.n_sigma = real(2.0, above=0)  # n of 'softmatch': a larger n makes weights fall faster below the mean
-    # 'none'; or 'app_u', probabilities divided by the client's mean of them before they label (FedDB), for methods with
-    # labels by a softmax; the others refuse it: see fedjax_ssl/client/labels.py.
+    section.n_sigma = real(2.0, above=0)  # n of 'softmatch': with a larger n weights fall faster below the mean
+    # 'app_u' divides probabilities by the client's mean prediction before labelling (FedDB), for methods with labels
+    # from a softmax; others refuse it, see docs/concepts/confidence.md. 'none': no division.
     section.debias = word("none", "app_u")
     return section
 
@@ -40,10 +40,10 @@ def trainer_fields() -> Section:
     section.threshold = share(0.95)  # tau of the rule; labels that reach it are reported as confident
     section.labels_from = word("received", "local")  # the model that labels, 'local': the one in training
     # What a client reports of its pseudo-labels: 'trained_on', the sum of their weights in the loss; or 'confident',
-    # how many reach the threshold.
+    # the number that reach the threshold.
     section.accepted = word("trained_on", "confident")
-    # Of 'acr', which compares a client's images with the labelled ones; its estimate is always kept over rounds.
-    section.strength = real(2.0, least=0)  # tau_2: the largest adjustment by log pi, and that of the balanced head
+    # Of 'acr', which compares a client's images with the labelled ones; its estimate is kept between rounds.
+    section.strength = real(2.0, least=0)  # tau_2: the largest adjustment by log pi; the balanced head uses it always
     # Rounds of a client before it estimates its class shares; ACR's code has `epoch > 5`, counted from 0.
     section.estimate_from = whole(6, least=0)
     section.estimate_momentum = real(0.99, least=0, below=1)  # of the estimate, over batches
@@ -51,17 +51,17 @@ def trainer_fields() -> Section:
 
 
 def consistency_fields() -> Section:
-    """A strong view trained towards the label of a weak one."""
+    """Training strong views towards labels of weak views."""
     # For fixmatch, uda, sage and proxyfl, which train a strong view towards the label of a weak one in each step.
     section = Section()
     section.unlabelled_ratio = whole(1, least=1)  # mu: unlabelled images per step, in multiples of client.batch_size
     section.unlabelled_weight = real(1.0, least=0)  # lambda_u, weight of the unlabelled images' loss
     # The model that labels: the 'local' one in training, or the global one as 'received'.
     section.labels_from = word("local", "received")
-    # Batch statistics of labelled, weak and strong images: 'apart' for each, or 'together' for all, as reference codes
-    # with labels at the clients interleave them; 'auto': together where clients have labels.
+    # Batch statistics of labelled, weak and strong images: 'apart' for each; 'together' for all, as reference codes
+    # with labels at clients interleave them; 'auto': together if clients have labels.
     section.batch_norm = word("auto", "apart", "together")
-    section.include_labelled = False  # uses labelled images as unlabelled ones, too (SAGE)
+    section.include_labelled = False  # also uses labelled images as unlabelled ones (SAGE)
     # Steps of a local epoch: 'longer', one pass over the larger of the labelled and unlabelled sets; 'unlabelled', the
     # number of unlabelled images / client.batch_size rounded down, whatever mu is (SAGE: with mu 2 it makes two
     # passes).

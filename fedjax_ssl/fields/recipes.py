@@ -1,8 +1,8 @@
-"""Names that stand for several fields: recipes, and the other words behind a config file's colon."""
+"""Names for several fields at once: recipes, and the other words after a config file's colon."""
 
-IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir 1000 ("Federated datasets" of its experiments)
+IID_ALPHA = 1000.0  # FedAnchor's "IID" is Dir(1000) ("Federated datasets" of its experiments)
 
-# Words that every config file takes behind its colon, besides methods, their variants, recipes and backbones.
+# Words that every config file accepts after its colon, besides methods, their variants, recipes and backbones.
 WORDS = {
     "iid": {"data.alpha": IID_ALPHA},
     "stratified": {"data.partition": "stratified"},  # FedMatch's batch-IID
@@ -10,12 +10,12 @@ WORDS = {
     "centralised": {"method": "server_only", "data.centralised": True},
 }
 
-# The same, with a value: name=value.
+# The same with a value: name=value.
 ARGUMENT_FIELDS = {"server_labels": "data.server_labels", "alpha": "data.alpha", "images": "data.examples_per_client"}
 
-# Recipes: fragments of a configuration that any method takes, so that methods are compared under the same. The
-# published systems differ in their recipes as much as in their ideas, and accuracies by tens of points with them.
-# `plain` is most likely what FedAnchor's tables used for all rows, see docs/concepts/recipes.md; `strong` is SemiFL's.
+# Recipes: settings that apply to any method, so that methods can be compared under the same ones. Published systems
+# differ in their recipes as much as in their ideas, which changes accuracies by tens of points. `plain` is most likely
+# what FedAnchor's tables used for all rows, see docs/concepts/recipes.md; `strong` is SemiFL's.
 RECIPES = {
     "plain": {
         "schedule": "constant",

@@ -1,13 +1,13 @@
-"""Sections of a configuration in which every field says beside its default what it may be.
+"""Sections of a configuration. Each field is declared with its default and its range.
 
     section = Section()
-    section.views = whole(2, least=2)  # that must agree
+    section.views = whole(2, least=2)  # views that must agree
     section.temperature = real(0.5, above=0)
     section.order = word("first", "last")  # the first one is the default
     section.mix = True
 
-Validation, help and the configuration's page read these ranges. A field that declares none, as `mix`, may be what is of
-its default's kind. Numbers are finite, and fit the 32 bits in which they are computed with.
+Validation, help and the configuration's page use these ranges. A field without a declared range, such as `mix`, takes
+any value of its default's type. Numbers must be finite and fit into 32 bits, in which computations run.
 """
 
 import dataclasses
@@ -20,31 +20,31 @@ from ml_collections import ConfigDict, FieldReference, config_dict
 
 from fedjax_ssl.errors import UserError, known_are, nearest
 
-MOST_SEED = 2**32 - 1  # uint32, as a random key takes it
+MOST_SEED = 2**32 - 1  # uint32, as random keys need it
 _MOST = {int: 2**31 - 1, float: 3.4e38}  # int32, float32
-_LEAST_NORMAL = 2.0**-126  # what is smaller counts as 0 on most devices
+_LEAST_NORMAL = 2.0**-126  # smaller numbers count as 0 on most devices
 _KINDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text", tuple: "a tuple"}
 _MANY = {int: "whole numbers", float: "finite numbers", str: "words"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What a field may be."""
+    """The values that a field may have."""
 
     kind: type  # int, float, bool, str or tuple; object for anything
     optional: bool = False  # whether it may be None
-    # least, above, most, below: a number's ends; None where it has none but those of 32 bits.
+    # least, above, most, below: a number's bounds; None: only those of 32 bits.
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()  # of a text; () for any text
-    each: "Range | None" = None  # what a tuple's entries may be; None for anything
-    distinct: bool = False  # whether they must differ
-    code: bool = False  # whether the import path of a user's code may stand in the place of a choice
+    each: "Range | None" = None  # range of a tuple's entries; None: anything
+    distinct: bool = False  # whether entries must differ
+    code: bool = False  # whether the import path of a user's code is allowed instead of a choice
 
     def check(self, name: str, value: Any) -> None:
-        """Raises a UserError, one line that begins with the field's name, unless the field may have this value."""
+        """Raises UserError with one line that begins with the field's name if the value is not allowed."""
         if self.optional and value is None:
             return
         if self.choices:
@@ -63,7 +63,8 @@ class Range:
             return ", ".join([*map(repr, self.choices), *["or FILE.py:NAME"] * self.code])
         ends = self._ends()
         if self.each is not None:
-            of = f" of {', '.join(self.each.choices)}" if self.each.choices else f", each {self.each._ends()}"
+            ends = self.each._ends()
+            of = f" of {', '.join(self.each.choices)}" if self.each.choices else f", each {ends}" if ends else ""
             words = f"{'different ' if self.distinct else ''}{_MANY[self.each.kind]}{of}"
         elif ends:
             words = f"whole, {ends}" if self.kind is int else ends
@@ -74,7 +75,7 @@ class Range:
     def _is_of_kind(self, value: Any) -> bool:
         if self.kind is tuple:
             return isinstance(value, tuple | list)
-        if self.kind is float:  # of which a whole number is one
+        if self.kind is float:  # whole numbers are allowed
             return type(value) is int or (isinstance(value, float) and math.isfinite(value))
         return isinstance(value, self.kind) and (self.kind is bool or type(value) is not bool)
 
@@ -109,14 +110,14 @@ class Range:
 
 
 class Declared(NamedTuple):
-    """A field's default, and what else it may be."""
+    """A field's default and range."""
 
     default: Any
     range: Range
 
 
 def whole(default: int | None = None, *, least: int | None = None, most: int | None = None) -> Declared:
-    """A whole number; None as a default may also be set."""
+    """A whole number; None is allowed if it is the default."""
     return Declared(default, Range(int, default is None, least=least, most=most))
 
 
@@ -128,7 +129,7 @@ def real(
     most: float | None = None,
     below: float | None = None,
 ) -> Declared:
-    """A finite number; None as a default may also be set."""
+    """A finite number; None is allowed if it is the default."""
     return Declared(default, Range(float, default is None, least, above, most, below))
 
 
@@ -138,8 +139,13 @@ def share(default: float) -> Declared:
 
 
 def word(default: str, *others: str, code: bool = False) -> Declared:
-    """One of some words; the default may be named twice; or with `code` a user's code, by its import path."""
+    """One of several words, which may repeat the default. With `code`, also an import path of a user's code."""
     return Declared(default, Range(str, choices=tuple(dict.fromkeys((default, *others))), code=code))
+
+
+def text(default: str = "") -> Declared:
+    """Any text."""
+    return Declared(default, Range(str))
 
 
 def several(default: tuple[Any, ...], each: Declared, *, distinct: bool = False) -> Declared:
@@ -147,14 +153,14 @@ def several(default: tuple[Any, ...], each: Declared, *, distinct: bool = False)
 
     Args:
         default: the tuple.
-        each: what an entry may be, as in `whole(0, least=0)`, whose own default is not read.
+        each: range of an entry, as in `whole(0, least=0)`; its default is ignored.
         distinct: whether all entries must differ.
     """
     return Declared(default, Range(tuple, each=each.range, distinct=distinct))
 
 
 class Section:
-    """Fields with their ranges, in the order in which they are assigned; a field may be a section itself."""
+    """Fields with their ranges, in the order of assignment; a field may itself be a section."""
 
     def __init__(self):
         object.__setattr__(self, "_fields", {})
@@ -181,7 +187,7 @@ class Section:
 
     @staticmethod
     def of(fields: "Section | ConfigDict") -> "Section":
-        """A section of fields that may be a ConfigDict, which has no ranges but its defaults' kinds."""
+        """Makes a section from a section or a ConfigDict, whose fields may have any value of their default's type."""
         if isinstance(fields, Section):
             return fields
         section = Section()
@@ -190,10 +196,10 @@ class Section:
         return section
 
     def changed(self, defaults: Mapping[str, Any]) -> "Section":
-        """Another section, with other defaults within the fields' ranges, and with the new fields that are declared.
+        """A copy with other defaults, within the fields' ranges, and with newly declared fields.
 
         Raises:
-            UserError: a default is out of its field's range, or of no field.
+            UserError: a default is out of its field's range, or belongs to no field.
         """
         section = Section()
         section._fields.update(self._fields)
@@ -219,7 +225,7 @@ class Section:
         return config
 
     def ranges(self) -> dict[str, Range]:
-        """What each field may be, by dotted names."""
+        """The range of each field, by dotted name."""
         ranges = {}
         for name, field in self._fields.items():
             if isinstance(field, Section):
@@ -230,7 +236,7 @@ class Section:
 
 
 def _of_its_kind(value: Any) -> Declared:
-    """A field whose range is not declared: whatever is of the default's kind."""
+    """A field without a declared range: any value of its default's type."""
     optional = isinstance(value, FieldReference)
     kind = value.get_type() if optional else type(value)
     value = value.get() if optional else value
@@ -238,6 +244,6 @@ def _of_its_kind(value: Any) -> Declared:
 
 
 def _single(value: float) -> float:
-    """A number in single precision."""
+    """A number rounded to single precision."""
     single = struct.unpack("f", struct.pack("f", value))[0]
     return single if abs(single) >= _LEAST_NORMAL else 0.0

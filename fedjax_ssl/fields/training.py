@@ -6,18 +6,18 @@ from fedjax_ssl.fields.section import Section, real, share, whole, word
 def client_fields() -> Section:
     """Training at a client."""
     section = _sgd_section(learning_rate=0.03, epochs=5, least_epochs=1, batch_size=10)
-    section.proximal = real(0.0, least=0)  # mu of FedProx, mu/2 |w - w_t|^2 in the local loss
+    section.proximal = real(0.0, least=0)  # mu of FedProx: adds mu/2 |w - w_t|^2 to the local loss
     section.spare_classifier = False  # no weight decay or clipping of the classifier (SemiAnAgg's code)
-    # For methods with a phase on labelled images alone: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg,
-    # rscfed, cbafed, isofed, twin_sight. labelled_views is not for fedlabel, and in fedtrinet for its tuning.
-    section.logit_adjustment = real(0.0, least=0)  # tau: the loss adds tau log(share of the class) to logits
-    section.absent_class = real(0.5, above=0)  # in that share, the count of a class that the client lacks
+    # For methods with a phase on labelled images only: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
+    # cbafed, isofed, twin_sight. fedlabel ignores labelled_views; fedtrinet uses it in its tuning only.
+    section.logit_adjustment = real(0.0, least=0)  # tau: the loss adds tau log(class share) to logits
+    section.absent_class = real(0.5, above=0)  # for these shares, the count of a class that the client lacks
     # Added to every share instead of that count (SemiAnAgg's code: 1e-12); 0: not used. Logits of a class that the
-    # client lacks then grow without bound, because they never cost anything.
+    # client lacks then grow without bound, since they add nothing to the loss.
     section.share_offset = share(0.0)
-    # 'both': half the loss is of the weak view, half of the strong one.
+    # 'both': the loss is the mean over the weak and the strong view.
     section.labelled_views = word("weak", "both")
-    # Of the phase on unlabelled images in fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight; None: as in
+    # For the phase on unlabelled images in fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight; None: as in
     # the labelled phase.
     section.unlabelled_learning_rate = real(None, above=0)
     section.unlabelled_clip_norm = real(None, least=0)  # 0: no clipping
@@ -27,10 +27,10 @@ def client_fields() -> Section:
 def server_fields() -> Section:
     """Training at the server, on its labelled images."""
     section = _sgd_section(learning_rate=0.03, epochs=1, least_epochs=0, batch_size=10)
-    section.augmentation = word("strong", "weak")  # of the labelled images in cross-entropy
+    section.augmentation = word("strong", "weak")  # of the labelled images
     section.pretrain_epochs = whole(5, least=0)  # on the server's labels, before the first round
     section.pretrain_learning_rate = real(0.05, above=0)  # in those epochs
-    # With server.persistent: the optimiser of pre-training continues in the rounds ((FL)^2's code).
+    # With server.persistent: the optimizer state of pre-training is kept for the rounds ((FL)^2's code).
     section.pretrain_persistent = False
     return section
 
@@ -38,12 +38,12 @@ def server_fields() -> Section:
 def _sgd_section(learning_rate: float, epochs: int, least_epochs: int, batch_size: int) -> Section:
     section = Section()
     section.epochs = whole(epochs, least=least_epochs)  # passes over the training data in a round
-    section.batch_size = whole(batch_size, least=1)  # images per step; the last batch of an epoch may have fewer
+    section.batch_size = whole(batch_size, least=1)  # images per step; the last batch of an epoch may be smaller
     section.learning_rate = real(learning_rate, above=0)  # in the first round; see schedule
-    section.optimizer = "sgd"  # as PyTorch's; or an optax optimiser, such as 'adam' or 'lars(trust_coefficient=0.01)'
-    section.momentum = real(0.9, least=0, below=1)  # of 'sgd', and of others that have one
-    section.nesterov = False  # Nesterov's form of the momentum
-    section.weight_decay = real(5e-4, least=0)  # added to the gradient; some optimisers decay by their own rule
+    section.optimizer = "sgd"  # as in PyTorch; or an optax optimizer, such as 'adam' or 'lars(trust_coefficient=0.01)'
+    section.momentum = real(0.9, least=0, below=1)  # of 'sgd', and of others with momentum
+    section.nesterov = False  # Nesterov momentum
+    section.weight_decay = real(5e-4, least=0)  # added to the gradient; some optimizers use their own rule
     section.clip_norm = real(1.0, least=0)  # of the whole gradient; 0: no clipping
-    section.persistent = False  # keeps the optimiser's state over rounds; at clients: one more model for each of K
+    section.persistent = False  # keeps the optimizer state between rounds; at clients: one more model for each of K
     return section

@@ -6,46 +6,46 @@ from fedjax_ssl.fields.section import Section, real, share, whole, word
 def aggregation_fields() -> Section:
     """How uploads become one model."""
     section = Section()
-    # Weights of uploads in their mean: numbers of images, of images trained on, or equal. Methods with weights of their
-    # own do not read it: cbafed, semianagg, orchestra; by default fedlabel, fedavg_semi, isofed and fl2
-    # (fedlabel.weights, fedavg_semi.apart, isofed.unlabelled_loss, fl2.status_weights).
+    # Weights of uploads in their mean: numbers of images, of images trained on, or equal weights. Methods with weights
+    # of their own ignore it: cbafed, semianagg, orchestra; by default fedlabel, fedavg_semi, isofed and fl2 (see
+    # fedlabel.weights, fedavg_semi.apart, isofed.unlabelled_loss, fl2.status_weights).
     section.weights = word("size", "qualified", "uniform")
-    # Each client clips its update of the parameters to this length before sending; 0: no clipping.
+    # Each client clips its update of the parameters to this norm before sending; 0: no clipping.
     section.clip_norm = real(0.0, least=0)
-    # An update more than this many times as long as the cohort's median is dropped and counted, as one that is not
-    # finite is; 0: lengths are not compared.
+    # An update that is more than this many times as long as the cohort's median is dropped and counted, as are
+    # non-finite ones; 0: lengths are not compared.
     section.longest_update = real(1000.0, least=0)
-    # How uploads become one model: the weighted mean, or a rule that a few lying clients cannot move far: 'median' and
-    # 'trimmed_mean' of each number, 'krum', 'multi_krum', 'geometric_median' of whole models; see
+    # How uploads become one model: the weighted mean, or a robust rule that a few lying clients cannot move far:
+    # 'median' and 'trimmed_mean' of each number; 'krum', 'multi_krum', 'geometric_median' of whole models; see
     # docs/how_to/robustness.md.
     section.mean = word("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
-    # Of 'trimmed_mean', 'krum' and 'multi_krum': the part of a cohort that may lie.
+    # Of 'trimmed_mean', 'krum' and 'multi_krum': the share of a cohort that may lie.
     section.byzantine_share = real(0.2, least=0, below=0.5)
-    # The server shortens longer updates to this length; 0: none.
+    # The server clips longer updates to this norm; 0: no clipping.
     section.norm_bound = real(0.0, least=0)
-    section.optimizer = word("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")  # of their mean
-    section.learning_rate = real(1.0, above=0)  # of the server optimiser; 'fedavg' has none
-    # Of 'fedavgm'; of 'fedadam' and 'fedyogi' the decay of the first moment.
+    section.optimizer = word("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")  # applied to their mean
+    section.learning_rate = real(1.0, above=0)  # of the server optimizer; 'fedavg' has none
+    # Momentum of 'fedavgm'; decay of the first moment of 'fedadam' and 'fedyogi'.
     section.momentum = real(0.5, least=0, below=1)
-    section.adaptivity = real(1e-3, above=0)  # tau of the adaptive ones (Reddi et al., 2021)
+    section.adaptivity = real(1e-3, above=0)  # tau of the adaptive optimizers (Reddi et al., 2021)
     return section
 
 
 def attack_fields() -> Section:
     """Clients that lie."""
     section = Section()
-    # How some clients attack, to test a mean: 'sign_flip', 'noise', 'scaled' and 'little' (A Little Is Enough) change
-    # what they send; with 'labels' they train on the next class's label and exaggerate their numbers of images; with
-    # 'poison' they replace unlabelled images by crafted ones, so that images of one class get another's label. See
+    # How attackers act, to test a mean: 'sign_flip', 'noise', 'scaled' and 'little' (A Little Is Enough) change their
+    # uploads; with 'labels' they train on the next class's label and exaggerate their numbers of images; with 'poison'
+    # they replace unlabelled images by crafted ones, so that images of one class get another's label. See
     # docs/how_to/robustness.md.
     section.kind = word("none", "sign_flip", "noise", "scaled", "little", "labels", "poison")
     section.share = share(0.2)  # share of attackers: floor(share K) clients, drawn by the seed
-    # Times the honest update's length; with 'labels' times the number of images; with 'little' standard deviations;
-    # with 'poison' crafted images per thousand of all clients' images. 0: 1 for 'sign_flip' and 'noise', 10 for
-    # 'scaled' and 'labels', 5 for 'poison', the paper's formula for 'little'.
+    # Multiples of the honest update; with 'labels' of the number of images; with 'little' standard deviations; with
+    # 'poison' crafted images per thousand images of all clients. 0: 1 for 'sign_flip' and 'noise', 10 for 'scaled' and
+    # 'labels', 5 for 'poison', the paper's formula for 'little'.
     section.strength = real(0.0, least=0)
-    section.from_class = whole(4, least=0)  # with 'poison': the class whose images should be labelled wrongly
-    section.to_class = whole(9, least=0)  # and the class they should be labelled as
+    section.from_class = whole(4, least=0)  # with 'poison': the class whose images should be mislabelled
+    section.to_class = whole(9, least=0)  # with 'poison': the class they should be labelled as
     section.targets = whole(1, least=1)  # with 'poison': how many images the attackers target
     return section
 
@@ -53,19 +53,19 @@ def attack_fields() -> Section:
 def compression_fields() -> Section:
     """What an upload leaves out."""
     section = Section()
-    # Compression of uploads: 'int8', rounded at random, or 'top_k', the largest numbers alone; see
+    # Compression of uploads: 'int8', random rounding; or 'top_k', only the largest numbers; see
     # docs/how_to/failures.md.
     section.kind = word("none", "int8", "top_k")
-    section.share = real(0.05, above=0, most=1)  # of 'top_k': k over all numbers of an update
-    # With 'top_k': a client adds what was left out to its next update; one more model for each client.
+    section.share = real(0.05, above=0, most=1)  # of 'top_k': k / number of parameters
+    # With 'top_k': a client adds its compression error to its next update; needs one more model for each client.
     section.error_feedback = True
     return section
 
 
 def availability_fields() -> Section:
-    """Clients that answer late, or never."""
+    """Clients that answer late or never."""
     section = Section()
-    # Probability that a client of the cohort does not answer: it trains nothing in this round.
+    # Probability that a client of the cohort does not answer; it does not train in this round.
     section.never = real(0.0, least=0, below=1)
     section.late = share(0.0)  # probability that an answer arrives one round late
     section.late_weight = share(1.0)  # factor of a late upload's weight; 0: it is dropped
@@ -75,12 +75,12 @@ def availability_fields() -> Section:
 def privacy_fields() -> Section:
     """Differential privacy of clients."""
     section = Section()
-    # z of differential privacy: each client clips its update to S = aggregation.clip_norm, and the server takes their
-    # sum with Gaussian noise of deviation z S, over clients_per_round; weights are not read. 0: no noise. See
+    # z of differential privacy: each client clips its update to S = aggregation.clip_norm. The server adds Gaussian
+    # noise of deviation z S to their sum and divides by clients_per_round; weights are ignored. 0: no noise. See
     # docs/how_to/privacy.md.
     section.noise = real(0.0, least=0)
     section.delta = real(1e-5, above=0, below=1)  # for which epsilon is reported
-    # 'poisson': each client joins independently, clients_per_round in the mean; 'fixed': always so many, and epsilon is
-    # far larger.
+    # 'poisson': each client joins independently, clients_per_round on average; 'fixed': always this number, with a far
+    # larger epsilon.
     section.cohorts = word("poisson", "fixed")
     return section

@@ -13,6 +13,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.roster import say
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
+from fedjax_ssl.records.ending import METHOD, ROUNDS
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.origin import note_end, note_start
 from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, TIMINGS, Workdir
@@ -83,7 +84,8 @@ class Records:
         """Writes the last checkpoint and the summary."""
         self._save(state)
         note_end(self._folder.path)
-        self._folder.write_summary(summarise(self._config, self._folder))
+        ended_by = ROUNDS if int(state.round) >= self._config.num_rounds else METHOD
+        self._folder.write_summary(summarise(self._config, self._folder, ended_by))
 
     def _save(self, state: State) -> None:
         self._folder.sync()

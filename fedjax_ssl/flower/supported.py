@@ -19,7 +19,7 @@ from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
 
 AT_CLIENTS = ("client_index",)  # without which nothing tells which images are a client's
-AT_SERVER = ("server_index", "validation_index", "test_inputs", "test_labels")
+AT_SERVER = ("server_index", "validation_index", "test_inputs", "test_labels", "unknown_inputs")
 DOCS = "see docs/reference/flower.md"
 # Simulated attacks, failures and compression: field -> the only value that Flower accepts.
 SIMULATED = {
@@ -27,6 +27,7 @@ SIMULATED = {
     "availability.never": 0.0,
     "availability.late": 0.0,
     "compression.kind": "none",
+    "data.client_test_share": 0.0,
 }
 
 
@@ -55,6 +56,9 @@ def check_supported(experiment: Experiment) -> None:
         value = config[section][name_of_field]
         if value != ordinary:
             raise UserError(f"{field}={value!r} is of simulated clients; Flower has real ones, and takes {ordinary!r}")
+    for rule, value in config.stop.items():
+        if value:
+            raise UserError(f"stop.{rule}={value} is not for Flower, whose server does all rounds; it takes 0")
     if config.privacy.noise:
         raise UserError(
             f"privacy.noise={config.privacy.noise} draws its noise from the seed, which every node knows, so that "

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data import FederatedData, dataset_facts, federate, load_dataset, make_partition
+from fedjax_ssl.data import FederatedData, clients_may_have_labels, dataset_facts, federate, make_partition
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
-from fedjax_ssl.run.features import through_encoder
+from fedjax_ssl.run.features import read_data
 
 
 def server_view(
@@ -53,7 +53,7 @@ def node_view(config: Any, clients: tuple[int, ...]) -> tuple[FederatedData, dic
     Returns:
         The view, and the data set's facts, see `dataset_facts`.
     """
-    dataset = through_encoder(config, load_dataset(config.data))
+    dataset = read_data(config)
     partition = make_partition(
         dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed, dataset.owners
     )
@@ -109,7 +109,7 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
     """What a node holds that has its own images.
 
     Args:
-        config: the run's; where labels are at the server, those of the file are not read.
+        config: the run's; where no client has labels, those of the file are not read.
         client: the node's.
         file: an npz with `images`, uint8 [n, H, W] or [n, H, W, C], and if any have labels `labels`, int [n], -1 where
             there is none.
@@ -133,7 +133,7 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
     labels = arrays.get("labels", np.full(len(images), -1))
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or (len(labels) and labels.max() >= classes):
         raise UserError(f"{file}: labels must be integers [{len(images)}] below {classes}, -1 where there is none")
-    if config.data.labels == "server" and not config.data.reveal_labels:
+    if not clients_may_have_labels(config.data) and not config.data.reveal_labels:
         labels = np.full(len(images), -1)
     like = FederatedData(
         inputs=jnp.zeros((1, *shape), jnp.uint8),

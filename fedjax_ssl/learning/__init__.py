@@ -1,1 +1,1 @@
-"""Arithmetic: losses, SGD, schedules, batches, pytrees. Has no code of federations, methods or files."""
+"""Arithmetic: losses, SGD, schedules, batches, pytrees. Contains no code for federations, methods or files."""

@@ -1,4 +1,4 @@
-"""Large plain batches: running a function over many rows in chunks that fit a memory bound."""
+"""Runs a function over many rows in large chunks that fit into memory."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.learning.devices import num_devices, on_each_device, platform
 
-# On a CPU what few rows bring forth stays in the caches; more are slower, and their memory is fresh in each round.
+# On a CPU the intermediate values of a few rows stay in the caches; more rows are slower and allocate new memory.
 ROWS_AT_ONCE = {"cpu": 64}
 MOST_ROWS = 500  # elsewhere
 Count = TypeVar("Count", int, jax.Array)
@@ -18,9 +18,9 @@ def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | Non
     """`function` over the leading axis of `rows`, at most `batch_size` rows at a time on each device.
 
     Args:
-        function: a pytree with leaves [B, ...] to a pytree with leaves [B, ...], each row on its own.
-        rows: leaves [n, ...]. Pass indices rather than images: each chunk then gathers its own.
-        batch_size: B at the most; None: what is fast on the platform.
+        function: a pytree with leaves [B, ...] to a pytree with leaves [B, ...], each row independent of the others.
+        rows: leaves [n, ...]. Pass indices instead of images, so that each chunk gathers its own.
+        batch_size: the largest B; None: what is fast on the platform.
 
     Returns:
         The function's result with leaves [n, ...].
@@ -28,7 +28,7 @@ def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | Non
     count, devices = len(jax.tree.leaves(rows)[0]), num_devices()
     batch_size = batch_size or ROWS_AT_ONCE.get(platform(), MOST_ROWS)
     num_chunks = -(-count // (batch_size * devices)) * devices
-    chunk = -(-count // num_chunks)  # even chunks: the least padding
+    chunk = -(-count // num_chunks)  # equal chunks, for the least padding
 
     def to_chunks(leaf):
         padded = jnp.pad(leaf, [(0, num_chunks * chunk - count)] + [(0, 0)] * (leaf.ndim - 1), mode="edge")
@@ -59,15 +59,16 @@ def draw_with_replacement(key: jax.Array, size: jax.Array | int, count: int) -> 
 
 
 def num_batches(count: Count, batch_size: int) -> Count:
-    """Batches of an epoch over `count` examples, a short last one included: the local steps of an epoch."""
+    """Batches of an epoch over `count` examples, including a short last one: the local steps of an epoch."""
     return -(-count // batch_size)
 
 
 def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """The places of batch number `batch` in a list of `count` entries.
+    """The positions of batch number `batch` in a list of `count` entries.
 
     Returns:
-        positions int32 [batch_size], beyond the end in a short last batch; and bool [batch_size], which are present.
+        positions int32 [batch_size], beyond the end in a short last batch; and bool [batch_size], whether each is
+        present.
     """
     positions = batch * batch_size + jnp.arange(batch_size)
     return positions, positions < count

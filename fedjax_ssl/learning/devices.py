@@ -1,4 +1,4 @@
-"""The devices that a program is compiled for: their platform, their number, and how rows are split over them."""
+"""The devices that a program is compiled for: platform, number, and how rows are split over them."""
 
 import contextlib
 import contextvars
@@ -8,20 +8,20 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-AXIS = "lanes"  # of the device mesh
+AXIS = "lanes"  # name of the mesh axis
 _platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 
 
 def platform() -> str:
-    """'cpu', 'gpu' or 'tpu': what programs that are traced here will run on; JAX's default without `use_platform`."""
+    """'cpu', 'gpu' or 'tpu': the target of programs traced here; JAX's default without `use_platform`."""
     return _platform.get() or jax.default_backend()
 
 
 @contextlib.contextmanager
 def use_platform(name: str) -> Iterator[None]:
-    """Code that is traced inside is for this platform, which need not be here.
+    """A context in which code is traced for this platform, which this machine need not have.
 
-    As `jax.jit` does not trace a function again that it has traced for another platform, jit inside.
+    `jax.jit` does not trace a function again for another platform, so create the jitted function inside.
     """
     token = _platform.set(name)
     try:
@@ -31,34 +31,35 @@ def use_platform(name: str) -> Iterator[None]:
 
 
 def num_devices() -> int:
-    """Devices that share the work: those of the mesh under `jax.set_mesh`, else one; in work that is split already,
-    one.
+    """Devices that share the work: those of the mesh under `jax.set_mesh`, else one.
+
+    In work that is already split over devices it is one.
     """
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if AXIS in mesh.manual_axes else dict(mesh.shape).get(AXIS, 1)
 
 
 def on_each_device(function: Callable[[Any], Any], rows: Any) -> Any:
-    """A function on every device's share of rows.
+    """Applies a function to every device's share of rows.
 
     Args:
-        function: leaves [n, ...] to leaves [n, ...] or [1, ...]. It may read arrays from around it; all devices get
-            those whole.
-        rows: leaves [D n, ...], D devices, all of them on each; device d takes the rows from d n on.
+        function: leaves [n, ...] to leaves [n, ...] or [1, ...]. It may close over arrays; all devices get these as a
+            whole.
+        rows: leaves [D n, ...] for D devices, replicated; device d takes n rows, from row d n.
 
     Returns:
-        The results one after the other, on all devices.
+        The concatenated results, replicated.
     """
     devices = num_devices()
     if devices == 1:
         return function(rows)
     size = len(jax.tree.leaves(rows)[0]) // devices
     share = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), rows)
-    # An array that a function under shard_map reads must be an argument of it.
+    # Arrays that a function under shard_map reads must be its arguments.
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(share)
 
     def with_arguments(around, rows):
-        # Rows that came in already split would have XLA split what makes them, and send parts of them about.
+        # If rows were already split, XLA would also split what computes them and exchange parts of it.
         first = jax.lax.axis_index(AXIS) * size
         share = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), rows)
         results = jax.core.eval_jaxpr(traced.jaxpr, around, *jax.tree.leaves(share))
@@ -70,6 +71,6 @@ def on_each_device(function: Callable[[Any], Any], rows: Any) -> Any:
         out_specs=PartitionSpec(AXIS),
         check_vma=False,
     )
-    # Seeds in one program come one after the other: a large batch gains nothing from a second beside it.
+    # Seeds in one program run one after the other: large batches gain nothing from running side by side.
     results = jax.custom_batching.sequential_vmap(split)(traced.consts, rows)
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec()), results)

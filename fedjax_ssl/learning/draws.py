@@ -1,23 +1,24 @@
-"""Draws without replacement whose cost does not grow with what is drawn from."""
+"""Sampling without replacement at a cost that does not grow with the population."""
 
 import jax
 import jax.numpy as jnp
 
-SORTED = 2**14  # up to here all are sorted by random numbers, which is as fast
+SORTED = 2**14  # up to this size all numbers are sorted by random keys, which is as fast
 _ROUNDS = 8
 
 
 def draw_distinct(key: jax.Array, size: int, count: int, keyed: bool = True) -> jax.Array:
-    """So many different numbers of 0..size-1, uniformly: int32 [count].
+    """Draws `count` different numbers from 0 to size - 1 uniformly: int32 [count].
 
-    Of many numbers the first `count` of a keyed permutation: a Feistel network over the next power of 4, followed
-    until it lands below `size` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+    For a large size it takes the first `count` values of a keyed permutation: a Feistel network over the next power of
+    4, repeated until the value is below `size` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
+    2002).
 
     Args:
         key: a JAX random key.
-        size: how many there are.
+        size: number of elements.
         count: at most `size`.
-        keyed: False: always sort all of them by random numbers, as versions before 0.2 did.
+        keyed: False: always sort all numbers by random keys, as versions before 0.2 did.
     """
     if size <= SORTED or not keyed:
         return jax.random.choice(key, size, (count,), replace=False).astype(jnp.int32)

@@ -10,17 +10,16 @@ from fedjax_ssl.learning.trees import add_up
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """Mean cross-entropy over the examples that count: sum_b w_b H(y_b, p_b) / (number that count).
+    """Mean cross-entropy over the examples in the mask: sum_b w_b H(y_b, p_b) / (their number).
 
     Args:
         logits: float32 [B, C].
-        labels: int32 [B]; rows outside the mask may hold anything.
+        labels: int32 [B]; rows outside the mask are ignored.
         mask: bool [B].
-        weights: float32 or bool [B], of each example; None: 1. With 1[confident] this is FixMatch's eq. 4, a mean over
-            the whole batch.
+        weights: float32 or bool [B]; None: 1. With 1[confident] this is FixMatch's eq. 4, a mean over the whole batch.
 
     Returns:
-        float32 []; 0 if no example counts.
+        float32 []; 0 if the mask is empty.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(mask, labels, 0))
     losses = losses if weights is None else weights * losses
@@ -39,7 +38,7 @@ def mixup_cross_entropy(
 
     Args:
         logits: float32 [B, C] of the mixed images.
-        labels, partner_labels: int32 [B], of the two images in each mixture.
+        labels, partner_labels: int32 [B], of both images of each mixture.
         mixing: float32 [], the lambda of the batch.
         mask: bool [B].
         weights: float32 [B], of each mixture; None: 1.
@@ -54,7 +53,7 @@ def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, m
     Args:
         logits: float32 [B, C], of the strong views, p = softmax.
         targets: float32 [B, C], the distributions q.
-        weights: float32 [B], 0 for images that do not count.
+        weights: float32 [B], 0 for rejected images.
         mask: bool [B], False for padding.
     """
     entropies = jnp.sum(jax.scipy.special.xlogy(targets, targets), axis=-1)
@@ -63,7 +62,7 @@ def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, m
 
 
 def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of KL(p_0, p) over the examples that count, p_0 the reference's distribution (FedIL eq. 12).
+    """Mean of KL(p_0, p) over the examples in the mask, p_0 the reference's distribution (FedIL eq. 12).
 
     Args:
         reference_logits: float32 [B, C], without gradient.
@@ -88,21 +87,21 @@ def mean_square_distances(params: Any, reference: Any) -> jax.Array:
 
 
 def unit_vectors(vectors: jax.Array) -> jax.Array:
-    """Each row over its length, in float32; a zero row stays zero, with a zero gradient."""
+    """Each row divided by its length, in float32; a zero row stays zero and has a zero gradient."""
     squared = jnp.sum(jnp.square(vectors.astype(jnp.float32)), axis=-1, keepdims=True)
     positive = squared > 0
     return jnp.where(positive, vectors / jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
 
 
 def negative_cosine(predictions: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
-    """-mean_b cos(p_b, z_b) over the examples that count, without a gradient of z (BYOL, Grill et al., 2020).
+    """-mean_b cos(p_b, z_b) over the examples in the mask, without a gradient for z (BYOL, Grill et al., 2020).
 
     Args:
         predictions, targets: float32 [B, D], p and z.
         mask: bool [B], False for padding.
 
     Returns:
-        float32 []; 0 if no example counts.
+        float32 []; 0 if the mask is empty.
     """
     similarities = jnp.sum(unit_vectors(predictions) * unit_vectors(jax.lax.stop_gradient(targets)), axis=-1)
     return -jnp.sum(jnp.where(mask, similarities, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
@@ -122,8 +121,8 @@ def label_contrastive_loss(
         l(c) = -log( sum_{y(i) = y(j) = c} exp(s_ij / tau) / sum_{y(i) != y(j)} exp(s_ij / tau) )
         L_c  = 1/C sum_c l(c),     s_ij the cosine similarity of z_i and z_j
 
-    A class with no pair in the batch is left out of the sum (its l(c) would be log 0), and so is every
-    class when the batch holds one class only. The value is not bounded below: it can be negative.
+    A class without a pair in the batch is left out of the sum (its l(c) would be log 0). If the batch has only one
+    class, all are left out. The value is not bounded below: it can be negative.
 
     Args:
         embeddings: float32 [B, D], the anchor head's outputs z.
@@ -131,10 +130,10 @@ def label_contrastive_loss(
         mask: bool [B]; False marks padding.
         num_classes: C.
         temperature: tau.
-        negatives: which pairs the denominator takes: 'batch', every pair of unequal labels in the batch (as
-            printed), or 'class', those whose first example is of class c.
-        self_pairs: whether the numerator counts i = j. The equation as printed does not forbid it; a self pair
-            always has similarity 1, so it only dampens the gradient.
+        negatives: the pairs in the denominator: 'batch', every pair of unequal labels in the batch (as printed), or
+            'class', those whose first example is of class c.
+        self_pairs: whether the numerator includes i = j. The printed equation does not exclude it; a self pair always
+            has similarity 1, so it only reduces the gradient.
 
     Returns:
         float32 [].
@@ -149,7 +148,7 @@ def label_contrastive_loss(
     one_hot = jax.nn.one_hot(labels, num_classes)
 
     def sum_by_class(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Over the pairs whose first example is of each class: sum of the weights, and whether the class has a pair."""
+        """For each class, over pairs whose first example is of it: the sum of the weights, and whether one exists."""
         sums = jnp.matmul(jnp.sum(jnp.where(pairs, weights, 0.0), axis=1), one_hot, precision="highest")
         return sums, jnp.any(pairs, axis=1) @ one_hot > 0
 
@@ -158,16 +157,16 @@ def label_contrastive_loss(
     if negatives == "batch":
         denominator, has_negative = jnp.sum(denominator), jnp.any(has_negative)
     counted = has_positive & has_negative
-    # A class that is left out gets log 1, so that no gradient is infinity times zero.
+    # Classes that are left out get log 1, so that no gradient is infinity times zero.
     losses = jnp.log(jnp.where(counted, denominator, 1.0)) - jnp.log(jnp.where(counted, numerator, 1.0))
     return jnp.sum(losses) / num_classes
 
 
 def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Array:
-    """|mean_b z_b/|z_b||^2, the squared length of what the unit vectors of a batch have in common.
+    """|mean_b z_b/|z_b||^2, the squared length of the mean unit vector of a batch.
 
-    It is the mean cosine similarity over all pairs of the batch, i = j included. The label contrastive loss cannot see
-    it: adding a constant to every similarity cancels in its quotient.
+    It is the mean cosine similarity over all pairs of the batch, including i = j. The label contrastive loss does not
+    depend on it: a constant added to every similarity cancels in its quotient.
 
     Args:
         embeddings: float32 [B, D].
@@ -183,19 +182,19 @@ def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Arra
 def disjoint_sets_losses(
     vectors: jax.Array, positives: jax.Array, sets: jax.Array, present: jax.Array, least: float = -1.0
 ) -> jax.Array:
-    """Each example's contrastive loss against the examples that share no candidate class with it (ProxyFL's ICPL).
+    """Each example's contrastive loss against the examples that share no candidate class with it (ICPL of ProxyFL).
 
         l_i = -log( exp(s_i) / (exp(s_i) + sum_{j in R_i} exp(z_i . z_j)) ),    R_i = {j : xi_j and xi_i disjoint}
 
     Args:
         vectors: float32 [B, D], unit vectors z.
-        positives: float32 [B], s_i, the similarity to what the example is drawn to.
-        sets: bool [B, C], xi, the classes that each example may have; one with an empty set is nobody's negative.
+        positives: float32 [B], s_i, the similarity to the example's positive.
+        sets: bool [B, C], xi, the candidate classes of each example; one with an empty set is never a negative.
         present: bool [B], False for padding.
-        least: pairs of a lower similarity are no negatives.
+        least: pairs with a lower similarity are no negatives.
 
     Returns:
-        float32 [B]; those of absent examples and of empty sets mean nothing.
+        float32 [B]; undefined for absent examples and empty sets.
     """
     similarities = jnp.matmul(vectors, vectors.T, precision="highest")
     shared = jnp.matmul(sets.astype(jnp.float32), sets.T.astype(jnp.float32)) > 0
@@ -211,17 +210,17 @@ def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: flo
     s is the cosine similarity, so a view has 2B - 1 candidates (SimCLR, Chen et al., ICML 2020, eq. 1).
 
     Args:
-        one, other: float32 [B, D], two views' projections, image by image.
-        mask: bool [B], False for padding, which is nobody's candidate.
+        one, other: float32 [B, D], projections of two views of the same images.
+        mask: bool [B], False for padding, which is never a candidate.
         temperature: tau.
 
     Returns:
-        float32 []; 0 for a single image, and for none.
+        float32 []; 0 for fewer than two images.
     """
     z, present = unit_vectors(jnp.concatenate([one, other])), jnp.tile(mask, 2)
     similarities = jnp.matmul(z, z.T, precision="highest") / temperature
     candidates = present[None, :] & ~jnp.eye(len(z), dtype=bool)
-    # Finite, so that a view without candidates has a gradient of 0 and none of NaN.
+    # A finite number, so that a view without candidates has a zero gradient instead of NaN.
     logits = jnp.where(candidates, similarities, jnp.finfo(jnp.float32).min / 2)
     positives = jnp.sum(z * jnp.roll(z, len(one), axis=0), axis=-1) / temperature
     losses = jax.nn.logsumexp(logits, axis=-1) - positives
@@ -229,7 +228,7 @@ def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: flo
 
 
 def assignment_loss(logits: jax.Array, target_logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of -sum_j q_j log p_j over the examples that count, p and q the softmax of logits; q has no gradient.
+    """The mean of -sum_j q_j log p_j over the examples in the mask; p and q are softmax, and q has no gradient.
 
     Args:
         logits, target_logits: float32 [B, G].
@@ -241,7 +240,7 @@ def assignment_loss(logits: jax.Array, target_logits: jax.Array, mask: jax.Array
 
 
 def gram_distance(one: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Array:
-    """|Z Z^T - Z' Z'^T|_F^2 of two models' unit vectors Z and Z' of the same images: how differently they are near.
+    """|Z Z^T - Z' Z'^T|_F^2 of two models' unit vectors Z and Z' for the same images: how their similarities differ.
 
     Args:
         one, other: float32 [B, D] and [B, D'], features.
@@ -256,10 +255,10 @@ def gram_distance(one: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Arra
 
 
 def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, replica: bool = False) -> jax.Array:
-    """|Z Z^T - Z' Z'^T|_F^2 / B^2, see `gram_distance`: images near in one model are to be near in the other.
+    """|Z Z^T - Z' Z'^T|_F^2 / B^2, see `gram_distance`: images that are near in one model should be near in the other.
 
     Args:
-        one, other, mask: as in `gram_distance`; B images are present, the divisor is at least 1.
+        one, other, mask: as in `gram_distance`; B is the number of present images, and the divisor is at least 1.
         replica: whether the divisor is B XOR 2 (a bug of Twin-sight's code), which is 0 for two images.
 
     Returns:
@@ -271,9 +270,10 @@ def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, replic
 
 
 def information_loss(logits: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two parts of information maximisation: the mean entropy of the predictions, and the entropy of their mean.
+    """The two parts of information maximisation: the mean entropy of the predictions, and the entropy of their mean.
 
-    Their difference is small where each prediction is sure and all classes are predicted equally often (Krause, Perona
+    Their difference is small if every prediction is confident and all classes are predicted equally often (Krause,
+    Perona
     and Gomes, "Discriminative Clustering by Regularized Information Maximization", NIPS 2010).
 
     Args:

@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 
 SCHEDULES = ("constant", "cosine")
-LEAST = 1e-5  # of the tail 'seven_sixteenths'
+LEAST = 1e-5  # the bound of the tail 'seven_sixteenths'
 
 
 def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
-    """The learning rate during one round, constant inside it.
+    """The learning rate of one round; it is constant within the round.
 
     Args:
         config: `schedule` is 'constant', or 'cosine': rate (1 + cos(pi t / T)) / 2 in round t of T = num_rounds.
-        rate: of round 0.
+        rate: in round 0.
         round_number: int32 [], from 0.
 
     Returns:
@@ -24,10 +24,10 @@ def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
 
 
 def warmed_up(rate: float, round_number: jax.Array, warm_up: int, total: int, tail: str = "half") -> jax.Array:
-    """The learning rate of a round t from 0: it rises to `rate` by equal steps in W rounds, then falls by a cosine.
+    """The learning rate of round t, from 0: it rises to `rate` in W equal steps, then falls by a cosine.
 
         rate (t + 1) / W                  for t < W
-        rate (1 + cos(pi s)) / 2          then, with s = (t - W) / (T - W): 'half' (SimCLR, Chen et al., 2020)
+        rate (1 + cos(pi s)) / 2          after that, with s = (t - W) / (T - W): 'half' (SimCLR, Chen et al., 2020)
         rate max(cos(7 pi s / 16), 1e-5)  'seven_sixteenths' (FixMatch, Sohn et al., 2020; the bound is FedRGD's)
 
     Args:

@@ -1,4 +1,4 @@
-"""The optimiser that a section of the configuration names, and one step of it: the same for clients and server."""
+"""The optimizer that a section of the configuration names, and one step of it, for clients and server."""
 
 import ast
 import inspect
@@ -19,39 +19,38 @@ BatchStats = Any
 
 
 class Model(NamedTuple):
-    """A model's numbers: what is trained, travels, is averaged and tested."""
+    """A model's parameters and statistics: what is trained, sent, averaged and tested."""
 
-    params: Params  # the parameters, a dict by part ('backbone', 'classifier', a head's name)
-    batch_stats: BatchStats  # the statistics of its normalisation layers; an empty dict if the policy has none
+    params: Params  # a dict by part ('backbone', 'classifier', a head's name)
+    batch_stats: BatchStats  # statistics of the normalisation layers; an empty dict if the policy has none
 
     def with_parts(self, **parts: Any) -> "Model":
-        """The model with these parts in place of its own, or besides them."""
+        """The model with these parts added or replaced."""
         return self._replace(params={**self.params, **parts})
 
 
 class Learner(NamedTuple):
-    """What a training loop carries."""
+    """The carry of a training loop."""
 
-    model: Model  # all of it
-    opt_state: Any  # of the parts that are trained, and of those only
+    model: Model  # the whole model
+    opt_state: Any  # of the trained parts only
 
 
 def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[str, ...]) -> Learner:
-    """A Learner that will train `parts` of a model's parameters, with a fresh optimiser."""
+    """A Learner that trains `parts` of a model's parameters, with a fresh optimizer."""
     return Learner(model, optimizer.init(select(model.params, parts)))
 
 
 def step(
     loss_fn: Callable[[Model], Any], optimizer: optax.GradientTransformation, learner: Learner, parts: tuple[str, ...]
 ) -> tuple[Learner, Any]:
-    """One update of the named parts; the others take no gradient, no momentum and no weight decay.
+    """One update of the named parts; the others have no gradient, momentum or weight decay.
 
-    A head that a loss does not touch must not decay: PyTorch, on which the papers' figures rest, skips
-    parameters without a gradient.
+    A head that a loss does not use must not decay: PyTorch, which the papers use, skips parameters without a gradient.
 
     Args:
         loss_fn: model -> (loss [], (batch_stats, aux)).
-        optimizer: whose state the learner holds.
+        optimizer: the one that the learner's state belongs to.
         learner: before the step.
         parts: names of top-level entries of `params`.
 
@@ -71,20 +70,21 @@ def step(
 
 
 def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
-    """Gradient clipping, then weight decay added to the gradient, then the optimiser.
+    """Gradient clipping, then weight decay added to the gradient, then the optimizer.
 
-    'sgd' is PyTorch's. Another name is optax's (or optax.contrib's) function of a learning rate; of the section's
-    `momentum`, `nesterov` and `weight_decay` it gets those that it takes as keywords, and options behind its name,
-    as in 'lars(trust_coefficient=0.01)'. An optimiser that takes `weight_decay` decays by its own rule. A mask
-    may be 'matrices', as in 'lars(weight_decay_mask="matrices")': biases and normalisations' scales are left out.
+    'sgd' is PyTorch's. Any other name is a function of optax (or optax.contrib) that takes a learning rate. It also
+    gets those of the section's `momentum`, `nesterov` and `weight_decay` that it takes as keywords, and options after
+    its name, as in 'lars(trust_coefficient=0.01)'. An optimizer that takes `weight_decay` uses its own rule of decay.
+    A mask may be 'matrices', as in 'lars(weight_decay_mask="matrices")': it leaves out biases and scales of
+    normalisation layers.
 
     Args:
         config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping);
-            with `spare_classifier` the part of that name is neither clipped nor decayed.
-        learning_rate: a number or a traced scalar; it does not enter the optimiser's state.
+            with `spare_classifier` the classifier is neither clipped nor decayed.
+        learning_rate: a number or a traced scalar; it is not part of the optimizer's state.
 
     Raises:
-        UserError: there is no such optimiser, or it does not take the options.
+        UserError: there is no such optimizer, or it does not take the options.
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay)
@@ -103,7 +103,7 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     if unknown:
         raise UserError(f"optimizer {name!r} takes no {unknown[0]!r}{known_are(unknown[0], taken)}")
     if spares and "weight_decay" in taken:
-        raise UserError(f"optimizer {name!r} decays by its own rule, so that spare_classifier cannot be had")
+        raise UserError(f"optimizer {name!r} decays by its own rule, so spare_classifier cannot be used with it")
     options = {option: _are_matrices if value == "matrices" else value for option, value in options.items()}
     shared = {field: config[field] for field in ("momentum", "nesterov", "weight_decay") if field in taken}
     optimizer = factory(learning_rate, **{**shared, **options})
@@ -116,12 +116,12 @@ def _are_matrices(params: Any) -> Any:
 
 
 def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:
-    """Whether each leaf belongs to another part than the classifier."""
+    """Whether each leaf is outside of the classifier."""
     return {part: jax.tree.map(lambda _, own=part != "classifier": own, leaves) for part, leaves in params.items()}
 
 
 def without_parts(optimizer: optax.GradientTransformation, parts: tuple[str, ...]) -> optax.GradientTransformation:
-    """The optimiser whose steps leave these parts as they are: no weight decay, no momentum of earlier steps."""
+    """An optimizer that does not change these parts: no weight decay, no momentum from earlier steps."""
 
     def update(gradients, state, params):
         updates, state = optimizer.update(gradients, state, params)
@@ -133,13 +133,13 @@ def without_parts(optimizer: optax.GradientTransformation, parts: tuple[str, ...
 def followed_by(
     optimizer: optax.GradientTransformation, follower: str, leaders: tuple[str, ...], decay: float
 ) -> optax.GradientTransformation:
-    """The optimiser with one more part, which takes no gradient but follows others.
+    """Adds a part to an optimizer that is not trained by gradients but is a moving average of other parts.
 
-    In each step it becomes decay times itself and 1 - decay times these parts before the step.
+    In each step follower = decay * follower + (1 - decay) * leaders before the step.
 
     Args:
-        optimizer: of the other parts; it sees no more than them.
-        follower: the part, which has an entry for each leader.
+        optimizer: of the other parts; it does not see the follower.
+        follower: the part, with an entry for each leader.
         leaders: the parts that it follows.
         decay: of the moving average.
     """
@@ -158,19 +158,19 @@ def followed_by(
 
 
 def never_cleared(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimiser that takes in step i the sum of the gradients of steps 1 to i, as where none is ever cleared."""
+    """An optimizer that in step i uses the sum of the gradients of steps 1 to i, as if they were never zeroed."""
     return optax.chain(optax.trace(1.0), optimizer)
 
 
 def check_optimizer(field: str, config) -> None:
-    """Checks that a section's optimiser can be used: its step may need gradients and parameters, nothing else.
+    """Checks that a section's optimizer is usable: a step may only need gradients and parameters.
 
     Args:
         field: the section's name, for messages.
         config: the section.
 
     Raises:
-        UserError: one line that names the field.
+        UserError: one line with the field's name.
     """
     shape = {"kernel": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
 
@@ -182,10 +182,10 @@ def check_optimizer(field: str, config) -> None:
         jax.eval_shape(a_step, shape, shape)
     except UserError as error:
         raise UserError(f"{field}.{error}") from None
-    except Exception as error:  # optax raises errors of any kind for bad options
+    except Exception as error:  # optax raises errors of many kinds for bad options
         raise UserError(
-            f"{field}.optimizer={config.optimizer!r} cannot be used: it must make a step of a learning rate, gradients "
-            f"and parameters alone ({type(error).__name__}: {first_line(error)})"
+            f"{field}.optimizer={config.optimizer!r} cannot be used: its step may only need a learning rate, gradients "
+            f"and parameters ({type(error).__name__}: {first_line(error)})"
         ) from error
 
 
@@ -206,5 +206,5 @@ def _find(name: str) -> Any:
     parameters = list(inspect.signature(factory).parameters) if inspect.isfunction(factory) else []
     if not parameters or parameters[0] != "learning_rate":
         known = "known: sgd, adam, lars, ..."
-        raise UserError(f"optimizer {name!r} is not an optimiser of optax with a learning rate; {known}")
+        raise UserError(f"optimizer {name!r} is not an optimizer of optax with a learning rate; {known}")
     return factory

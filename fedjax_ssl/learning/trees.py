@@ -11,25 +11,25 @@ import jax.numpy as jnp
 
 # The error of a method that has no use for a backbone without parameters, 'linear'.
 WITHOUT_PARAMETERS = "clients of this method train the backbone above all, which has no parameter; take another one"
-SMALL = 4096  # numbers of a leaf, or of a row of it
+SMALL = 4096  # size of a leaf, or of a row of it, up to which leaves are joined
 
 
 def all_finite(tree: Any, batch_ndim: int = 0) -> jax.Array:
-    """Whether every number of a pytree is finite: bool, of the leaves' first `batch_ndim` axes."""
+    """Whether every number of a pytree is finite: bool, with the leaves' first `batch_ndim` axes."""
     leaves = small_joined(jax.tree.leaves(tree), batch_ndim)
     verdicts = [jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_ndim, leaf.ndim))) for leaf in leaves]
     return jnp.all(jnp.stack(verdicts), axis=0)
 
 
 def small_joined(leaves: Iterable[jax.Array], batch_ndim: int = 0) -> list[jax.Array]:
-    """The same numbers in fewer arrays: all small leaves of a dtype side by side in one, the others as they are.
+    """Joins all small leaves of a dtype into one array, and leaves the others as they are.
 
-    For what asks no more than the numbers: two thirds of a deep network's leaves are scales, biases and statistics, and
-    a program is compiled in a time that grows with its operations, however little they do.
+    It is for functions that do not depend on the leaves' shapes. Two thirds of a deep network's leaves are scales,
+    biases and statistics, and compilation time grows with the number of operations, even of small ones.
 
     Args:
-        leaves: of equal first `batch_ndim` axes.
-        batch_ndim: how many axes stay.
+        leaves: with the same first `batch_ndim` axes.
+        batch_ndim: number of axes to keep.
     """
     joined: list[jax.Array] = []
     small: dict[Any, list[jax.Array]] = {}
@@ -42,14 +42,14 @@ def small_joined(leaves: Iterable[jax.Array], batch_ndim: int = 0) -> list[jax.A
 
 
 def add_up(terms: Iterable[jax.Array]) -> jax.Array:
-    """The sum of arrays, of which there is at least one, in their order."""
+    """The sum of at least one array, in order."""
     return functools.reduce(operator.add, terms)
 
 
 def cosines(updates: Any, direction: Any) -> jax.Array:
-    """Cosine similarity of each update, leaves [M, ...], and one direction, leaves [...]; 0 if one of them is zero.
+    """Cosine similarity of each update, leaves [M, ...], to one direction, leaves [...]; 0 if one of them is zero.
 
-    Any finite numbers will do: no product overflows.
+    Products do not overflow for finite numbers.
 
     Source: FedIL eq. 26, over all parameters as one vector.
     """
@@ -62,7 +62,7 @@ def cosines(updates: Any, direction: Any) -> jax.Array:
 
 
 def norm(tree: Any) -> jax.Array:
-    """Euclidean length of a pytree, all its leaves as one vector: float32 []. Squares do not overflow."""
+    """Euclidean length of a pytree as one vector: float32 []. Squares do not overflow."""
     leaves, scale = _scaled(small_joined(jax.tree.leaves(tree)), 0)
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in leaves)) / scale
 
@@ -74,9 +74,9 @@ def row_norms(tree: Any) -> jax.Array:
 
 
 def _scaled(tree: Any, batch_ndim: int) -> tuple[Any, jax.Array]:
-    """A pytree times a power of two that brings its largest number near 1, and that power; by row if batch_ndim is 1.
+    """A pytree times a power of two that brings its largest number near 1, and this power; by row if batch_ndim is 1.
 
-    Powers of two change no digit, so that lengths are to the bit what they are without, where nothing overflows.
+    Powers of two are exact, so that lengths are bit-identical to those without scaling unless these overflow.
     """
     if not jax.tree.leaves(tree):
         return tree, jnp.float32(1)
@@ -87,25 +87,26 @@ def _scaled(tree: Any, batch_ndim: int) -> tuple[Any, jax.Array]:
 
 
 def column(values: jax.Array, like: jax.Array) -> jax.Array:
-    """[M] as [M, 1, ...], to go with a stacked leaf."""
+    """[M] reshaped to [M, 1, ...], to broadcast with a stacked leaf."""
     return values.reshape((-1,) + (1,) * (like.ndim - 1))
 
 
 def weighted_sum(weights: jax.Array, stacked: jax.Array) -> jax.Array:
-    """sum_m w_m x_m of a stacked leaf [M, ...], all of it finite: [...].
+    """sum_m w_m x_m of a finite stacked leaf [M, ...]: [...].
 
-    A matrix product: of the plain sum XLA's CPU backend makes one whose time grows with the square of a leaf's size.
+    A matrix product, since XLA's CPU backend compiles the plain sum into code whose time grows quadratically with the
+    size.
     """
     return jnp.tensordot(weights.astype(stacked.dtype), stacked, 1, precision="highest")
 
 
 def where(condition: jax.Array, yes: Any, no: Any) -> Any:
-    """Leaf by leaf `jnp.where` with one condition for all: bool []."""
+    """`jnp.where` for each leaf with one condition, bool []."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def zeros_unless(condition: jax.Array, function: Callable[[], Any]) -> Any:
-    """What a function gives, which is computed under a condition alone, bool []; else zeros of its shapes."""
+    """A function's result if the condition holds, bool [], else zeros; the function is only computed if it holds."""
     zeros = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function))  # noqa: E731
     return jax.lax.cond(condition, function, zeros)
 
@@ -121,17 +122,17 @@ def row(tree: Any, index: Any) -> Any:
 
 
 def repeated(tree: Any, number: int) -> Any:
-    """A pytree as `number` equal rows, leaves [number, ...]."""
+    """A pytree repeated as `number` rows, leaves [number, ...]."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *jnp.shape(leaf))), tree)
 
 
 def tree_bytes(tree: Any) -> int:
-    """Bytes of a pytree's leaves (arrays or shapes): what a network would carry."""
+    """Bytes of a pytree's leaves (arrays or shapes)."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
-    """Leaf by leaf and row by row: `new` where chosen, bool [M] or [G, M], and `old` elsewhere."""
+    """For each leaf and row `new` where chosen, bool [M] or [G, M], else `old`."""
 
     def pick(new_leaf, old_leaf):
         return jnp.where(chosen.reshape(chosen.shape + (1,) * (new_leaf.ndim - chosen.ndim)), new_leaf, old_leaf)
@@ -140,7 +141,7 @@ def where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
 
 
 def moving_average(old: Any, new: Any, decay: jax.Array | float) -> Any:
-    """decay old + (1 - decay) new, leaf by leaf."""
+    """decay old + (1 - decay) new for each leaf."""
     return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
 
 

@@ -1,4 +1,4 @@
-"""The registry of methods: a file or a folder each, one line here. They know client, server and engine, and no disk.
+"""The registry of methods: each is a file or a folder, with one line here. Methods never access the disk.
 
 `find_method` also finds methods from outside the library: those registered in this process, and FILE.py:NAME.
 """
@@ -35,12 +35,14 @@ __all__ = [
     "word",
 ]
 
-# A file or a folder has the method's name.
+# Each file or folder is named after its method.
 NAMES = (
     "cbafed",
     "fedanchor",
     "fedavg_semi",
     "fedcon",
+    "feddb",
+    "feddure",
     "fedema",
     "fedil",
     "fedlabel",
@@ -63,7 +65,7 @@ NAMES = (
     "uda",
 )
 
-_IMPORTED: dict[str, Entry] = {}  # by their import paths: a process has one version of a file
+_IMPORTED: dict[str, Entry] = {}  # by import path: a process has one version of a file
 METHODS: dict[str, Entry] = {name: importlib.import_module(f"{__name__}.{name}").ENTRY for name in NAMES}
 
 
@@ -71,9 +73,9 @@ def find_method(name: str) -> Entry:
     """The entry of a method.
 
     Args:
-        name: of the library's, of a registered one, or MODULE:NAME or FILE.py:NAME, where NAME is an `Entry`, or a
-            function from a Problem to a Method that needs nothing else. NAME is the method's; of FILE.py:ENTRY, as the
-            library's own files call theirs, it is FILE.
+        name: of a method of the library or a registered one; or MODULE:NAME or FILE.py:NAME. There NAME is an `Entry`,
+            or a function that makes a Method from a Problem. The method is called NAME; for FILE.py:ENTRY, as in the
+            library's own files, it is called FILE.
 
     Raises:
         UserError: no method has this name.
@@ -89,13 +91,13 @@ def find_method(name: str) -> Entry:
 
 
 def section_of(name: str) -> str:
-    """The section of the configuration that belongs to a method: its name, see `find_method`."""
+    """The section of the configuration that belongs to a method, see `find_method`."""
     place, _, section = name.rpartition(":")
     return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and section == "ENTRY" else section
 
 
 def known_method(name: str) -> Entry | None:
-    """The entry of a method, if this process knows it already: nothing is imported for what a run's folder names."""
+    """The entry of a method that this process knows already; a method named in a run's folder is never imported."""
     return METHODS.get(name, _IMPORTED.get(name))
 
 
@@ -104,7 +106,7 @@ def _import_method(name: str) -> Entry:
     where, section = f"method={name}: ", section_of(name)
     _check_name(section, where, {"a registered method": registered()})
     if not callable(method) and not isinstance(method, Entry):
-        raise UserError(f"method={name} is no function from a Problem to a Method, and no Entry with one")
+        raise UserError(f"method={name} is neither a function from a Problem to a Method nor an Entry with one")
     with one_line("method", name, "its Entry cannot be used", file):
         entry = _under(section, method if isinstance(method, Entry) else Entry(method))
         check_entry(section, entry, where)
@@ -113,7 +115,7 @@ def _import_method(name: str) -> Entry:
         with one_line("method", name, "cannot be built", file):
             built = entry.factory(problem)
         if not isinstance(built, Method):
-            raise UserError(f"method={name} gives a {type(built).__name__}; it must give a fedjax_ssl.engine.Method")
+            raise UserError(f"method={name} returns a {type(built).__name__}, not a fedjax_ssl.engine.Method")
         return built
 
     _IMPORTED[name] = dataclasses.replace(entry, factory=factory)
@@ -132,8 +134,7 @@ def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -
         entry: fields of `Entry`: `defaults`, `fields`, `variants`, `heads`, ...
 
     Raises:
-        UserError: the name is no Python name, or it has a meaning already; or the entry names an unknown field, see
-            `check_entry`.
+        UserError: the name is not a Python name or is taken, or the entry is invalid, see `check_entry`.
     """
     if name not in METHODS or name in NAMES:
         _check_name(name)
@@ -143,7 +144,7 @@ def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -
 
 
 def _under(name: str, entry: Entry) -> Entry:
-    """The entry of a user's method, which may know its section by the name of the method that it is a version of."""
+    """The entry of a user's method. Its code may use the section's name of the method that it is derived from."""
     if entry.defaults is None:
         return entry
     is_version = entry.known_as != name and (entry.reads or entry.known_as in METHODS)
@@ -165,5 +166,5 @@ def _check_name(name: str, where: str = "", taken: Mapping[str, Collection[str]]
 
 
 def registered() -> set[str]:
-    """The names of the methods from outside the library that were registered."""
+    """The names of the registered methods from outside the library."""
     return set(METHODS) - set(NAMES)

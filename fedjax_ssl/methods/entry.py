@@ -1,4 +1,4 @@
-"""What the library knows about a method besides its code: one entry, in the method's file."""
+"""The description of a method in the registry: one entry, in the method's file."""
 
 import dataclasses
 import re
@@ -12,67 +12,68 @@ from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, shared_fields
 
-Factory = Callable[..., Any]  # of a head's module
-Variants = Mapping[str, Mapping[str, Any]]  # name -> fields in which a variant differs
+Factory = Callable[..., Any]  # makes a head's module
+Variants = Mapping[str, Mapping[str, Any]]  # name -> the variant's values of fields
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A method, as the registry has it."""
+    """A method in the registry."""
 
     factory: Callable[[Problem], Method]  # problem -> Method
-    title: str = ""  # what it is called in a sentence
+    title: str = ""  # its name in a sentence
     paper: str = ""  # the paper's address; '' for none
-    settings: tuple[str, ...] = ("server",)  # where labels may be for it, see `data.labels`
-    # Makes the section of the configuration that bears the method's name, with the ranges of its fields; a ConfigDict
-    # has none but its defaults' kinds. None: there is no such section.
+    settings: tuple[str, ...] = ("server",)  # where labels may be for this method, see `data.labels`
+    # Makes the section of the configuration with the method's name and its fields' ranges. In a ConfigDict, fields only
+    # have the type of their defaults. None: no section.
     defaults: Callable[[], Section | ConfigDict] | None = None
-    # Shared fields that it needs at other values, set by naming it in a config's arguments.
+    # Values of shared fields, which are set when the method is named in a config's arguments.
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Name -> fields in which a variant differs, such as the systems of its paper's tables.
+    # Name -> values of fields, for variants such as the systems in its paper's tables.
     variants: Variants = dataclasses.field(default_factory=dict)
-    # Name -> function of `config.model` that gives the head's factory: the heads that its model has besides the
-    # classifier, see `fedjax_ssl.models.heads`; None for a second classifier.
+    # Name -> function of `config.model` that gives the head's factory: the model's heads besides the classifier, see
+    # `fedjax_ssl.models.heads`; None for a second classifier.
     heads: Mapping[str, Callable[[ConfigDict], Factory | None]] = dataclasses.field(default_factory=dict)
-    # Head -> whether a run has it, by its configuration; a head that is not named is always there.
+    # Head -> whether a run has it, by its configuration; heads that are not named are always present.
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
-    # Name -> function of the configuration that gives the heads of a second network, whose model travels with the first
+    # Name -> function of the configuration that gives the heads of a second network, whose model is sent with the first
     # one's: see `fedjax_ssl.models.network`.
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Factory]]] = dataclasses.field(default_factory=dict)
-    # The head whose outputs represent an image in pictures and predictions; '': the backbone's features.
+    # The head whose outputs represent images in figures and predictions; '': the backbone's features.
     embedding: str = ""
-    # The fields of `config.confidence`, of 'kind' and 'debias', that it reads; it refuses the others.
+    # Which of the fields 'kind' and 'debias' of `config.confidence` it uses; it refuses the others.
     confidence: tuple[str, ...] = ("kind", "debias")
-    # Whether `attack.kind` 'labels' reaches all the labels that its clients train on, see
+    # Whether `attack.kind='labels'` changes all labels that its clients train on, see
     # `fedjax_ssl.client.labels.as_told`.
     mislabels: bool = False
-    unlabelled: bool = True  # whether its clients train on images without labels, which `attack.kind` 'poison' crafts
-    images_alone: str = ""  # why other inputs are refused, as in 'turns images by quarters'; '': it takes every kind
-    # Function of the configuration: a warning before the first round, what may go wrong with these settings and what
-    # helps; '' for none.
+    unlabelled: bool = True  # whether its clients train on unlabelled images, as `attack.kind='poison'` needs
+    images_alone: str = ""  # why other inputs are refused, as in 'turns images by quarters'; '': it accepts all
+    # Function of the configuration: a warning before the first round, with the risk of these settings and a remedy; '':
+    # no warning.
     advice: Callable[[ConfigDict], str] = lambda config: ""
-    # Fields for a run of a few seconds, in which every part of the method has something to do; tests.
+    # For tests: fields for a run of a few seconds in which every part of the method is active.
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # The rounds of the tiny run, 1 or 2, in which a part of the method has nothing to do, so that metrics are missing;
-    # tests.
+    # For tests: the rounds of the tiny run, 1 or 2, in which a part of the method is inactive, so that metrics are
+    # missing.
     rests: tuple[int, ...] = ()
-    not_with_flower: str = ""  # what the error says with which Flower refuses the tiny run; '' if it takes it; tests
-    # The name under which the method's code, `fields`, `variants` and `tiny` know its section; '': that of the factory.
-    # It matters where a user's file gives a method of the library another name, see `named`.
+    not_with_flower: str = ""  # for tests: the error with which Flower refuses the tiny run; '': no error
+    # The section's name in the method's code, `fields`, `variants` and `tiny`; '': that of the factory. It is needed
+    # if a user's file gives a method of the library another name, see `named`.
     reads: str = ""
 
     def derived(
         self, factory: Callable[[Problem], Method] | None = None, *, defaults: Mapping[str, Any] = {}, **changes: Any
     ) -> "Entry":
-        """A changed version of this method, for a user's file. It has the section of this one, under its own name.
+        """A changed version of this method, for a user's file. Its section is a copy of this one's, under the new name.
 
         Args:
-            factory: problem -> Method, which may call this entry's and replace stages of the result; None: this one's.
-            defaults: other values of fields of the section; a new field is declared, as in `real(0.5, above=0)`.
-            changes: other attributes; `fields` and `variants` are added to this entry's, the rest replaces it.
+            factory: problem -> Method; it may call this entry's factory and replace stages of the result. None: this
+            one's.
+            defaults: new defaults of the section's fields; a new field is declared, as in `real(0.5, above=0)`.
+            changes: other attributes; `fields` and `variants` are added to this entry's, others replace it.
 
         Raises:
-            UserError: when its section is made: a default is out of the field's range, or of no field.
+            UserError: when its section is made, if a default is out of its field's range or belongs to no field.
         """
         for added in {"fields", "variants"} & set(changes):
             changes[added] = {**getattr(self, added), **changes[added]}
@@ -95,9 +96,10 @@ class Entry:
 
 
 def named(name: str, entry: Entry) -> Entry:
-    """The entry under another name: its section is `config.{name}`, which its code finds as `config.{entry.known_as}`.
+    """The entry under another name: its section is `config.{name}`; its code reads it as `config.{entry.known_as}`.
 
-    So a changed copy of a method, or what `Entry.derived` gives, has fields of its own and leaves the library's alone.
+    So a changed copy of a method, such as from `Entry.derived`, has its own fields and leaves those of the library
+    alone.
     """
     known = entry.known_as
 
@@ -127,7 +129,7 @@ def named(name: str, entry: Entry) -> Entry:
 
 
 def check_entry(name: str, entry: Entry, where: str = "") -> None:
-    """Checks an entry before a configuration relies on it.
+    """Checks an entry before it is used in a configuration.
 
     Args:
         name: of the method.
@@ -135,8 +137,8 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
         where: begins the message.
 
     Raises:
-        UserError: it names an unknown field, head or place of labels, or gives a field a value of another type or out
-            of its range.
+        UserError: it names an unknown field, head or place of labels, or sets a field to a value of another type or
+            out of its range.
     """
     fields = shared_fields()
     if entry.defaults is not None:

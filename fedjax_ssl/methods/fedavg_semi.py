@@ -1,16 +1,16 @@
-"""FedAvg-Semi: labelled and unlabelled clients are averaged apart, and each half counts the same.
+"""FedAvg-Semi: labelled and unlabelled clients are averaged separately, and each mean has half the weight.
 
 The baseline of SemiAnAgg (TMLR 2024, arXiv 2407.10327, eq. 2). Some clients have labels for all their images, the
 others for none. What differs from FedAvg:
   1. clients with labels minimise cross-entropy, the others train on the labels that the received model gives their
-     images, by the local trainer that `config.trainer` names (FlexMatch in the paper);
-  2. the mean is l1 of the labelled clients, by their images, plus l2 of the others, by the pseudo-labels that they
-     trained on: however many clients without labels there are, they do not outvote those with labels. Without any
-     pseudo-label the labelled clients have all the weight.
-Weights apply to all that is uploaded, running statistics too. A client with images of both kinds trains on one after
-the other, and counts in both halves.
+     images, with the local trainer `config.trainer` (FlexMatch in the paper);
+  2. the mean is l1 times that of labelled clients, weighted by images, plus l2 times that of the others, weighted by
+     the pseudo-labels they trained on. So unlabelled clients, however many, cannot outvote those with labels. Without
+     any pseudo-label the labelled clients have all the weight.
+Weights apply to all that is uploaded, including running statistics. A client with images of both kinds trains on one
+after the other and counts in both means.
 
-`fedavg_semi.unlabelled_weights` = 'uniform' is the honest rival of SemiAnAgg, whose weights stay near the uniform ones.
+`fedavg_semi.unlabelled_weights='uniform'` is the fair comparison for SemiAnAgg, whose weights stay nearly uniform.
 """
 
 import jax
@@ -34,10 +34,10 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedavg_semi`."""
     section = Section()
-    section.apart = True  # averages labelled and other clients apart; False: one mean of all
-    section.labelled_share = share(0.5)  # l1 of eq. 2, the weight of all labelled clients together; l2 is the rest
-    # Weights of clients without labels among themselves: 'accepted', the pseudo-labels they trained on (eq. 2; see
-    # trainer.accepted), 'uniform', or 'size', their numbers of images.
+    section.apart = True  # averages labelled and other clients separately; False: one mean of all
+    section.labelled_share = share(0.5)  # l1 of eq. 2, the weight of all labelled clients together; l2 = 1 - l1
+    # Weights among clients without labels: 'accepted', the pseudo-labels they trained on (eq. 2; see trainer.accepted),
+    # 'uniform', or 'size', their numbers of images.
     section.unlabelled_weights = word("accepted", "uniform", "size")
     return section
 
@@ -64,7 +64,7 @@ ENTRY = Entry(
     fedavg_semi,
     title="FedAvg-Semi",
     paper="https://arxiv.org/abs/2407.10327",
-    settings=("some_clients", "clients"),
+    settings=("some_clients", "clients", "profile"),
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

@@ -1,23 +1,23 @@
 """FedCon: A Contrastive Framework for Federated Semi-Supervised Learning.
 
-Long, Wang, Wang, Xiao and Ma, 2021 (arXiv 2109.04533). Clients have no labels, and make none. What differs from FedAvg:
-  1. a client learns by BYOL: its backbone and a projector predict, from one weak view of an image, the features that a
-     second backbone, its slowly moving target, has of another view. Projector and target are the client's own;
-  2. the backbones alone are averaged; the classifier is the server's;
-  3. the server trains on two weak views of its images, by cross-entropy and by consistency with a second network, the
+Long, Wang, Wang, Xiao and Ma, 2021 (arXiv 2109.04533). Clients have no labels and make none. What differs from FedAvg:
+  1. a client learns by BYOL: from one weak view its backbone and a projector predict the features that a second
+     backbone, its slowly moving target, computes for another view. Projector and target stay at the client;
+  2. only backbones are averaged; the classifier belongs to the server;
+  3. the server trains on two weak views of its images, with cross-entropy and consistency with a second network, the
      moving average of the first.
 
-Read in the public code, since the paper's text could not be. A round's order there is server, test, clients, mean; here
-it is clients, mean, server, test, and the model that is tested has a classifier for its backbone. The first of the
-server's trainings is the pre-training, which is by cross-entropy of one weak view alone; there the consistency weighs
-0.007 in it. What is a bug there is not here, and three bugs are options (the variant `code`): its second network is
-never read, so that the consistency is of two views by one network, and not renewed behind the mean (`replica`); and its
-LARS stores no velocity, so that its momentum of 0.9 does nothing (`client.momentum=0`).
-Others are not to be had: its clients' states lie under the number of the last batch and not under the client, and its
-schedule begins anew in each visit. Its baselines (FedAvg+FixMatch, FedProx+FixMatch, UDA, FedMatch) never train their
-clients, so that other papers' rows that ran them are the server's training with disturbed statistics. Its networks are
-not here either: six convolutions with dropout, and a classifier of three layers. Any backbone will do, with a linear
-classifier. A short last batch is trained on; there it is left out.
+This follows the public code, as the paper's text was not available. There the order of a round is server, test,
+clients, mean; here it is clients, mean, server, test, so that the tested model has a classifier trained for its
+backbone. The server's first training is the pre-training, by cross-entropy of one weak view only; in the code
+consistency has a weight of 0.007 in it. Three bugs of the code are options (the variant `code`). Its second network is
+never used, so that consistency compares two views by one network, and it is not renewed after the mean (`replica`). Its
+LARS stores no velocity, so that its momentum of 0.9 has no effect (`client.momentum=0`). Other bugs are not
+reproduced: clients' states are stored under the number of the last batch instead of the client, and the schedule
+restarts at each visit. Its baselines (FedAvg+FixMatch, FedProx+FixMatch, UDA, FedMatch) never train their clients, so
+rows of other papers that ran them show the server's training with disturbed statistics. Its networks are not
+reproduced either (six convolutions with dropout, and a classifier of three layers): any backbone works, with a linear
+classifier. A short last batch is trained on; the code leaves it out.
 """
 
 from typing import Any
@@ -39,15 +39,15 @@ from fedjax_ssl.models import Projector, heads_drawn
 from fedjax_ssl.server import CLASSIFICATION, train_on_server_labels
 from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
-# The projector, an entry of a client's memory and a part of the model that it trains; its target, and whether it has
-# one; and the server's second network.
+# The projector, in a client's memory and among the parts that it trains; its target, and whether it has one; the
+# server's second network.
 PROJECTOR, TARGET, SEEN, STUDENT = "projector", "target", "target_seen", "student"
 TRAINED, SENT = ("backbone", PROJECTOR), ("backbone",)
-STEPS_OF_A_ROUND, HALF_PERIOD = 1000, 20_000  # by which the student's speed swings, in steps
+STEPS_OF_A_ROUND, HALF_PERIOD = 1000, 20_000  # the student's speed oscillates over steps
 
 FIELDS = {
     "aggregation.weights": "uniform",
-    "server.augmentation": "weak",  # in the pre-training; no view of this method is strong
+    "server.augmentation": "weak",  # in pre-training; this method has no strong views
 }
 _OPTIMISERS = {
     "client.optimizer": "lars(weight_decay_mask='matrices', trust_ratio_mask='matrices')",
@@ -79,7 +79,7 @@ VARIANTS: Variants = {
         "server.batch_size": 10,
         "server.pretrain_epochs": 1,
     },
-    "own_optimisers": _OPTIMISERS,  # LARS at clients, and a slower server, in the setting of another config file
+    "own_optimisers": _OPTIMISERS,  # LARS at clients and a slower server, for the setting of another config file
     "code": {"fedcon.replica": True, "client.momentum": 0.0},
     "no_consistency": {"fedcon.consistency_weight": 0.0},
 }
@@ -88,20 +88,20 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedcon`."""
     section = Section()
-    # Width of the projector's hidden layer; its output is as wide as the features, 4,096 in the public code. Each
-    # of the K clients has a projector, so take three times the features.
+    # Width of the projector's hidden layer; its output is as wide as the features (4,096 in the public code). Each of
+    # the K clients has a projector, so about three times the features is a good choice.
     section.projector_hidden = whole(12288, least=1)
-    # In each step a client's target keeps this share of itself and takes the rest from its backbone.
+    # A client's target: target = decay * target + (1 - decay) * backbone in each step.
     section.target_decay = share(0.999)
-    # Of the clients' rate: 'shared', by `schedule`; or 'warm_up', a linear rise and a cosine over the run.
+    # The clients' learning rate: 'shared', by `schedule`; or 'warm_up', a linear rise and a cosine over the run.
     section.client_schedule = word("shared", "warm_up")
     section.warm_up_rounds = whole(10, least=0)  # rounds of the rise
     section.consistency_weight = real(1.0, least=0)  # weight of the server's consistency after the ramp
     section.ramp_rounds = whole(100, least=0)  # R of its ramp exp(-5 (1 - t / R)^2)
-    # The student, the network's moving average, begins each round as the network that the mean left.
-    section.student_speed = share(4e-4)  # the largest share of the network that joins the student in a step
-    # Two bugs of the code: the network is held to its own predictions of the other view, not to the student's, and the
-    # student is not renewed in later rounds.
+    # The student is the network's moving average; each round it starts as the averaged network.
+    section.student_speed = share(4e-4)  # the largest share of the network that is added to the student in a step
+    # Two bugs of the code: consistency is with the network's own predictions of the other view instead of the
+    # student's, and the student is not renewed in later rounds.
     section.replica = False
     return section
 
@@ -134,8 +134,8 @@ def fedcon(problem: Problem) -> Method:
         return received._replace(learning_rate=rate)
 
     def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-        """The epochs of L_server; the student is a part of the model in the meantime, which no gradient reaches."""
-        number = state.round + 1  # the first is the pre-training's
+        """The epochs of L_server. Meanwhile the student is a part of the model that has no gradient."""
+        number = state.round + 1  # the pre-training is number 0
         student = state.server.get(STUDENT, select(state.model.params, CLASSIFIER))
         both, metrics = train_on_server_labels(
             state._replace(model=state.model.with_parts(**{STUDENT: student})),
@@ -188,9 +188,9 @@ def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> S
 
 
 def moved_student(speed: float, number: jax.Array, before: Model, after: Model, index: jax.Array) -> Model:
-    """The model behind a step, whose student has moved towards the network that made the step's predictions.
+    """The model after a step, with its student moved towards the network that made the step's predictions.
 
-    tau_k = 1 - speed (cos(pi k / 20000) + 1) / 2 with k = 1000 t + the step, so that the speed swings, as in the code.
+    tau_k = 1 - speed (cos(pi k / 20000) + 1) / 2 with k = 1000 t + step, so that the speed oscillates, as in the code.
     """
     k = STEPS_OF_A_ROUND * number + index
     decay = 1 - speed * 0.5 * (jnp.cos(jnp.pi * k / HALF_PERIOD) + 1)
@@ -202,7 +202,7 @@ def moved_student(speed: float, number: jax.Array, before: Model, after: Model, 
 
 
 def projector_of(problem: Problem) -> Projector:
-    """h, from features to as many numbers."""
+    """h, which maps features to vectors of the same size."""
     return Projector(problem.config.fedcon.projector_hidden, 0, problem.config.model.normalisation)
 
 

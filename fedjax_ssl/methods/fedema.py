@@ -2,15 +2,15 @@
 
 Zhuang et al., ICLR 2022 (arXiv 2204.04385); public code EasyFL, `applications/fedssl`. Clients have no labels at all.
 What differs from FedU:
-  1. a client's online network begins with an average of its own last one and the global one, mu w_k + (1 - mu) w, the
-     predictor included; normalisation statistics are the global ones;
-  2. mu = min(1, lambda_k d_k) grows with the divergence d_k of the client's encoder: those that differ most from the
-     others keep most of their own;
-  3. the autoscaler: lambda_k = tau / d_k of the client's first visit, and stays.
+  1. a client's online network starts as an average of its own last one and the global one, mu w_k + (1 - mu) w,
+     including the predictor; normalisation statistics are the global ones;
+  2. mu = min(1, lambda_k d_k) grows with the divergence d_k of the client's encoder: clients that differ most from the
+     others keep most of their own network;
+  3. autoscaler: lambda_k = tau / d_k from the client's first visit, then constant.
 
-The divergence is, as in the public code, how far the client's own last training moved its encoder; with
-`fedema.divergence='received'` it is the distance of its last encoder from the global one that it receives, as which
-other implementations read the paper.
+As in the public code, the divergence is how far the client's own last training moved its encoder. With
+`fedema.divergence='received'` it is the distance from its last encoder to the received global one, as other
+implementations read the paper.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from fedjax_ssl.methods.fedu import EXPERIMENT, FIELDS
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
 
-ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 is none yet
+ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 means none yet
 VARIANTS: Variants = {
     "paper": EXPERIMENT,
     "code": {"fedema.replica": True},
@@ -39,13 +39,13 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedema`."""
     section = Section()
-    # Of the autoscaler: mu at a client's second visit; the default of the code's script is 0.8.
+    # tau of the autoscaler: mu at a client's second visit; the code's script has 0.8 by default.
     section.tau = share(0.7)
-    section.scale = real(None, above=0)  # one lambda for all clients, in place of the autoscaler
-    section.divergence = word("training", "received")  # d_k: of the last training, or from the received encoder
-    # Of partial participation: clients that did not train in the round before begin with the global networks.
+    section.scale = real(None, above=0)  # one lambda for all clients instead of the autoscaler
+    section.divergence = word("training", "received")  # d_k: of the last training, or to the received encoder
+    # With partial participation: clients that did not train in the round before start from the global networks.
     section.selective = False
-    section.decay = share(0.99)  # of the target, in each step
+    section.decay = share(0.99)  # of the target in each step
     section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself
     return section
 

@@ -3,13 +3,13 @@
 Zhuang et al., ICCV 2021; public code EasyFL, `applications/fedssl`. Clients have no labels at all. What differs from
 FedAvg:
   1. every client trains by BYOL: an online network (backbone, projector, predictor) and a target of its own;
-  2. online networks alone are averaged, by the clients' sizes; a client's online encoder begins with the global one,
-     and its target is that of its last visit;
-  3. the divergence-aware predictor update: the global predictor is taken where the client's last training moved its
-     encoder by less than a threshold; else the client goes on with its own.
+  2. only online networks are averaged, by the clients' sizes; a client's online encoder starts from the global one, and
+     its target from that of its last visit;
+  3. divergence-aware predictor update: a client takes the global predictor if its last training moved its encoder by
+     less than a threshold; otherwise it keeps its own.
 
-The classifier is a probe at the server (`config.probe`). Targets do not travel: the public code averages them, too, and
-nothing reads that average. Of its flags for the encoder 'online' and 'both' are built, and 'target' is not.
+The classifier is a probe at the server (`config.probe`). Targets are not sent: the public code averages them too, but
+nothing uses the average. Of its encoder flags, 'online' and 'both' are implemented, 'target' is not.
 """
 
 from typing import Any
@@ -26,8 +26,8 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
 
-DIVERGENCE = "divergence"  # a client's memory, besides the predictor: of its last training
-FIELDS = {  # of FedU and FedEMA; the shared defaults, which another method's config may have changed
+DIVERGENCE = "divergence"  # a client's memory, besides the predictor: divergence of its last training
+FIELDS = {  # of FedU and FedEMA; also resets shared defaults that another config may have changed
     "model.projector_hidden": 4096,
     "model.projector_dim": 2048,
     "views.smallest_crop": 0.08,
@@ -40,7 +40,7 @@ FIELDS = {  # of FedU and FedEMA; the shared defaults, which another method's co
     "views.second_blur": 0.0,
     "views.second_solarise": 0.0,
 }
-EXPERIMENT = {  # on CIFAR-10, of FedU's paper and FedEMA's
+EXPERIMENT = {  # the CIFAR-10 setting of FedU's and FedEMA's papers
     "num_rounds": 100,
     "schedule": "cosine",
     "num_clients": 5,
@@ -64,9 +64,9 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedu`."""
     section = Section()
-    section.threshold = real(0.4, least=0)  # divergence from which on a client keeps its own predictor
+    section.threshold = real(0.4, least=0)  # a client whose divergence reaches this keeps its own predictor
     section.decay = share(0.99)  # of the target, in each step
-    section.update_encoder = word("online", "both")  # which networks begin with the global encoder in each round
+    section.update_encoder = word("online", "both")  # the networks that start from the global encoder in each round
     section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself
     return section
 

@@ -1,19 +1,20 @@
-"""FedAvg+FixMatch: FixMatch at each client, in all three settings of labels.
+"""FedAvg+FixMatch: FixMatch at each client, wherever labels are.
 
 Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020 (arXiv
 2001.07685), as the baseline of SemiFL (its Table 4), FedAnchor (Tables 1 and 2) and FedLabel (Table 1). What differs
 from FedAvg:
-  1. the pseudo-label of an image is made in the same step that trains on it, by the client's current model (or by the
+  1. the pseudo-label of an image is made in the step that trains on it, by the client's current model (or by the
      received one: `consistency.labels_from`);
-  2. the strong view of an image is trained towards the label of its weak view where that is confident;
-  3. labels at the clients join each step's loss; a server with labels trains in alternation (FedAnchor's form), or in
-     parallel from the same global model, and then has half the weight in the mean (SemiFL's).
+  2. the strong view of an image is trained towards the label of its weak view if that label is confident;
+  3. labels at clients add to each step's loss. A server with labels trains after the mean (FedAnchor's form), or in
+     parallel from the same global model with half the weight in the mean (SemiFL's).
 """
 
 import jax
 
 from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, make_confidence, own_confidence
 from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss, weighed
+from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, share, word
@@ -27,7 +28,7 @@ VARIANTS: Variants = {
     "parallel": {"fixmatch.server": "parallel"},  # SemiFL's Table 4
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+FixMatch; no paper gives mu
     "lpl": {"consistency.labels_from": "local"},  # SAGE's FixMatch-LPL, labels of the client's current model
-    "gpl": {"consistency.labels_from": "received"},  # its FixMatch-GPL, labels of the global model as it came down
+    "gpl": {"consistency.labels_from": "received"},  # SAGE's FixMatch-GPL, labels of the received global model
 }
 
 
@@ -35,13 +36,14 @@ def defaults() -> Section:
     """The section `config.fixmatch`."""
     section = Section()
     section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
-    # A server with labels trains after the mean ('alternate') or beside the clients ('parallel').
+    # A server with labels trains after the mean ('alternate') or at the same time as the clients ('parallel').
     section.server = word("alternate", "parallel")
     # Statistics for labelling: 'train', those of the weak batch, in one pass with the strong one, as in the reference
     # code; 'eval', the model's running or static ones.
     section.label_mode = word("train", "eval")
-    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4) or over its 'confident' images (SemiFL's code): then
-    # the others have no strong view and no part in batch statistics, and a batch without any is skipped.
+    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4) or over its 'confident' images (SemiFL's code).
+    # Then the others have no strong view and do not enter batch statistics, and a batch without confident images is
+    # skipped.
     section.loss_over = word("batch", "confident")
     return section
 
@@ -56,7 +58,7 @@ def fixmatch(problem: Problem) -> Method:
         return weighed(confidence, at, jax.nn.softmax(by_one_model(problem, batch.unlabelled)))
 
     def loss(model: Model, batch: TwoBatches, at: At, labels: jax.Array, weights: jax.Array) -> Loss:
-        """Eq. 4: cross-entropy of the strong views, the mean over all of the batch."""
+        """Eq. 4: cross-entropy of the strong views, a mean over the whole batch."""
         images = batch.unlabelled
         return unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, images.mask, weights))
 
@@ -65,8 +67,8 @@ def fixmatch(problem: Problem) -> Method:
     method = alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
     if options.server == "alternate":
         return method
-    if data.labels != "server":
-        raise UserError(f"fixmatch.server='parallel' trains a server with labels, but data.labels is {data.labels!r}")
+    if not server_has_labels(data):
+        raise UserError("fixmatch.server='parallel' trains a server with labels, which has none here (data.labels)")
 
     aggregation = fedavg(problem, server_model=lambda state: state.server[SERVER_MODEL])
     return method._replace(

@@ -2,19 +2,19 @@
 
 Lee, Le, Shin and Lee, NeurIPS 2024 (arXiv 2410.23227). The server has very few labels, 10 or 40 of CIFAR-10. What
 differs from SemiFL:
-  1. client-specific adaptive thresholds (CAT): a client's threshold is its mean confidence in this round, less for
-     classes that the received model predicts seldom. Labels are made once a round, and a client trains on the images
-     that count (D_a);
-  2. sharpness-aware consistency (SACR): the images of D_a above a fixed high threshold (D_f) give the perturbation of
-     the parameters that hurts most, by ASAM, and their predictions must not change under it;
-  3. learning-status-aware aggregation (LSAA): the less confident a client was, the more its upload weighs.
-There is no mixup. The paper's recipe is the fragment `strong`, and its setting the variant `paper`.
+  1. client-specific adaptive thresholds (CAT): a client's threshold is its mean confidence in this round, lower for
+     classes that the received model rarely predicts. Labels are made once a round, and a client trains on the accepted
+     images (D_a);
+  2. sharpness-aware consistency (SACR): the images of D_a above a fixed high threshold (D_f) give the worst
+     perturbation of the parameters, by ASAM, and their predictions must not change under it;
+  3. learning-status-aware aggregation (LSAA): the less confident a client was, the larger the weight of its upload.
+There is no mixup. The paper's recipe is `strong`, and its setting is the variant `paper`.
 
-Its eq. 12 is plain SAM, its section 5.1 and its code take ASAM (`perturbation`). The code trains the server for 50
-epochs before the first round, where Algorithm 1 has the server's epochs of the first round; a label at the threshold
-counts there; its server keeps one optimiser through pre-training and rounds; its cosine schedule is made and never
-stepped; its statistics are of batches that all weigh the same. That is the variant `code`, but for the sizes of those
-batches: 10 of the server's images in the order of classes, 2,048 of the others; here they are 250.
+Eq. 12 is plain SAM; section 5.1 and the code use ASAM (`perturbation`). The variant `code` follows the code: the server
+trains for 50 epochs before the first round (in Algorithm 1 for its usual epochs); a label at the threshold counts; the
+server keeps one optimizer through pre-training and rounds; the cosine schedule is created but never stepped; and
+statistics come from equally weighted batches. Only the sizes of these batches differ: in the code 10 for the server's
+images, in class order, and 2,048 for the others; here 250.
 """
 
 from typing import Any, NamedTuple
@@ -44,9 +44,9 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import Flow, Link, fedavg
 
-FIELDS = {"confidence.kind": "sat"}  # CAT; another rule may be named in its place
+FIELDS = {"confidence.kind": "sat"}  # CAT; another rule may be set instead
 VARIANTS: Variants = {
-    "paper": {  # the setting of its experiments on CIFAR-10, to be named behind the recipe `strong`
+    "paper": {  # the CIFAR-10 setting of its experiments, to be named after the recipe `strong`
         "num_rounds": 800,
         "data.partition": "dirichlet_clients",
         "model.classifier_init": "torch",
@@ -57,10 +57,10 @@ VARIANTS: Variants = {
         "server.epochs": 5,
         "server.batch_size": 10,
         "server.augmentation": "weak",
-        "server.pretrain_epochs": 5,  # Algorithm 1: the server's epochs of the first round come before its clients
+        "server.pretrain_epochs": 5,  # Algorithm 1: the server trains before the clients of the first round
         "server.pretrain_learning_rate": 0.03,
         "model.statistics": "all_mixed",
-        "model.statistics_weights": "samples",  # ours; the code's batches are of different sizes
+        "model.statistics_weights": "samples",  # our choice; the code's batches have different sizes
     },
     "cifar100": {"fl2.radius": 1.0},
     "code": {
@@ -70,29 +70,29 @@ VARIANTS: Variants = {
         "model.statistics_weights": "batches",
         "fl2.strictly": False,
     },
-    # The ablation; all three of them are FedAvg+FixMatch with labels once a round.
+    # The ablation; all three combined are FedAvg+FixMatch with labels once a round.
     "no_cat": {"confidence.kind": "fixed"},  # at fl2.threshold
     "no_sacr": {"fl2.consistency_weight": 0.0},
     "no_lsaa": {"fl2.status_weights": False},
-    "sacr_on_all": {"fl2.threshold": 0.0},  # not on the surest alone
+    "sacr_on_all": {"fl2.threshold": 0.0},  # not only on the most confident images
     "sam": {"fl2.perturbation": "sam"},
 }
 OFFSET = 0.01  # of |v| in T_v of a weight
-TINY = 1e-16  # of the length, so that a gradient of 0 has a perturbation of 0
-STATUS = "status"  # what a client tells: tau_k
+TINY = 1e-16  # added to the norm, so that a zero gradient has no perturbation
+STATUS = "status"  # metadata of a client's upload: tau_k
 
 
 def defaults() -> Section:
     """The section `config.fl2`."""
     section = Section()
-    section.threshold = share(0.95)  # tau_f of the set D_f; and of all labels where confidence.kind is 'fixed'
-    section.strictly = True  # a confidence at a threshold falls short, as in the paper; False: it counts
-    # The probabilities' mean over so many weakly augmented views; 0: the raw image.
+    section.threshold = share(0.95)  # tau_f of the set D_f; and of all labels if confidence.kind is 'fixed'
+    section.strictly = True  # whether a confidence must exceed the threshold, as in the paper; False: may equal it
+    # Probabilities are averaged over this many weak views; 0: the raw image.
     section.label_views = whole(1, least=0)
     section.consistency_weight = real(1.0, least=0)  # of L_cs; 0: without SACR
     section.radius = real(0.1, least=0)  # rho, the length of the perturbation; the paper has 1.0 on CIFAR-100
-    section.perturbation = word("asam", "sam")  # of section 5.1; 'sam': eq. 12 as printed
-    # The prediction that the perturbed model is held to: of the same strong view, or of a 'weak' one (its code's option
+    section.perturbation = word("asam", "sam")  # section 5.1; 'sam': eq. 12 as printed
+    # The target of the perturbed model's prediction: from the same strong view, or from a 'weak' one (its code's option
     # use_weak).
     section.target_view = word("strong", "weak")
     section.status_weights = True  # LSAA; False: aggregation.weights
@@ -100,9 +100,9 @@ def defaults() -> Section:
 
 
 class FL2Work(NamedTuple):
-    """What one client trains on; leaves [n_max] are of all its images."""
+    """What one client trains on; leaves [n_max] are for all its images."""
 
-    deck: Deck  # D_a, the images that count
+    deck: Deck  # D_a, the accepted images
     labels: jax.Array  # int32 [n_max]
     surest: jax.Array  # bool [n_max], D_f
     status: jax.Array  # float32 [], tau_k
@@ -120,19 +120,19 @@ def fl2(problem: Problem) -> Method:
 
 
 def weigh_by_status(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-    """LSAA: beta_k is the share of 1 - tau_k; if all clients are certain their weights are equal."""
+    """LSAA: beta_k is the share of 1 - tau_k; if all clients are certain, weights are equal."""
     del current, state, data, key
     room = jnp.where(received.accepted, jnp.maximum(1 - received.uploads.metadata[STATUS], 0.0), 0.0)
     return flow._replace(scores=jnp.where(jnp.sum(room) > 0, room, received.accepted))
 
 
 def local_training(problem: Problem) -> Phase:
-    """A client's labels, and its epochs on those that count."""
+    """A client's labels, and its epochs on the accepted images."""
     network, config, options = problem.network, problem.config.client, problem.config.fl2
     confidence = make_confidence(problem, options.threshold, options.strictly, hard=True)
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        """CAT: tau_k is the client's mean confidence, tau_k(c) by how often c is predicted."""
+        """CAT: tau_k is the client's mean confidence, tau_k(c) depends on how often c is predicted."""
         del previous
         label_keys, shuffle_keys = jax.vmap(jax.random.split, out_axes=1)(cohort.keys())
         examples = Examples.of(data, cohort, label_keys)
@@ -170,10 +170,10 @@ def local_training(problem: Problem) -> Phase:
             current, target = jax.lax.stop_gradient((model.params, logits))
             if options.target_view == "weak":
                 target = passed(current, problem.weak(weak_key, images))[0]
-            # L_p, of the surest; its gradient is 0 without any, and then nothing is perturbed.
+            # L_p, of the most confident images; without any its gradient is 0, and nothing is perturbed.
             slope = jax.grad(lambda params: cross_entropy(passed(params, strong)[0], labels, surest))(current)
             moved = perturbation(current, slope, options.radius, options.perturbation == "asam")
-            # The gradient is taken at w* = w + eps, and makes its step at w.
+            # The gradient is computed at w* = w + eps and applied at w.
             perturbed = jax.tree.map(jnp.add, model.params, moved)
             consistency_loss = soft_label_loss(  # L_cs
                 passed(perturbed, strong)[0], jax.nn.softmax(target), surest.astype(jnp.float32), batch.mask
@@ -186,10 +186,10 @@ def local_training(problem: Problem) -> Phase:
 
 
 def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = True) -> Any:
-    """eps_v = rho T_v^2 g_v / |(T_v g_v)_v|, the length being that of all parameters as one vector.
+    """eps_v = rho T_v^2 g_v / |(T_v g_v)_v|, with the norm over all parameters as one vector.
 
-    SAM has T_v = 1, so that |eps| = rho (Foret et al., ICLR 2021). ASAM has T_v = |v| + 0.01 for weights, number
-    by number, and 1 for biases, so that a weight moves in proportion to its size (Kwon et al., ICML 2021).
+    SAM has T_v = 1, so that |eps| = rho (Foret et al., ICLR 2021). ASAM has T_v = |v| + 0.01 elementwise for weights
+    and 1 for biases, so that a weight moves in proportion to its size (Kwon et al., ICML 2021).
 
     Args:
         params: parameters; a bias is a leaf whose name begins with 'bias'.
@@ -197,7 +197,7 @@ def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = Tr
         radius: rho, not negative.
         adaptive: ASAM; False: SAM.
 
-    Returns:
+    A pytree like `params`; 0 if all gradients are 0.
         A pytree like `params`; 0 where all gradients are.
     """
 

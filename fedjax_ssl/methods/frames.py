@@ -1,8 +1,8 @@
-"""The frames that methods share: clients train, their models are averaged, the server trains on its labels.
+"""Frames that methods share: clients train, their models are averaged, the server trains on its labels.
 
-`alternating` is of FedAvg's descendants: a method gives its clients' phases and gets the rest. `trained_by_role` is of
-those where some clients have labels and the others none, `self_supervised` of those whose clients train without any.
-Replace a stage with `alternating(...)._replace(...)`.
+`alternating` is for variants of FedAvg: a method gives its clients' phases. `trained_by_role` is for methods in which
+some clients have labels and others have none. `self_supervised` is for clients that train without labels. To change a
+stage, use `alternating(...)._replace(...)`.
 """
 
 from collections.abc import Callable
@@ -51,16 +51,15 @@ def alternating(
     parts: tuple[str, ...] = CLASSIFIER,
     aggregation: Aggregation | None = None,
 ) -> Method:
-    """Alternate training (SemiFL, section 3.1): the clients' models are averaged, then the server trains on its labels.
+    """Alternate training (SemiFL, section 3.1): clients' models are averaged, then the server trains on its labels.
 
-    Where the server has no labels (`data.labels`) it neither pre-trains nor trains, and this is FedAvg.
+    If the server has no labels (`data.labels`), it neither pre-trains nor trains, and this is FedAvg.
 
     Args:
-        problem: the run. `server.epochs = 0` skips the server's training, `server.pretrain_epochs = 0` the
-            pre-training.
-        phases: what a client does with the global model (`Broadcast`); () if no client takes part.
+        problem: the run's. `server.epochs=0` skips the server's training, `server.pretrain_epochs=0` the pre-training.
+        phases: a client's work on the global model (`Broadcast`); () if no client takes part.
         own: the method's entries of the clients' memory.
-        parts: of the model that clients train and upload.
+        parts: the parts of the model that clients train and upload.
         aggregation: of these parts; None: `config.aggregation`'s chain.
 
     Returns:
@@ -101,15 +100,16 @@ def self_supervised(
     aggregation: Aggregation | None = None,
     adapt: Adapt | None = None,
 ) -> Method:
-    """Clients train without labels and the server averages; its labels serve to fit a classifier alone, `config.probe`.
+    """Clients train without labels and the server averages; it only uses its labels to fit the classifier
+    `config.probe`.
 
     Args:
-        problem: the run.
-        phases: what a client does with the broadcast, whose `extra` is the number of the round, int32 [].
+        problem: the run's.
+        phases: a client's work on the broadcast; the broadcast's `extra` is the number of the round, int32 [].
         own: the method's entries of the clients' memory.
-        parts: of the model that clients train and upload; not the classifier.
+        parts: the parts of the model that clients train and upload; without the classifier.
         aggregation: of these parts; None: `config.aggregation`'s chain.
-        adapt: of the phase's optimiser, see `local_sgd`.
+        adapt: changes the phase's optimizer, see `local_sgd`.
     """
     aggregation = aggregation or fedavg(problem, parts=parts)
 
@@ -128,7 +128,7 @@ def self_supervised(
     return with_probe(problem, method)
 
 
-PRIOR = "class_prior"  # the entry of `State.server` of trainers that need it
+PRIOR = "class_prior"  # the entry of `State.server` for trainers that need it
 
 
 def trained_by_role(
@@ -139,23 +139,23 @@ def trained_by_role(
     tell: Tell | None = None,
     own: Own | None = None,
 ) -> Method:
-    """FedAvg of clients with labels and clients without, whose local training is `config.trainer`.
+    """FedAvg of clients with labels and clients without, with the local training `config.trainer`.
 
-    The labelled clients' part of the mean is weighted by their labelled images (SemiAnAgg, eq. 2 and 6).
+    Among labelled clients the mean is weighted by labelled images (SemiAnAgg, eq. 2 and 6).
 
-    Where a run begins with a given model (`init_from`) that lacks a classifier of the trainer, that one begins as a
-    copy of the given classifier.
+    If a run starts from a given model (`init_from`) that lacks a classifier of the trainer, that classifier starts as a
+    copy of the given one.
 
-    A trainer that needs the shares of classes among the labelled images gets them with every broadcast. The labelled
-    clients tell them once, before the first round.
+    A trainer that needs the class shares of the labelled images gets them with every broadcast. The labelled clients
+    report them once, before the first round.
 
     Args:
-        problem: the run.
+        problem: the run's.
         unlabelled: received -> each upload's weight among those of clients without labels, float32 [R]; None: one mean
             of all, by `aggregation.weights`.
-        share: of the labelled clients in the mean.
+        share: weight of the labelled clients in the mean.
         tell: see `self_training`.
-        own: as `alternating`'s.
+        own: see `alternating`.
     """
     problem = with_given_heads(problem, trained_parts_of(problem))
     config, parts = problem.config, trained_parts_of(problem)
@@ -180,7 +180,7 @@ def trained_by_role(
 
 
 def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
-    """The problem whose given model, if it has one, has all of these parts: a linear head is then the classifier."""
+    """Completes the problem's given model, if there is one: missing linear heads are copies of the classifier."""
     given = problem.network.given
     if given is None or "classifier" not in given.params:
         return problem
@@ -194,12 +194,12 @@ def labelled_images(received: Received) -> jax.Array:
 
 
 def unlabelled_images(received: Received) -> jax.Array:
-    """The client's images without a label, float32 [R]; 0 for an upload that was not accepted."""
+    """The client's unlabelled images, float32 [R]; 0 for an upload that was not accepted."""
     return jnp.where(received.accepted, jnp.maximum(received.sizes - labelled_images(received), 0.0), 0.0)
 
 
 def given_labels(problem: Problem, data: FederatedData) -> jax.Array:
-    """How many labels of each class clients were given, float32 [C]: what each tells before the first round."""
+    """Number of clients' labels of each class, float32 [C], which clients report before the first round."""
     if problem.told_labels is not None:
         return problem.told_labels
     if data.given_labels is not None:

@@ -3,17 +3,17 @@
 Saha, Mishra and Noble, "Rethinking Semi-Supervised Federated Learning: How to co-train fully-labeled and
 fully-unlabeled client imaging data", MICCAI 2023 (arXiv 2310.18815). Some clients have labels for all their images, the
 others for none. What differs from FedAvg, by the abstract:
-  1. isolated aggregation: a mean is of labelled clients alone, or of unlabelled clients alone;
+  1. isolated aggregation: a mean is over labelled clients only, or over unlabelled clients only;
   2. a client that receives the global model first adapts it to its images without labels (local self-supervised
      pre-training).
 
-**All else is inferred**: no more than the abstract could be read, and no code was published. Read in this way: rounds
-alternate, one of the labelled clients from the model that the unlabelled ones left, then one of these, so that one
-model goes from hand to hand (SemiAnAgg, TMLR 2024, describes it as such an alternation, which may forget). The
-adaptation maximises information: predictions that are sure, and of all classes equally often. Clients with labels
-minimise cross-entropy; the others train as `config.trainer` says, FixMatch by default, or by a mean teacher. Each of
-these choices is a field. A round in which only one role trains has no metrics of the other, and a role trains in half
-of the rounds: to compare with methods in which both train in every round, give it twice as many.
+**All else is inferred**, since only the abstract was available and no code is published. In this reading rounds
+alternate: labelled clients train the model that unlabelled clients left, then the reverse, so that one model is passed
+on (SemiAnAgg, TMLR 2024, describes it as such an alternation, which may forget). The adaptation maximises information:
+confident predictions, spread equally over classes. Clients with labels minimise cross-entropy; the others train with
+`config.trainer`, by default FixMatch, or with a mean teacher. Each of these choices is a field. A round in which one
+role trains has no metrics of the other. A role trains in half of the rounds: for comparison with methods in which both
+train in every round, use twice as many rounds.
 
 Accuracies in SemiAnAgg's tables: SVHN 82.48, CIFAR-100 32.49, CIFAR-100-LT 16.98, ISIC 2018 68.49.
 """
@@ -66,20 +66,20 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.isofed`; every field of it is inferred."""
+    """The section `config.isofed`; all its fields are inferred."""
     section = Section()
-    section.order = word("labelled_first", "unlabelled_first")  # who has the first turn; or 'unlabelled_first'
-    section.labelled_rounds = whole(1, least=1)  # rounds of a turn of clients with labels
-    section.unlabelled_rounds = whole(1, least=1)  # rounds of a turn of the other clients
-    # The received model's adaptation at a client: 'information', the mean entropy of predictions less the entropy of
-    # their mean; 'entropy', the first of the two alone; 'none'.
+    section.order = word("labelled_first", "unlabelled_first")  # who trains first
+    section.labelled_rounds = whole(1, least=1)  # rounds in a row in which clients with labels train
+    section.unlabelled_rounds = whole(1, least=1)  # rounds in a row in which the other clients train
+    # A client's adaptation of the received model: 'information', the mean entropy of predictions minus the entropy of
+    # their mean; 'entropy', only the former; 'none'.
     section.adaptation = word("information", "entropy", "none")
     # Passes over all of a client's images, at the learning rate of its role.
     section.adaptation_epochs = whole(1, least=1)
-    # Of clients without labels: 'trainer', config.trainer's; or 'mean_teacher', the square error to the sharpened
-    # predictions of a teacher that each client keeps, as in RSCFed.
+    # Loss of clients without labels: 'trainer', by config.trainer; or 'mean_teacher', the squared error to the
+    # sharpened predictions of a teacher that each client keeps, as in RSCFed.
     section.unlabelled_loss = word("trainer", "mean_teacher")
-    section.consistency_weight = real(0.02, least=0)  # weight of that square error
+    section.consistency_weight = real(0.02, least=0)  # weight of this squared error
     section.ema_decay = share(0.999)  # the teacher's largest decay
     return section
 
@@ -88,7 +88,7 @@ def isofed(problem: Problem) -> Method:
     """The alternation as a Method."""
     options = problem.config.isofed
     if options.unlabelled_loss == "trainer":
-        # With one role in a round each share of the mean is the whole.
+        # With one role in a round, its share of the mean is the whole mean.
         method = trained_by_role(problem, unlabelled_images, share=0.5)
     else:
         if problem.config.confidence.debias != "none":
@@ -109,7 +109,7 @@ def isofed(problem: Problem) -> Method:
 
 
 def is_labelled_turn(options: ConfigDict, number: jax.Array) -> jax.Array:
-    """Whether round `number`, from 0, is one of the clients with labels: bool []."""
+    """Whether clients with labels train in round `number`, from 0: bool []."""
     place = number % (options.labelled_rounds + options.unlabelled_rounds)
     if options.order == "unlabelled_first":
         return place >= options.unlabelled_rounds
@@ -117,9 +117,9 @@ def is_labelled_turn(options: ConfigDict, number: jax.Array) -> jax.Array:
 
 
 def adaptation(problem: Problem, of_labelled: bool) -> Phase:
-    """Passes over all images of a client, whose labels are not looked at, if it has labels, or if it has none.
+    """Passes over all images of a client without using labels, for clients with labels or for clients without.
 
-    Each role has its learning rate and clipping. The optimiser begins afresh, and a second classifier rests.
+    Each role has its learning rate and clipping. The optimizer starts afresh, and a second classifier is not trained.
     """
     of_role = problem if of_labelled else unlabelled_problem(problem)
     of_role = of_role._replace(config=of_role.config.copy_and_resolve_references())
@@ -149,10 +149,10 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
 
 
 def continued(phase: Phase) -> Phase:
-    """A phase of `local_sgd` that begins with the model of the phase before it, which it hands on where it has no step.
+    """A phase of `local_sgd` that starts from the model of the previous phase, and hands it on if it takes no step.
 
     Args:
-        phase: begins with the received model; its upload has the parts of the one before.
+        phase: starts from the received model; its upload has the same parts as that of the previous phase.
     """
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:

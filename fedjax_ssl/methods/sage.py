@@ -1,17 +1,17 @@
 """SAGE: Mind the Gap: Confidence Discrepancy Can Guide Federated Semi-Supervised Learning Across Pseudo-Mismatch.
 
 Liu et al., CVPR 2025 (arXiv 2503.13227). What differs from FedAvg+FixMatch with a few labels at every client:
-  1. a weak view is labelled twice, by the model in training and by the global model as it came down;
-  2. where the local label is confident the target is a mixture of both labels, with the more of the global one the
-     further the two confidences are apart: a local model of a client with other classes is confident and wrong;
-  3. where the local label is not confident the global one is the target, and an image counts if one of the two models
-     is confident.
-Nothing but the model travels, and the mean is FedAvg's.
+  1. a weak view is labelled twice, by the model in training and by the received global model;
+  2. if the local label is confident, the target is a mixture of both labels. The global label's share grows with the
+     gap between both confidences, since the local model of a client with other classes is confident and wrong;
+  3. if the local label is not confident, the global one is the target, and an image counts if one of the two models is
+     confident.
+Only the model is sent, and the mean is FedAvg's.
 
-The public code has one optimiser for all clients and rounds, so that a client starts with the momentum that the client
-before it ended with; clients that are trained side by side cannot, and here each one starts afresh. It weights an
-upload by 2000 times the labelled images and the unlabelled ones, which is uniform where clients have equally many; here
-`aggregation.weights` says it. Its training images' normalisation is `data.normalisation`.
+The public code has one optimizer for all clients and rounds, so that a client starts with the momentum of the client
+before it. Clients that train side by side cannot do this; here each optimizer starts afresh. The code weights an upload
+by 2000 times the labelled plus the unlabelled images, which is uniform if clients have equally many; here
+`aggregation.weights` decides. Its normalisation of training images is `data.normalisation`.
 """
 
 import math
@@ -85,8 +85,8 @@ def mixed_labels(local: jax.Array, received: jax.Array, local_labels, global_lab
 
     Args:
         local, received: float32 [B, C], both models' probabilities of the weak views; c is the largest one.
-        local_labels, global_labels: y of both models, int32 [B], and their weights, float32 [B]; where the local one
-            has none, lambda is 0.
+        local_labels, global_labels: y of both models, int32 [B], and their weights, float32 [B]; lambda is 0 if the
+            local label has no weight.
         half_gap: |c_l - c_g| at which lambda is 1/2; kappa = ln 2 / half_gap.
 
     Returns:
@@ -103,7 +103,7 @@ ENTRY = Entry(
     sage,
     title="SAGE",
     paper="https://arxiv.org/abs/2503.13227",
-    settings=("clients", "some_clients", "server"),
+    settings=("clients", "some_clients", "server", "profile"),
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,

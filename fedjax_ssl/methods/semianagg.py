@@ -2,19 +2,19 @@
 
 Elbatel et al., TMLR 2024 (arXiv 2407.10327). Some clients have labels for all their images, the others for none. What
 differs from FedAvg-Semi:
-  1. every client has the features that an anchor, one and the same untrained network, gives its images;
+  1. every client has the features of its images under an anchor, an untrained network shared by all clients;
   2. a client without labels compares them with the received model's features: the mean cosine for each pseudo-label
-     (eq. 3). Near 1 means near to random;
-  3. the server turns the cosines into weights (eq. 4 and 5): the further a client's classes are from the anchor,
-     compared with the other clients, the more its model counts;
-  4. the labelled clients have half the mean, by their images, the others half of it by these weights (eq. 6).
+     (eq. 3). A value near 1 means features near to random ones;
+  3. the server turns the cosines into weights (eq. 4 and 5): a client whose classes are farther from the anchor than
+     those of other clients has a larger weight;
+  4. labelled clients have half the mean, weighted by images; the others have the other half, by these weights (eq. 6).
 
-Eq. 2 to 6 of the paper's text are rebuilt from its public code. The weights are confined to 0 to 1/(K_U - 1) for K_U
-clients without labels, and hardly leave 1/K_U: `fedavg_semi,uniform` is the method to compare with. A class that a
-client gives no confident label has the cosine 1; a class that no client has changes no weight. Cosines below 0, of
-backbones with signed features, count as 0.
+Eq. 2 to 6 of the paper's text follow its public code. The weights lie between 0 and 1/(K_U - 1) for K_U clients without
+labels, and hardly differ from 1/K_U: compare with `fedavg_semi,uniform`. If a client gives a class no confident label,
+the cosine is 1; a class that no client has does not change the weights. Cosines below 0, from backbones with signed
+features, count as 0.
 
-Local training is `config.trainer`'s (FlexMatch in the paper). The code's way of it is the variant `code`.
+Local training is `config.trainer`'s (FlexMatch in the paper); the variant `code` follows the code.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ VARIANTS: Variants = {
         "client.labelled_views": "both",
         "client.spare_classifier": True,
     },
-    # The balanced softmax on every set, with next to no share for absent classes.
+    # The balanced softmax for every data set, with a share of almost 0 for absent classes.
     "code": {
         "client.logit_adjustment": 1.0,
         "client.share_offset": 1e-12,
@@ -67,17 +67,17 @@ VARIANTS: Variants = {
     },
     "balanced": {"client.logit_adjustment": 1.0},  # the balanced softmax at labelled clients, as on CIFAR-100-LT
 }
-ANCHOR = "anchor_features"  # a client's memory: what the anchor makes of its images
-COSINES = "class_cosines"  # what it tells
+ANCHOR = "anchor_features"  # a client's memory: the anchor's features of its images
+COSINES = "class_cosines"  # metadata of uploads
 
 
 def defaults() -> Section:
     """The section `config.semianagg`."""
     section = Section()
-    # lambda_1, the weight of all labelled clients together; the rest is the others'.
+    # lambda_1, the weight of all labelled clients together; the others have the rest.
     section.labelled_share = share(0.5)
-    section.anchor_seed = whole(0, least=0, most=MOST_SEED)  # clients create the anchor from it
-    # Images whose cosines count: 'confident' ones, with a pseudo-label that reaches trainer.threshold, or 'all'.
+    section.anchor_seed = whole(0, least=0, most=MOST_SEED)  # the seed from which clients create the anchor
+    # Images whose cosines count: 'confident' ones, whose pseudo-label reaches trainer.threshold, or 'all'.
     section.compared = word("confident", "all")
     # Weights of clients without labels in a round in which none has a pseudo-label (see trainer.accepted): 'uniform',
     # the limit of eq. 5; or 'labelled': labelled clients have all the weight.
@@ -114,10 +114,10 @@ def semianagg(problem: Problem) -> Method:
 
 
 def class_cosines(cosines: jax.Array, labels: jax.Array, compared: jax.Array, num_classes: int) -> jax.Array:
-    """w_c, the mean cosine of a client's images of each pseudo-label (eq. 3); not below 0.
+    """w_c, the mean cosine over a client's images of each pseudo-label (eq. 3); at least 0.
 
     Args:
-        cosines: float32 [..., n], of the received model's features and the anchor's.
+        cosines: float32 [..., n], between the received model's features and the anchor's.
         labels: int32 [..., n].
         compared: bool [..., n], the images that count.
         num_classes: C.
@@ -141,8 +141,8 @@ def diversity(cosines: jax.Array, unlabelled: jax.Array) -> jax.Array:
         unlabelled: bool [R], the uploads of clients that have images without labels; others have the weight 0.
 
     Returns:
-        float32 [R], which sum to 1; a single client has 1, and without any all are 0. Where all cosines of a class are
-        0 its W is uniform.
+        float32 [R] with sum 1; a single client has 1, and without any all are 0. If all cosines of a class are 0, its
+        W is uniform.
     """
     number = jnp.maximum(jnp.sum(unlabelled), 1)
     cosines = jnp.where(unlabelled[:, None], cosines, 0.0)
@@ -150,13 +150,13 @@ def diversity(cosines: jax.Array, unlabelled: jax.Array) -> jax.Array:
     shares = jnp.where(total > 0, cosines / jnp.where(total > 0, total, 1.0), 1.0 / number)
     scores = jnp.where(unlabelled, jnp.sum(1.0 - shares, axis=1), 0.0)
     of_all = jnp.sum(scores)
-    # Of one client the scores are 0, up to rounding.
+    # For a single client the scores are 0, up to rounding.
     several = (number > 1) & (of_all > 0)
     return jnp.where(several, scores / jnp.where(several, of_all, 1.0), unlabelled / number)
 
 
 def without_memory(phase: Phase, name: str) -> Phase:
-    """A phase whose steps neither read nor carry an entry of the clients' memory, which its `prepare` reads."""
+    """A phase whose `prepare` reads an entry of the clients' memory, but whose steps neither read nor carry it."""
 
     def start(received: Broadcast, data: FederatedData, work, own):
         return phase.start(received, data, work, {entry: value for entry, value in own.items() if entry != name})
@@ -168,7 +168,7 @@ ENTRY = Entry(
     semianagg,
     title="SemiAnAgg",
     paper="https://arxiv.org/abs/2407.10327",
-    settings=("some_clients", "clients"),
+    settings=("some_clients", "clients", "profile"),
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

@@ -5,13 +5,13 @@ Diao, Ding and Tarokh, NeurIPS 2022 (arXiv 2106.01432). What differs from FedAvg
   2. these are the fix set; the mix set is mixup with partners without a threshold, as in MixMatch;
   3. after each aggregation, with momentum, the server trains on its labelled images.
 
-The paper's own recipe is the fragment `strong` (see `fedjax_ssl/fields/`): static batch normalisation, a cosine
-schedule, Nesterov momentum, clipping, optimisers that survive rounds, uniform weights, server momentum 0.5. FedAnchor's
-tables have SemiFL 10 to 20 points below its own paper: the recipe `plain` is the likely reason.
+The paper's own recipe is `strong` (see `fedjax_ssl/fields/`): static batch normalisation, a cosine schedule, Nesterov
+momentum, clipping, persistent optimizers, uniform weights, server momentum 0.5. FedAnchor's tables have SemiFL 10 to 20
+points below its own paper; the recipe `plain` is the likely reason.
 
-Its public code takes the statistics of normalisation from batches of everybody's images in one pool, which clients
-could not without sharing them, draws mix partners anew in each epoch, and begins with PyTorch's classifier: the variant
-`code`, which most likely gave its figures.
+Its public code computes normalisation statistics from batches of everyone's images in one pool, for which clients would
+have to share them; it draws mix partners anew in each epoch; and it uses PyTorch's initial classifier. This is the
+variant `code`, which most likely gave its figures.
 """
 
 from fedjax_ssl.augment.mixup import MIX_ORDERS
@@ -23,7 +23,7 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 
 VARIANTS: Variants = {
-    "paper": {  # the setting of its experiments, behind the recipe `strong`; with 1,000 labels or less, batches of 10
+    "paper": {  # the setting of its experiments, after the recipe `strong`; with 1,000 labels or fewer, batches of 10
         "num_rounds": 800,
         "data.partition": "dirichlet_clients",
         "augment.flavour": "semifl",
@@ -31,9 +31,9 @@ VARIANTS: Variants = {
         "server.batch_size": 250,
         "server.augmentation": "weak",
         "server.pretrain_epochs": 0,
-        "model.statistics": "all_mixed",  # as its experiments have it, with clients of two classes
+        "model.statistics": "all_mixed",  # as in its experiments, with clients of two classes
     },
-    "code": {  # its public code, to be named behind `paper`
+    "code": {  # its public code, to be named after `paper`
         "model.classifier_init": "torch",
         "semifl.partners": "epoch",
     },
@@ -47,11 +47,11 @@ def defaults() -> Section:
     section.threshold = share(0.95)  # tau of eq. 4; a label counts if its probability reaches it
     # Labels use the mean probabilities over this many weak views; 0: the raw image.
     section.label_views = whole(1, least=0)
-    section.mixup = True  # False: the fix loss alone
+    section.mixup = True  # False: only the fix loss
     section.mixup_alpha = real(0.75, above=0)  # a of lambda ~ Beta(a, a), eq. 6
     section.mix_weight = real(1.0, least=0)  # lambda of L_fix + lambda L_mix, eq. 8
     section.mix_order = word("augment_then_mix", *MIX_ORDERS)  # eq. 6; 'mix_then_augment' is FedAnchor's
-    section.partners = word("round", "epoch")  # how often the mix set is drawn; its code: 'epoch'
+    section.partners = word("round", "epoch")  # how often mix partners are drawn; its code: 'epoch'
     return section
 
 
@@ -61,7 +61,7 @@ def semifl(problem: Problem) -> Method:
     confidence = make_confidence(problem, options.threshold)
 
     def label(received: Broadcast, data: FederatedData, examples: Examples) -> Labelled:
-        """Eq. 4: the global model's hard labels, and which of them reach the threshold."""
+        """Eq. 4: the global model's hard labels, and whether each reaches the threshold."""
         return label_cohort(
             problem,
             lambda images: network.probabilities(received.model, images),

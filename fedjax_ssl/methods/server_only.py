@@ -1,7 +1,7 @@
-"""The server's training alone, the lower bound: only the server trains, on its labelled images.
+"""Training at the server only, the lower bound: the server trains on its labelled images.
 
-With `data.centralised` the same code is the centralised fully supervised bound (SemiFL's "Fully Supervised", FedIL's
-"Fully-Supervised"): the server then holds every image of the federation, with its label.
+With `data.centralised` the same code is the centralised, fully supervised bound (SemiFL's "Fully Supervised", FedIL's
+"Fully-Supervised"): the server then holds every image of the federation with its label.
 """
 
 from fedjax_ssl.engine import Method, Problem

@@ -6,14 +6,14 @@ FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from 
 
 Clients train on their labelled images; a client without any takes no part. A server with labels trains after each
 round.
-The variant `all_labels` is the upper bound: it reveals every label, which is a property of the data
-(`data.reveal_labels`), and every table marks it. FedAnchor's "Supervised" rows are that bound; they pre-train on the
-anchors and alternate with the server's training (its longer version) or do not pre-train (the earlier one):
-`server.pretrain_epochs` and `server.epochs`. There is no strong augmentation, unless `client.labelled_views` is 'both'.
+The variant `all_labels` is the upper bound: it reveals every label (`data.reveal_labels`), and every table marks it.
+FedAnchor's "Supervised" rows are this bound. In its longer version they pre-train on the anchors and alternate with the
+server's training, in the earlier one they do not: `server.pretrain_epochs` and `server.epochs`. There is no strong
+augmentation unless `client.labelled_views` is 'both'.
 
-Where some clients have labels and the others none, both bounds of that setting's papers are here: `all_labels` is the
-upper one, and without it the labelled clients train alone, which is the lower one. With partial participation a cohort
-may then have few of them, or none; `labelled_cohorts` draws no others.
+If some clients have labels and the others none, this method gives both bounds of that setting's papers: `all_labels` is
+the upper one; without it only the labelled clients train, which is the lower one. With partial participation a cohort
+may then have few of them or none; the variant `labelled_cohorts` draws no others.
 """
 
 from fedjax_ssl.client import jobs_on_labels, local_sgd, loss_on_labels
@@ -36,7 +36,7 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.supervised`."""
     section = Section()
-    section.cohort = word("all", "labelled")  # who is drawn: of all clients, or of those that have 'labelled' images
+    section.cohort = word("all", "labelled")  # who is drawn: 'all' clients, or those with 'labelled' images
     return section
 
 

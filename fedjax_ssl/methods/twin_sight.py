@@ -2,24 +2,23 @@
 
 Zhang et al., ICLR 2024 (arXiv 2402.14430). Some clients have labels for all their images, the others for none. What
 differs from FedAvg:
-  1. every client trains two models with a backbone each: the supervised one, which is tested, and its twin, which never
-     sees a label;
+  1. every client trains two models, each with its own backbone: the supervised one, which is tested, and its twin,
+     which never sees a label;
   2. the twin minimises InfoNCE between two views of each image, L_i;
-  3. a neighbourhood term L_n draws the models to each other: images that are near in the features of one are to be near
-     in those of the other, by the Gram matrices of unit vectors, |G_u - G_s|_F^2 / B^2;
-  4. labels are the supervised model's alone: cross-entropy where a client has them, else pseudo-labels. Whatever role a
-     client has, the twin's objective is the same, which is what keeps both roles from pulling apart.
-Both models are averaged by the clients' sizes, so twice as much travels. Each model sees both views of a batch as one
-batch of twice the size, so that batch statistics are of both (model/SemiFed.py:34-42 of the public code).
+  3. a neighbourhood term L_n pulls the models together: images that are near in the features of one should be near in
+     those of the other, by the Gram matrices of unit vectors, |G_u - G_s|_F^2 / B^2;
+  4. only the supervised model uses labels: cross-entropy if a client has them, else pseudo-labels. The twin's objective
+     is the same for both roles, which keeps them from drifting apart.
+Both models are averaged by the clients' sizes, so that twice as much is sent. Each model passes both views of a batch
+as one batch of twice the size, with common batch statistics (model/SemiFed.py:34-42 of the public code).
 
 Where its public code differs (github.com/tmlr-group/Twin-sight, commit 974798a): L_n's divisor is written with the XOR
-operator, B ^ 2, which is 66 for 64 images in place of 4096, so that the term weighs 62 times as much (`replica`);
-pseudo-labels are off there, and where they are on, a label is that of the strong view and the weak one is trained
-(`labels_from`).
+operator, B ^ 2, which is 66 for 64 images instead of 4096, so that the term has 62 times the weight (`replica`);
+pseudo-labels are off, and if they are on, the strong view makes the label and the weak one is trained (`labels_from`).
 
 The two views are a weak and a strong one; on Fashion-MNIST two weak ones, on SVHN two of `config.views`
-(`second_view`). Pseudo-labels count by `config.confidence`; `trainer.labels_from` is not read: labels are
-made in each step. Not built: SimSiam and BYOL in the place of InfoNCE. A client with images of both kinds (the variant
+(`second_view`). Pseudo-labels count by `config.confidence`; `trainer.labels_from` is ignored: labels are made in each
+step. SimSiam and BYOL instead of InfoNCE are not implemented. A client with images of both kinds (the variant
 `partial`) trains on the labelled ones first and then on the others; the code mixes both in each step.
 """
 
@@ -46,7 +45,7 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.confidence import MEMORY, fixed
 from fedjax_ssl.client.consistency import train_views
 from fedjax_ssl.client.labels import debiased
-from fedjax_ssl.client.self_training import fresh_states, make_trainer
+from fedjax_ssl.client.self_training import make_trainer, states_of_round
 from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Jobs, Method, Phase, Previous, Problem
@@ -70,12 +69,12 @@ FIELDS = {
     "client.spare_classifier": False,
 }
 VARIANTS: Variants = {
-    "paper": {  # the setting of its experiments; of RandAugment's (3, 5) this flavour draws the 5 itself
+    "paper": {  # the setting of its experiments; of RandAugment's (3, 5), this flavour draws the 5 itself
         "num_rounds": 500,
         "num_clients": 10,
         "clients_per_round": 5,
         "data.labelled_clients": 4,
-        "data.partition": "dirichlet_clients",  # inferred: sizes differ, by which both models are averaged
+        "data.partition": "dirichlet_clients",  # inferred: the sizes by which both models are averaged differ
         "data.alpha": 0.1,
         "augment.num_ops": 3,
         "augment.border": "zeros",
@@ -86,7 +85,7 @@ VARIANTS: Variants = {
         "client.momentum": 0.9,
         "client.weight_decay": 1e-4,
         "client.clip_norm": 0.0,
-        "client.persistent": True,  # its code makes an optimiser for each client, once
+        "client.persistent": True,  # its code makes one optimizer for each client
     },
     "code": {"twin_sight.replica": True, "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
     "freematch": {"confidence.kind": "freematch", "confidence.fairness_weight": 0.0},  # its code leaves the term out
@@ -106,12 +105,12 @@ def defaults() -> Section:
     section.temperature = real(0.07, above=0)  # of InfoNCE
     section.contrastive_weight = real(0.5, least=0)  # of L_i
     section.neighbourhood_weight = real(1.0, least=0)  # of L_n
-    section.replica = False  # a bug of the code: L_n is divided by B XOR 2, and not by B^2
-    # Of an image: a weak view and a 'strong' one, two 'weak' ones, or both 'views' of `config.views`.
+    section.replica = False  # a bug of the code: L_n is divided by B XOR 2 instead of B^2
+    # The two views: weak and 'strong', two 'weak' ones, or both 'views' of `config.views`.
     section.second_view = word("strong", "weak", "views")
     section.pseudo_labels = True  # at clients without labels; the code's default is False
     section.pseudo_weight = real(0.5, least=0)  # of their loss
-    # The view that labels, and the other one is trained; 'strong': the code's.
+    # The view that labels; the other one is trained. 'strong': the code's.
     section.labels_from = word("weak", "strong")
     section.projector_hidden = whole(4096, least=1)  # of the twin's projector, linear, normalised, ReLU, linear
     section.projector_dim = whole(2048, least=1)  # of the projections that InfoNCE compares
@@ -126,14 +125,14 @@ def projector_of(config: ConfigDict) -> dict[str, Any]:
 
 
 class TwinSightWork(NamedTuple):
-    """What one client trains on: its unlabelled examples; the prior that is taken from its labels, see `debiased`."""
+    """What one client trains on: its unlabelled examples, and the prior for its labels, see `debiased`."""
 
     deck: Deck
     prior: jax.Array | None
 
 
 class Seeing(NamedTuple):
-    """What both models make of a batch."""
+    """The models' results for a batch."""
 
     value: jax.Array  # float32 [], the weighted sum of L_i and L_n
     outputs: tuple[Outputs, ...]  # of the supervised model, for its views
@@ -153,7 +152,7 @@ def twin_sight(problem: Problem) -> Method:
 
 
 def see(problem: Problem, model: Model, first: Images, second: Images, mask: jax.Array) -> Seeing:
-    """L_i of two views by the twin, L_n of the first one by both models; each model sees both views as one batch."""
+    """L_i of two views by the twin, L_n of the first view by both models; each model passes both views as one batch."""
     network, options = problem.network, problem.config.twin_sight
     batch = [([first, second], mask)]
     twin = companion_model(model, TWIN)
@@ -183,7 +182,7 @@ def on_labels(problem: Problem) -> Phase:
 
 
 def without_labels(problem: Problem) -> Phase:
-    """0.5 L_i + L_n + 0.5 the loss of pseudo-labels, on the other images."""
+    """0.5 L_i + L_n + 0.5 the loss of pseudo-labels, on unlabelled images."""
     options, trainer = problem.config.twin_sight, make_trainer(problem)
     views_of, plain_jobs = views(problem), jobs_without_labels(problem)
 
@@ -191,12 +190,11 @@ def without_labels(problem: Problem) -> Phase:
         jobs = plain_jobs(received, data, cohort, previous)
         if not options.pseudo_labels:
             return jobs
-        examples, renewed = Examples.of(data, cohort), {}
-        if problem.config.confidence.memory == "round":
-            renewed = {MEMORY: fresh_states(trainer, *examples.rows.shape)}
+        examples = Examples.of(data, cohort)
         confident = fixed(None, problem.num_classes, problem.config.trainer.threshold, strictly=False)
+        own = states_of_round(problem, trainer, examples)
         made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, confident)
-        return jobs._replace(work=TwinSightWork(jobs.work.deck, made.prior), report=made.report, own=renewed)
+        return jobs._replace(work=TwinSightWork(jobs.work.deck, made.prior), report=made.report, own=own)
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)
@@ -215,7 +213,7 @@ def without_labels(problem: Problem) -> Phase:
 
     hooks = Hooks(remember=lambda own, model, state, step: {MEMORY: state})
     if not options.pseudo_labels:
-        # No loss reaches the classifier, and so it must not decay.
+        # The classifier has no loss here, so it must not decay.
         hooks = Hooks(adapt=functools.partial(without_parts, parts=("classifier",)))
     return unlabelled_phase(problem, prepare, loss, PARTS, hooks)
 

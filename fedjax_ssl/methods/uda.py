@@ -1,10 +1,10 @@
-"""FedAvg+UDA: consistency with sharpened soft labels at each client, in all three settings of labels.
+"""FedAvg+UDA: consistency with sharpened soft labels at each client, wherever labels are.
 
 Xie et al., "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2020 (arXiv 1904.12848), as the baseline
 of FedLabel (Tables 1 and 3). What differs from FedAvg+FixMatch:
   1. the target is soft, the weak view's prediction sharpened by a temperature: softmax(z / T);
-  2. the loss is the divergence KL(target || p) where the unsharpened prediction is confident.
-The values are those of the common library of semi-supervised methods; no training-signal annealing.
+  2. the loss is the divergence KL(target || p) for images with a confident unsharpened prediction.
+The values are those of the common library of semi-supervised methods, without training-signal annealing.
 """
 
 import jax

@@ -42,6 +42,10 @@ class ClientRows:
         refuse_link(path)
         if from_round is None:
             path.unlink(missing_ok=True)
+        elif not path.exists():
+            raise UserError(
+                f"{path} is missing, which has the clients' memory; put it back, or train in another workdir"
+            )
         with self._one_line():
             self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._file.execute(f"PRAGMA page_size = {_PAGE_BYTES}")

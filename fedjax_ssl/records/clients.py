@@ -1,4 +1,4 @@
-"""Accuracy per client: how good one global model is on each client's mix of classes.
+"""Accuracy per client: how good one global model is on each client's mix of classes, and on its own test images.
 
 The test set has no clients. A client's accuracy is that of the classes on the test set, weighted by how many images of
 each class the client holds: what the model would reach on new images of the client's mix.
@@ -8,11 +8,44 @@ spread over clients.
 """
 
 import math
+import pathlib
+from collections.abc import Mapping
 
 import numpy as np
 
+from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.files import replace_arrays
+
 OVER_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of clients", "spread": "spread over clients"}
 MODELS = {"": "last model", "best_": "best model"}  # beginning of a figure's name in summary.json -> in words
+
+CLIENT_TESTS = "client_tests.npz"  # in a run's folder, see `save_client_tests`
+GLOBAL, TUNED, PERSONAL = "global", "tuned", "personal"  # models that are tested on each client's own test images
+TESTED = {GLOBAL: "global model", TUNED: "fine-tuned", PERSONAL: "own parts"}  # the same in words
+
+
+def save_client_tests(
+    folder: pathlib.Path, round_number: int, images: np.ndarray, accuracies: Mapping[str, np.ndarray]
+) -> None:
+    """Writes RUN/client_tests.npz, in the place of an earlier round's.
+
+    Args:
+        folder: the run's.
+        round_number: after which the models were tested; the file's entry `round`.
+        images: int [K], how many test images each client has of its own.
+        accuracies: which model, of `TESTED` -> its accuracy on those of each client, float [K], NaN without any.
+    """
+    replace_arrays(folder / CLIENT_TESTS, round=np.array(round_number), images=images, **accuracies)
+
+
+def load_client_tests(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """The same; {} without the file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / CLIENT_TESTS
+    return read_arrays(str(path), None) if path.exists() else {}
 
 
 def accuracy_of_clients(labels: np.ndarray, predictions: np.ndarray, held: np.ndarray) -> np.ndarray:
@@ -55,3 +88,12 @@ def over_clients(accuracies: np.ndarray) -> dict[str, float | None]:
 def figure_name(model: str, figure: str) -> str:
     """A figure's name in summary.json."""
     return f"{model}client_accuracy_{figure}"
+
+
+def test_figures(accuracies: Mapping[str, np.ndarray]) -> dict[str, float | None]:
+    """The figures over clients of the models of `TESTED`, by their names in summary.json and metrics.jsonl."""
+    return {
+        f"client_test_{model}_{figure}": value
+        for model, of_clients in accuracies.items()
+        for figure, value in over_clients(of_clients).items()
+    }

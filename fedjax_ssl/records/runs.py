@@ -24,8 +24,16 @@ from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import read_json
-from fedjax_ssl.records.clients import MODELS, OVER_CLIENTS, accuracy_of_clients, figure_name
+from fedjax_ssl.records.clients import (
+    MODELS,
+    OVER_CLIENTS,
+    TESTED,
+    accuracy_of_clients,
+    figure_name,
+    load_client_tests,
+)
 from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.ending import in_words
 from fedjax_ssl.records.manifest import what_is_exchanged
 from fedjax_ssl.records.snapshots import BEST, load_snapshot, snapshot_files
 from fedjax_ssl.records.workdir import (
@@ -100,6 +108,10 @@ class RunRecords(NamedTuple):
     def standing(self) -> str:
         """The rounds done, in words."""
         return f"round {self.metrics[-1]['round']} of {self.config['num_rounds']}"
+
+    def why_ended(self) -> str:
+        """Why a finished run has fewer rounds than it could have had, in words; '' if it has all."""
+        return in_words(str(self.summary.get("ended_by")), self.config["stop"]) if self.is_finished else ""
 
     def values(self, name: str) -> np.ndarray:
         """float [rounds], one metric over the rounds; NaN where it could not be measured."""
@@ -191,12 +203,31 @@ class RunRecords(NamedTuple):
             and snapshot["labels"].max() < counts["clients"].shape[1]
         }
 
+    def client_tests(self) -> dict[str, np.ndarray]:
+        """Of which model -> its accuracy on each client's own test images after the last round, float [K]; {} without.
+
+        NaN for a client without such images.
+        """
+        found = _or_empty(load_client_tests, self.folder)
+        if int(found.get("round", -1)) != self.metrics[-1]["round"]:
+            return {}
+        return {model: found[model] for model in TESTED if model in found}
+
     def client_figures(self) -> dict[str, float]:
-        """The same over clients, as the summary has it: in words -> percent; {} before it is written."""
-        names = {figure_name(model, figure): (model, figure) for model in MODELS for figure in OVER_CLIENTS}
+        """Both over clients, as the summary has them: in words -> percent; {} before it is written."""
+        names = {
+            figure_name(model, figure): words + (f" ({MODELS[model]})" if model else "")
+            for model in MODELS
+            for figure, words in OVER_CLIENTS.items()
+        }
+        names |= {
+            f"client_test_{model}_{figure}": f"{of}, own tests: {words}"
+            for model, of in TESTED.items()
+            for figure, words in OVER_CLIENTS.items()
+        }
         return {
-            OVER_CLIENTS[figure] + (f" ({MODELS[model]})" if model else ""): 100 * self.summary[name]
-            for name, (model, figure) in names.items()
+            words: 100 * self.summary[name]
+            for name, words in names.items()
             if self.is_finished and isinstance(self.summary.get(name), float)
         }
 
@@ -206,6 +237,7 @@ class RunRecords(NamedTuple):
         for read, path in [
             (read_dataset, self.folder),
             (_read_class_counts, self.folder),
+            (load_client_tests, self.folder),
             *((load_snapshot, path) for path in self._snapshot_files().values()),
         ]:
             try:

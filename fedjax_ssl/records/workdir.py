@@ -124,7 +124,8 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
 def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The fields by which a configuration is no longer that of a run, with their values; '' if there are none.
 
-    Fields that change no result may change, and a run of a constant schedule may get more rounds.
+    Fields that change no result may change, a run of a constant schedule may get more rounds, and what ends a run early
+    (`config.stop`) may be eased.
 
     Args:
         old: that the run had, complete.
@@ -135,6 +136,11 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
     grown = refused.get("num_rounds")
     if grown and grown[0] <= grown[1] and new["schedule"] == "constant":
         del refused["num_rounds"]
+    refused.pop("stop.seconds", None)
+    for name in ("stop.patience", "stop.bytes"):  # the rounds until then are the same
+        before, now = refused.get(name, (0, 0))
+        if before and (not now or now > before):
+            del refused[name]
     return "; ".join(f"{name}: {before!r} there, {now!r} here" for name, (before, now) in refused.items())
 
 

@@ -1,15 +1,16 @@
-"""Under what conditions a run's clients worked, in words: who lied, who failed, what privacy was kept."""
+"""Under what conditions a run's clients worked, in words: what they held, who lied, who failed, what was private."""
 
 import numpy as np
 
-from fedjax_ssl.config import num_byzantine
+from fedjax_ssl.config import num_byzantine, unknown_images
 from fedjax_ssl.records.runs import RunRecords
 
 
 def conditions(run: RunRecords) -> list[str]:
-    """A sentence for each section of messages on their way that is not at its default; [] for an ordinary run."""
-    config, last, found = run.config, run.metrics[-1], []
+    """A sentence for unknown images, and for each section of messages on their way that is not at its default."""
+    config, last = run.config, run.metrics[-1]
     attack, availability, privacy = config["attack"], config["availability"], config["privacy"]
+    found = list(filter(None, [unknown_images(config)]))
     if attack["kind"] != "none":
         number = num_byzantine(config)
         sent = int(np.nansum(run.values("byzantine_uploads")))
@@ -29,6 +30,11 @@ def conditions(run: RunRecords) -> list[str]:
         kind = config["compression"]["kind"]
         kept = f" of {100 * config['compression']['share']:.4g} %" if kind == "top_k" else ""
         found.append(f"uploads are compressed: {kind}{kept}")
+    if config["personal_parts"]:
+        found.append(
+            f"each client keeps its own {' and '.join(config['personal_parts'])}; the global model, whose accuracy on "
+            "the test set is shown, has the server's"
+        )
     if privacy["noise"]:
         text = f"noise of {privacy['noise']:.4g} times the clipping norm, in {privacy['cohorts']} cohorts"
         if "epsilon" in last:

@@ -171,7 +171,7 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
     for label, numbers, colour in (
         ("at clients, with labels", labelled.sum(axis=0), COLOURS[1]),
         (unlabelled, (clients - labelled).sum(axis=0), COLOURS[0]),
-        ("at the server, with labels", at_server, COLOURS[1]),
+        ("at the server, with labels", at_server, COLOURS[3 if at_clients else 1]),
         ("held out for validation", counts["validation"], COLOURS[2]),
     ):
         if numbers.any():
@@ -181,10 +181,34 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
     title = f"{at_server.sum():,} labels at the server,\n{clients.sum():,} images at {num_clients:,} clients"
     if at_clients:
         title = f"{labelled.sum():,} of {clients.sum():,} images labelled"
+        title += f",\n{at_server.sum():,} labels at the server" if at_server.any() else ""
     bars.set(xlabel="images", title=title)
     label_classes(bars.yaxis, class_names)
     handles, labels = bars.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
+    """The share of each client's images that has labels, in ascending order, and the number of those images.
+
+    Args:
+        counts: see `fedjax_ssl.data.class_counts`; {} makes no picture.
+    """
+    if not counts:
+        return None
+    sizes, labelled = counts["clients"].sum(axis=1), counts["labelled"].sum(axis=1)
+    shares = labelled / np.maximum(sizes, 1)
+    order = np.argsort(shares, kind="stable")
+    figure, axes = subplots(1, 2, figsize=WIDE, squeeze=False)
+    for each, numbers, title in (
+        (axes[0, 0], 100 * shares, "percent of its images with labels"),
+        (axes[0, 1], labelled, "its images with labels"),
+    ):
+        each.bar(np.arange(len(order)), numbers[order], width=0.9, color=COLOURS[1])
+        each.set(xlabel="client, in the order of shares", title=title, ylim=(0, None))
+        each.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0, 0].set_ylim(0, 100)
     return figure
 
 
@@ -293,12 +317,13 @@ def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: lis
     return figure
 
 
-def client_accuracy(accuracies: Mapping[str, list[np.ndarray]]) -> Figure | None:
+def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "the client's mix") -> Figure | None:
     """Accuracies of clients from the worst to the best, one curve a model; the worst tenth is shaded.
 
     Args:
         accuracies: of which model -> its accuracy on each client's mix of classes, float [K], for each seed; NaN for
             clients without images.
+        on: which images.
     """
     if not any(accuracies.values()):
         return None
@@ -313,7 +338,7 @@ def client_accuracy(accuracies: Mapping[str, list[np.ndarray]]) -> Figure | None
         if curves:
             draw_band(axes, place, np.stack(curves), name, number)
     axes.axvspan(0, 10, color=INK, alpha=0.08, linewidth=0)
-    finish_curves(figure, axes, "accuracy on the client's mix (%)", top=100, legend=len(accuracies) > 1)
+    finish_curves(figure, axes, f"accuracy on {on} (%)", top=100, legend=len(accuracies) > 1)
     axes.set(xlabel="clients, from the worst on (%)", xlim=(0, 100))
     return figure
 
@@ -357,7 +382,7 @@ def nan_mean(values: np.ndarray) -> np.ndarray:
 def finish_curves(figure: Figure, axes: Axes, label: str, top: float | None = None, legend: bool = True) -> None:
     """Names of the axes, and the legend above the curves, where it covers none of them."""
     axes.set(xlabel="round", ylabel=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if top is not None and axes.get_ylim()[1] > top:
         axes.set_ylim(top=top + 0.5)
     if legend:

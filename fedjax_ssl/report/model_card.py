@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import Any
 
-from fedjax_ssl.config import describe_method
+from fedjax_ssl.config import describe_method, server_has_labels
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
@@ -95,7 +95,7 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | data set | {name} |
 | {noun} | {shape}, {dataset.get("num_classes", "?")} classes |
 | training set | {dataset.get("num_train", "?")} {noun}{held_out} |
-| labels | {labels}{f" ({data['server_draw']})" if data["labels"] == "server" else ""} |
+| labels | {labels}{f" ({data['server_draw']})" if server_has_labels(data) else ""} |
 | division | {_division(data)}, seed {config["seed"]} |
 | test set | {dataset.get("num_test", "?")} {noun} |
 

@@ -12,7 +12,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import expanded, read_json
 from fedjax_ssl.kinds import kind_of
-from fedjax_ssl.records.clients import OVER_CLIENTS, over_clients
+from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
@@ -82,7 +82,7 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     pictures.add(
         "measures",
         figures.measures(run),
-        f"What else is measured on the {measured} set after each round: means over classes, not over images.",
+        f"What else is measured on the {measured} set after each round; most are means over classes, not over images.",
     )
     pictures.add("losses", figures.losses(run), f"Losses, means over a round; the {measured} loss is cross-entropy.")
     pictures.add(
@@ -104,20 +104,26 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         "less a cosine says about the class.",
     )
     names = class_names(run)
-    at_server, counts = run.config["data"]["labels"] == "server", run.class_counts()
-    without = ""
-    if counts and run.config["data"]["labels"] == "clients":
-        number = int(np.sum(counts["labelled"].sum(axis=1) == 0))
+    counts, at_clients, without = run.class_counts(), False, ""
+    if counts and counts["labelled"].any():
+        at_clients, number = True, int(np.sum(counts["labelled"].sum(axis=1) == 0))
         without = f" {number} of {len(counts['labelled'])} clients {'has' if number == 1 else 'have'} no label."
     also = "and each class before and after the server took its labelled images"
     pictures.add(
         "who_holds_what",
         figures.who_holds_what(counts, names),
         f"Who holds what: images of each class at each client, "
-        f"{also if at_server else 'those of them that have labels, and both by class'}. Clients may hold fewer images "
+        f"{'those of them that have labels, and both by class' if at_clients else also}. Clients may hold fewer images "
         f"than there are where their number is limited. Grey cells have none.{without}",
         wide=True,
     )
+    if run.config["data"]["labels"] == "profile":  # of the other settings one sentence says it all
+        pictures.add(
+            "label_profile",
+            figures.label_profile(counts),
+            "The share of each client's images that has labels, and how many that are; clients in the order of their "
+            "shares.",
+        )
     snapshots = run.snapshots()
     if snapshots:
         end = max(snapshots)
@@ -142,8 +148,15 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     pictures.add(
         "client_accuracy",
         figures.client_accuracy({name: [values] for name, values in of_clients.items()}),
-        "Accuracy on each client's mix of classes, from the client that fares worst to the best; the worst tenth is "
-        f"shaded. {'; '.join(_of_clients(name, values) for name, values in of_clients.items())}.",
+        "Accuracy on each client's mix of classes, from the lowest client to the highest; the lowest tenth is "
+        f"shaded; {'; '.join(_of_clients(name, values) for name, values in of_clients.items())}.",
+    )
+    tests = {TESTED[model]: values for model, values in run.client_tests().items()}
+    pictures.add(
+        "client_tests",
+        figures.client_accuracy({name: [values] for name, values in tests.items()}, "the client's own test images"),
+        "Accuracy on each client's own test images, which nobody trained on, from the lowest client to the highest; "
+        f"the lowest tenth is shaded; {'; '.join(_of_clients(name, values) for name, values in tests.items())}.",
     )
     pictures.add("bytes", figures.bytes_over_rounds(run), "What travels between server and clients.", wide=True)
     pictures.add(
@@ -205,6 +218,8 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         )
     if not run.is_finished:
         notes.append(page.note(f"This run is not finished: it stands at {run.standing()}, and is shown that far."))
+    if run.why_ended():
+        notes.append(page.note(f"The run ended in {run.standing()}: {run.why_ended()}."))
     if run.labels_revealed:
         notes.append(page.note("An upper bound: the clients' labels were revealed to the method."))
     if conditions(run):
@@ -216,7 +231,13 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         page.section(
             "Accuracy",
             pictures.of(
-                f"{run.measured}_accuracy", "measures", "losses", "confusion", "class_accuracy", "client_accuracy"
+                f"{run.measured}_accuracy",
+                "measures",
+                "losses",
+                "confusion",
+                "class_accuracy",
+                "client_accuracy",
+                "client_tests",
             ),
         ),
         page.section("What is mislabelled", *_mistakes(run)),

@@ -1,4 +1,4 @@
-"""A run from its configuration to its trained model. Knows all but the command line.
+"""Trains a run from its configuration. May import everything but the command line.
 
-`observe/` has what a run writes down and shows, `hosts/` one run on several hosts.
+`observe/` writes records and shows progress; `hosts/` spreads one run over several hosts.
 """

@@ -1,4 +1,4 @@
-"""Makes a processor's cores devices of JAX, so that each trains a client. Must be called before JAX starts."""
+"""Makes each core of a CPU a device of JAX, so that each trains a client. Call it before JAX starts."""
 
 import math
 import os
@@ -10,27 +10,27 @@ from ml_collections import ConfigDict
 from fedjax_ssl.errors import UserError
 
 CPU_LIMIT = pathlib.Path("/sys/fs/cgroup/cpu.max")
-# Who sets one of these has decided. The first flag is the older way to say how many devices there are.
+# If the user has set one of these, nothing is changed. The first flag is the older way to set the number of devices.
 SET_BY_USER = ("JAX_NUM_CPU_DEVICES", "xla_force_host_platform_device_count", "xla_cpu_multi_thread_eigen")
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-# Programs compile in an eighth less time, and the small CNN's steps are an eighth shorter:
-# docs/notebook/performance.md. As an option of a single program it ends the process (jaxlib 0.10.2).
+# Programs compile in an eighth less time, and the small CNN's steps take an eighth less time:
+# docs/notebook/performance.md. Set for a single program, it crashes the process (jaxlib 0.10.2).
 PLAIN_LOOPS = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
 
 
 def use_every_core(config: ConfigDict | None = None) -> None:
-    """Makes every core that this process may use a device of JAX, and has XLA leave loops for processors as they are.
+    """Makes every core that this process may use a device of JAX, and turns off XLA's loop unrolling on CPUs.
 
-    A second core inside an operation is nearly lost, one with a client of its own is not: docs/performance.md. The
-    command line calls this; a notebook or a script calls it before anything is computed with JAX. A run on a GPU or a
-    TPU is not affected, and the environment (JAX_NUM_CPU_DEVICES, XLA_FLAGS) has the last word.
+    A second core speeds up one operation little; a core for each client speeds up a round: docs/performance.md. The
+    command line calls this. In a notebook or a script, call it before the first computation with JAX. It does not
+    affect runs on a GPU or a TPU. The environment variables JAX_NUM_CPU_DEVICES and XLA_FLAGS take precedence.
 
     Args:
-        config: of the run, if there is but one: with `devices=1` nothing is changed, and with fewer clients in a round
-            than cores an operation may still use several of them.
+        config: the run's, if the process trains only one. With `devices=1` nothing is changed. With fewer clients in a
+            round than cores, an operation may still use several cores.
 
     Raises:
-        UserError: JAX has started.
+        UserError: JAX has started already.
     """
     _add_flag(PLAIN_LOOPS)
     cores = usable_cores()
@@ -48,21 +48,21 @@ def use_every_core(config: ConfigDict | None = None) -> None:
 
 
 def _add_flag(flag: str) -> None:
-    """Adds an option to XLA's, unless it is among them with a value of the user's."""
+    """Adds an option to XLA_FLAGS unless the user has set it."""
     given = os.environ.get("XLA_FLAGS", "")
     if flag.split("=")[0] not in given:
         os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
 
 
 def usable_cores(limit: pathlib.Path = CPU_LIMIT) -> int:
-    """Cores that this process may use: those that it is held to, or fewer where its container has less time.
+    """The number of cores that this process may use, by its CPU affinity and its container's CPU limit.
 
     Args:
-        limit: the file of the container's limit, "QUOTA PERIOD" in microseconds, or "max PERIOD".
+        limit: the file with the container's limit, "QUOTA PERIOD" in microseconds or "max PERIOD".
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = limit.read_text().split()
         return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no Linux, no container, or an older kind of limit
+    except (OSError, ValueError):  # not Linux, no container, or an older kind of limit
         return cores

@@ -1,7 +1,7 @@
-"""Which arrays each stage of a server depends on, from its trace: whether it reads data of clients.
+"""Which arrays each stage of a server depends on. Its trace shows whether the stage reads clients' data.
 
-Nothing is listed by name, so a method from outside the library is judged, too. What is not seen: a stage that reads
-images or labels of the whole table, `data.inputs` or `data.visible_labels`, and not by rows that are somebody's.
+No method is listed by name, so methods from outside the library are checked too. One case is not detected: a stage
+that reads all of `data.inputs` or `data.visible_labels` without selecting the rows of a client.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from fedjax_ssl.engine.interface import Method, Problem, Received
 from fedjax_ssl.engine.round import select_of
 from fedjax_ssl.learning.trees import repeated
 
-Stage = Callable[..., Any]  # (state, data, received, clients [M]) -> what the server then has, or sends
+Stage = Callable[..., Any]  # (state, data, received, clients [M]) -> the server's new state, or what it sends
 
 
 def server_stages(problem: Problem, method: Method) -> dict[str, Stage]:
-    """The stages of a method that run at the server, by name, of a state in their results the server's part alone."""
+    """The stages of a method that run at the server, by name. They return the server's part of a state only."""
     key = jax.random.key(0)
     stages = {
         "init": lambda state, data, received, clients: method.init(data, key),
@@ -35,7 +35,7 @@ def server_stages(problem: Problem, method: Method) -> dict[str, Stage]:
 
 
 def some_received(upload: Any, group: Any, number: int) -> Received:
-    """`Received` of so many rows, none accepted, to trace `aggregate` with; `upload` has leaves [1, ...]."""
+    """A `Received` with `number` rows, none accepted, to trace `aggregate` with; `upload` has leaves [1, ...]."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), upload)
     whole = jnp.zeros(number, jnp.int32)
     return Received(repeated(zeros, number), whole > 0, whole, None if group is None else whole, whole, whole)
@@ -46,7 +46,7 @@ def _personal(method: Method, state: Any, data: Any, clients: Any, key: Any) -> 
 
 
 def without_clients(result: Any) -> Any:
-    """The result of a stage, of a state in it the server's part alone."""
+    """The result of a stage without the clients' part of a state."""
     return jax.tree.map(
         lambda node: node._replace(clients={}) if hasattr(node, "clients") and hasattr(node, "server") else node,
         result,
@@ -55,20 +55,20 @@ def without_clients(result: Any) -> Any:
 
 
 class Trace(NamedTuple):
-    """What a function computes."""
+    """A traced function."""
 
     jaxpr: Any  # its operations
-    paths: list[str]  # of its arguments' leaves, in the order of the operations' inputs
+    paths: list[str]  # the paths of its arguments' leaves, in the order of the jaxpr's inputs
 
 
 def trace(stage: Callable[..., Any], *arguments: Any) -> Trace:
-    """Traces a function of arrays or shapes."""
+    """Traces a function. The arguments are arrays or shapes."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(arguments)]
     return Trace(jax.make_jaxpr(stage)(*arguments).jaxpr, paths)
 
 
 def reads(traced: Trace) -> set[str]:
-    """The paths of the arguments' leaves on which the result depends."""
+    """The paths of the argument leaves that the result depends on."""
     used = _inputs_of(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
     return {path for path, is_used in zip(traced.paths, used) if is_used}
 
@@ -80,8 +80,8 @@ def reads_each(traced: Trace) -> list[set[str]]:
     return [{path for path, is_used in zip(traced.paths, one) if is_used} for one in used]
 
 
-# Calls whose arguments are those of the function inside, by the parameter that holds it. All others are taken to read
-# every argument: a loop has no other arguments than those that it reads.
+# Calls whose arguments are those of an inner function, with the parameter that holds this function. Every other
+# operation counts as reading all of its arguments; a loop only has arguments that it reads.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_vmap_call": "call"}
 
 

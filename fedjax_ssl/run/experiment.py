@@ -1,21 +1,21 @@
 """The parts of a run, built from its configuration: data, partition, network, method; and its first state."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client.confidence import import_rule
+from fedjax_ssl.client.personal import with_own_parts
 from fedjax_ssl.data import (
     Dataset,
     FederatedData,
     Partition,
     dataset_facts,
-    load_dataset,
     load_partition,
     make_partition,
 )
@@ -31,9 +31,10 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.features import through_encoder
+from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.machine import memory_limit
+from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.privacy import check_private
 from fedjax_ssl.run.residence import Residence, choose, memory_bytes
 
@@ -43,7 +44,7 @@ class Experiment(NamedTuple):
 
     problem: Problem  # the fixed part
     method: Method  # the method
-    data: FederatedData  # the federation, on the device
+    data: FederatedData  # the federation, on the device; with `views` the one that a run begins with
     hidden_labels: jax.Array  # int32 [N], the truth, for scoring only
     partition: Partition  # who owns which rows
     dataset: Dataset  # on the host
@@ -53,6 +54,11 @@ class Experiment(NamedTuple):
     state_shape: State
     views: Views | None = None  # of the clients of a round; None: `data` is the whole federation
     residence: Residence = Residence("device", "device", True)
+
+    @property
+    def largest(self) -> FederatedData:
+        """The largest data of a round, or their shapes."""
+        return self.data if self.views is None else self.views.shapes(self.views.widths[-1])[0]
 
 
 def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:
@@ -90,7 +96,8 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         UserError: the data are missing or do not fit the configuration, or a name is unknown.
     """
     config = configs[0]
-    dataset = through_encoder(config, load_dataset(config.data))
+    with doing("reading the data") as task:
+        dataset = read_data(config, functools.partial(setattr, task, "text"))
 
     def find_partitions() -> list[Partition]:
         return [
@@ -102,7 +109,9 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             for c, file in zip(configs, partition_files)
         ]
 
-    partitions = tree_from_first(find_partitions, [Partition._make((0, [0] * config.num_clients, 0, 0))] * len(configs))
+    of_all = [0] * config.num_clients
+    like = Partition._make((0, of_all, 0, 0, tuple(of_all) if config.data.client_test_share else ()))
+    partitions = tree_from_first(find_partitions, [like] * len(configs))
     told = config.data.reveal_labels, config.data.centralised
     helds = [hold(dataset, partition, c.seed, *told, c.attack) for c, partition in zip(configs, partitions)]
     shared = make_problem(config, dataset_facts(dataset))
@@ -115,7 +124,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             views, (data, hidden_labels) = None, put_whole(held, place.widths[-1], first)
         else:
             views = Views(held, place.widths, place.clients, place.images, place.residence.images == "device")
-            data, hidden_labels = views.of(np.arange(min(place.clients, config.num_clients)), place.widths[-1])
+            data, hidden_labels = views.first()
         first = first or data
         method = make_method(problem)
         if experiments:
@@ -186,7 +195,7 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
 
 
 def make_method(problem: Problem, **of_network: Any) -> Method:
-    """The run's method.
+    """The run's method; its clients may have parts of the model for themselves.
 
     Args:
         problem: the run.
@@ -194,11 +203,15 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
             first model, such as copies of it, it makes of that one.
     """
     network = problem.network._replace(**of_network)
-    return find_method(problem.config.method).factory(problem._replace(network=network))
+    problem = problem._replace(network=network)
+    method = find_method(problem.config.method).factory(problem)
+    return with_own_parts(problem, method) if problem.config.personal_parts else method
 
 
 def _check_delivery(config: ConfigDict, method: Method) -> None:
     """Raises a UserError if a method's uploads cannot have what befalls them on their way."""
+    if config.stop.bytes and not method.phases:
+        raise UserError(f"stop.bytes={config.stop.bytes:g} is not for {config.method}, which sends nothing to clients")
     if config.compression.kind != "none" and method.wire_bytes is not None:
         raise UserError(
             f"compression.kind={config.compression.kind!r} is not for {config.method}, which counts its bytes itself"

@@ -1,7 +1,7 @@
-"""Every image of a data set through a frozen encoder, once for each view, before the first round.
+"""Encodes every image of a data set with a frozen encoder before the first round, once for each view.
 
-The features lie in the user's cache, block by block, under a name that the weights, the images and the settings of the
-views give. So an encoding that was stopped goes on, and all runs on the same views share it.
+The features are stored in blocks in the user's cache, keyed by the weights, the images and the settings of the
+views. An encoding that was stopped therefore continues, and all runs with the same views share it.
 """
 
 import functools
@@ -18,23 +18,48 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import image_views
-from fedjax_ssl.data import Dataset
+from fedjax_ssl.data import SOURCES, Dataset, load_dataset
+from fedjax_ssl.data.unknown import has_unknown, set_apart
 from fedjax_ssl.encoders import checksum, encode, find_encoder, load_weights
 from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import expanded, refuse_link, replaced
+from fedjax_ssl.files import expanded, private_cache, refuse_link, replaced
 from fedjax_ssl.kinds import IMAGE
-from fedjax_ssl.run.choices import private_cache
 from fedjax_ssl.run.observe.clock import Doing, doing
 from fedjax_ssl.run.observe.log import say, warn
 
-MOST_CACHE_BYTES = 20_000_000_000  # of all features; what was used longest ago goes
-BLOCK = 1024  # images of a file
-# Of the section `augment`, what views of images depend on.
+MOST_CACHE_BYTES = 20_000_000_000  # of all features; the least recently used are removed
+BLOCK = 1024  # images in a file
+# The fields of `config.augment` that the views of images depend on.
 _AUGMENTATION = ("flip", "padding", "border", "resized", "flavour", "num_ops", "magnitude", "order")
 
 
+def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None) -> Dataset:
+    """The data set of a run, through its encoder, with its unknown images apart.
+
+    Args:
+        config: of the run.
+        tell: is told how far reading is, see `load_dataset`.
+
+    Raises:
+        UserError: see `load_dataset`, `through_encoder` and `set_apart`.
+    """
+    dataset = through_encoder(config, load_dataset(config.data, tell))
+    if not has_unknown(config.data):
+        return dataset
+    source, other = config.data.unknown_source, None
+    if source:
+        second = config.data.copy_and_resolve_references()
+        second.balanced_test, second.standardise, second.normalisation = False, True, "own"
+        if source not in SOURCES:
+            second.source, second.path = "npz" if source.endswith(".npz") else "folder", source
+        else:
+            second.source, second.path = source, ""
+        other = through_encoder(config, load_dataset(second, tell))
+    return set_apart(dataset, other, config.data, config.seed)
+
+
 def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
-    """The data set as `config.encoder` makes it: features; or with adapters pixels of 0 to 1; or unchanged without one.
+    """The data set after `config.encoder`: features; with adapters, pixels from 0 to 1; without an encoder, unchanged.
 
     Raises:
         UserError: see `as_features`.
@@ -52,10 +77,10 @@ def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
 
 
 def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
-    """The data set of an encoder's features: float32 [N, V, F] for training, [T, 1, F] for the test.
+    """The data set with an encoder's features: float32 [N, V, F] for training, [T, 1, F] for the test set.
 
-    View 0 is the image itself; with the weak views behind it, `encoder.weak_views` in all; strong views follow. They
-    are those of `config.augment`, fixed by `encoder.seed`, and the row of an image.
+    View 0 is the image itself. The first `encoder.weak_views` views, view 0 included, are weak; the others are strong.
+    Views are drawn by `config.augment`, and depend on `encoder.seed` and the image's row only.
 
     Raises:
         UserError: the weights do not fit the encoder.
@@ -68,7 +93,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
 
     @jax.jit
     def views_of(pixels: jax.Array, rows: jax.Array, number: jax.Array) -> jax.Array:
-        """View `number` of uint8 [B, H, W, C]."""
+        """View `number` of a batch of images, uint8 [B, H, W, C]."""
         key = jax.random.fold_in(jax.random.key(options.seed), number)
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(rows)
 
@@ -83,7 +108,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
         return encode(encoder, variables, pixels.astype(jnp.float32) / 255, side)
 
     def of_view(pixels: np.ndarray, rows: np.ndarray, number: int) -> np.ndarray:
-        """float32 [n, F], in batches of one size."""
+        """Features float32 [n, F], computed in batches of one size."""
         size, found = options.batch_size, []
         for start in range(0, len(rows), size):
             short = size - len(rows[start : start + size])
@@ -118,7 +143,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
             arrays[part] = np.empty((len(images), weak + strong, width.shape[-1]), np.float32)
             for start in range(0, len(images), BLOCK):
                 rows = np.arange(start, min(start + BLOCK, len(images)))
-                block = arrays[part][rows[0] : rows[-1] + 1]  # a view of the array: it is filled in place
+                block = arrays[part][rows[0] : rows[-1] + 1]  # a view, so that the array is filled in place
                 known_by = f"{settings} {weak} {strong} {start} {images.shape[1:]} ".encode() + images[rows].tobytes()
                 file = folder and folder / f"{hashlib.sha256(known_by).hexdigest()}.safetensors"
                 if file is not None and _read(file, block):
@@ -148,17 +173,17 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
 
 
 class _Progress:
-    """How far an encoding is, and how long it will still take."""
+    """Shows how much is encoded and estimates the time left."""
 
     def __init__(self, task: Doing, total: int):
         self.task, self.total, self.done, self.skipped, self.began = task, total, 0, 0, time.monotonic()
 
     def skip(self, number: int) -> None:
-        """So many views came out of the cache."""
+        """Counts views that came from the cache."""
         self.done, self.skipped = self.done + number, self.skipped + number
 
     def add(self, number: int) -> None:
-        """So many views were encoded."""
+        """Counts views that were encoded now."""
         self.done += number
         each = (time.monotonic() - self.began) / (self.done - self.skipped)
         left = time.strftime("%H:%M:%S", time.gmtime(each * (self.total - self.done)))
@@ -177,7 +202,7 @@ def _write(file: pathlib.Path, block: np.ndarray) -> None:
 
 
 def _read(file: pathlib.Path, block: np.ndarray) -> bool:
-    """Fills a block from a file; False if there is none, or not what was written."""
+    """Fills a block from a file; False: there is no such file, or it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     if not file.exists():
@@ -192,7 +217,7 @@ def _read(file: pathlib.Path, block: np.ndarray) -> bool:
         if found.shape != block.shape or found.dtype != block.dtype or hashlib.sha256(found).hexdigest() != digest:
             raise ValueError("it is not what was written")
     except (SafetensorError, OSError, ValueError, TypeError) as error:
-        warn(f"{file}: {first_line(error)}; its images are encoded anew")
+        warn(f"{file}: {first_line(error)}; its images are encoded again")
         return False
     block[:] = found
     file.touch()

@@ -185,6 +185,7 @@ class ClientMemory:
                     *(slice(own.shape[axis] if number == axis else None) for number in range(own.ndim)),
                 )
                 leaf[there] = own
+        self._bound_cache()
         return jax.tree.unflatten(self._structure, leaves)
 
     def keep(self, clients: np.ndarray, leaves: Any, round_number: int) -> None:
@@ -194,10 +195,7 @@ class ClientMemory:
             own = [self._cut(leaf[place], axis, size) for leaf, axis in zip(jax.tree.leaves(leaves), self._axes)]
             self._remember(client, [np.array(leaf, order="C") for leaf in own])
             self._waiting[client] = round_number
-        if self._bytes > self._most:
-            self._write()
-            self._cache.clear()
-            self._bytes = 0.0
+        self._bound_cache()
 
     def commit(self, round_number: int, kept: list[int]) -> None:
         """The file has everything until a round; see `ClientRows.commit`."""
@@ -207,6 +205,12 @@ class ClientMemory:
     def close(self) -> None:
         """What is not committed is lost."""
         self._rows.close()
+
+    def _bound_cache(self) -> None:
+        if self._bytes > self._most:
+            self._write()
+            self._cache.clear()
+            self._bytes = 0.0
 
     def _leaves(self) -> list[tuple[np.ndarray, int]]:
         return list(zip(self._like, self._axes))

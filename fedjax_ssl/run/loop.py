@@ -20,6 +20,7 @@ from fedjax_ssl.run.observe.summary import to_record, to_timing
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.privacy import make_accountant
 from fedjax_ssl.run.programs import DISPATCH_CAPACITY
+from fedjax_ssl.run.stopping import Stop
 from fedjax_ssl.run.warm_start import WarmStart
 
 DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
@@ -32,6 +33,7 @@ class Run(NamedTuple):
     folder: Workdir | None  # its workdir; None on a host that writes nothing
     state: State | None  # of its newest checkpoint, None for a run that begins
     warm_start: WarmStart | None = None  # the model that it begins with, if it begins with another run's
+    ended: str = ""  # why it has no round left to do, see `fedjax_ssl.records.ending`; '' if it has
 
     @property
     def round(self) -> int:
@@ -112,13 +114,14 @@ def run_rounds(
     config, done = experiment.problem.config, group.runs[0].round
     traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
     accountant = make_accountant(config)
+    stop = Stop(config, group.runs[0].folder, None if experiment.method.wire_bytes else traffic.most)
     state, rounds = machine.put(group.join(states)), 1  # the first dispatch measures how long a round takes
     none: list[list[Any]] = [[]] * num_runs
     turn = Turn(done, has_ended(experiment, state, done), state, none, none, [True] * num_runs)
     for listener in listeners:
         listener.take(turn)
     while not turn.is_last:
-        due = [listener.next_due(done) for listener in listeners]
+        due = [stop.next_due(done), *(listener.next_due(done) for listener in listeners)]
         rounds = min(
             feed.rounds(rounds), *(number - done for number in (*due, config.num_rounds) if number is not None)
         )
@@ -133,7 +136,8 @@ def run_rounds(
         timings = [[to_timing(each, seconds / num_runs) for each in results] for results in by_run]
         healthy = [bool(results[-1].healthy) for results in by_run]
         done += ran
-        turn = Turn(done, has_ended(experiment, state, done), state, lines, timings, healthy)
+        is_last = bool(stop.after(lines)) or has_ended(experiment, state, done)
+        turn = Turn(done, is_last, state, lines, timings, healthy)
         for listener in listeners:
             listener.take(turn)
         rounds = config.rounds_per_dispatch or int(np.clip(DISPATCH_SECONDS / seconds, 1, DISPATCH_CAPACITY))
@@ -141,6 +145,6 @@ def run_rounds(
 
 
 def has_ended(experiment: Experiment, state: State, done: int) -> bool:
-    """Whether the run is over: all rounds are done, or the method's stopping rule says so."""
+    """Whether the run is over without `config.stop`: all rounds are done, or the method's rule says so."""
     converged = experiment.method.converged
     return done >= experiment.problem.config.num_rounds or (converged is not None and bool(converged(state)))

@@ -1,4 +1,4 @@
-"""What depends on the machine and changes no result beyond rounding: devices, lanes, memory, the compilation cache."""
+"""The machine's devices, lanes, memory and compilation cache. They change results by rounding only."""
 
 import collections
 import contextlib
@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import cache_folder, private_cache
 from fedjax_ssl.learning.devices import AXIS, platform, use_platform
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.models import build_model
@@ -22,13 +23,13 @@ from fedjax_ssl.models.cpu.processor import has_wide_vectors
 from fedjax_ssl.models.packing import CHANNELS
 from fedjax_ssl.models.passes import use_lane_form
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.choices import Choice, cache_folder, private_cache, recall
+from fedjax_ssl.run.choices import Choice, recall
 from fedjax_ssl.run.observe.log import warn
 
-MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; what was used longest ago goes
+MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; the least recently used programs are removed
 
-# The first two were measured; the others have their layers, wider or more of them. A user's backbone has not been
-# measured and gets XLA's choice.
+# The first two were measured; the others have the same layers, but wider or more of them. For a user's backbone
+# nothing was measured, so it gets XLA's default.
 LARGE_BACKBONES = ("resnet18", "wrn28_2", "wrn28_8", "resnet9", "resnet34", "resnet50")
 WITHOUT_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
@@ -38,11 +39,11 @@ class Machine(NamedTuple):
 
     platform: str  # 'cpu', 'gpu' or 'tpu'
     mesh: Mesh | None  # the devices that share the lanes; None for a single one
-    most_lanes: int | None  # clients side by side on each device at the most; None sets no limit
+    most_lanes: int | None  # the most clients that train side by side on each device; None: no limit
     lane_form: str  # how convolutions of several lanes are computed, see `Choice`
-    compiler_options: dict[str, Any]  # for XLA
-    memory: int | None  # bytes that a device can hold; None if unknown
-    is_tuned: bool = False  # whether `tune` found it
+    compiler_options: dict[str, Any]  # for XLA's compiler
+    memory: int | None  # bytes of memory of one device; None: unknown
+    is_tuned: bool = False  # whether `tune` chose the layout
     float32_products: str = "default"  # see `config.model`
 
     def __str__(self) -> str:
@@ -52,17 +53,17 @@ class Machine(NamedTuple):
         return f"{several}{number} device{'s' * (number > 1)} ({self.platform}){tuned}"
 
     def lanes(self, num_jobs: int) -> int:
-        """How many of a round's jobs (clients, of all seeds in one program) train side by side on each device."""
+        """How many jobs train side by side on each device; a job is a client of one of the seeds in a program."""
         return min(self.most_lanes or num_jobs, num_jobs)
 
     def seeds_together(self, num_seeds: int) -> int:
-        """How many seeds share a program: on a CPU, where their lanes would only queue up, and on several hosts, which
-        have lanes to spare, one.
+        """How many seeds share a program. One on a CPU, where their lanes would only wait for each other, and one on
+        several hosts, which have free lanes anyway.
         """
         return 1 if self.platform == "cpu" or hosts.count() > 1 else num_seeds
 
     def put(self, tree: Any) -> Any:
-        """A copy of every leaf on each of the devices; of several hosts each has all leaves, and copies its own."""
+        """Copies every leaf to each device. With several hosts, each host has all leaves and copies its own."""
         if self.mesh is None:
             return tree
         if hosts.count() > 1:
@@ -70,7 +71,7 @@ class Machine(NamedTuple):
         return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
     def jit(self, function: Any, **options: Any) -> Any:
-        """`jax.jit` of a function whose arguments and results all devices hold."""
+        """`jax.jit` of a function whose arguments and results are replicated on all devices."""
         if self.mesh is not None:
             options.update(in_shardings=PartitionSpec(), out_shardings=PartitionSpec())
         if self.float32_products != "default":
@@ -78,14 +79,14 @@ class Machine(NamedTuple):
         return jax.jit(function, compiler_options=self.compiler_options, **options)
 
     def check_memory(self, program: Any, name: str = "a round") -> None:
-        """Checks that a compiled program fits into the memory of a device.
+        """Checks that a compiled program fits into a device's memory.
 
         Args:
-            program: it.
+            program: the compiled program.
             name: what it computes, for the message.
 
         Raises:
-            UserError: it does not, with both sizes and the fields that bound the memory.
+            UserError: it does not fit; the message has both sizes and the fields that reduce the memory.
         """
         analysis = program.memory_analysis()
         if analysis is None or self.memory is None:
@@ -105,11 +106,11 @@ class Machine(NamedTuple):
 
 @contextlib.contextmanager
 def use_machine(config: ConfigDict, data: FederatedData | None = None) -> Iterator[Machine]:
-    """The machine of a run; programs that are traced and run inside share the lanes among its devices.
+    """The machine of a run. Programs that are traced and run inside spread their lanes over its devices.
 
     Args:
         config: see `find_machine`.
-        data: likewise.
+        data: see `find_machine`.
 
     Raises:
         UserError: see `find_machine`.
@@ -121,7 +122,7 @@ def use_machine(config: ConfigDict, data: FederatedData | None = None) -> Iterat
 
 @contextlib.contextmanager
 def use(machine: Machine) -> Iterator[Machine]:
-    """Programs that are traced and run inside are those of this machine."""
+    """A context in which programs are traced and run for this machine."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(use_platform(machine.platform))
         if machine.mesh is not None:
@@ -135,13 +136,13 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
     """The machine that a configuration asks for, by its fields `devices`, `lanes` and `model.name`.
 
     Args:
-        config: the run's. Without `devices` and `lanes` it gets what `tune` found; if that found nothing, all devices,
-            but of a processor's cores no more than a round has clients, or have room for a copy of the data in a
-            quarter of the memory.
-        data: of which each device has a copy.
+        config: the run's. Without `devices` and `lanes` it gets what `tune` stored. If nothing is stored, it gets all
+            devices; of a CPU's cores at most one for each client of a round, and only as many as have room for a copy
+            of the data in a quarter of the memory.
+        data: the federation, of which each device holds a copy.
 
     Raises:
-        UserError: the machine has fewer devices, or hosts do not have equally many.
+        UserError: the machine has too few devices, or the hosts cannot have equally many.
     """
     devices, num_hosts = jax.devices(), hosts.count()
     if config.devices is not None and config.devices > len(devices):
@@ -160,10 +161,11 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
 
 
 def most_lanes(config: ConfigDict) -> int | None:
-    """Clients side by side on each device by default; None: the whole cohort.
+    """How many clients train side by side on each device by default; None: the whole cohort.
 
-    On a CPU one: convolutions under vmap become grouped ones, which its backend runs several times slower. On a TPU as
-    many as fill its channels, one of a wide backbone, see `packing`; docs/accelerators.md has the estimates.
+    On a CPU one: vmap turns convolutions into grouped ones, which the CPU backend runs several times slower. On a TPU
+    as many as fill its channels, which is one for a wide backbone, see `packing`; docs/accelerators.md has the
+    estimates.
     """
     if platform() != "tpu":
         return 1 if platform() == "cpu" else None
@@ -172,7 +174,7 @@ def most_lanes(config: ConfigDict) -> int | None:
 
 
 def with_products(precision: str, function: Any) -> Any:
-    """A function whose matrix products and convolutions have this precision of `jax.default_matmul_precision`."""
+    """A function whose matrix products and convolutions have this precision, see `jax.default_matmul_precision`."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -183,7 +185,7 @@ def with_products(precision: str, function: Any) -> Any:
 
 
 def machine_of(choice: Choice, config: ConfigDict) -> Machine:
-    """The machine on which a run's clients are laid out in this way."""
+    """The machine that lays a run's clients out by this choice."""
     devices = _devices_of_each_host(choice.devices // hosts.count())
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
     found = Machine(platform(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
@@ -191,7 +193,7 @@ def machine_of(choice: Choice, config: ConfigDict) -> Machine:
 
 
 def _devices_of_each_host(number: int) -> list[jax.Device]:
-    """So many devices of each host, in JAX's order."""
+    """This many devices of each host, in JAX's order."""
     taken: collections.Counter[int] = collections.Counter()
     chosen = []
     for device in jax.devices():
@@ -202,7 +204,7 @@ def _devices_of_each_host(number: int) -> list[jax.Device]:
 
 
 def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
-    """How many of a processor's cores are of use: with a client for each, and room for their copies of the data."""
+    """How many CPU cores a run can use: one for each client, as far as the memory has room for copies of the data."""
     memory, each = memory_limit(), 0 if data is None else tree_bytes(data)
     if memory is None or not each:
         return config.clients_per_round
@@ -210,7 +212,7 @@ def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX is configured otherwise."""
+    """Caches compiled programs in the user's cache folder, unless the user has configured JAX's cache."""
     set_by_user = jax.config.values
     if set_by_user["jax_compilation_cache_dir"] is None and set_by_user["jax_enable_compilation_cache"]:
         folder = private_cache("xla", MOST_CACHE_BYTES)
@@ -221,7 +223,7 @@ def use_compilation_cache() -> None:
 
 
 def memory_limit() -> int | None:
-    """Bytes that the first device here can hold; on a CPU, the machine's memory; None if unknown."""
+    """Bytes of memory of this host's first device; on a CPU, of the machine; None: unknown."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
@@ -231,24 +233,24 @@ def memory_limit() -> int | None:
 def _compiler_options(backbone: str) -> dict[str, str]:
     """XLA's options for a backbone's programs; docs/notebook/performance.md has the figures.
 
-    On a CPU XLA hands matrix products and convolutions to a library. Without vectors of 512 bits it is fast for small
-    ones and slow for large ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 without, the small CNN's 6.3
-    with and 9.4 without. With such vectors it is the faster one for both.
+    On a CPU XLA hands matrix products and convolutions to a library. On CPUs without 512-bit vectors the library is
+    fast for small ones and slow for large ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 ms without, a
+    step of the small CNN 6.3 ms with it and 9.4 ms without. With 512-bit vectors the library is faster for both.
     """
     slow = platform() == "cpu" and backbone in LARGE_BACKBONES and not has_wide_vectors()
     return dict(WITHOUT_LIBRARY) if slow and _knows_options() else {}
 
 
 def compiler_option_sets() -> list[dict[str, str]]:
-    """The options of XLA that are worth a measurement on this platform, the default first."""
+    """The sets of XLA options that `tune` measures on this platform, the default first."""
     return [{}, dict(WITHOUT_LIBRARY)] if platform() == "cpu" and _knows_options() else [{}]
 
 
 @functools.cache
 def _knows_options() -> bool:
-    """Whether this XLA has the options: they are experimental, and come and go with its versions."""
+    """Whether this XLA accepts the options: they are experimental and differ between versions."""
     try:
         jax.jit(lambda x: x, compiler_options=dict(WITHOUT_LIBRARY)).lower(0.0).compile()
-    except Exception:  # of any kind: it does not take them
+    except Exception:  # any error: XLA does not accept them
         return False
     return True

@@ -9,9 +9,9 @@ from collections.abc import Callable
 def give_back_memory() -> None:
     """Collects garbage and makes the C library return freed memory.
 
-    The compiler frees most of what it took, up to a gigabyte, and glibc keeps it for later: a process would hold
-    two to three times the memory that it needs, and a sweep's more with every row. Where the C library has no
-    `malloc_trim` (macOS, Windows, musl) only the first is done.
+    XLA's compiler frees most of the memory it took, up to a gigabyte, but glibc keeps it. A process would hold two to
+    three times the memory that it needs, and a sweep would grow with every row. Without `malloc_trim` in the C library
+    (macOS, Windows, musl) only the garbage is collected.
     """
     gc.collect()
     trim = _malloc_trim()

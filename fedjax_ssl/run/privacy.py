@@ -1,4 +1,4 @@
-"""The epsilon of a run by Google's accounting, and checks that a method keeps the guarantee."""
+"""Computes a run's epsilon with Google's dp-accounting, and checks that a method keeps the guarantee."""
 
 import logging
 from typing import Any
@@ -17,13 +17,13 @@ from fedjax_ssl.server.statistics import num_exchanging
 class Accountant:
     """Epsilon after a number of rounds, for `privacy.delta`, by Renyi differential privacy.
 
-    Neighbouring federations differ in a client: in whether it is there, where cohorts are Poisson; where they have a
-    fixed size, in which client it is, so that the sum may differ by 2 S (Wang et al., AISTATS 2019). Towards whoever
-    knows the run's seed nothing is promised: all noise is drawn by it.
+    Neighbouring federations differ in one client. With Poisson cohorts, the client is present or absent. With cohorts
+    of a fixed size, it is replaced by another one, so that the sum may differ by 2 S (Wang et al., AISTATS 2019).
+    There is no guarantee towards anyone who knows the run's seed, since the seed determines all noise.
     """
 
     def __init__(self, config: Any):
-        """Args: config: valid, with `privacy.noise`. Raises a UserError without the package dp-accounting."""
+        """Args: config: valid, with `privacy.noise`. Raises UserError without the package dp-accounting."""
         dp, rdp = _packages()
         noise, num_clients, cohort = config.privacy.noise, config.num_clients, config.clients_per_round
         if config.privacy.cohorts == "poisson":
@@ -35,7 +35,7 @@ class Accountant:
         one_round = rdp.RdpAccountant(neighboring_relation=relation)
         logger = logging.getLogger("absl")
         level = logger.level
-        logger.setLevel(logging.ERROR)  # it warns of each order that it leaves out, which makes epsilon larger at most
+        logger.setLevel(logging.ERROR)  # it warns of every order that it leaves out, which can only make epsilon larger
         try:
             one_round.compose(event)
         finally:
@@ -44,7 +44,7 @@ class Accountant:
         self._orders, self._of_a_round, self._delta = one_round.orders, one_round.rdp, config.privacy.delta
 
     def epsilon(self, num_rounds: int) -> float:
-        """Of all rounds so far."""
+        """Epsilon after `num_rounds` rounds."""
         return float(self._epsilon(self._orders, num_rounds * self._of_a_round, self._delta)[0])
 
 
@@ -58,20 +58,20 @@ OF_CLIENTS = (
     "client_size",
     "labelled_size",
     "given_labels",
-)  # of the federation's data, what tells of clients
+)  # the fields of the federation's data that describe clients
 
 
 def check_private(problem: Problem, method: Method, state: State, data: Any) -> None:
-    """Checks that nothing leaves a client but what the noise covers.
+    """Checks that nothing leaves a client without noise.
 
     Args:
-        problem: the run.
+        problem: the run's.
         method: the run's.
-        state: before the first round, shapes.
+        state: before the first round, as shapes.
         data: the federation's.
 
     Raises:
-        UserError: one line that names what would break the promise.
+        UserError: names in one line what would break the guarantee.
     """
     config = problem.config
     if not config.privacy.noise:

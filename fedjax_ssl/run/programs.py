@@ -17,43 +17,48 @@ from fedjax_ssl.engine.round import make_round, num_jobs
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import is_cached_here, recall_seconds, remember_seconds
+from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests, most_test_images
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.clock import Doing, doing
 from fedjax_ssl.run.observe.log import VERBOSE, say
 
-DISPATCH_CAPACITY = 50  # rounds in one dispatch at the most
+CLIENTS_TESTS = "the tests of clients"
+DISPATCH_CAPACITY = 50  # the most rounds in one dispatch
 
 
 class Program(NamedTuple):
-    """The compiled functions of a run, the same for every seed."""
+    """The compiled functions of a run; all seeds share them."""
 
     init: jax.stages.Compiled | None  # (data, the model to begin with or None) -> state
-    # By the width of the clients' rows: (states, data, hidden labels, number of rounds) -> Dispatch.
+    # Width of the clients' rows -> (states, data, hidden labels, number of rounds) -> Dispatch.
     dispatch: Mapping[int, jax.stages.Compiled]
-    # A set's name -> (model, its images, its labels) -> what `make_snapshot` says.
+    # Name of a set -> (model, its images, its labels) -> see `make_snapshot`.
     snapshots: Mapping[str, jax.stages.Compiled]
-    seconds: float  # that compiling took
+    seconds: float  # of compilation
+    client_tests: jax.stages.Compiled | None = None  # see `make_client_tests`; None: clients have no test images
 
 
 def compile_program(machine: Machine, experiments: list[Experiment], with_init: bool, given: Model | None) -> Program:
-    """Compiles the programs of runs that go through the lanes together, for every group of so many seeds.
+    """Compiles the programs for runs that train together, and for every number of seeds that share a program.
 
     Args:
-        machine: what the program runs on.
+        machine: the programs run on it.
         experiments: one for each seed.
-        with_init: whether a run begins; one that is resumed has its state from a checkpoint.
-        given: the parts of a model that the runs begin with, see `initialise`; those of any of them.
+        with_init: whether a run begins; a resumed run takes its state from a checkpoint.
+        given: the parts of a model that the runs begin with, see `initialise`; those of any of the runs.
 
     Raises:
-        UserError: an error that only tracing detects, too little memory, or several hosts whose programs differ.
+        UserError: an error that only tracing detects, too little memory, or hosts whose programs differ.
     """
     first, lower = experiments[0], {}
     if with_init:
         lower["the first state"] = lambda: machine.jit(functools.partial(initialise, first)).lower(first.data, given)
     snapshots = {name: f"the outputs on {name} images" for name in _snapshot_sets(first)}
     lower |= {title: functools.partial(_lower_snapshot, machine, first, name) for name, title in snapshots.items()}
+    if most_test_images(experiments):
+        lower[CLIENTS_TESTS] = lambda: _lower_client_tests(machine, experiments)
     rounds = dict.fromkeys(_widths(first)[-1:], "the rounds")
     rounds |= {width: f"the rounds of clients with at most {width} images" for width in _widths(first)[:-1]}
     lower |= {title: functools.partial(lower_dispatch, machine, experiments, width) for width, title in rounds.items()}
@@ -66,7 +71,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     if hosts.is_first():
         say(f"compiling ({last}a later start takes it from the cache)")
     programs = _compile(machine, lower)
-    if remembers and with_init:  # of a run that is resumed there is less to compile
+    if remembers and with_init:  # a resumed run compiles less
         remember_seconds(*like, time.monotonic() - started)
     machine.check_memory(programs["the rounds"])
     if with_init:
@@ -76,11 +81,12 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         {width: programs[title] for width, title in rounds.items()},
         {name: programs[title] for name, title in snapshots.items()},
         time.monotonic() - started,
+        programs.get(CLIENTS_TESTS),
     )
 
 
 def _compile(machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, jax.stages.Compiled]:
-    """Traces programs one after the other, and compiles each while the next is traced; the last is the largest."""
+    """Traces programs one after the other and compiles each while the next is traced; the last one is the largest."""
     with doing("compiling") as task, Compilers() as compilers:
         for name, function in lower.items():
             task.text = f"tracing {name}"
@@ -93,17 +99,17 @@ def _compile(machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]
 
 
 def check_same_program(machine: Machine, name: str, lowered: jax.stages.Lowered) -> None:
-    """Checks that several hosts are about to compile the same program: other ones would wait for each other for ever.
+    """Checks that all hosts are about to compile the same program; different ones would wait for each other for ever.
 
-    Of a round of Wide-ResNet-28-2 the text takes 0.2 s, where tracing takes 5.
+    For a round of Wide-ResNet-28-2 writing the text takes 0.2 s; tracing takes 5 s.
 
     Args:
-        machine: whose compiler options are part of it.
-        name: what it computes.
-        lowered: it.
+        machine: its compiler options are compared too.
+        name: what the program computes.
+        lowered: the traced program.
 
     Raises:
-        UserError: they are not.
+        UserError: the programs differ.
     """
 
     def describe() -> str:
@@ -121,9 +127,10 @@ def _compiled(name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 
 
 class Compilers:
-    """Two threads that compile side by side, for the compiler does not hold Python's lock. A context manager.
+    """Two threads that compile side by side, since XLA's compiler releases Python's lock. A context manager.
 
-    The main thread only waits, so that Python still handles signals; after an exception it leaves the threads behind.
+    The main thread only waits, so that Python still handles signals. After an exception it does not wait for the
+    threads.
     """
 
     def __init__(self) -> None:
@@ -139,12 +146,12 @@ class Compilers:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
-        """Starts to compile a program, after the others of its thread: the one for small programs, or the other."""
+        """Starts to compile a program after the others of its thread: one thread is for small programs (`aside`)."""
         pool = self._aside if aside else self._large
         self._programs[name] = pool.submit(_compiled, name, lowered)
 
     def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
-        """The compiled programs by name, in the order of their start, when all are ready.
+        """Waits until all programs are compiled; returns them by name, in the order in which they were started.
 
         Args:
             task: shows what is still being compiled.
@@ -159,7 +166,7 @@ class Compilers:
 
 
 def _snapshot_sets(experiment: Experiment) -> tuple[str, ...]:
-    """The test set; and the validation images, if there are any and a snapshot is due before the last round."""
+    """The test set; also the validation images if there are any and a snapshot is due before the last round."""
     config = experiment.problem.config
     is_due = any(number < config.num_rounds for number in config.snapshot_rounds)
     return ("test", "validation") if len(experiment.data.validation_index) and is_due else ("test",)
@@ -177,8 +184,18 @@ def _lower_snapshot(machine: Machine, experiment: Experiment, name: str) -> jax.
     return snapshot.lower(model, images, jax.ShapeDtypeStruct(rows.shape, jnp.int32))
 
 
+def _lower_client_tests(machine: Machine, experiments: list[Experiment]) -> jax.stages.Lowered:
+    first, number = experiments[0], clients_at_once(experiments[0])
+    inputs, width = first.dataset.x_train, most_test_images(experiments)
+    images = jax.ShapeDtypeStruct((number, width, *inputs.shape[1:]), inputs.dtype)
+    clients, labels = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((number,), (number, width)))
+    test = machine.jit(make_client_tests(first.problem, first.method, machine.lanes(number)))
+    present = jax.ShapeDtypeStruct((number,), bool)
+    return test.lower(first.state_shape, first.largest, clients, present, images, labels)
+
+
 def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.stages.Compiled:
-    """Compiles the program of many rounds alone.
+    """Compiles only the program of many rounds.
 
     Raises:
         UserError: it does not fit into the memory.
@@ -191,26 +208,27 @@ def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.sta
 
 
 def _widths(experiment: Experiment) -> tuple[int, ...]:
-    """Of the rounds' tables; each is a program of its own."""
+    """The widths of the rounds' tables; each width is a program of its own."""
     return (experiment.data.width,) if experiment.views is None else experiment.views.widths
 
 
 def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int | None = None) -> jax.stages.Lowered:
-    """Traces the program of many rounds, for one experiment or for several seeds' together.
+    """Traces the program of many rounds for one experiment, or for those of several seeds together.
 
     Args:
-        machine: it is for.
+        machine: the program is for it.
         experiments: one for each seed.
-        width: of the clients' rows, where a federation has views; None: the largest.
+        width: of the clients' rows, if a federation has views; None: the largest.
     """
     first, num_seeds = experiments[0], len(experiments)
     config = first.problem.config
     jobs = num_jobs(first.problem, first.method, first.state_shape, first.data)
     round_fn = make_round(first.problem, first.method, machine.lanes(num_seeds * jobs))
     state, data, hidden_labels = first.state_shape, first.data, first.hidden_labels
-    if first.views is not None and width not in (None, data.width):
-        data, hidden_labels = first.views.shapes(width)
-        state = jax.eval_shape(first.init, data)
+    if first.views is not None:
+        data, hidden_labels = first.views.shapes(width or data.width)
+        if data.width != first.data.width:
+            state = jax.eval_shape(first.init, data)
     if num_seeds > 1:
         round_fn = over_seeds(round_fn)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)

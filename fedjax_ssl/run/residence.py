@@ -1,4 +1,4 @@
-"""Where a federation lies, `config.residence`: decided by arithmetic, before anything is compiled."""
+"""Where a federation is stored (`config.residence`). Sizes decide it before anything is compiled."""
 
 from typing import Any, NamedTuple
 
@@ -10,32 +10,32 @@ from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import tree_bytes
 
-SHARE = 4  # of the device's memory, images and the clients' memory may each take 1 / SHARE
+SHARE = 4  # images and the clients' memory may each take 1 / SHARE of the device's memory
 
 
 class Residence(NamedTuple):
-    """Where the parts of a federation lie."""
+    """Where the parts of a federation are stored."""
 
     images: str  # 'device' or 'host'
-    clients: str  # 'device', 'host' or 'disk': the clients' memory
-    whole: bool  # whether the device holds all images, rows and memory
+    clients: str  # of the clients' memory: 'device', 'host' or 'disk'
+    whole: bool  # whether the device holds all images, rows and clients' memory
 
 
 def choose(
     config: Any, held: Holdings, memory_bytes: int, device_bytes: int | None, num_hosts: int, width: int
 ) -> Residence:
-    """Where the parts of a federation lie, by `config.residence` and by arithmetic alone.
+    """Decides by `config.residence` and by sizes where the parts of a federation are stored.
 
     Args:
         config: the run's.
         held: the federation, of any seed.
         memory_bytes: of all clients' memory.
-        device_bytes: that a device can hold; None: unknown, and enough for all.
+        device_bytes: of a device's memory; None: unknown, and taken to be enough.
         num_hosts: of the run.
-        width: n_max.
+        width: n_max, the largest number of images of a client.
 
     Raises:
-        UserError: what the configuration asks for does not fit, or does not go together.
+        UserError: what the configuration asks for does not fit or contradicts itself.
     """
     asked, num_clients = config.residence, config.num_clients
     image_bytes = sum(array.nbytes for array in (held.inputs, held.test_inputs))
@@ -69,6 +69,6 @@ def choose(
 
 
 def memory_bytes(state: State, num_clients: int) -> int:
-    """Bytes of all clients' memory, from the shapes of some clients'."""
+    """Bytes of all clients' memory, computed from the shapes for some clients."""
     leaves = jax.tree.leaves(state.clients)
     return tree_bytes(state.clients) // len(leaves[0]) * num_clients if leaves else 0

@@ -1,4 +1,4 @@
-"""A table and a page over the runs of several seeds, in the folder above theirs."""
+"""Writes a table and a page over the runs of several seeds, in the folder above theirs."""
 
 import pathlib
 
@@ -12,9 +12,9 @@ def report_seeds(folder: pathlib.Path) -> None:
     """Writes FOLDER/table.csv, .md and .tex, table_runs.csv and report.html, unless they are newer than all summaries.
 
     Args:
-        folder: of seed_N, finished runs of one configuration, perhaps of several.
+        folder: holds seed_N, finished runs of one or several configurations.
 
-    Failures are said and fail no run.
+        A failure is printed and does not fail the runs.
     """
     page = folder / REPORT
     summaries = [path.stat().st_mtime_ns for path in folder.glob(f"seed_*/{SUMMARY}")]

@@ -1,4 +1,4 @@
-"""A run from its configuration to its trained model: `train(config, workdir)`."""
+"""Trains a run from its configuration: `train(config, workdir)`."""
 
 import contextlib
 import json
@@ -11,18 +11,17 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import for_seed, measured_each_round, validate
+from fedjax_ssl.config import measured_each_round, validate
 from fedjax_ssl.data import class_counts, save_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.kinds import IMAGE
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
-from fedjax_ssl.records.manifest import trained_with
+from fedjax_ssl.records.ending import SECONDS, in_words
 from fedjax_ssl.records.origin import look, note_end, note_start, what_differs
 from fedjax_ssl.records.resuming import save_seeds
 from fedjax_ssl.records.workdir import (
@@ -34,16 +33,11 @@ from fedjax_ssl.records.workdir import (
     PARTITION,
     TEST_INPUTS,
     TIMINGS,
-    Workdir,
-    check_folder,
     fresh_workdir,
-    read_rounds,
-    refuse_links,
 )
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.experiment import Experiment, build_experiments
 from fedjax_ssl.run.feed import ClientMemory, begin_memory, make_feed, resume_memory
-from fedjax_ssl.run.loop import Listener, Run, RunsTogether, has_ended, make_group, run_rounds
+from fedjax_ssl.run.loop import Listener, Run, RunsTogether, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
 from fedjax_ssl.run.observe.advice import Advise
 from fedjax_ssl.run.observe.clock import doing
@@ -56,17 +50,18 @@ from fedjax_ssl.run.observe.listeners import (
     ShowProgress,
     StopOnFailure,
     StopOnSignal,
+    TestClients,
     WriteRecords,
 )
 from fedjax_ssl.run.observe.log import QUIET, begin, logged, say, warn
 from fedjax_ssl.run.observe.progress import RoundProgress, title_of
 from fedjax_ssl.run.observe.summary import summarise
 from fedjax_ssl.run.observe.trackers import open_trackers
+from fedjax_ssl.run.opening import checkpoints_of, open_runs, why_ended
 from fedjax_ssl.run.programs import Program, compile_program
 from fedjax_ssl.run.seeds import report_seeds
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.under_way import under_way
-from fedjax_ssl.run.warm_start import share_warm_start
 
 
 def train(
@@ -79,20 +74,20 @@ def train(
 
     Args:
         config: see `fedjax_ssl.config.base_config`.
-        workdir: the run's folder; by default a fresh one under runs/. It gets config.json, partition.npz,
-            metrics.jsonl (a line a round, independent of the clock), timings.jsonl, summary.json and
-            checkpoints/. With `config.seeds` each seed's run lies in its subfolder seed_N, as if it had been trained
-            alone, and the folder above them gets a table and a page of all.
-        on_finish: called when a run is over and has its summary; with `config.seeds` once for each seed.
-        root: a folder below which `config.init_from` is looked for first.
+        workdir: the run's folder; by default a new one under runs/. It gets config.json, partition.npz,
+            metrics.jsonl (one line per round, independent of the clock), timings.jsonl, summary.json and checkpoints/.
+            With `config.seeds` each seed's run is in its subfolder seed_N, the same as if it had been trained alone,
+            and the folder above them gets a table and a page for all.
+        on_finish: called when a run has finished and has its summary; with `config.seeds` once for each seed.
+        root: a folder in which `config.init_from` is looked for first.
 
     Returns:
         The state after the last round; with `config.seeds` one for each of them.
 
     Raises:
-        UserError: the configuration, the data or the folder is not usable; nothing has been written.
+        UserError: the configuration, the data or the folder cannot be used; nothing has been written.
         TrainingError: the global state is no longer finite, or every upload of a round was dropped.
-        StoppedError: the disk, a file or the memory ended the run, whose last checkpoint is kept.
+        StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP; with a checkpoint written.
     """
     look()
@@ -108,8 +103,8 @@ def train(
         with doing("reading and dividing the data"):
             runs = open_runs(config, workdir, open_folders, root)
         _warn_of_other_code(runs)
-        machine = open_folders.enter_context(use_machine(config, runs[0].experiment.data))
-        groups = group_runs(machine, [run for run in runs if not is_over(run)])
+        machine = open_folders.enter_context(use_machine(config, runs[0].experiment.largest))
+        groups = group_runs(machine, [run for run in runs if not run.ended])
         if groups and is_first and (machine.mesh is not None or machine.is_tuned):
             say(f"clients train on {machine}")
         any_begins = any(run.state is None for run in runs)
@@ -126,17 +121,18 @@ def train(
         states = {run.seed: run.state for run in runs}
         if config.seeds and groups and is_first:
             save_seeds(runs[0].folder.path.parent, config.seeds)
-        for run in filter(is_over, runs):
+        for run in (run for run in runs if run.ended):
             with _marked(config, run):
-                _conclude(run)  # it may have been killed before it wrote its summary
+                _conclude(run, run.ended)  # it may have been killed before it wrote its summary
                 on_finish()
         for group in groups:
             sharing = sum(len(other) for other in groups if len(other) == len(group))
             trained = train_group(machine, config, group, programs[len(group)], sharing)
             states.update(zip([run.seed for run in group], trained))
+            ends = why_ended([run.experiment for run in group], [run.folder for run in group], trained)
             with _marked(config, group[0]):
-                for run in group:
-                    _conclude(run)
+                for run, ended in zip(group, ends):
+                    _conclude(run, ended or SECONDS)
                     on_finish()
         if config.seeds and config.log.report and is_first:
             with _marked(config, runs[0]):
@@ -144,143 +140,31 @@ def train(
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
-def open_runs(
-    config: ConfigDict,
-    workdir: str | os.PathLike[str] | None,
-    open_folders: contextlib.ExitStack,
-    root: str | os.PathLike[str] | None = None,
-) -> list[Run]:
-    """The runs that a configuration asks for, one for each seed, with the states of those to be resumed.
-
-    Args:
-        config: of all the seeds.
-        workdir: see `train`.
-        open_folders: closes the runs' folders.
-        root: see `train`.
-
-    Raises:
-        UserError: a folder, the data or a field is not usable.
-    """
-    configs = [for_seed(config, seed) for seed in config.seeds or (config.seed,)]
-    folders: list[Workdir | None] = [None] * len(configs)
-    if hosts.is_first():
-        apart = workdir is not None and config.seeds
-        if apart:
-            check_folder(workdir)
-        paths: list[Any] = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
-        refuse_links(paths if apart else [])
-        folders = [
-            open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict())))
-            for path, c in zip(paths, configs)
-        ]
-    are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]
-    partition_files = [folder.path / PARTITION if resumed else None for folder, resumed in zip(folders, are_resumed)]
-    experiments = build_experiments(configs, partition_files)
-    hosts.check_same("the data", lambda: f"checksum {hosts.checksum([(e.data, e.hidden_labels) for e in experiments])}")
-    states = _find_states(experiments, folders)
-    # A run that is resumed has its own checkpoint, and needs the other run no more.
-    starts = [share_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
-    return [Run(*parts) for parts in zip(experiments, folders, states, starts)]
-
-
-def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -> list[State | None]:
-    """The states of the runs that are resumed, on all hosts; see `restore_newest`."""
-    shapes = [experiment.state_shape for experiment in experiments]
-    found = [restore_newest(*pair) for pair in zip(folders, experiments)] if hosts.is_first() else []
-    are_resumed = hosts.from_first(lambda: [state is not None for state in found])
-    like = [shape if is_resumed else None for shape, is_resumed in zip(shapes, are_resumed)]
-    return hosts.tree_from_first(lambda: found, like)
-
-
 def _marked(config: ConfigDict, run: Run) -> contextlib.AbstractContextManager[Any]:
-    """See `under_way`; on a host without a folder, nothing."""
+    """See `under_way`; on a host without a folder, does nothing."""
     return contextlib.nullcontext() if run.folder is None else under_way(resumed_by(config, run))
 
 
 def resumed_by(config: ConfigDict, run: Run) -> pathlib.Path:
-    """The workdir that resumes a run of a command: its own folder, or with several seeds the one above."""
+    """The workdir that resumes a run of a command: the run's folder, or with several seeds the folder above."""
     return run.folder.path.parent if config.seeds else run.folder.path
 
 
-def _checkpoints(folder: Workdir, experiment: Experiment) -> Checkpoints:
-    """A run's checkpoints, which say what they were trained with."""
-    run = trained_with(folder.config, dataset_facts(experiment.dataset), experiment.partition)
-    return Checkpoints(folder.path / CHECKPOINTS, run=run)
-
-
-def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
-    """The state of a run's newest checkpoint that is whole and that its records reach; None for a run that has none.
-
-    Nothing is changed yet. What is wrong, and where the run therefore goes on, is said in a line each.
-
-    Raises:
-        UserError: there are records, but no checkpoint that can be used; or a file of the run is another run's.
-    """
-    if not folder.is_begun:
-        return None
-    checkpoints, metrics = _checkpoints(folder, experiment), read_rounds(folder.path / METRICS)
-    reached = len(metrics.lines)
-    if not checkpoints.rounds():
-        if reached:
-            raise UserError(
-                f"the workdir {folder.path} has records of {reached} rounds, but no checkpoint; put "
-                f"{folder.path / CHECKPOINTS} back, or train in another workdir"
-            )
-        return None
-    # Lines that are records, and not those that were written: a figure has changed.
-    fitting = [
-        number
-        for number in checkpoints.rounds()
-        if number <= reached and checkpoints.records_of(number) in (None, folder.checksum(number))
-    ]
-    changed = []
-    if any(number not in fitting for number in checkpoints.rounds() if number <= reached):
-        changed = [f"{folder.path / METRICS} is not what was written"]
-        reached = max(fitting, default=reached)
-    restored = checkpoints.restore(_shape_in(checkpoints, experiment), reached)
-    timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
-    untimed = sum(number not in timed for number in range(1, restored.round + 1))
-    for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
-        warn(f"{line}; the run goes on from round {restored.round}")
-    if untimed:
-        warn(
-            f"{folder.path / TIMINGS} has no seconds of {untimed} of {restored.round} rounds, which will be "
-            "missing in the summary's"
-        )
-    return restored.state
-
-
-def _shape_in(checkpoints: Checkpoints, experiment: Experiment) -> State:
-    """The shapes that a checkpoint has: the clients' memory is in it, or beside it, as the residence was then."""
-    shape = experiment.state_shape
-    if not jax.tree.leaves(shape.clients):
-        return shape
-    if not any(name.startswith(".clients") for name in checkpoints.shapes()):
-        return shape._replace(clients={})
-    number = experiment.problem.config.num_clients
-    of_all = lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
-    return shape._replace(clients=jax.tree.map(of_all, shape.clients))
-
-
 def _warn_of_other_code(runs: list[Run]) -> None:
-    """Says of the runs that go on, in a line for all, how their code differs from what is here."""
-    resumed = [run for run in runs if run.folder is not None and run.state is not None and not is_over(run)]
+    """Warns, in one line for all resumed runs, if the code that trained them differs from the present code."""
+    resumed = [run for run in runs if run.folder is not None and run.state is not None and not run.ended]
     differ = next(filter(None, (what_differs(run.folder.path) for run in resumed)), "")
     if differ:
         warn(f"other code trained this run before ({differ})")
 
 
-def is_over(run: Run) -> bool:
-    """Whether a run has no round left to do."""
-    return run.state is not None and has_ended(run.experiment, run.state, run.round)
-
-
 def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
-    """Which runs go through the lanes together: those at the same round, if the machine gains by it."""
-    # With a stopping rule, seeds may end at different rounds, so they do not share a program.
+    """Groups the runs that train together: those at the same round, if that is faster on this machine."""
+    # With a stopping rule seeds may end at different rounds, so they do not share a program.
     if not runs:
         return []
-    alone = runs[0].experiment.method.converged or runs[0].experiment.views is not None
+    first, stop = runs[0].experiment, runs[0].experiment.problem.config.stop
+    alone = first.method.converged or first.views is not None or stop.patience or stop.bytes
     together = 1 if alone else machine.seeds_together(len(runs))
     groups: list[list[Run]] = []
     for run in runs:
@@ -291,25 +175,25 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
 
 
 def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: Program, sharing: int) -> list[State]:
-    """Trains runs that go through the lanes together, from their current round to the end.
+    """Trains a group of runs from their current round to the end.
 
     A host that writes nothing runs the same programs in the same order, without the listeners that write.
 
     Args:
-        machine: that the program was compiled for.
-        config: of all the seeds.
+        machine: the program was compiled for it.
+        config: of all seeds.
         runs: all at the same round.
-        program: compiled for as many runs.
-        sharing: runs of all groups that use the program: they share its seconds.
+        program: compiled for this number of runs.
+        sharing: number of runs, over all groups, that use the program and share its compilation time.
 
     Returns:
-        Their last states.
+        Their final states.
 
     Raises:
         UserError, TrainingError, KeyboardInterrupt, SystemExit: see `train`.
     """
     first_round = runs[0].round
-    written = [run for run in runs if run.folder is not None]  # all, but on a host that writes nothing none
+    written = [run for run in runs if run.folder is not None]  # all runs; none on a host that writes nothing
     for run in written:
         run.folder.begin(first_round)
         Checkpoints(run.folder.path / CHECKPOINTS).set_aside(after=first_round)
@@ -335,9 +219,10 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             stack.enter_context(progress)
         signals = stack.enter_context(Signals(hosts.count() > 1))
         every = checkpoint_interval(config, runs[0].experiment.state_shape)
-        checkpoints = [_checkpoints(run.folder, run.experiment) for run in written]
+        checkpoints = [checkpoints_of(run.folder, run.experiment) for run in written]
         listeners = [
             HearSignals(signals),
+            *([] if program.client_tests is None else [TestClients(machine, group, program.client_tests, memories)]),
             WriteRecords(written),
             FeedTrackers(trackers),
             *([ShowProgress(progress), Advise(config, group, progress.say)] if written else []),
@@ -353,13 +238,13 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
 
 
 def _with_outputs(config: ConfigDict, group: RunsTogether, program: Program) -> list[Listener]:
-    """The listeners that compute, and so act on every host."""
+    """The listeners that compute something, and so run on every host."""
     best = [SaveBest(group, program.snapshots["test"])] if measured_each_round(config) == "validation" else []
     return [SaveSnapshots(group, program.snapshots, config.snapshot_rounds), *best]
 
 
 def checkpoint_interval(config: ConfigDict, state: State) -> int:
-    """Rounds between two checkpoints of a state (arrays or shapes): fewer where it has a model for every client."""
+    """Rounds between two checkpoints of a state (arrays or shapes): more if the state has a model for every client."""
     of_clients = config.num_clients * tree_bytes(state.model.params)
     large = tree_bytes((state.clients, state.server)) >= of_clients
     return config.checkpoint_every_persistent if large else config.checkpoint_every
@@ -368,10 +253,10 @@ def checkpoint_interval(config: ConfigDict, state: State) -> int:
 def _first_state(
     machine: Machine, program: Program, run: Run, stack: contextlib.ExitStack
 ) -> tuple[State, ClientMemory | None]:
-    """The state that a run starts from; of one that begins it is the first checkpoint, if it has a folder.
+    """The state that a run starts from. A run that begins saves it as its first checkpoint, if it has a folder.
 
     Returns:
-        It, and its clients' memory if that lies outside of it; the stack closes that.
+        The state, and the clients' memory if it is outside of the state; the stack closes it.
     """
     experiment = run.experiment
     if run.state is not None:
@@ -383,13 +268,13 @@ def _first_state(
         run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
         run.folder.sync()
         state, memory = begin_memory(experiment, run.folder, state, stack)
-        _checkpoints(run.folder, experiment).save(0, jax.device_get(state), run.folder.checksum(0))
+        checkpoints_of(run.folder, experiment).save(0, jax.device_get(state), run.folder.checksum(0))
         return state, memory
     return state, None
 
 
 def _write_facts(run: Run) -> None:
-    """Writes what does not change during a run: who holds which data, what the images are, how the run began."""
+    """Writes what does not change during a run: the partition, the data set's facts and the warm start."""
     folder, experiment = run.folder.path, run.experiment
     if run.state is None or not (folder / PARTITION).exists():
         save_partition(folder / PARTITION, experiment.partition)
@@ -403,18 +288,20 @@ def _write_facts(run: Run) -> None:
         replace_file(folder / INIT_FROM, json.dumps(run.warm_start.facts, indent=2) + "\n")
 
 
-def _conclude(run: Run) -> None:
-    """Writes a finished run's summary and report, unless they exist. A failing report does not fail the run."""
+def _conclude(run: Run, ended_by: str) -> None:
+    """Writes a finished run's summary and report, unless they exist. If the report fails, the run does not."""
     if run.folder is None:
         return
     with logged([run.folder.path / LOG]):
-        _summarise(run)
+        _summarise(run, ended_by)
 
 
-def _summarise(run: Run) -> None:
+def _summarise(run: Run, ended_by: str) -> None:
     config = run.experiment.problem.config
+    if why := in_words(ended_by, config.stop):
+        say(f"{run.folder.path} ended in round {len(run.folder.read(METRICS))}: {why}", QUIET)
     if not run.folder.is_summarised():
-        run.folder.write_summary(summarise(config, run.folder))
+        run.folder.write_summary(summarise(config, run.folder, ended_by))
     if not config.log.report or run.folder.is_reported():
         return
     with doing("loading what draws the report"):

@@ -1,4 +1,4 @@
-"""`tune`: times the ways to lay a cohort out on this machine, on real steps, and keeps the fastest for later runs."""
+"""`tune`: times the ways to lay out a cohort on this machine and stores the fastest for later runs."""
 
 import functools
 import statistics
@@ -31,35 +31,34 @@ from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import say
 
 STEPS = 4  # of each client in a measurement
-# Forms of several lanes that are tried around the fastest choice. A TPU's compiler estimates 'im2col' to be far slower.
+# Forms of several lanes to try around the fastest choice. A TPU's compiler estimates 'im2col' to be far slower.
 OTHER_FORMS = {"tpu": ("grouped", "loop")}
 OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
 
 
 class Measured(NamedTuple):
-    """What one choice took."""
+    """The measurement of one choice."""
 
-    choice: Choice  # it
-    dtype: str  # of the computation
-    # Of a client's step, the median over the repeats, labelling of the cohort included; None: it does not fit into the
-    # memory.
+    choice: Choice  # what was measured
+    dtype: str  # the data type of the computation
+    # Of one client's step: the median over the repeats, including labelling of the cohort. None: it does not fit into
+    # the memory.
     seconds: float | None
-    compile_seconds: float  # tracing included
+    compile_seconds: float  # including tracing
 
 
 def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
-    """Times choices of devices, lanes, form of convolutions and XLA options, prints them, and keeps the fastest.
+    """Times choices of devices, lanes, form of convolutions and XLA options, prints them, and stores the fastest.
 
     Args:
-        config: of the runs that it is for; its clients label and make a few steps, and nothing is kept of them.
-        repeats: how often each is timed.
+        config: of the runs to tune for. Its clients label and make a few steps; their results are discarded.
+        repeats: how often each choice is timed.
 
     Returns:
-        What was measured, in the order of the measurements. The last one has the other dtype, which changes results and
-        is not taken.
+        All measurements in order. The last one has the other dtype, which would change results and is never stored.
 
     Raises:
-        UserError: the configuration or the data are not usable, `devices` or `lanes` is given, or the method trains no
+        UserError: the configuration or the data cannot be used, `devices` or `lanes` is set, or the method trains no
             clients.
     """
     validate(config)
@@ -69,7 +68,7 @@ def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
         raise UserError("devices and lanes are what tune looks for; leave them None")
     use_compilation_cache()
     config = config.copy_and_resolve_references()
-    config.server.pretrain_epochs = 0  # what is in the weights takes no time
+    config.server.pretrain_epochs = 0  # the weights' values do not affect the time
     with doing("reading and dividing the data"):
         experiment = build_whole(config, "tune")
     if not experiment.method.phases:
@@ -90,7 +89,7 @@ def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
 
 
 def first_choices(config: ConfigDict, experiment: Experiment, jobs: int) -> list[Choice]:
-    """Where the search begins: on a processor one core or a client on each, one lane; elsewhere more and more lanes."""
+    """The first choices: on a CPU one device or one for each client, with one lane; elsewhere more and more lanes."""
     everything = jax.device_count()
     if platform() == "cpu":
         most = min(everything, most_devices(config, experiment.data))
@@ -101,7 +100,7 @@ def first_choices(config: ConfigDict, experiment: Experiment, jobs: int) -> list
 
 
 def search(first: list[Choice], jobs: int, measure: Callable[[Choice], Measured]) -> list[Measured]:
-    """Measures the first choices, and around the fastest of them other forms of several lanes."""
+    """Measures the first choices, then other forms of several lanes around the fastest one."""
     measured = [measure(choice) for choice in first]
     best = fastest(measured).choice
     lanes = best.lanes if best.lanes > 1 else min(2, -(-jobs // best.devices))
@@ -113,10 +112,10 @@ def search(first: list[Choice], jobs: int, measure: Callable[[Choice], Measured]
 
 
 def fastest(measured: list[Measured]) -> Measured:
-    """The one whose steps took the least time.
+    """The measurement with the shortest steps.
 
     Raises:
-        UserError: none fits into the memory.
+        UserError: no choice fits into the memory.
     """
     fitting = [one for one in measured if one.seconds is not None]
     if not fitting:
@@ -125,7 +124,7 @@ def fastest(measured: list[Measured]) -> Measured:
 
 
 def time_steps(experiment: Experiment, choice: Choice, state: Any, jobs: int, repeats: int) -> Measured:
-    """Trains a cohort for `STEPS` steps of each client, again and again."""
+    """Times a cohort that trains for `STEPS` steps of each client, repeatedly."""
     config = experiment.problem.config
     machine, dtype = machine_of(choice, config), config.model.dtype
     with use(machine), doing(f"measuring {choice}, {dtype}"):
@@ -154,7 +153,7 @@ def time_steps(experiment: Experiment, choice: Choice, state: Any, jobs: int, re
 
 
 def cohort_steps(experiment: Experiment, jobs: int, lanes: int, state: Any, data: Any) -> tuple[Any, jax.Array]:
-    """The uploads of a cohort whose clients each make `STEPS` steps of every phase; and their steps, int32 [R]."""
+    """The uploads of a cohort whose clients make `STEPS` steps in every phase; and their step counts, int32 [R]."""
     method, key = experiment.method, jax.random.key(0)
     selection = select_of(experiment.problem, method)(state, data, key)
     clients, group = selection.clients[:jobs], None if selection.group is None else selection.group[:jobs]
@@ -163,7 +162,7 @@ def cohort_steps(experiment: Experiment, jobs: int, lanes: int, state: Any, data
     personal = () if method.personal is None else method.personal(state, data, clients, key)
     own = jax.tree.map(lambda leaf: leaf[data.place(clients)], state.clients)
     phases = tuple(map(_of_equal_jobs, method.phases))
-    cohort = Cohort(clients, own, key, group, personal)
+    cohort = Cohort(clients, own, key, group, personal, jnp.broadcast_to(state.round, clients.shape))
     result = train_cohort(phases, method.broadcast(state, data, key), data, cohort, lanes)
     return result.upload, result.num_steps
 
@@ -177,7 +176,7 @@ def _of_equal_jobs(phase: Phase) -> Phase:
 
 
 def as_table(measured: list[Measured]) -> str:
-    """The measurements as a Markdown table, milliseconds for a client's step."""
+    """The measurements as a Markdown table, in milliseconds per step of a client."""
     best = fastest(measured[:-1])
     lines = ["| choice | dtype | ms a step | to the fastest | compiling, s |", "|---|---|---|---|---|"]
     for one in measured:

@@ -1,4 +1,4 @@
-"""The run that this process is training, so that an error message can name the folder that resumes it."""
+"""The run in progress, so that an error message can name the folder that resumes it."""
 
 import contextlib
 import pathlib
@@ -11,13 +11,13 @@ _folder: pathlib.Path | None = None
 
 @contextlib.contextmanager
 def under_way(folder: pathlib.Path) -> Iterator[None]:
-    """Marks that a run has begun in a folder, from which it can be resumed.
+    """Marks that a run has begun in a folder and can be resumed from it.
 
     Args:
-        folder: the workdir that resumes what runs inside: a run's, or that of several seeds.
+        folder: the workdir that resumes the run: the run's own, or that of several seeds.
 
     Raises:
-        StoppedError: the operating system, a file or the machine's memory ended the run.
+        StoppedError: the operating system, a file or a lack of memory ended the run.
     """
     global _folder
     _folder = folder
@@ -30,10 +30,10 @@ def under_way(folder: pathlib.Path) -> Iterator[None]:
             raise
         kept = f"the last checkpoint is kept, and python launch.py --workdir={folder} resumes from it"
         raise StoppedError(reason, kept, folder) from error
-    # After an interruption, a BaseException, the folder stays known to those who say how to resume.
+    # After an interruption (a BaseException) the folder stays set, for the message that says how to resume.
     _folder = None
 
 
 def folder_under_way() -> pathlib.Path | None:
-    """The workdir that resumes the current or interrupted run; None if nothing has been written."""
+    """The workdir that resumes the current or interrupted run; None: nothing has been written."""
     return _folder

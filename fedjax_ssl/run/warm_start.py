@@ -1,4 +1,4 @@
-"""The model with which a run begins, where it is another run's: `config.init_from`."""
+"""The model of another run from which a run starts: `config.init_from`."""
 
 import os
 import pathlib
@@ -23,9 +23,9 @@ from fedjax_ssl.run.observe.log import warn
 
 
 class WarmStart(NamedTuple):
-    """What a run begins with."""
+    """What a run starts from."""
 
-    model: Model  # the parts that both runs have, with their statistics, on the host
+    model: Model  # the parts that both runs have, with their normalisation statistics, on the host
     facts: dict[str, Any]  # for init_from.json and the summary: the other run's folder, method and round, and the parts
 
 
@@ -34,11 +34,11 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
 
     Args:
         experiment: the run that begins.
-        root: a folder below which a relative path is looked for first, such as a sweep's.
+        root: a folder in which a relative path is looked for first, such as a sweep's.
 
     Raises:
-        UserError: there is no such checkpoint; its images, normalisation or arrays are others than this run's; or it
-            was trained on labels that are hidden in this run.
+        UserError: there is no such checkpoint; its inputs, normalisation or arrays differ from this run's; or it was
+            trained on labels that are hidden in this run.
     """
     config = experiment.problem.config
     if not config.init_from:
@@ -70,7 +70,7 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
 
 
 def share_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None = None) -> WarmStart | None:
-    """The same on all hosts that train together; the first one looks for it."""
+    """The same on all hosts that train together; only the first one looks for it."""
     found = find_warm_start(experiment, root) if hosts.is_first() else None
     if hosts.count() == 1:
         return found
@@ -83,10 +83,10 @@ def share_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None
 
 
 def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tuple[pathlib.Path, int | None]:
-    """The folder of a run, and the round of its checkpoint; None: the newest.
+    """The folder of a run and the round of its checkpoint; None: the newest.
 
     Args:
-        text: a run's folder, that of several seeds' runs, of which the one of `seed` is meant, or
+        text: a run's folder; a folder of several seeds' runs, in which the run of `seed` is used; or
             RUN/checkpoints/ROUND.
         seed: of the run that begins.
         root: see `find_warm_start`.
@@ -107,7 +107,7 @@ def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tupl
 
 
 def _check_images(where: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raises UserError for inputs of another shape, on which a network without a fixed size would run all the same."""
+    """Raises UserError for inputs of another shape, which a network without a fixed input size would accept."""
     old, new = (
         f"{kind_of(facts).noun} of {'x'.join(map(str, kind_of(facts).inputs(facts).shape))}" for facts in (theirs, ours)
     )
@@ -119,8 +119,8 @@ def _check_images(where: str, theirs: dict[str, Any], ours: dict[str, Any]) -> N
 
 
 def _check_normalisation(where: str, old: str, new: str) -> None:
-    """Raises UserError where the same arrays would make another network."""
-    stored = ("running", "static")  # both normalise by a batch in training, and 'static' takes its statistics anew
+    """Raises UserError if the same arrays would make a different network."""
+    stored = ("running", "static")  # both use batch statistics in training, and 'static' computes its statistics anew
     if old != new and not (old in stored and new in stored):
         raise UserError(f"{where}its model.normalisation is {old!r}, but this run's is {new!r}")
 

@@ -1,4 +1,4 @@
-"""From stacked uploads to one model, as a chain: weights, screening, mean, the server's model, server optimiser."""
+"""Turns uploads into one model by a chain of links: weights, screening, mean, the server's model, server optimizer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +25,7 @@ from fedjax_ssl.models.network import Network
 from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")
-# The server's step along the mean of the clients' updates, by optax.
+# The server's step along the mean of the clients' updates, with optax.
 OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation | None]] = {
     "fedavg": lambda options: None,  # the mean itself (McMahan et al., 2017)
     "fedavgm": lambda options: optax.sgd(options.learning_rate, options.momentum),  # SemiFL's server momentum
@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation | None]] = {
     "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, options.adaptivity),
     "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, options.adaptivity),
 }
-# One model of the uploads: (uploads, weights, the model if none counts, the share that may lie) -> model.
+# (uploads, weights, the model if no upload counts, the share of clients that may lie) -> one model.
 MEANS: dict[str, Callable[[Model, jax.Array, Model, float], Model]] = {
     "mean": lambda uploads, weights, otherwise, share: weighted_mean(uploads, weights, otherwise),
     "median": robust.coordinate_median,
@@ -42,19 +42,19 @@ MEANS: dict[str, Callable[[Model, jax.Array, Model, float], Model]] = {
     "multi_krum": robust.multi_krum,
     "geometric_median": robust.geometric_median,
 }
-OPT_STATE = "aggregation"  # the entry of the server optimiser in `State.server`
+OPT_STATE = "aggregation"  # the entry of the server optimizer in `State.server`
 
 
 class Flow(NamedTuple):
-    """The value that passes along the chain.
+    """The value that is passed along the chain.
 
-    Links set `scores` and read `weights`, so none of them can forget who was not accepted and who is late.
+    Links set `scores` and read `weights`, so that every link respects uploads that are late or not accepted.
     """
 
-    # float32 [R], how much each upload counts if it is accepted and in time, before normalisation; of one that is not
-    # accepted anything.
+    # float32 [R], unnormalised weight of each upload if it is accepted and in time; any value for one that is not
+    # accepted.
     scores: jax.Array
-    # float32 [R], by which each score counts: 0 if the upload was not accepted, less than 1 if it is late.
+    # float32 [R], factor of each score: 0 if the upload was not accepted, below 1 if it is late.
     shares: jax.Array
     model: Model  # the trained parts; at first as the clients received them
     moved: jax.Array  # bool [], whether a link has changed `model`
@@ -62,12 +62,12 @@ class Flow(NamedTuple):
 
     @property
     def weights(self) -> jax.Array:
-        """float32 [R], of each upload, before normalisation: its score times its share."""
+        """float32 [R], the unnormalised weight of each upload: its score times its share."""
         return jnp.where(self.shares > 0, self.scores * self.shares, 0.0)
 
 
 class Apply(Protocol):
-    """Passes the value on; `current` is the model that the clients received, the key the link's own."""
+    """Maps the value to the next one; `current` is the model that the clients received, the key is the link's own."""
 
     def __call__(
         self, flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key: jax.Array, /
@@ -85,17 +85,17 @@ class Link(NamedTuple):
 class Aggregation(NamedTuple):
     """Two pure functions."""
 
-    init: Callable[[Any], dict[str, Any]]  # params -> the entries of `State.server` that aggregation needs
-    aggregate: Aggregate  # the stage of a method
+    init: Callable[[Any], dict[str, Any]]  # params -> the entries of `State.server` for the aggregation
+    aggregate: Aggregate  # the method's stage
 
 
 def chain(network: Network, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
-    """The aggregation by a chain of links.
+    """The aggregation as a chain of links.
 
     Args:
         network: the architecture.
         links: applied in this order.
-        parts: of the model that the uploads hold.
+        parts: the parts of the model in the uploads.
 
     Returns:
         The Aggregation. Its metric is `update_norm`, the Euclidean length of the model's change.
@@ -126,22 +126,22 @@ def fedavg(
     after_mean: tuple[Link, ...] = (),
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> Aggregation:
-    """The chain that `config.aggregation` names: its weights, its mean, its server optimiser.
+    """The chain that `config.aggregation` asks for: its weights, its mean, its server optimizer.
 
-    Statistics of normalisation layers take the same weights, and no optimiser. Without an accepted upload the
-    model and the optimiser's state do not change.
+    Statistics of normalisation layers are averaged with the same weights, without the optimizer. Without an accepted
+    upload the model and the optimizer state do not change.
 
     Args:
-        problem: the run.
+        problem: the run's.
         weighted_by: the method's own weights, such as `weights_told`; None: `aggregation.weights`.
         screened_by: see `screen`.
         combine: a method's own mean of the uploads; None: `config.aggregation.mean`.
         server_model: see `with_server_model`.
-        after_mean: a method's links, between the mean and the server's model.
-        parts: of the model that the uploads hold.
+        after_mean: links of the method between the mean and the server's model.
+        parts: the parts of the model in the uploads.
 
     Raises:
-        UserError: the method has a mean of its own, and the configuration names another.
+        UserError: the method has its own mean, and the configuration names another one.
     """
     options = problem.config.aggregation
     if combine is not None:
@@ -156,7 +156,7 @@ def fedavg(
 
 
 def weights(kind: str) -> Link:
-    """How much each upload counts: see `client_weights`."""
+    """Weights of uploads, see `client_weights`."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         scores = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
@@ -166,7 +166,7 @@ def weights(kind: str) -> Link:
 
 
 def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
-    """Weights of uploads by a method's rule: received -> float32 [R]; values of uploads not accepted are ignored."""
+    """Weights of uploads by a method's rule: received -> float32 [R]; values for uploads not accepted are ignored."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         return flow._replace(scores=rule(received))
@@ -175,7 +175,7 @@ def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
 
 
 def weights_told(name: str) -> Link:
-    """Weights of uploads by a number that the client sends, float32 [] in `Upload.metadata`."""
+    """Weights of uploads by a number that each client sends, float32 [] in `Upload.metadata`."""
     return own_weights(lambda received: received.uploads.metadata[name])
 
 
@@ -193,8 +193,8 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
 
     Args:
         kind: of `MEANS`.
-        share: of the clients that may lie, for some of them.
-        norm_bound: to which longer updates are shortened beforehand; 0: none is.
+        share: of the clients that may lie, for the robust means.
+        norm_bound: updates are first shortened to this length; 0: no bound.
     """
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
@@ -208,10 +208,10 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
 
 
 def check_own_mean(problem: Problem) -> None:
-    """Refuses fields of the mean that a method with its own mean does not read.
+    """Refuses settings of the mean for a method that has its own.
 
     Raises:
-        UserError: the configuration names another.
+        UserError: the configuration sets one of these fields.
     """
     options, name = problem.config.aggregation, problem.config.method
     if options.mean != "mean" or options.norm_bound:
@@ -222,10 +222,11 @@ def check_own_mean(problem: Problem) -> None:
 
 
 def half_told(name: str) -> Link:
-    """1/2 the plain mean of a model that each client tells, and 1/2 the weighted mean of the uploads (FedLabel's code).
+    """Half the plain mean of a model in each client's metadata, half the weighted mean of the uploads (FedLabel's
+    code).
 
     Args:
-        name: of the model in `Upload.metadata`.
+        name: of this model in `Upload.metadata`.
     """
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
@@ -241,7 +242,7 @@ def half_told(name: str) -> Link:
 def with_server_model(
     network: Network, model_of: Callable[[State], Model], parts: tuple[str, ...] = CLASSIFIER
 ) -> Link:
-    """Gives the server's model half the weight, or all of it if no client changed the model."""
+    """Gives the server's model half the weight, or all the weight if no client changed the model."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         own = trained_parts(network, model_of(state), parts)
@@ -252,10 +253,10 @@ def with_server_model(
 
 
 def optimizer(rule: optax.GradientTransformation) -> Link:
-    """A step of optax along the change so far, of the parameters alone; no step if nothing changed."""
+    """A step of optax along the change so far, for the parameters only; no step if nothing changed."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        # The optimiser takes the negative mean update for a gradient.
+        # The optimizer takes the negative mean update as the gradient.
         gradient = jax.tree.map(jnp.subtract, current.params, flow.model.params)
         opt_state = flow.memory[OPT_STATE]
         updates, new_opt_state = rule.update(gradient, opt_state, current.params)
@@ -267,11 +268,11 @@ def optimizer(rule: optax.GradientTransformation) -> Link:
 
 
 def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array) -> jax.Array:
-    """How much each upload counts, before normalisation.
+    """The unnormalised weight of each upload.
 
     Args:
-        kind: 'size', n_m the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', those that it
-            trained on by its report; 'uniform', one each (SemiFL, FedIL).
+        kind: 'size', the client's examples n_m (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', the examples that it
+            trained on by its report; 'uniform', 1 (SemiFL, FedIL).
         sizes: int32 [R].
         num_qualified: int32 [R].
         accepted: bool [R], see `Received`.
@@ -284,7 +285,7 @@ def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accept
 
 
 def group_members(received: Received, num_groups: int) -> jax.Array:
-    """Which accepted uploads are of each group, 0 to G - 1: bool [G, R]; without groups all are of the first."""
+    """The accepted uploads of each group, 0 to G - 1: bool [G, R]; without groups all belong to the first."""
     group = jnp.zeros_like(received.clients) if received.group is None else received.group
     return (group == jnp.arange(num_groups)[:, None]) & received.accepted
 
@@ -293,7 +294,7 @@ def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
     """sum_m w_m upload_m / sum_m w_m over the leading axis, FedAvg's aggregation.
 
     Args:
-        uploads: a pytree, every leaf [R, ...]; a row of weight 0 may hold anything, non-finite numbers too.
+        uploads: a pytree, every leaf [R, ...]; a row of weight 0 is ignored, even if it is not finite.
         weights: float32 [R], not negative.
         otherwise: the pytree to return if all weights are 0.
 

@@ -1,4 +1,4 @@
-"""Rounds in which only some clients are eligible. Nothing travels to or from the others."""
+"""Rounds in which only some clients are eligible. The others neither send nor receive anything."""
 
 from collections.abc import Callable
 
@@ -22,20 +22,20 @@ from fedjax_ssl.learning.trees import tree_bytes, where_rows
 
 
 def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, FederatedData], jax.Array]) -> Method:
-    """A method whose rounds are of eligible clients alone, drawn uniformly and without replacement.
+    """Restricts the rounds of a method to eligible clients, drawn uniformly and without replacement.
 
-    A round has room for `clients_per_round` of them. Where fewer are eligible, others fill its rows, who get no message
-    and take no part.
+    A round has room for `clients_per_round` of them. If fewer are eligible, other clients fill the rows; they get no
+    message and take no part.
 
     Args:
-        problem: the run.
-        method: with no `personal` message and no `wire_bytes` of its own.
+        problem: the run's.
+        method: without a `personal` message and `wire_bytes` of its own.
         eligible: (state, data) -> bool [K].
     """
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         chosen = eligible(state, data)
-        places = jax.random.uniform(key, chosen.shape) + chosen  # the eligible from 1 on, the others below
+        places = jax.random.uniform(key, chosen.shape) + chosen  # eligible clients get 1 or more, the others less
         return Selection(jax.lax.top_k(places, problem.config.clients_per_round)[1])
 
     return method._replace(
@@ -50,12 +50,12 @@ def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, F
 
 
 def labelled_clients(data: FederatedData) -> jax.Array:
-    """bool [K], which clients have a labelled image."""
+    """bool [K], the clients with a labelled image."""
     return data.labelled_size > 0
 
 
 def _of_eligible(phase: Phase) -> Phase:
-    """A phase in which clients that are not eligible have no step and take no part."""
+    """A phase in which clients that are not eligible have no steps and take no part."""
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs, is_eligible = phase.prepare(received, data, cohort, previous), cohort.personal

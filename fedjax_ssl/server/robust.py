@@ -1,6 +1,6 @@
-"""Means of uploads that a few clients cannot move far, as pure functions.
+"""Robust means of uploads, which a few clients cannot move far, as pure functions.
 
-Only `geometric_median` reads weights; the others see whether a weight is 0."""
+Only `geometric_median` uses the weights; the others leave out uploads of weight 0."""
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +9,17 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import clip_update, column, row_norms, weighted_sum, where
 
 WEISZFELD_STEPS = 10
-SMOOTHING = 1e-5  # nu of RFA, the least distance by which a weight is divided
+SMOOTHING = 1e-5  # nu of RFA, a lower bound of the distances that weights are divided by
 
 
 def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The median of each number by itself; of an even number of uploads the mean of the middle two.
+    """The median of each number separately; for an even number of uploads the mean of the middle two.
 
     Args:
-        uploads: leaves [R, ...]; a row of weight 0 may hold anything.
+        uploads: leaves [R, ...]; a row of weight 0 is ignored.
         weights: float32 [R], not negative; an upload counts if its weight is not 0.
-        otherwise: the model to return if none counts.
-        share: not read.
+        otherwise: the model to return if no upload counts.
+        share: ignored.
 
     Source: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Definition 1.
     """
@@ -29,7 +29,7 @@ def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, shar
 
 
 def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The mean of each number by itself, without its floor(share n) largest and as many smallest of n values.
+    """The mean of each number separately, without the floor(share n) largest and as many smallest of n values.
 
     Args:
         uploads, weights, otherwise: as in `coordinate_median`.
@@ -43,13 +43,13 @@ def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: fl
 
 
 def krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The upload whose n - f - 2 nearest others are nearest to it, f = floor(share n).
+    """The upload with the smallest sum of squared distances to its n - f - 2 nearest others, f = floor(share n).
 
-    Distances are of all parameters as one vector; the statistics are the chosen client's, too.
+    Distances are over all parameters as one vector; the statistics are also taken from the chosen client.
 
     Args:
         uploads, weights, otherwise: as in `coordinate_median`.
-        share: of the clients that may lie; the proof wants 2 f + 2 < n.
+        share: of the clients that may lie; the proof requires 2 f + 2 < n.
 
     Source: Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017, section 4.
     """
@@ -59,7 +59,7 @@ def krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> 
 
 
 def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The plain mean of the n - f - 2 uploads (at least one) of the least scores of `krum`.
+    """The plain mean of the n - f - 2 uploads (at least one) with the smallest scores of `krum`.
 
     Source: El Mhamdi et al., The Hidden Vulnerability of Distributed Learning, ICML 2018, for the number; Blanchard et
     al., NeurIPS 2017, section 5, for the rule.
@@ -70,33 +70,33 @@ def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: floa
 
 
 def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> tuple[jax.Array, jax.Array]:
-    """Each upload's sum of squared distances to its nearest others, float32 [R], and how many those are, int32 [].
+    """Each upload's sum of squared distances to its nearest others, float32 [R], and their number, int32 [].
 
-    An upload that does not count has the score infinity and is no neighbour of others. A square that is too large for
-    float32 is infinitely far, and a sum with such a one the largest number.
+    An upload that does not count has the score infinity and is nobody's neighbour. A square that overflows float32
+    counts as infinite, and a sum with such a square as the largest number.
     """
     counted = weights > 0
     count = jnp.sum(counted)
     nearest = jnp.maximum(count - jnp.floor(share * count).astype(jnp.int32) - 2, 1)
     leaves = zip(*map(jax.tree.leaves, (uploads.params, otherwise.params)))
     squares = sum(_squared_distances(leaf, origin, counted) for leaf, origin in leaves)
-    squares = jnp.where(jnp.isnan(squares), jnp.inf, squares)  # of two that are too large
+    squares = jnp.where(jnp.isnan(squares), jnp.inf, squares)  # both uploads are too large
     squares = jnp.where(counted[:, None] & counted[None, :] & ~jnp.eye(len(counted), dtype=bool), squares, jnp.inf)
-    # A single upload has no neighbour, and the score 0.
+    # A single upload has no neighbour and the score 0.
     neighbours = jnp.arange(len(counted)) < jnp.minimum(nearest, count - 1)
     summed = jnp.sum(jnp.where(neighbours, jnp.sort(squares, axis=1), 0.0), axis=1)
     return jnp.where(counted, jnp.minimum(summed, jnp.finfo(summed.dtype).max), jnp.inf), nearest
 
 
 def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The model of the least weighted sum of distances, by Weiszfeld's steps from the weighted mean.
+    """The model with the smallest weighted sum of distances, by Weiszfeld's steps from the weighted mean.
 
-    The weights that the last step gives to the parameters are those of the statistics, too.
+    The statistics are averaged with the weights of the last step.
 
     Args:
         uploads, otherwise: as in `coordinate_median`.
         weights: float32 [R], alpha of the paper.
-        share: not read.
+        share: ignored.
 
     Source: Pillutla et al., Robust Aggregation for Federated Learning, 2019 (RFA), Algorithm 2, with nu = 1e-5.
     """
@@ -148,7 +148,7 @@ def _plain_mean(uploads: Model, chosen: jax.Array, otherwise: Model) -> Model:
 
 
 def _between(uploads: Model, weights: jax.Array, otherwise: Model, first: jax.Array, last: jax.Array) -> Model:
-    """Number by number, the mean of those whose place in ascending order is from first to last."""
+    """For each number separately, the mean of the values whose ascending rank is from first to last."""
     places = jnp.arange(len(weights))
     inside = (places >= first) & (places <= last)
 
@@ -160,8 +160,8 @@ def _between(uploads: Model, weights: jax.Array, otherwise: Model, first: jax.Ar
 
 
 def _squared_distances(leaf: jax.Array, origin: jax.Array, counted: jax.Array) -> jax.Array:
-    """Of one leaf's rows from each other, [R, R], measured from `origin`, near which they are; NaN where numbers are
-    too large for their squares."""
+    """Squared distances between one leaf's rows, [R, R], computed relative to `origin`, which is near the rows; NaN if
+    squares overflow."""
     away = _counted_only(leaf - origin, counted).reshape(len(leaf), -1)
     squares = jnp.sum(away**2, axis=1)
     products = jnp.matmul(away, away.T, precision="highest")

@@ -1,4 +1,4 @@
-"""The global normalisation statistics under the 'static' policy, from whose images they come."""
+"""The global normalisation statistics under the 'static' policy, and the images that they are computed from."""
 
 from typing import NamedTuple
 
@@ -15,34 +15,34 @@ from fedjax_ssl.models.network import Network
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
 SOURCES = ("server", "cohort", "all", "all_mixed", "moments")
-WEIGHTS = ("batches", "samples")  # of the batches in their mean
+WEIGHTS = ("batches", "samples")  # weights of the batches in their mean
 
 
 class Sums(NamedTuple):
-    """What an owner of images reports: the sums of its batches' statistics, and the sum of their weights."""
+    """What an owner of images reports: weighted sums of its batches' statistics, and the sum of the weights."""
 
-    # The sum over the batches of each one's statistics, or under 'moments' of its moments, times its count.
+    # The sum over the batches of their statistics (with 'moments', of their moments), each times its weight.
     total: BatchStats
-    # float32 [], the sum of the counts.
-    count: jax.Array  # type: ignore[assignment]  # tuple.count is never asked for
+    # float32 [], the sum of the weights.
+    count: jax.Array  # type: ignore[assignment]  # tuple.count is not used
 
 
 def make_statistics(network: Network, section: Section, source: str | None = None) -> Statistics:
     """The `statistics` stage of a method.
 
-    Under 'moments' owners tell the moments of each layer's input, in evaluation mode, about the current statistics'
-    means; the new statistics are those of all images together, by the law of total variance. A layer's input depends
-    on the statistics of the layers below, so the exchange is repeated: after k passes the first k layers are exact, up
-    to float32's rounding, whatever the statistics were before. Every image counts alike.
+    With 'moments' owners report the moments of each layer's input, in evaluation mode, about the current statistics'
+    means. The new statistics are those of all images together, by the law of total variance. A layer's input depends on
+    the statistics of the layers below, so the exchange is repeated: after k passes the first k layers are exact up to
+    float32 rounding, whatever the statistics were before. Every image has the same weight.
 
     Args:
         network: the stage does nothing unless its policy is 'static'. With `network.gathered`, the `Sums` that clients
-            sent, the stage reads the server's images alone, and makes one pass.
-        section: `config.model`, of which the fields that begin with `statistics` are read.
-        source: one of `SOURCES`; None: `section.statistics`. 'server', its labelled images alone; 'cohort', these and
-            this round's clients; 'all', these and every client, in separate batches; 'all_mixed', the same
-            images as one pool, which is what SemiFL's code does (with the privacy caveat of its paper); 'moments',
-            the server's and every client's, with the variance between them.
+            sent, the stage reads only the server's images and makes one pass.
+        section: `config.model`; its fields that begin with `statistics` are read.
+        source: one of `SOURCES`; None: `section.statistics`. 'server': its labelled images only; 'cohort': these and
+            this round's clients'; 'all': these and every client's, in separate batches; 'all_mixed': the same images
+            as one pool, as in SemiFL's code (its paper notes the privacy caveat); 'moments': the server's and every
+            client's, with the variance between them.
 
     Raises:
         UserError: when the stage is traced: the server has no images.
@@ -57,8 +57,8 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
         if len(data.server_index) == 0:
             if source == "server":
                 raise UserError(
-                    "model.statistics='server' takes images of the server, which has none where data.labels is not "
-                    "'server'; known: cohort, all, all_mixed, moments, or model.normalisation='running'"
+                    "model.statistics='server' takes images of the server, which has none here (data.labels); "
+                    "known: cohort, all, all_mixed, moments, or model.normalisation='running'"
                 )
             owners = []
         asked = asked_clients(source, len(data.server_index), clients, len(data.client_size))
@@ -77,7 +77,7 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
                 own = [sum_statistics(network, model, data.inputs, *batches, section.statistics_weights, moments)]
             found, some = mean_of_sums(told + own), sum(one.count for one in told + own) > 0
             found = network.pooled_statistics(model, found) if moments else found
-            # Where nobody with images answers they stay as they are.
+            # If no owner of images answers, the statistics stay as they are.
             return model._replace(batch_stats=jax.tree.map(lambda *of: jnp.where(some, *of), found, model.batch_stats))
 
         if not moments or told:
@@ -89,13 +89,13 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
 
 
 def num_passes(network: Network, passes: int, model: Model, before: bool = False) -> int:
-    """Passes of the exchange under 'moments': `passes`, but no more than there are layers, after which all are exact.
+    """Passes of the exchange with 'moments': `passes`, but at most the number of layers, after which all are exact.
 
     Args:
-        network: its companions' layers do not count.
+        network: layers of its companions do not count.
         passes: `config.model.statistics_passes`.
         model: shapes are enough.
-        before: the first round, where no statistics are close to the model's: as many as there are layers.
+        before: whether this is before the first round, when statistics are not yet close: then one pass for each layer.
     """
     own = {name: part for name, part in model.batch_stats.items() if name not in network.companions}
     layers = len(jax.tree.leaves(own)) // 2  # each has a mean and a variance
@@ -103,9 +103,9 @@ def num_passes(network: Network, passes: int, model: Model, before: bool = False
 
 
 def asked_clients(source: str, server_labels: int, cohort: jax.Array, num_clients: int) -> jax.Array | None:
-    """The clients that are asked for statistics of their images, int32 [n]; None: no client.
+    """The clients that report statistics of their images, int32 [n]; None: no client.
 
-    Before the first round there is no cohort: a server with images uses those, another asks all clients.
+    Before the first round there is no cohort: a server with images uses its own, otherwise all clients report.
     """
     if source in ("all", "moments") or (source == "cohort" and not server_labels and len(cohort) == 0):
         return jnp.arange(num_clients)
@@ -113,7 +113,7 @@ def asked_clients(source: str, server_labels: int, cohort: jax.Array, num_client
 
 
 def num_exchanging(network: Network, source: str, clients_per_round: int, num_clients: int) -> int:
-    """How many clients take part in the second exchange of a round, the one that gathers statistics."""
+    """The number of clients in the second exchange of a round, which gathers statistics."""
     if network.normalisation != "static":
         return 0
     return {"server": 0, "cohort": clients_per_round}.get(source, num_clients)
@@ -123,7 +123,7 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
     """The images of the server and of all clients as one pool, in the order of the image table.
 
     Returns:
-        int32 [1, n] rows, padded, n the largest possible number; and int32 [1], their number.
+        int32 [1, n] rows, padded to the largest possible number n; and int32 [1], their number.
     """
     owned = data.at_clients("model.statistics='all_mixed'").at[data.server_index].set(True)
     most = len(data.server_index) + data.client_index.size
@@ -132,7 +132,7 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
 
 
 def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """Cuts each owner's rows into batches; owners never share one.
+    """Cuts each owner's rows into batches; a batch has rows of one owner only.
 
     Args:
         rows: int32 [K, n_max], each owner's rows, padded beyond its size.
@@ -140,7 +140,7 @@ def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tupl
         batch_size: B.
 
     Returns:
-        int32 [K * ceil(n_max / B), B] rows, and bool of that shape, which of them are present.
+        int32 [K * ceil(n_max / B), B] rows, and bool of that shape, whether each is present.
     """
     padding = -rows.shape[1] % batch_size
     present = jnp.arange(rows.shape[1] + padding) < sizes[:, None]
@@ -164,19 +164,20 @@ def sum_statistics(
     weights: str = "batches",
     moments: bool = False,
 ) -> Sums:
-    """What one owner of images reports: SemiFL's static batch normalisation (its section 3.3), or moments of inputs.
+    """What one owner of images reports: SemiFL's static batch normalisation (section 3.3), or moments of inputs.
 
-    SemiFL's statistics are the mean over the batches of their means and of their unbiased variances, in one pass in
-    training mode without augmentation; a short batch counts as much as a full one, or as the images that it has.
+    SemiFL's statistics are the mean over batches of their means and unbiased variances, from one pass in training mode
+    without augmentation. By `weights` a short batch has the weight of a full one, or its number of images.
 
     Args:
         network: the architecture.
-        model: its parameters; its statistics are read under `moments` alone.
+        model: its parameters; its statistics are only read with `moments`.
         images: uint8 [N, H, W, C], the flat table.
         batches: int32 [n, B] rows.
         masks: bool [n, B]; an empty batch is left out.
-        weights: one of `WEIGHTS`: what a batch that is not empty counts, 1 or its images. Under `moments`: its images.
-        moments: whether to tell `Network.input_moments` in place of the batches' statistics.
+        weights: one of `WEIGHTS`: each non-empty batch has weight 1, or its number of images. With `moments` always the
+            number of images.
+        moments: whether to report `Network.input_moments` instead of the batches' statistics.
     """
     counts = jnp.sum(masks, axis=1) if moments or weights == "samples" else jnp.any(masks, axis=1)
     of_batch = network.input_moments if moments else network.batch_statistics
@@ -190,7 +191,7 @@ def sum_statistics(
         total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, model.batch_stats), batches)
         return jax.tree.map(lambda leaf: leaf[None], total)
 
-    # Every device takes as many batches; those that are added have no image.
+    # Every device takes the same number of batches; batches added for this have no image.
     missing = -len(counts) % num_devices()
     even = jax.tree.map(
         lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)), (batches, masks, counts)
@@ -200,6 +201,6 @@ def sum_statistics(
 
 
 def mean_of_sums(told: list[Sums]) -> BatchStats:
-    """The mean of what all owners reported; 0 where they have no images."""
+    """The mean of what all owners reported; 0 if they have no images."""
     total, count = jax.tree.map(lambda *sums: sum(sums[1:], sums[0]), *told)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1), total)

@@ -21,7 +21,7 @@ ServerLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]
 
 
 class ServerLoss(Protocol):
-    """The loss of one step on rows [B] of labelled, with labels [B] and mask [B]: (loss, (batch_stats, metrics))."""
+    """(model, rows [B] of labelled images, labels [B], mask [B], key) -> (loss, (batch_stats, metrics)) of one step."""
 
     def __call__(
         self, model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array, /
@@ -44,28 +44,28 @@ def train_on_server_labels(
     shuffle: bool = True,
     after_step: Callable[[Model, Model, jax.Array], Model] | None = None,
 ) -> tuple[State, Metrics]:
-    """SGD over the server's labelled images, shuffled anew in each epoch.
+    """SGD over the server's labelled images, reshuffled in each epoch.
 
     Args:
-        state: whose model is trained.
+        state: its model is trained.
         data: the federation's data.
         loss_fn: of one step.
-        config: the optimiser's section, see `sgd.make_optimizer`.
+        config: the optimizer's section, see `sgd.make_optimizer`.
         learning_rate: float32 [].
         key: of this training.
         parts: names of the top-level entries of `params` to train.
-        epochs: passes over the labelled images; 0 epochs or 0 images return the state unchanged.
+        epochs: passes over the labelled images; with 0 epochs or 0 images the state is returned unchanged.
         batch_size: the last batch of an epoch may be short; its padding is masked.
-        memory: the entry of `state.server` with the optimiser's state, which `own_optimizer` made; None, or no such
-            entry: the optimiser starts afresh.
+        memory: the entry of `state.server` with the optimizer's state, made by `own_optimizer`; None, or no such
+            entry: the optimizer starts afresh.
         steps: this many steps instead of `epochs`, starting with the first epoch.
-        shuffle: False: the orders of the epochs are the same in every training.
+        shuffle: False: every training uses the same orders.
         after_step: (model before, model after, step from 0) -> the model after a step, in which it may change parts
             that are not trained.
 
     Returns:
-        The state with the trained model (and the optimiser's state in its entry), and each metric's mean over the last
-        steps, as many as an epoch has.
+        The state with the trained model (and the optimizer's state in its entry), and each metric's mean over the last
+        epoch's steps.
     """
     labelled = data.server_index
     if (epochs == 0 and steps is None) or len(labelled) == 0:
@@ -105,23 +105,23 @@ def train_on_server_labels(
 
 
 def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> dict[str, Any]:
-    """The optimiser's entry in `State.server` for one of the server's trainings; empty where optimisers start fresh.
+    """The optimizer's entry in `State.server` for one of the server's trainings; {} if optimizers start afresh.
 
     Args:
         config: the server's section.
-        model: whose parameters are trained.
-        parts: those of them.
+        model: its parameters are trained.
+        parts: the trained parts.
         memory: the entry's name.
     """
     return {memory: make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
 
 
 class ServerTask(NamedTuple):
-    """One of several trainings of a server on its labelled images."""
+    """One of several trainings at the server on its labelled images."""
 
-    memory: str  # the entry of `State.server` for its optimiser, see `own_optimizer`
+    memory: str  # the entry of `State.server` for its optimizer, see `own_optimizer`
     loss: Callable[[FederatedData], ServerLoss]  # of its steps
-    parts: tuple[str, ...]  # that it trains
+    parts: tuple[str, ...]  # the trained parts
     batch_size: int  # of its steps
 
 
@@ -134,18 +134,18 @@ def train_in_turn(
     rates: Sequence[jax.Array | float],
     epochs: Sequence[int],
 ) -> tuple[State, Metrics]:
-    """Several trainings one after the other, each by `config.server`'s optimiser at a learning rate of its own.
+    """Several trainings one after the other, all with `config.server`'s optimizer, each at its own learning rate.
 
     Args:
-        problem: the run.
-        state: whose model is trained.
+        problem: the run's.
+        state: its model is trained.
         data: the federation's.
-        key: of all of them.
-        trainings: in their order.
-        rates, epochs: one for each.
+        key: of all trainings.
+        trainings: in order.
+        rates, epochs: one for each training.
 
     Returns:
-        The state, and the metrics of all; see `train_on_server_labels`.
+        The state, and the metrics of all trainings; see `train_on_server_labels`.
     """
     metrics: Metrics = {}
     keys = jax.random.split(key, len(trainings))
@@ -166,11 +166,11 @@ def train_in_turn(
     return state, metrics
 
 
-CLASSIFICATION = "classification"  # the entry in `State.server` of the epochs of cross-entropy
+CLASSIFICATION = "classification"  # the entry in `State.server` of the training with cross-entropy
 
 
 def train_classifier(problem: Problem, state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-    """The server's epochs of cross-entropy in a round, on augmented images; its metric is `server_loss`."""
+    """The server's epochs of cross-entropy in a round, on augmented images; the metric is `server_loss`."""
     config = problem.config
     return train_on_server_labels(
         state,
@@ -187,9 +187,9 @@ def train_classifier(problem: Problem, state: State, data: FederatedData, key: j
 
 
 def pretrained_classifier(problem: Problem, data: FederatedData, key: jax.Array) -> State:
-    """Fresh weights, trained on the server's labels for `server.pretrain_epochs` of cross-entropy: before round 1.
+    """Initial weights, trained on the server's labels for `server.pretrain_epochs` of cross-entropy before round 1.
 
-    With `server.pretrain_persistent` the state has the optimiser's in its entry `CLASSIFICATION`.
+    With `server.pretrain_persistent` the state keeps the optimizer's state in its entry `CLASSIFICATION`.
     """
     config, (init_key, train_key) = problem.config, jax.random.split(key)
     model = problem.network.init(init_key)
@@ -214,7 +214,7 @@ def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) ->
     """Cross-entropy of the classification head on augmented labelled images: l(f(A(x)), y).
 
     Args:
-        problem: the run.
+        problem: the run's.
         data: the federation's data.
         augmentation: 'strong' or 'weak'.
 
@@ -235,19 +235,19 @@ def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) ->
 def supervised_mixup_loss(
     problem: Problem, data: FederatedData, augmentation: str, alpha: float, mix_weight: float, mix_order: str
 ) -> ServerLoss:
-    """The clients' two losses on the server's images (FedAnchor's earlier version, section 3.5): all are the fix set.
+    """The clients' two losses on the server's images (FedAnchor's earlier version, section 3.5); all are the fix set.
 
     Args:
-        problem: the run.
+        problem: the run's.
         data: the federation's data.
         augmentation: of the fix set, 'strong' or 'weak'.
-        alpha: a in lambda ~ Beta(a, a), one lambda a batch.
+        alpha: a in lambda ~ Beta(a, a), one lambda for each batch.
         mix_weight: b in L_fix + b L_mix, eq. 10.
         mix_order: see `fix_mix.mix_inputs`.
 
     Returns:
-        The loss; its metrics are `server_loss` on the fix set and `server_mix_loss` on
-        mixtures of it with images drawn with replacement from all.
+        The loss; its metrics are `server_loss` on the fix set and `server_mix_loss` on mixtures of it with images drawn
+        with replacement from all.
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
@@ -272,12 +272,12 @@ SERVER_MODEL = "model"  # the entry of the server's model in `State.server`
 
 
 def add_server_model(state: State) -> State:
-    """The state with an entry for the server's model, which is the global one until it is trained."""
+    """Adds an entry for the server's model to the state; it is the global model until it is trained."""
     return state._replace(server={**state.server, SERVER_MODEL: state.model})
 
 
 def train_server_model(problem: Problem, state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-    """A stage of a method: trains the server's model from the global one, which stays as it is (FedIL, eq. 22).
+    """A stage that trains the server's model from the global model, which stays unchanged (FedIL, eq. 22).
 
     Under the 'static' policy its statistics are those of the server's images.
     """

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.client import Examples, label_cohort, make_confidence, own_confidence, qualify
+from fedjax_ssl.client import Confidence, Examples, label_cohort, make_confidence, own_confidence, qualify
 from fedjax_ssl.client.confidence import KINDS, MEMORY, Averages, once_a_round
+from fedjax_ssl.client.self_training import states_of_round
+from fedjax_ssl.client.trainers import by_confidence
 from fedjax_ssl.engine.interface import Cohort, Problem
 from tests.helpers.toy_federation import federation
 from tests.helpers.trainers_by_hand import SoftMatch
@@ -157,6 +159,25 @@ def test_what_a_method_cannot_use_is_refused(client):
     for kind in ("freematch", "softmatch"):
         with pytest.raises(UserError, match=rf"'{kind}' averages over updates.*set confidence.memory='run'"):
             weights_of(problem_of(kind), scores, present)
+
+
+@pytest.mark.parametrize("memory", ["round", "run"])
+def test_a_rule_gets_the_round(memory):
+    """At its beginning, for labels once a round and for steps; a state that lasts for the run goes on from its last."""
+    rule = Confidence(
+        init=lambda n_max: jnp.float32(0.0),
+        update=lambda state, scores, present, positions: state,
+        weigh=lambda state, scores, size: (jnp.max(scores, axis=-1) > state).astype(scores.dtype),
+        begin=lambda state, number: state + number / 10,
+    )
+    problem, scores = problem_of("fixed", memory=memory), jnp.array([[[0.3, 0.7], [0.45, 0.55]]])
+    own, present = {MEMORY: jnp.full(1, 0.4)}, jnp.ones((1, 2), bool)
+    state, weights, after = once_a_round(problem, rule, scores, present, own, jnp.array([2]))
+    assert state == pytest.approx(0.2 if memory == "round" else 0.6)
+    np.testing.assert_array_equal(weights, [[1, memory == "round"]])
+    assert after == ({} if memory == "round" else {MEMORY: state})
+    examples = Examples(jnp.zeros((1, 2), int), present, present, None, own, jnp.array([2]))
+    assert states_of_round(problem, by_confidence(rule), examples)[MEMORY] == state
 
 
 def test_the_averages_are_the_client_s_memory():

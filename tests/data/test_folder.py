@@ -1,15 +1,23 @@
 """A folder of images by class: pixels as Pillow has them, the order of everything, and the errors one by one."""
 
 import os
+import resource
+import signal
 
 import numpy as np
 import pytest
 from ml_collections import config_dict
 from PIL import Image
 
-from fedjax_ssl.data import folder as folder_module
-from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data import decoded, load_dataset
+from fedjax_ssl.data.folder import load_folder
 from fedjax_ssl.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """The user's cache, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def load(path, image_size=0, flip=False, fit="crop"):
@@ -264,10 +272,69 @@ def test_classes_without_a_test_set_that_are_not_as_they_should_be(tmp_path):
     expect_line(tmp_path, [tmp_path, "no class of 5 or more images", tmp_path / "test"])
 
 
-def test_what_does_not_fit_into_the_memory_is_refused(tmp_path, monkeypatch):
+def test_what_does_not_fit_into_the_cache_is_refused(tmp_path, monkeypatch):
     write_split(tmp_path)
-    expect_line(tmp_path, [tmp_path, "6 images", "180.0 GB", "8 GB", "smaller data.image_size"], image_size=10**5)
-    monkeypatch.setattr(folder_module, "MAX_BYTES", 6 * 6 * 6 * 3 - 1)
+    expect_line(tmp_path, [tmp_path, "6 images", "180.0 GB", "50 GB", "smaller data.image_size"], image_size=10**5)
+    monkeypatch.setattr(decoded, "MOST_CACHE_BYTES", 6 * 6 * 6 * 3 - 1)
     expect_line(tmp_path, ["6 x 6 pixels", "data.image_size"])
-    monkeypatch.setattr(folder_module, "MAX_BYTES", 6 * 6 * 6 * 3)
+    monkeypatch.setattr(decoded, "private_cache", lambda name, most: None)  # then the memory must hold them
+    expected = load(tmp_path).x_train
+    assert expected.shape == (4, 6, 6, 3) and not isinstance(expected, np.memmap)
+    monkeypatch.setattr(decoded, "MAX_BYTES", 6 * 6 * 6 * 3 - 1)
+    expect_line(tmp_path, ["6 x 6 pixels", "data.image_size"])
+
+
+def test_images_are_decoded_once_and_what_was_stopped_goes_on(tmp_path, monkeypatch):
+    write_split(tmp_path)
+    read, rows = decoded.read_image, []
+
+    def reading(file, *rest):
+        rows.append(file.name)
+        if len(rows) == stop:
+            raise KeyboardInterrupt
+        return read(file, *rest)
+
+    monkeypatch.setattr(decoded, "read_image", reading)
+    monkeypatch.setattr(decoded, "BLOCK", 2)
+    stop = 5
+    with pytest.raises(KeyboardInterrupt):
+        load(tmp_path, image_size=4)
+    stop, told = None, []
+    rows.clear()
+    resumed = load_folder(str(tmp_path), 4, tell=told.append)
+    assert len(rows) == 4  # without the first block; the second might not have reached the disk
+    assert [line.rpartition(": ")[2] for line in told][-1] == "6 of 6, 00:00:00 left"
+    rows.clear()
+    before = os.stat(resumed.x_train.filename)
+    again = load(tmp_path, image_size=4)
+    assert isinstance(again.x_train, np.memmap) and not rows
+    after = os.stat(again.x_train.filename)  # a run that has it mapped must not see a change
+    assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
+    monkeypatch.setattr(decoded, "private_cache", lambda name, most: None)
+    for found in (resumed, again):
+        np.testing.assert_array_equal(found.x_train, load(tmp_path, image_size=4).x_train)
+        np.testing.assert_array_equal(found.x_test, load(tmp_path, image_size=4).x_test)
+
+
+def test_a_changed_image_or_a_cut_file_of_the_cache_is_decoded_anew(tmp_path):
+    write_split(tmp_path)
+    mapped = load(tmp_path).x_train
+    before = np.array(mapped)
+    with open(mapped.filename, "r+b") as file:
+        file.truncate(300)
+    np.testing.assert_array_equal(load(tmp_path).x_train, before)
+    save(tmp_path / "train" / "cat" / "2.png", 255 - before[1])
+    os.utime(tmp_path / "train" / "cat" / "2.png", (1, 1))
+    np.testing.assert_array_equal(load(tmp_path).x_train[1], 255 - before[1])
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    write_split(tmp_path)
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+        expect_line(tmp_path, ["File too large", "make room", "XDG_CACHE_HOME"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
     assert load(tmp_path).x_train.shape == (4, 6, 6, 3)

@@ -1,6 +1,7 @@
 """Views of a federation: a round's clients alone, with the ids of the whole federation."""
 
 import itertools
+import os
 
 import jax
 import numpy as np
@@ -75,3 +76,27 @@ def test_a_heavy_tail_has_narrow_widths_that_serve_half_and_most_of_the_rounds()
     largest = np.array([sizes[generator.choice(len(sizes), 10, replace=False)].max() for _ in range(2_000)])
     assert 0.45 < (largest <= narrow).mean() < 0.6  # at least a half: sizes are whole numbers
     assert 0.93 < (largest <= middle).mean() < 0.97
+
+
+def test_a_run_begins_with_the_images_of_small_clients_and_with_rows_for_the_largest():
+    held = held_federation()
+    views = Views(held, (2, 5), 3, most_images(held.sizes, (2, 5), 3), on_device=False)
+    first, _ = views.first()
+    np.testing.assert_array_equal(first.ids, [1, 3, 4])
+    assert first.client_index.shape == (3, 5) and len(first.inputs) == len(views.of(np.array([1]), 2)[0].inputs)
+
+
+def test_a_file_of_images_that_changes_or_goes_away_is_one_line(tmp_path):
+    held = held_federation()
+    np.save(tmp_path / "images.npy", held.inputs)
+    on_disk = held._replace(inputs=np.load(tmp_path / "images.npy", mmap_mode="r"))
+    views = Views(on_disk, (5,), 3, most_images(held.sizes, (5,), 3), on_device=False)
+    clients = np.array([0, 2])
+    before, _ = views.of(clients, 5)
+    np.testing.assert_array_equal(before.inputs, Views(held, (5,), 3, (12,), on_device=False).of(clients, 5)[0].inputs)
+    os.utime(tmp_path / "images.npy", (1, 1))
+    with pytest.raises(UserError, match=r"images.npy has changed since .* put the old file back"):
+        views.of(clients, 5)
+    (tmp_path / "images.npy").unlink()
+    with pytest.raises(UserError, match=r"images\.npy has changed"):
+        views.of(clients, 5)

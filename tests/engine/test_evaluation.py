@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.data.unknown import UNKNOWN
 from fedjax_ssl.engine.evaluation import score_pseudo_labels
 from fedjax_ssl.engine.interface import Report
 
@@ -38,3 +39,13 @@ def test_scores_by_hand():
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
     nothing = score_pseudo_labels(report, truth, jnp.zeros((2, 3), bool), num_jobs=2)
     assert nothing["qualified_share"] == 0 and np.isnan(nothing["qualified_accuracy"])
+
+
+def test_labels_of_unknown_images_are_wrong():
+    """Of five unlabelled images three are unknown, of which clients train on two; of another nobody knows the class."""
+    truth = jnp.array([[1, UNKNOWN, UNKNOWN, UNKNOWN, -1, UNKNOWN]])
+    report = Report(jnp.array([[1, 0, 1, 2, 1, 0]]), jnp.array([[True, True, True, False, True, True]]))
+    found = score_pseudo_labels(report, truth, jnp.array([[True] * 5 + [False]]), 1, with_unknown=True)
+    assert (found["pseudo_label_accuracy"], found["qualified_share"]) == (1 / 4, 4 / 5)
+    np.testing.assert_allclose([found["qualified_accuracy"], found["qualified_unknown_share"]], [1 / 3, 2 / 3])
+    assert "qualified_unknown_share" not in score_pseudo_labels(report, truth, truth < 2, 1)

@@ -22,6 +22,7 @@ from fedjax_ssl.engine.measures import (
     knn_accuracy,
     macro_auc,
     measure,
+    open_set,
 )
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import write_report
@@ -96,6 +97,23 @@ def test_area_of_many_images_is_exact():
     score = np.round(rng.normal(size=len(labels)) + labels, 3).astype(np.float32)
     found = jax.jit(macro_auc)(np.stack([-score, score], axis=1), labels)
     assert float(found) == pytest.approx(metrics.roc_auc_score(labels, score.astype(np.float64)), abs=1e-6)
+
+
+def test_known_against_unknown_images():
+    """The area is scikit-learn's, also of equal scores; open-set accuracy is that of a plain loop."""
+    compiled = jax.jit(open_set)
+    for digits in (None, 1, 0, -3):  # of few scores, and of one alone
+        logits, labels = outputs(7, seed=11, digits=digits)
+        unknown = outputs(7, seed=12, digits=digits)[0][:180] / 2
+        found = compiled(logits, labels, unknown)
+        known_scores, unknown_scores = (np.asarray(jax.nn.softmax(each)).max(axis=1) for each in (logits, unknown))
+        area = metrics.roc_auc_score([1] * NUM_IMAGES + [0] * 180, np.concatenate([known_scores, unknown_scores]))
+        assert float(found["auroc"]) == pytest.approx(area, abs=1e-6)
+        thresholds = [t for t in sorted(set(known_scores)) if np.mean(known_scores >= t) >= 0.95]
+        right = sum(known_scores[i] >= thresholds[-1] and logits[i].argmax() == labels[i] for i in range(NUM_IMAGES))
+        expected = (right + sum(unknown_scores < thresholds[-1])) / (NUM_IMAGES + 180)
+        assert float(found["open_accuracy"]) == pytest.approx(expected, abs=1e-6)
+    assert area == 0.5  # all scores are equal
 
 
 def test_shots_by_a_plain_loop():

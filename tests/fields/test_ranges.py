@@ -47,7 +47,7 @@ FIELDS = flatten(base_config())
 NUMBERS = {field for field, its_range in ranges().items() if its_range.kind in (int, float)}
 FREE_TEXTS = named(
     ": init_from",
-    "data: source path tfds_dir partition_file",
+    "data: source path tfds_dir partition_file unknown_source",
     "encoder: weights",
     "data: test_path label_column client_column ignore_columns text_column text_versions",
     "model: name",
@@ -78,6 +78,7 @@ NOT_ZERO = named(
     "cbafed: labelled_epochs residual_every",
     "fedanchor: contrastive_batch_size contrastive_learning_rate mixup_alpha temperature",
     "fedcon: projector_hidden",
+    "feddure: fine_hidden fine_learning_rate steps unlabelled_batch unlabelled_rise",
     "fedema: scale",
     "fedil: average_rounds stop_rounds successive",
     "fedlabel: labelled_steps unlabelled_steps",
@@ -95,6 +96,7 @@ NOT_ZERO = named(
 )
 # A run with one of these at 1e30 trains, or ends with the line of a state that is not finite.
 LARGE = named(
+    "stop: bytes seconds",
     "data: alpha imbalance labelled_imbalance",
     "augment: noise",
     "views: brightness contrast saturation",
@@ -111,6 +113,7 @@ LARGE = named(
     "cbafed: base global_record labelled_factor local_record rare",
     "fedanchor: common_direction_weight contrastive_learning_rate mix_weight mixup_alpha temperature threshold",
     "fedcon: consistency_weight",
+    "feddure: fine_learning_rate unlabelled_weight",
     "fedema: scale",
     "fedil: kl_weight stop_below",
     "fedlabel: consistency_weight mean_proximal",

@@ -10,7 +10,7 @@ import sys
 
 from fedjax_ssl import UserError
 from fedjax_ssl.__main__ import enter
-from fedjax_ssl.run import experiment, programs
+from fedjax_ssl.run import features, programs
 from fedjax_ssl.run.hosts import link
 from fedjax_ssl.run.observe import listeners
 
@@ -19,10 +19,10 @@ def main(what: str) -> int:
     link.BEAT_SECONDS, link.SILENCE_SECONDS = 0.5, 4.0  # so that nobody waits long for a process that is killed
     if what == "no_data":
 
-        def load_dataset(config):
+        def load_dataset(config, tell):
             raise UserError("the data are not here")
 
-        experiment.load_dataset = load_dataset
+        features.load_dataset = load_dataset
     elif what == "other_program":
         programs.DISPATCH_CAPACITY += 1
     elif what != "nothing":

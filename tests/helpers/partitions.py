@@ -25,10 +25,12 @@ def data_config(**fields):
         "num_labelled": 0,
         "labelled_clients": 1,
         "labelled_rule": "random",
+        "label_profile": ("beta(0.3,0.3)",),
         "imbalance": 1.0,
         "largest_class": 0,
         "labelled_imbalance": 1.0,
         "labelled_largest_class": 0,
+        "client_test_share": 0.0,
     }
     return config_dict.ConfigDict(config | fields)
 

@@ -62,9 +62,9 @@ def test_the_gradient_is_clipped_before_anything_else():
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("adem", "client.optimizer 'adem' is not an optimiser of optax with a learning rate"),
-        ("sam", "not an optimiser of optax with a learning rate"),
-        ("lbfgs", "client.optimizer='lbfgs' cannot be used: it must make a step of a learning rate, gradients"),
+        ("adem", "client.optimizer 'adem' is not an optimizer of optax with a learning rate"),
+        ("sam", "not an optimizer of optax with a learning rate"),
+        ("lbfgs", "client.optimizer='lbfgs' cannot be used: its step may only need a learning rate, gradients"),
         ("adam(b1=0.5", "must be NAME or NAME"),
         ("adam(1)", "must be NAME or NAME"),
         ("adam(momentum=1)", "'adam' takes no 'momentum'; known: learning_rate, b1"),

@@ -150,5 +150,5 @@ def test_a_server_in_parallel_trains_a_model_of_its_own_before_the_round_and_non
 
 
 def test_a_server_without_labels_trains_nothing_in_parallel():
-    with pytest.raises(UserError, match=r"trains a server with labels, but data.labels is 'clients'"):
+    with pytest.raises(UserError, match=r"trains a server with labels, which has none here"):
         build(**{"fixmatch.server": "parallel", **AT_CLIENTS})

@@ -1,6 +1,7 @@
 """The file of the clients' memory: its rounds, its size, and what is wrong with it."""
 
 import os
+import resource
 import shutil
 import signal
 import sqlite3
@@ -79,10 +80,32 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
         with pytest.raises(UserError, match=r"clients|short|flipped") as caught:
             rows_of(ClientRows(tmp_path / name, "run", 1))
         assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="missing is missing"):
+        ClientRows(tmp_path / "missing", "run", 1)
+    assert not (tmp_path / "missing").exists()
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError, match="link"):
         ClientRows(tmp_path / "link", "run", 1)
     assert len(rows_of(ClientRows(path, "run", 1))) == 2
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
+    path = tmp_path / "clients.sqlite"
+    rows = ClientRows(path, "run", None)
+    rows.write(0, 1, b"a" * 100_000)
+    rows.commit(1, [])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))  # of a process of Python, SIGXFSZ is ignored
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*clients\.sqlite") as caught:
+            for client in range(200):
+                rows.write(client, 2, b"b" * 100_000)
+            rows.commit(2, [])
+        assert "\n" not in str(caught.value)
+        rows.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert rows_of(ClientRows(path, "run", 1)) == {0: b"a" * 100_000}
 
 
 WRITER = """

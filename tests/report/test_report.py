@@ -19,7 +19,7 @@ from fedjax_ssl.records.runs import Group, read_groups, read_run, what_differs
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
-from fedjax_ssl.report.figures import confusion_matrix, who_holds_what
+from fedjax_ssl.report.figures import confusion_matrix, label_profile, who_holds_what
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.look import Look, as_text, best_cells, to_csv, to_latex, to_markdown
 from fedjax_ssl.report.model_card import model_card
@@ -144,6 +144,12 @@ SETTINGS = {  # fields of data -> who holds labels
     },
     "1 of 8 clients has labels for all its images: 4 in all": {"labels": "some_clients"},
     "2 of 8 clients have labels for all their images: 4 in all": {"labels": "some_clients", "labelled_clients": 2},
+    "each client has labels for a share of its own of its images, drawn by beta(0.3,0.3): 4 in all": {
+        "labels": "profile", "server_labels": 0
+    },
+    "40 labels at the server, and each client has labels for a share of its own of its images, 0 to 50 %: 4 in all": {
+        "labels": "profile", "label_profile": [0, 0.5, 0.1, 0, 0, 0, 0, 0]
+    },
     "every client has labels for all its images": {"labels": "some_clients", "reveal_labels": True},
     "40 labels at the server, and every client has labels for all its images": {"reveal_labels": True},
     "the server has all images, with their labels": {"centralised": True},
@@ -165,7 +171,7 @@ def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
         shutil.copytree(three_runs / "a" / "seed_0", folder)
         run = relabelled(folder, fields, COUNTS)
         assert f"Labels: {words}.\n" in model_card(run) and f"| labels | {words}" in model_card(run)
-        assert ("(balanced)" in model_card(run)) == ("labels" not in fields)
+        assert ("(balanced)" in model_card(run)) == ("at the server" in words or words.startswith("the server"))
         assert f"clients a round, {words}; {folder}" in lead_of(run)
         (folder / "class_counts.npz").unlink()  # how many they are is not written down
         assert f"clients a round, {words.removesuffix(': 4 in all')}; {folder}" in lead_of(read_run(folder))
@@ -209,21 +215,34 @@ def test_the_picture_of_clients_shows_which_images_have_labels():
         "after: all clients": [(0, 9), (0, 7)],
         "at the server, with labels": [(9, 2), (7, 1)],
     }
+    _, bars = drawn(COUNTS | {"server": np.array([2, 1])})
+    assert list(bars) == [*list(drawn(COUNTS)[1]), "at the server, with labels"]
+    assert bars["at the server, with labels"] == [(9, 2), (7, 1)]
     _, bars = drawn(AT_SERVER | {"validation": np.array([1, 3])})
     assert bars["held out for validation"] == [(11, 1), (8, 3)]
 
 
-@pytest.mark.parametrize("labels", ["clients", "some_clients"])
+def test_the_picture_of_a_profile_has_each_client_s_share_in_their_order():
+    with style.styled():
+        shares, numbers = ([bar.get_height() for bar in axes.patches] for axes in label_profile(COUNTS).axes)
+    sizes, labelled = COUNTS["clients"].sum(axis=1), COUNTS["labelled"].sum(axis=1)
+    expected = sorted(zip(100 * labelled / sizes, labelled))
+    np.testing.assert_allclose(list(zip(shares, numbers)), expected)
+    assert shares[0] < shares[-1]
+
+
+@pytest.mark.parametrize("labels", ["clients", "some_clients", "profile"])
 def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
     shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run", ignore=shutil.ignore_patterns("snapshots"))
     rng = np.random.default_rng(0)
     held = rng.integers(0, 9, (8, 10))
-    labelled = held // 3 if labels == "clients" else held * (np.arange(8) == 5)[:, None]
+    labelled = held // 3 if labels != "some_clients" else held * (np.arange(8) == 5)[:, None]
     counts = {"train": held.sum(axis=0), "server": np.zeros(10, int), "clients": held, "labelled": labelled}
     run = relabelled(tmp_path / "run", {"labels": labels}, counts)
     text = write_report(run.folder).read_text()
     assert "those of them that have labels, and both by class" in text and "took its labelled images" not in text
-    assert f"images: {labelled.sum()} in all" in text
+    assert f"{labelled.sum()} in all" in text
+    assert (run.folder / "figures" / "label_profile.png").exists() == (labels == "profile")
     picture = np.asarray(Image.open(run.folder / "figures" / "who_holds_what.png").convert("RGB")).astype(int)
     is_orange = np.abs(picture - [0xE6, 0x9F, 0x00]).max(axis=-1) < 12
     right = is_orange[:, picture.shape[1] * 6 // 10 :]  # the bars' half

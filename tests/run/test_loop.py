@@ -69,7 +69,7 @@ def counting(tmp_path, monkeypatch):
                 converged = None if ends_at is None else (lambda state: state.round >= ends_at)
                 experiment = types.SimpleNamespace(
                     problem=types.SimpleNamespace(config=config),
-                    method=types.SimpleNamespace(converged=converged),
+                    method=types.SimpleNamespace(converged=converged, wire_bytes=None),
                     data=None,
                     state_shape=None,
                 )
@@ -208,3 +208,59 @@ def test_a_group_s_trees_are_its_runs_trees_stacked():
     alone = RunsTogether([None], None, None)
     assert alone.join(trees[:1]) is trees[0] and alone.split(trees[0])[0] is trees[0]
     np.testing.assert_array_equal(row(joined, 1)["b"], 2)
+
+
+ACCURACIES = [0.3, 0.5, 0.4, 0.5, 0.45, 0.6, 0.6, 0.5]  # of rounds 1, 2, ...
+
+
+def measured(arguments):
+    """The same arguments, but each round has a validation accuracy of `ACCURACIES`, and one more upload than before."""
+    machine, feed, group, states = arguments
+
+    class Measured(WholeFeed):
+        def dispatch(self, state, done, rounds):
+            result = feed.dispatch(state, done, rounds)
+            of_rounds = done + np.arange(int(result.rounds_done))
+            metrics = {
+                **result.results.metrics,
+                "validation_accuracy": np.array(ACCURACIES)[of_rounds],
+                "uploads": np.minimum(of_rounds + 1, 4),
+            }
+            return result._replace(results=result.results._replace(metrics=metrics))
+
+    return machine, Measured(None, None, None, None), group, states
+
+
+@pytest.mark.parametrize(
+    "stop, ends",
+    [
+        ({"stop.patience": 3}, 5),  # 0.5 of round 2 is not reached again before
+        ({"stop.patience": 4, "stop.bytes": 1e6}, 8),  # 0.6 of round 6 is not exceeded, but then all rounds are done
+        # Bytes of the rounds: 13 for what goes down to the four clients and statistics, 3 for each upload.
+        ({"stop.bytes": 16 + 19 + 22 + 22}, 4),  # a fourth round could use 22 bytes, as the third one did
+        ({"stop.bytes": 16 + 19 + 22 + 22 - 1}, 3),
+        ({"stop.bytes": 1}, 1),
+    ],
+)
+def test_patience_and_bytes_end_a_run_in_the_same_round_however_it_is_cut(counting, stop, ends):
+    """In dispatches of several rounds, and of a run that is resumed after the second round."""
+    for begun in (0, 2):
+        if begun >= ends:
+            continue
+        arguments, _ = counting(seeds=(begun,), begun=begun, num_rounds=8, rounds_per_dispatch=5, **stop)
+        folder, listener = arguments[2].runs[0].folder, Every()
+        before = [{"round": n, "validation_accuracy": ACCURACIES[n - 1], "bytes_down": 13} for n in range(1, begun + 1)]
+        folder.append(METRICS, [{**line, "bytes_up": 3 * line["round"]} for line in before])
+        run_rounds(*measured(arguments), [WriteRecords(arguments[2].runs), listener])
+        assert [turn.done for turn in listener.turns if turn.is_last] == [ends]
+        assert [line["round"] for line in folder.read(METRICS)] == list(range(1, ends + 1))
+
+
+def test_seconds_end_a_start_after_a_dispatch_and_the_next_one_goes_on(counting, monkeypatch):
+    clock = itertools.count(step=2.0)
+    monkeypatch.setattr("fedjax_ssl.run.stopping.time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    for begun, ends in ((0, 3), (3, 6)):
+        arguments, _ = counting((begun,), begun, num_rounds=20, rounds_per_dispatch=1, **{"stop.seconds": 5.0})
+        listener = Every()
+        run_rounds(*arguments, [listener])
+        assert [turn.done for turn in listener.turns if turn.is_last] == [ends]

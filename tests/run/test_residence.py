@@ -1,14 +1,18 @@
 """Where a federation lies changes no bit of a run, which may go on elsewhere; what does not fit is said first."""
 
 import json
+import shutil
+import sqlite3
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.config import base_config
 from fedjax_ssl.data import views
+from fedjax_ssl.engine.interface import Selection
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.run import experiment, residence
 from fedjax_ssl.run.experiment import build_experiment, build_whole
@@ -58,6 +62,53 @@ def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path,
     kept = {} if places[-1] != "device" else whole[0].clients  # their memory comes back into the state
     assert_same(state, whole[0]._replace(clients=kept))
     assert_same(lines_of(tmp_path / "run"), whole[1])
+
+
+def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_nothing(whole, tmp_path):
+    run, fields = tmp_path / "run", {"residence.data": "host", "residence.clients": "disk"}
+    train(config_of(2, **fields), run)
+    file, kept = run / "clients.sqlite", tmp_path / "kept"
+    shutil.copy(file, kept)
+
+    def cut():
+        with file.open("r+b") as opened:
+            opened.truncate(file.stat().st_size // 2)
+
+    def exchange():
+        with sqlite3.connect(file) as opened:
+            opened.execute("UPDATE run SET value = 'seed 1, partition 0' WHERE name = 'run'")
+
+    for damage, words in ((cut, "damaged"), (file.unlink, "is missing"), (exchange, "another run's")):
+        damage()
+        with pytest.raises(UserError, match=words) as caught:
+            train(config_of(4, **fields), run)
+        assert "\n" not in str(caught.value)
+        shutil.copy(kept, file)
+    assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
+    assert_same(lines_of(run), whole[1])
+
+
+def test_several_seeds_are_each_as_if_it_had_been_alone_on_the_device(whole, tmp_path):
+    first = config_of().seed
+    fields = {"residence.data": "host", "residence.clients": "disk", "seeds": (first, first + 1)}
+    states = train(config_of(**fields), tmp_path / "both")
+    other = train(config_of(seed=first + 1), tmp_path / "other"), lines_of(tmp_path / "other")
+    for seed, state, (expected, lines) in zip(fields["seeds"], states, (whole, other)):
+        assert_same(state, expected._replace(clients={}))
+        assert_same(lines_of(tmp_path / "both" / f"seed_{seed}"), lines)
+    assert lines_of(tmp_path / "both" / f"seed_{first}") != lines_of(tmp_path / "both" / f"seed_{first + 1}")
+
+
+def test_a_method_that_draws_its_clients_by_its_state_is_refused(monkeypatch):
+    make = experiment.make_method
+
+    def make_by_state(problem, **of_network):
+        method = make(problem, **of_network)
+        return method._replace(select=lambda state, data, key: Selection(jnp.argsort(state.server["loss"])[:4]))
+
+    monkeypatch.setattr(experiment, "make_method", make_by_state)
+    with pytest.raises(UserError, match="draws its clients by the state of the round before, so all must be on the"):
+        build_experiment(config_of(**{"residence.data": "host"}))
 
 
 def test_clients_of_several_widths(tmp_path, monkeypatch):

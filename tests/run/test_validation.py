@@ -15,7 +15,7 @@ from fedjax_ssl.report import figures, style, write_comparison, write_report
 from fedjax_ssl.report.look import as_text
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.table import Row, make_table
-from fedjax_ssl.run import experiment
+from fedjax_ssl.run import features
 from fedjax_ssl.run.machine import Machine
 from tests.helpers.runs import make_tiny_config
 
@@ -81,7 +81,7 @@ def test_the_labels_of_validation_images_reach_no_model(finished, digits, tmp_pa
     workdir, state = finished
     rows, permuted = rows_of(workdir), digits.y_train.copy()
     permuted[rows] = (permuted[rows] + 1) % 10
-    monkeypatch.setattr(experiment, "load_dataset", lambda config: digits._replace(y_train=permuted))
+    monkeypatch.setattr(features, "load_dataset", lambda *_: digits._replace(y_train=permuted))
     config = make_config(**{"data.partition_file": str(workdir / "partition.npz")})
     chex.assert_trees_all_equal(train(config, tmp_path / "run"), state)
     lines, others = read_run(workdir).metrics, read_run(tmp_path / "run").metrics
@@ -227,3 +227,23 @@ def test_a_model_card_without_validation_images_is_as_it_was(finished_run):
     accuracy, best = (f"{100 * summary[name]:.2f} %" for name in ("test_accuracy", "best_test_accuracy"))
     assert f"| test accuracy | {accuracy} (best {best}, round {summary['best_round']}) |\n| test loss | " in card
     assert "validation" not in card and "no round was picked by it" in card
+
+
+def test_a_run_that_bytes_have_ended_says_so_and_goes_on_when_they_are_eased(finished, tmp_path, capfd):
+    workdir, state = finished
+    lines = read_run(workdir).metrics
+    used = sum(line["bytes_down"] + line["bytes_up"] for line in lines[:2])
+    stopped = make_config(**{"stop.bytes": used + 1.0, "stop.patience": 4})
+    assert int(train(stopped, tmp_path / "run").round) == 2
+    run = read_run(tmp_path / "run")
+    assert run.metrics == lines[:2] and run.is_finished and run.summary["ended_by"] == "bytes"
+    assert run.why_ended().startswith("stop.bytes") and summary_of(workdir)["ended_by"] == "rounds"
+    capfd.readouterr()
+    assert int(train(stopped, tmp_path / "run").round) == 2
+    assert "run ended in round 2: stop.bytes" in capfd.readouterr().err
+    with pytest.raises(UserError, match=r"stop\.patience: 4 there, 3 here"):
+        train(make_config(**{"stop.patience": 3}), tmp_path / "run")
+    chex.assert_trees_all_equal(train(make_config(), tmp_path / "run"), state)
+    assert read_run(tmp_path / "run").metrics == lines
+    with pytest.raises(UserError, match=r"stop\.patience=4 needs validation images"):
+        train(make_config(**{"data.validation": 0, "stop.patience": 4}), tmp_path / "other")

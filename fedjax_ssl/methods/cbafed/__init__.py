@@ -2,20 +2,20 @@
 
 Li, Li and Wang, CVPR 2023. Some clients have labels for all their images, the others for none. What differs from
 FedAvg:
-  1. first the clients with labels train alone, an epoch a round (`cbafed.warm_up_rounds`; or begin with the model of
-     another run);
-  2. then all take part. The received model labels weak views once a round, above a threshold of the class: the higher
-     the class's share of all labels, given and made in the last round, the higher its threshold. An image that falls
-     short gets its second class where that one is rare;
-  3. clients without labels go through the very views that were labelled once, those with labels through all images
-     several times; an upload weighs as many labels as it comes from;
-  4. weights have residual connections: every few epochs a labelled client's model, and every few rounds the global one,
-     are drawn back to a record of themselves, statistics included.
+  1. first only the clients with labels train, an epoch in each round (`cbafed.warm_up_rounds`; or start from the model
+     of another run);
+  2. then all clients take part. Once a round the received model labels weak views. Each class has a threshold: the
+     higher the class's share of all labels, given and from the last round, the higher the threshold. An image below the
+     threshold gets its second most likely class if that class is rare;
+  3. clients without labels make one pass over the labelled views themselves, those with labels several over all their
+     images; an upload is weighted by the number of labels it comes from;
+  4. weights have residual connections over time: every few epochs a labelled client's model, and every few rounds the
+     global model, are averaged with an earlier record of themselves, including statistics.
 
-A lone image in the last batch is skipped, as in the code: its batch statistics would be itself. With several labelled
-clients the code averages them once, behind all epochs of the first stage; here after each. If not all clients take part
-in a round, those who do not count with the labels of their last one. The code takes a rare second class for every data
-set (the variant `code`), the paper not for SVHN and ISIC (`svhn`, `isic`).
+A single image in the last batch is skipped, as in the code, since its batch statistics would be itself. With several
+labelled clients the code averages them once, after all epochs of the first stage; here they are averaged after each.
+If not all clients take part in a round, the others count with their labels of their last round. The code allows a rare
+second class for every data set (the variant `code`), the paper not for SVHN and ISIC (`svhn`, `isic`).
 """
 
 from typing import NamedTuple
@@ -64,8 +64,8 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating, given_labels
 from fedjax_ssl.server import fedavg, own_weights
 
-COUNTS = "class_counts"  # the accepted pseudo-labels of each class: told by a client, remembered by the server
-GIVEN = "given_labels"  # of each class, in the server's memory
+COUNTS = "class_counts"  # accepted pseudo-labels of each class: sent by clients, kept at the server
+GIVEN = "given_labels"  # labels of each class, kept at the server
 FIELDS = {
     "data.labels": "some_clients",
     "client.persistent": True,
@@ -73,7 +73,7 @@ FIELDS = {
     "client.spare_classifier": False,
 }
 VARIANTS: Variants = {
-    "paper": {  # the setting of its experiments, with as many epochs and rounds as in its code
+    "paper": {  # the setting of its experiments, with the epochs and rounds of its code
         "num_rounds": 1002,
         "cbafed.warm_up_rounds": 501,
         "num_clients": 10,
@@ -81,7 +81,7 @@ VARIANTS: Variants = {
         "data.partition": "dirichlet_clients",
         "data.alpha": 0.8,
         "data.labelled_rule": "most_classes",
-        "model.name": "resnet18_imagenet",  # at 32x32 pixels, too; the argument resnet18 takes the stem for those
+        "model.name": "resnet18_imagenet",  # for 32x32 pixels too; the argument resnet18 has a stem for those
         "model.classifier_init": "torch_linear",
         "client.epochs": 1,
         "client.batch_size": 64,
@@ -102,33 +102,33 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.cbafed`."""
     section = Section()
-    # In which clients with labels train alone, client.epochs each; the paper's are 501.
+    # Rounds in which only clients with labels train, client.epochs each; the paper's are 501.
     section.warm_up_rounds = whole(0, least=0)
-    # Of a client with labels in later rounds; the others make client.epochs.
+    # Epochs of a client with labels in later rounds; the others make client.epochs.
     section.labelled_epochs = whole(11, least=1)
-    section.base = real(0.84)  # T_c = min(P_c + base - std(P), cap), P the classes' shares of all labels times C / 10
-    section.cap = share(0.95)  # of a class's threshold
-    section.second_labels = True  # whether an image below its threshold may have its second class for a label
-    section.rare = real(0.03, least=0)  # if P_c of that class is below this
-    section.labelled_factor = real(1.0, least=0)  # of the given labels in an upload's weight
-    # Weight of the record against a labelled client's 1, and in the first stage.
+    section.base = real(0.84)  # T_c = min(P_c + base - std(P), cap); P is each class's share of all labels times C / 10
+    section.cap = share(0.95)  # largest threshold of a class
+    section.second_labels = True  # whether an image below its threshold may get its second most likely class
+    section.rare = real(0.03, least=0)  # if P_c of this class is below it
+    section.labelled_factor = real(1.0, least=0)  # factor of the given labels in an upload's weight
+    # Weight of the record relative to a labelled client's model, and to the global model in the first stage.
     section.local_record = real(4.0, least=0)
-    section.global_record = real(1.0, least=0)  # of the record against the global model's 1
-    section.residual_every = whole(5, least=1)  # epochs and rounds
+    section.global_record = real(1.0, least=0)  # the same relative to the global model in the second stage
+    section.residual_every = whole(5, least=1)  # interval in epochs, and in rounds
     return section
 
 
 class CBAFedExtra(NamedTuple):
-    """What travels to the clients besides the model."""
+    """What the server sends to clients besides the model."""
 
-    acceptance: Acceptance  # which of their labels count
-    second_stage: jax.Array  # bool [], whether clients without labels train, too
+    acceptance: Acceptance  # which labels count
+    second_stage: jax.Array  # bool [], whether clients without labels train
 
 
 class CBAFedWork(NamedTuple):
     """What a client without labels trains on."""
 
-    deck: Deck  # the images whose label was accepted
+    deck: Deck  # the images with an accepted label
     labels: jax.Array  # int32 [n_max]
     counts: jax.Array  # float32 [C], of the accepted labels
     view_key: jax.Array  # raw key of the views that were labelled
@@ -161,11 +161,11 @@ def cbafed(problem: Problem) -> Method:
         return state._replace(server={**state.server, COUNTS: counts}), metrics
 
     def number_of_labels(received: Received) -> jax.Array:
-        """An upload weighs as many labels as it comes from, given ones times a factor: float32 [R]."""
+        """Weight of an upload: its number of labels, with a factor for given ones; float32 [R]."""
         told = received.uploads.metadata
         return options.labelled_factor * told[LABELLED] + jnp.sum(told[COUNTS], axis=1)
 
-    # The first stage has the residual connection of a labelled client, a round an epoch.
+    # The first stage has a labelled client's residual connection, where a round is an epoch.
     residual = residual_over_rounds(
         options.warm_up_rounds, options.local_record, options.global_record, options.residual_every
     )
@@ -175,7 +175,7 @@ def cbafed(problem: Problem) -> Method:
 
 
 def on_given_labels(problem: Problem) -> Phase:
-    """Epochs of cross-entropy with the residual connection; in the first stage `client.epochs` of them."""
+    """Epochs of cross-entropy with the residual connection; `client.epochs` of them in the first stage."""
     config, options = problem.config.copy_and_resolve_references(), problem.config.cbafed
     config.client.epochs = max(options.labelled_epochs, config.client.epochs)
     longest = labelled_phase(problem._replace(config=config))
@@ -190,7 +190,7 @@ def on_given_labels(problem: Problem) -> Phase:
 
 
 def on_accepted_labels(problem: Problem) -> Phase:
-    """The received model's labels of weak views, and passes over those views; and the upload of both phases."""
+    """Labels weak views by the received model, trains on these views, and makes the upload of both phases."""
     options, config, network = problem.config.cbafed, problem.config.client, problem.network
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:

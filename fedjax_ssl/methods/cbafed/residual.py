@@ -1,6 +1,6 @@
-"""A residual connection over time: every few epochs a model is averaged with an earlier one (CBAFed).
+"""Residual connections over time: every few epochs a model is averaged with an earlier one (CBAFed).
 
-`with_residual` is of a client's epochs, `residual_over_rounds` of the global model's rounds.
+`with_residual` is for a client's epochs, `residual_over_rounds` for the global model's rounds.
 """
 
 from typing import Any, NamedTuple
@@ -19,14 +19,14 @@ from fedjax_ssl.server.aggregation import Flow, Link
 def drawn_back(
     model: Any, record: Any, epoch: jax.Array, weight: jax.Array | float, every: int, is_over: jax.Array | bool = True
 ) -> tuple[Any, Any]:
-    """The model and the record behind epoch e: (weight record + model) / (weight + 1) if `every` divides e > 0.
+    """Model and record after epoch e: both become (weight record + model) / (weight + 1) if `every` divides e > 0.
 
     Args:
-        model, record: pytrees of the same form, statistics of normalisation included.
+        model, record: pytrees of the same structure, including normalisation statistics.
         epoch: int32 [], e.
-        weight: of the record against the model's 1.
-        every: epochs from one such mean to the next.
-        is_over: bool [], whether the epoch is; else nothing changes.
+        weight: of the record; the model has weight 1.
+        every: interval in epochs.
+        is_over: bool [], whether the epoch is over; otherwise nothing changes.
     """
     is_due = is_over & (epoch > 0) & (epoch % every == 0)
     mean = jax.tree.map(lambda old, new: (weight * old + new) / (weight + 1), record, model)
@@ -41,15 +41,15 @@ class Recorded(NamedTuple):
 
 
 def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> Phase:
-    """A phase of `local_sgd`, drawn back behind the epochs that `every` divides; the record is that behind epoch 0.
+    """A phase of `local_sgd` with a residual connection every few epochs; the first record is the model after epoch 0.
 
-    Training goes on from the mean, with the optimiser as it is.
+    Training continues from the mean; the optimizer state is unchanged.
 
     Args:
-        phase: whose work has a `deck`.
+        phase: its work has a `deck`.
         batch_size: of its batches.
-        weight: of the record against the model's 1.
-        every: epochs.
+        weight: of the record; the model has weight 1.
+        every: interval in epochs.
     """
 
     def start(received: Broadcast, data: FederatedData, work, own) -> Recorded:
@@ -69,18 +69,18 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
     return phase._replace(start=start, step=step, finish=finish)
 
 
-RECORD = "record"  # the entry of `State.server`: trained parts of a model, which the method puts there
+RECORD = "record"  # the entry of `State.server` with trained parts of a model, which the method adds
 
 
 def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, every: int) -> Link:
-    """Draws the mean back to a record behind the rounds that `every` divides, counted anew in a second stage.
+    """Averages the mean model with a record every few rounds; the second stage starts counting anew.
 
-    The record of the first stage is the model behind its first round, that of the second stage its first model.
+    The record of the first stage is the model after its first round; that of the second stage is its initial model.
 
     Args:
         first_rounds: of the first stage.
-        first_weight, weight: of the record against the model's 1, in the first stage and in the second.
-        every: rounds.
+        first_weight, weight: of the record in the first and second stage; the model has weight 1.
+        every: interval in rounds.
     """
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:

@@ -6,8 +6,8 @@ Qiu et al., 2024 (arXiv 2402.10191). What differs from FedAvg:
      on those whose score exceeds a threshold;
   3. after each aggregation the server trains on its anchors: one epoch on each head.
 
-The paper does not give the temperature, the batch sizes, clipping, normalisation and more; each is a field below or in
-the shared sections, and docs/notebook/fedanchor.md has the measurements behind its default.
+The paper does not give the temperature, batch sizes, clipping, normalisation and more. Each is a field below or in a
+shared section; docs/notebook/fedanchor.md has the measurements behind its default.
 """
 
 import functools
@@ -69,16 +69,16 @@ def _anchor_head(model: Section) -> Callable[..., nn.Module]:
 HEADS = {HEAD: _anchor_head}
 CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
 
-# What screening on held-out images of CIFAR-10 found, under the recipe `strong` (docs/notebook/cifar10.md). Fields of
-# the method alone would not do: for its labels to be right, the anchors must be learned before the first round.
+# Found by screening on held-out images of CIFAR-10, under the recipe `strong` (docs/notebook/cifar10.md). It includes
+# shared fields: for correct labels, the anchors must be learned before the first round.
 NATURAL_IMAGES = {"server.augmentation": "weak", "server.pretrain_epochs": 40}
 
-# The systems of the paper's tables that differ from FedAnchor in a field or two: name -> fields.
+# The systems of the paper's tables that differ from FedAnchor in one or two fields: name -> fields.
 VARIANTS: Variants = {
     "natural_images": NATURAL_IMAGES,
-    # What the paper gives; for a config whose defaults are others.
+    # The paper's values, for config files with other defaults.
     "paper": {**RECIPES["plain"], "server.augmentation": "strong", "server.pretrain_epochs": 5},
-    # Fewer and surer labels than 0.6 lets through: the surest 30 % of each client's images, by centred scores.
+    # Fewer but more accurate labels than with 0.6: the 30 % of each client's images with the largest centred scores.
     "surest": {
         "fedanchor.centred": True,
         "fedanchor.common_direction_weight": 1.0,
@@ -90,9 +90,9 @@ VARIANTS: Variants = {
     "server_mixup": {"fedanchor.client_mixup": False, "fedanchor.server_mixup": True},  # Table 3
     "no_contrastive": {"fedanchor.contrastive": False},  # Table 3, "w/o contr loss"
     "ensemble": {"fedanchor.ensemble_views": 4},  # section 4.5
-    "all_pairs": {"fedanchor.travels": "all_pairs"},  # what travels in the paper
-    # Only the server trains, with both its losses: no cosine reaches the threshold, and the statistics of 'static' are
-    # its own images'. Clients still label, for the report. List it after a recipe: recipes may set other statistics.
+    "all_pairs": {"fedanchor.travels": "all_pairs"},  # what the paper sends
+    # Only the server trains, with both its losses: no cosine reaches the threshold, and 'static' statistics come from
+    # its own images. Clients still label, for the report. Name it after a recipe, as recipes may set other statistics.
     "no_clients": {
         "fedanchor.threshold": 2.0,
         "fedanchor.threshold_quantile": 0.0,
@@ -106,39 +106,39 @@ def defaults() -> Section:
     """The section `config.fedanchor`."""
     section = Section()
     # Pseudo-labels (section 4.2).
-    section.threshold = real(0.6, least=-1)  # t of eq. 5: a label counts whose score is above it (appendix C)
-    section.travels = word("class_means", "all_pairs")  # C vectors go down; or all S, as in the paper: the same scores
-    # Two departures from the paper, off at first, for data on which 0.6 lets through everything or nothing.
-    section.centred = False  # subtracts the anchors' mean before cosines; it travels with the class means
-    section.threshold_quantile = share(0.0)  # q > 0: t is the anchors' q-quantile, leave-one-out; it travels
+    section.threshold = real(0.6, least=-1)  # t of eq. 5: a label counts if its score is above it (appendix C)
+    section.travels = word("class_means", "all_pairs")  # the server sends C vectors; or all S (paper): equal scores
+    # Two options that are not in the paper, off by default, for data where 0.6 accepts everything or nothing.
+    section.centred = False  # subtracts the anchors' mean before cosines; it is sent with the class means
+    section.threshold_quantile = share(0.0)  # q > 0: t is the anchors' q-quantile, leave-one-out; it is sent
     section.ensemble_views = whole(0, least=0)  # section 4.5: the mean score of n weak views; 0: the raw image
     # Local training (section 4.3, appendix B).
     section.mixup_alpha = real(0.75, above=0)  # a of eq. 8
     section.client_mixup = True  # Table 3's variants: with and without the mix loss at the clients
     section.mix_weight = real(1.0, least=0)  # b of eq. 10
     section.mix_order = word("mix_then_augment", *MIX_ORDERS)  # eq. 8 and 9; 'augment_then_mix' is SemiFL's order
-    # Server training (sections 4.1, 4.4 and 4.5). The paper gives none of the fields below the first three.
+    # Server training (sections 4.1, 4.4 and 4.5). The paper only gives values for the first three fields.
     section.server_mixup = False  # True: FedAnchor (mix)
     section.contrastive = True  # False: Table 3's "w/o contr loss"
-    section.contrastive_epochs = whole(1, least=0)  # in a round, after those of cross-entropy
-    section.contrastive_trains = word("model", *CONTRASTIVE)  # backbone and anchor head; or "anchor_head" alone
-    section.contrastive_batch_size = whole(25, least=1)  # anchors in a step: eq. 1 compares them with each other
+    section.contrastive_epochs = whole(1, least=0)  # per round, after those of cross-entropy
+    section.contrastive_trains = word("model", *CONTRASTIVE)  # backbone and anchor head; or only the 'anchor_head'
+    section.contrastive_batch_size = whole(25, least=1)  # anchors per step: eq. 1 compares them with each other
     section.contrastive_augmentation = word("none", "weak", "strong")  # augmentation of the anchors
-    section.contrastive_learning_rate = real(0.03, above=0)  # in the first round; all else is as in `server`
+    section.contrastive_learning_rate = real(0.03, above=0)  # in the first round; otherwise as in `server`
     section.temperature = real(0.1, above=0)  # tau of eq. 1
-    section.negatives = word("batch", "class")  # eq. 1 as printed; 'class': pairs of the class only
-    section.self_pairs = False  # whether eq. 1's numerator counts i = j
-    # Weight of a penalty on what all embeddings share; eq. 1 does not see it.
+    section.negatives = word("batch", "class")  # eq. 1 as printed; 'class': only pairs of the class
+    section.self_pairs = False  # whether eq. 1's numerator includes i = j
+    # Weight of a penalty on the common part of all embeddings, which eq. 1 does not constrain.
     section.common_direction_weight = real(0.0, least=0)
     section.pretrain_contrastive = True  # whether pre-training has contrastive epochs too
     return section
 
 
 class FedAnchorExtra(NamedTuple):
-    """What travels to the clients beside the model."""
+    """What the server sends to clients besides the model."""
 
-    anchors: ClassAnchors | AnchorEmbeddings  # the server's, summed up by class or one by one
-    # float32 [], t of eq. 5 where it follows the anchors' own scores; None: it is configured.
+    anchors: ClassAnchors | AnchorEmbeddings  # the server's, as class means or one by one
+    # float32 [], t of eq. 5 if it is computed from the anchors' own scores; None: it is configured.
     threshold: jax.Array | None
 
 
@@ -147,7 +147,7 @@ def fedanchor(problem: Problem) -> Method:
     config, network, num_classes = problem.config, problem.network, problem.num_classes
     options = config.fedanchor
 
-    # --- Server: w_t and the anchors' latent representations go down (section 4.2). -------------------------------
+    # --- Server: w_t and the anchors' embeddings are sent (section 4.2). ------------------------------------------
 
     def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
         rows = data.server_index

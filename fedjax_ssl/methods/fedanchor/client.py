@@ -9,28 +9,28 @@ from fedjax_ssl.learning.losses import unit_vectors
 
 
 class ClassAnchors(NamedTuple):
-    """What travels to the clients when classes travel: C vectors."""
+    """C vectors that the server sends to clients."""
 
-    means: jax.Array  # float32 [C, D], the mean over each class of the anchors' unit vectors (itself NOT a unit vector)
-    counts: jax.Array  # int32 [C], the anchors of each class
-    # float32 [D], subtracted from every embedding, the anchors' and an image's, before its length becomes 1: the
-    # anchors' mean. None: nothing is, as in the paper.
+    means: jax.Array  # float32 [C, D], mean of each class's unit vectors (not itself a unit vector)
+    counts: jax.Array  # int32 [C], number of anchors of each class
+    # float32 [D], the anchors' mean, subtracted from every embedding (of anchors and images) before it is normalised to
+    # length 1. None: nothing is subtracted, as in the paper.
     centre: jax.Array | None = None
 
 
 class AnchorEmbeddings(NamedTuple):
-    """What travels to the clients when every anchor travels, as in the paper: S vectors."""
+    """All S anchors, sent to clients as in the paper."""
 
     embeddings: jax.Array  # float32 [S, D], the anchor head's outputs
     labels: jax.Array  # int32 [S]
 
 
 def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> ClassAnchors:
-    """Sums eq. 3 up on the server.
+    """Computes the class means for eq. 3 at the server.
 
-    The mean over a class of cosine similarities is one product with the mean of its unit vectors:
-    s_c(z) = z/|z| . mean_k(z_k/|z_k|). Scaling that mean to length 1 would change the scores, and with them
-    the share of examples above the threshold.
+    The mean cosine similarity to a class is one product with the mean of its unit vectors:
+    s_c(z) = z/|z| . mean_k(z_k/|z_k|). Normalising this mean to length 1 would change the scores, and so the share of
+    examples above the threshold.
 
     Args:
         anchors: of the server.
@@ -47,7 +47,7 @@ def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = F
 def anchor_scores(
     embeddings: jax.Array, anchors: ClassAnchors | AnchorEmbeddings, num_classes: int, centred: bool = False
 ) -> jax.Array:
-    """FedAnchor eq. 3 from whatever travels: `class_mean_scores` or `all_pairs_scores`."""
+    """FedAnchor eq. 3 for either message: `class_mean_scores` or `all_pairs_scores`."""
     if isinstance(anchors, ClassAnchors):
         return class_mean_scores(embeddings, anchors)
     return all_pairs_scores(embeddings, anchors, num_classes, centred)
@@ -61,7 +61,7 @@ def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array
         anchors: the class anchors.
 
     Returns:
-        float32 [B, C] in [-1, 1]; -inf for a class without anchors, 0 for an embedding that is zero (or the centre).
+        float32 [B, C] in [-1, 1]; -inf for a class without anchors, 0 for a zero embedding (or one at the centre).
     """
     scores = jnp.matmul(_directions(embeddings, anchors.centre), anchors.means.T, precision="highest")
     return jnp.where(anchors.counts > 0, scores, -jnp.inf)
@@ -70,13 +70,13 @@ def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array
 def all_pairs_scores(
     embeddings: jax.Array, anchors: AnchorEmbeddings, num_classes: int, centred: bool = False
 ) -> jax.Array:
-    """The same scores as printed in FedAnchor eq. 3: every similarity first, then the mean over each class.
+    """FedAnchor eq. 3 as printed: all similarities first, then the mean over each class.
 
     Args:
         embeddings: float32 [B, D].
         anchors: every anchor's embedding and label.
         num_classes: C.
-        centred: see `ClassAnchors.centre`; a client that has all anchors has their mean.
+        centred: see `ClassAnchors.centre`; the client computes the mean of the anchors itself.
 
     Returns:
         float32 [B, C], equal to `class_mean_scores` up to rounding.
@@ -91,8 +91,8 @@ def all_pairs_scores(
 
 
 def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> jax.Array:
-    """Each anchor's average cosine similarity to the other anchors of its class: what eq. 3 would give it for its own
-    class if it were an image.
+    """Each anchor's mean cosine similarity to the other anchors of its class, as eq. 3 would score it as an image.
+
 
     Returns:
         float32 [S]; NaN for the only anchor of a class.
@@ -106,17 +106,17 @@ def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: b
 
 
 def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors | AnchorEmbeddings) -> jax.Array:
-    """Cosine of each embedding with the direction that the anchors have in common.
+    """Cosine of each embedding with the common direction of the anchors.
 
-    It is that of the mean of their unit vectors, whatever travels; under centred class means that of the centre, which
-    is all that a client has of it.
+    This is the direction of the mean of their unit vectors. With centred class means it is the direction of the
+    centre, as the client knows nothing else.
 
-    0 on average where embeddings point everywhere; towards 1 the nearer all of them lie to one line, where cosine
-    similarities are all large whatever the class.
+    It is 0 on average if embeddings point in all directions, and near 1 if all are close to one line, where cosine
+    similarities are large for every class.
 
     Args:
         embeddings: float32 [B, D].
-        anchors: what came down.
+        anchors: what the server sent.
 
     Returns:
         float32 [B].
@@ -131,5 +131,5 @@ def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors | Anchor
 
 
 def _directions(embeddings: jax.Array, centre: jax.Array | None) -> jax.Array:
-    """Unit vectors of embeddings [B, D], seen from the centre if there is one."""
+    """Unit vectors of embeddings [B, D], relative to the centre if there is one."""
     return unit_vectors(embeddings if centre is None else embeddings - centre)

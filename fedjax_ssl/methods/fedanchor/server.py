@@ -1,4 +1,4 @@
-"""The server's contrastive training on its anchors: it shapes a head's space by labels (FedAnchor, eq. 1 and 2)."""
+"""The server's contrastive training on its anchors, which structures a head's space by labels (FedAnchor, eq. 1, 2)."""
 
 import jax
 
@@ -23,12 +23,12 @@ def contrastive_loss(
     """The label contrastive loss of a head's outputs on augmented anchors.
 
     Args:
-        problem: the run.
+        problem: the run's.
         data: the federation's data.
         head: its name.
         augmentation: 'none', 'weak' or 'strong'.
         temperature, negatives, self_pairs: see `label_contrastive_loss`.
-        common_direction_weight: of `common_direction_penalty`; 0: there is none.
+        common_direction_weight: of `common_direction_penalty`; 0: no penalty.
 
     Returns:
         The loss; its metric is `contrastive_loss`, without the penalty.

@@ -1,17 +1,17 @@
 """FedIL: Federated Incremental Learning from Decentralized Unlabeled Data with Convergence Analysis.
 
 Yang, Yuan, Liu, Deng and Bao, 2023 (arXiv 2302.11823). What differs from FedAvg:
-  1. the server trains first; its model theta_0 goes down with the global one theta', and a divergence keeps the
-     clients' predictions near those of theta_0 (iterative similarity fusion, eq. 12);
-  2. an image whose label has been the same, confident, and agreed with by theta_0 k times in a row joins the client's
-     pseudo-label set for good (incremental credibility learning, eq. 14 to 21);
+  1. the server trains first. Its model theta_0 is sent with the global one theta', and a divergence keeps the clients'
+     predictions near those of theta_0 (iterative similarity fusion, eq. 12);
+  2. an image whose label has been confident, unchanged and confirmed by theta_0 k times in a row is added to the
+     client's pseudo-label set permanently (incremental credibility learning, eq. 14 to 21);
   3. uploads that point away from the server's update are left out of the mean (global incremental learning, eq. 24 to
      26).
 
-The paper gives no learning rate, no batch size, no weight of the divergence, and not how often the count advances.
+The paper gives no learning rate, batch size or weight of the divergence, and does not say how often the count advances.
 Its Theorem 1 (the increment's norm decreases if and only if theta' converges) does not hold as stated: a norm of 1/t
-decreases and its sum diverges. The norm and its moving average are logged, and `fedil.stop_below` ends a run when the
-norm has been below an absolute tolerance for `fedil.stop_rounds` rounds.
+decreases, but its sum diverges. The norm and its moving average are logged. `fedil.stop_below` ends a run once the norm
+has been below an absolute tolerance for `fedil.stop_rounds` rounds.
 """
 
 from typing import NamedTuple
@@ -67,10 +67,10 @@ def defaults() -> Section:
     """The section `config.fedil`."""
     section = Section()
     section.threshold = share(0.95)  # tau of eq. 12
-    # Whose predictions are the labels of xi_a and of the counts: 'local', the model in training; 'global', theta' as it
-    # came down (eq. 8), in evaluation mode.
+    # Whose predictions label xi_a and are counted: 'local', the model in training; 'global', the received theta' (eq.
+    # 8), in evaluation mode.
     section.labels_from = word("local", "global")
-    section.successive = whole(7, least=1)  # k: counts in a row until a label joins the set (Table III: 2 to 8)
+    section.successive = whole(7, least=1)  # k: equal labels in a row until a label joins the set (Table III: 2 to 8)
     section.count_per = word("round", "epoch")  # t of eq. 17 to 19 counts a client's rounds; 'epoch': its local epochs
     section.label_set = True  # xi_c of eq. 14; False: Table II's "without pseudo-label set"
     section.kl_weight = real(1.0, least=0)  # of xi_b in eq. 11
@@ -85,8 +85,8 @@ class FedILWork(NamedTuple):
     """What one client trains on; positions count the client's examples."""
 
     deck: Deck  # all its examples
-    set_labels: jax.Array  # int32 [n_max], labels of the set's members as they were when the round began
-    set_first: jax.Array  # int32 [n_max], the positions of the set's members first
+    set_labels: jax.Array  # int32 [n_max], labels of the set's members at the beginning of the round
+    set_first: jax.Array  # int32 [n_max], positions, those of the set's members first
     set_size: jax.Array  # int32 []
 
 
@@ -103,7 +103,7 @@ def fedil(problem: Problem) -> Method:
         return state._replace(server={**state.server, **increments})
 
     def same_direction(state: State, received: Received) -> jax.Array:
-        """epsilon(S) of eq. 25 and 26: whether an update points where the server's does."""
+        """epsilon(S) of eq. 25 and 26: whether an update points in the direction of the server's."""
         from_global = lambda tree: jax.tree.map(  # noqa: E731
             jnp.subtract, select(tree, CLASSIFIER), select(state.model.params, CLASSIFIER)
         )
@@ -127,7 +127,7 @@ def fedil(problem: Problem) -> Method:
     return frame._replace(
         init=init,
         server_before=lambda state, data, key: train_server_model(problem, state, data, key),  # eq. 22
-        # Two models go down, theta' and the server's theta_0.
+        # Two models are sent, theta' and the server's theta_0.
         broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[SERVER_MODEL]),
         aggregate=aggregate,
         server_after=no_op,
@@ -157,12 +157,12 @@ def local_training(problem: Problem) -> Phase:
         images, mask = batch.inputs, batch.mask
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
         reference = network.predict(at.received.extra, weak).logits  # y_0 of eq. 10
-        frozen = None  # theta' as it came down: no more than labels, the divergence would have no gradient
+        frozen = None  # the received theta': it only gives labels, as a divergence from it would have no gradient
         if options.labels_from == "global":
             frozen = network.predict(at.received.model, weak).logits  # eq. 8
         views = (weak, strong)
         if options.label_set:
-            # A batch of D^l, with replacement. While the set is empty the batch's images stand in, with a loss of 0.
+            # A batch of D^l, with replacement. While the set is empty, the batch's images are used, with a loss of 0.
             places = draw_with_replacement(set_key, jnp.maximum(work.set_size, 1), config.batch_size)
             drawn = jnp.where(work.set_size > 0, work.set_first[places], batch.positions)
             views += (problem.weak(set_view_key, at.data.inputs[work.deck.rows[drawn]]),)

@@ -1,4 +1,4 @@
-"""Which pseudo-labels a client has come to believe: counts over its rounds (FedIL, eq. 14 to 21)."""
+"""Which pseudo-labels a client trusts: counts over its rounds (FedIL, eq. 14 to 21)."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from fedjax_ssl.data.federated import FederatedData
 class Credibility(NamedTuple):
     """A client's memory of its examples."""
 
-    label: jax.Array  # int32 [n_max], the label that is being counted, or that of a member of the set
+    label: jax.Array  # int32 [n_max], the label that is counted, or that of a member of the set
     # int32 [n_max], how often in a row it was predicted.
-    count: jax.Array  # type: ignore[assignment]  # tuple.count is never asked for
+    count: jax.Array  # type: ignore[assignment]  # tuple.count is not used
     in_set: jax.Array  # bool [n_max], whether the example is in the pseudo-label set D^l
 
 
 def no_credibility(data: FederatedData) -> Credibility:
-    """That of all clients before the first round, leaves [K, n_max]."""
+    """The memory of all clients before the first round, leaves [K, n_max]."""
     zeros = jnp.zeros(data.client_index.shape, jnp.int32)
     return Credibility(zeros, zeros, zeros.astype(bool))
 
@@ -31,19 +31,19 @@ def advance(
     counts: jax.Array,
     successive: int,
 ) -> Credibility:
-    """Counts a batch's labels (eq. 17 to 21).
+    """Counts the labels of a batch (eq. 17 to 21).
 
     Args:
         credibility: before, leaves [n_max].
         positions: int32 [B], the batch's examples.
         labels: int32 [B], argmax of their predictions.
         credible: bool [B], whether the label is confident and the server's model agrees (both factors of eq. 19).
-        counts: bool [B], which of the batch are counted.
+        counts: bool [B], the examples of the batch that are counted.
         successive: k.
 
     Returns:
-        Credibility after: the same label again adds one, another credible one starts again with one, one that is not
-        credible starts again with none; at k the example joins the set, and its label changes no more.
+        The new Credibility. The same label increases the count; another credible label restarts it at 1; a label that
+        is not credible resets it to 0. At k the example joins the set, and its label no longer changes.
     """
     old = jax.tree.map(lambda leaf: leaf[positions], credibility)
     same = (old.count > 0) & (old.label == labels)

@@ -3,18 +3,17 @@
 Cho, Joshi and Dimitriadis, ICCV 2023 (arXiv 2307.08809). Every client has a few labels. What differs from FedAvg:
   1. a client trains twice from the received model w: tau steps on its labelled images give w_L (eq. 1), then tau' steps
      on its unlabelled ones give w_U (eq. 10);
-  2. the label of an unlabelled image is that of the surer of two experts, w and w_L (eq. 3 and 4);
-  3. where the other expert has the same label, a divergence keeps w_U near its prediction (eq. 6 and 7);
-  4. both changes travel in one upload, with the number r_k of images that were used, which is its weight.
+  2. an unlabelled image gets the label of the more confident of two experts, w and w_L (eq. 3 and 4);
+  3. if the other expert agrees with the label, a divergence keeps w_U near its prediction (eq. 6 and 7);
+  4. both changes are sent in one upload, with the number r_k of images used, which is its weight.
 
-Steps are numbers of SGD steps, on minibatches drawn uniformly. The experts do not change in the second phase and see
-raw images in evaluation mode, so the labels of all images that are drawn are made once a round, which is the same as
-anew in each step. The paper does not say what becomes of batch normalisation's statistics: a sum of two changes could
-make a variance negative, so here they are the mean of those of the phases that took a step. The variant `code` is what
-the public code does.
+Steps are SGD steps on minibatches drawn uniformly. The experts do not change in the second phase and see raw images
+in evaluation mode. So all drawn images are labelled once a round, which is the same as in each step. The paper does not
+say what becomes of batch normalisation's statistics. A sum of two changes could make a variance negative, so here they
+are the mean over the phases that took a step. The variant `code` follows the public code.
 
-The sum is twice the step of FedAvg where both changes point the same way. At the paper's rate, 0.003 without momentum,
-it is short; at 0.03 and a momentum of 0.9 it overshoots: `advice`, and docs/results/single_changes.md.
+If both changes point in the same direction, the sum is twice FedAvg's step. At the paper's rate, 0.003 without
+momentum, that step is short; at 0.03 with momentum 0.9 it overshoots: see `advice` and docs/results/single_changes.md.
 """
 
 import functools
@@ -109,8 +108,8 @@ VARIANTS: Variants = {
     "entropy": {"fedlabel.confidence": "entropy"},  # Figure 9
 }
 PAPER_RATE = 0.003  # its largest, without momentum
-UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimiser
-SUPERVISED, USED = "supervised", "used"  # w_L and r_k in what a client tells
+UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimizer
+SUPERVISED, USED = "supervised", "used"  # w_L and r_k in an upload's metadata
 
 
 def defaults() -> Section:
@@ -118,32 +117,32 @@ def defaults() -> Section:
     section = Section()
     section.labelled_steps = whole(30, least=1)  # tau, SGD steps on labelled images
     section.unlabelled_steps = whole(10, least=1)  # tau', SGD steps on unlabelled images
-    section.threshold = share(0.3)  # beta; a label counts above it (eq. 4)
-    # h of the two experts' probabilities (eq. 3); or 'entropy', 1 / (H + 1e-5).
+    section.threshold = share(0.3)  # beta; a label counts if its probability is above it (eq. 4)
+    # h, the confidence of an expert (eq. 3); or 'entropy', 1 / (H + 1e-5).
     section.confidence = word("variance", *CONFIDENCES)
-    # 'local' or 'global': this expert labels alone, without consistency (Table 1).
+    # 'local' or 'global': only this expert labels, without consistency (Table 1).
     section.experts = word("both", *EXPERTS)
     section.consistency_weight = real(0.05, least=0)  # lambda_0 of eq. 7
-    # The round from which on clients use unlabelled images; the code's is 50.
+    # The first round in which clients use unlabelled images; the code's is 50.
     section.unlabelled_from = whole(0, least=0)
     # Where the code differs from the paper.
-    # What is sent and averaged: 'sum', w and both changes, weighted by r_k (Algorithm 1); 'two_models', w_L and w_U,
-    # half the plain mean of the one and half the weighted mean of the other: half the step, twice the bytes.
+    # What is sent and averaged. 'sum': w plus both changes, weighted by r_k (Algorithm 1). 'two_models': w_L and w_U;
+    # half the plain mean of w_L plus half the weighted mean of w_U: half the step, twice the bytes.
     section.upload = word("sum", "two_models")
-    # r_k of an upload: 'used', labelled and kept images of all steps; 'pseudo_labels', kept ones alone, at least 1;
-    # 'shared', as aggregation.weights says.
+    # r_k of an upload: 'used', labelled and accepted images of all steps; 'pseudo_labels', only accepted ones, at least
+    # 1; 'shared', by aggregation.weights.
     section.weights = word("used", "pseudo_labels", "shared")
-    # The expert that was not chosen (eq. 6); 'supervised': always w_L.
+    # The other expert in the divergence: the 'discarded' one (eq. 6); 'supervised': always w_L.
     section.kl_partner = word("discarded", *PARTNERS)
     section.kl_order = word("trained_first", *ORDERS)  # KL(p_U, s^-) as printed; 'trained_last': KL(s^-, p_U)
-    # Means over the whole 'batch' (eq. 8); 'kept': cross-entropy over images with a label, the divergence over those
-    # with the same one, and batch statistics of the former.
+    # Means over the whole 'batch' (eq. 8). 'kept': cross-entropy and batch statistics over images with a label, the
+    # divergence over those where both experts agree.
     section.loss_over = word("batch", "kept")
-    # Times the sum over tensors of mean((w_U - w)^2) in the second phase; the code's is 10.
+    # Weight of the sum over tensors of mean((w_U - w)^2) in the second phase; the code's is 10.
     section.mean_proximal = real(0.0, least=0)
-    section.augment_once = False  # one view of each image for the whole run, as the code writes them to disk
-    # A bug of the code: gradients are never cleared, so step i takes the sum of those of steps 1 to i, as with a
-    # momentum of 1: ten steps go as far as 55.
+    section.augment_once = False  # one view of each image for the whole run, as the code stores them
+    # A bug of the code: gradients are never cleared, so step i uses the sum of those of steps 1 to i, like a momentum
+    # of 1: ten steps go as far as 55.
     section.replica = False
     return section
 
@@ -152,9 +151,9 @@ class FedLabelWork(NamedTuple):
     """What a client trains on in the second phase."""
 
     deck: Deck  # its unlabelled images
-    choice: ExpertChoice  # of the experts, for each of its images, leaves [n_max, ...]
+    choice: ExpertChoice  # of the experts for each image, leaves [n_max, ...]
     supervised: Model  # w_L
-    labelled: jax.Array  # float32 [], labelled images in all steps of the first phase
+    labelled: jax.Array  # float32 [], number of labelled images in all steps of the first phase
 
 
 def fedlabel(problem: Problem) -> Method:
@@ -235,14 +234,14 @@ def loss_on_kept(problem: Problem) -> LossFunction:
             trained, received_parts = (select(each.params, CLASSIFIER) for each in (model, at.received.model))
             value += options.mean_proximal * mean_square_distances(trained, received_parts)
         metrics = {"unlabelled_loss": value, "consistency_loss": consistency, "kept": jnp.sum(kept)}
-        # Where nothing is kept, weight decay and momentum would still move the model.
+        # If no image is accepted, weight decay and momentum would still move the model.
         return Loss(value, batch_stats, metrics, counts=jnp.any(kept))
 
     return loss
 
 
 def both_changes(received: Broadcast, work: FedLabelWork, model: Model, totals) -> Model:
-    """w + (w_L - w) + (w_U - w); statistics are the mean of those of the phases that took a step."""
+    """w + (w_L - w) + (w_U - w); statistics are the mean over the phases that took a step."""
     params = jax.tree.map(
         lambda u, local, w: u + (local - w), model.params, work.supervised.params, received.model.params
     )
@@ -252,7 +251,7 @@ def both_changes(received: Broadcast, work: FedLabelWork, model: Model, totals) 
 
 
 def metadata(problem: Problem, work: FedLabelWork, model: Model, totals) -> dict[str, Any]:
-    """r_k; and w_L if it is averaged apart."""
+    """r_k, and w_L if it is averaged separately."""
     del model
     options = problem.config.fedlabel
     kept_alone = options.weights == "pseudo_labels"
@@ -262,17 +261,17 @@ def metadata(problem: Problem, work: FedLabelWork, model: Model, totals) -> dict
 
 
 def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax.Array, key: jax.Array) -> jax.Array:
-    """A view of some rows, drawn by the step's key; or the only one that each image has."""
+    """A view of some rows, drawn by the step's key, or the single view that each image has."""
     if problem.config.fedlabel.augment_once:
         return fixed_views(augment, data.seed, rows, data.inputs[rows])
     return augment(key, data.inputs[rows])
 
 
 def advice(config) -> str:
-    """Warns of the sum of two long steps: ten times the paper's rate or more, and no shorter step of the server."""
+    """Warns that two summed steps may overshoot: ten times the paper's rate or more, without a smaller server step."""
     rate = config.client.learning_rate / (1 - config.client.momentum)
     server = {"fedavg": 1.0, "fedavgm": config.aggregation.learning_rate / (1 - config.aggregation.momentum)}
-    times = server.get(config.aggregation.optimizer, 0.0)  # the others' steps do not grow with the changes
+    times = server.get(config.aggregation.optimizer, 0.0)  # the steps of other optimizers do not grow with the changes
     if config.fedlabel.upload != "sum" or times <= 0.5 or rate < 10 * PAPER_RATE:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Labels of the surer of two experts, and what the other one says (FedLabel, eq. 3, 4 and 7)."""
+"""Labels from the more confident of two experts, and the other expert's prediction (FedLabel, eq. 3, 4 and 7)."""
 
 from typing import NamedTuple
 
@@ -13,17 +13,17 @@ from fedjax_ssl.learning.sgd import Model
 
 
 class ExpertChoice(NamedTuple):
-    """What two experts say about some images."""
+    """The experts' choice of labels for some images."""
 
     labels: jax.Array  # int32 [...], of the chosen expert
-    probability: jax.Array  # float32 [...], that of this label
-    other: jax.Array  # float32 [..., C], logarithms of the other expert's probabilities
-    agrees: jax.Array  # bool [...], whether both experts have this label; False where one labels alone
-    ratio: jax.Array  # float32 [...], h(other) / h(chosen), from 0 to 1 if the surer one was chosen
+    probability: jax.Array  # float32 [...], of this label
+    other: jax.Array  # float32 [..., C], log-probabilities of the other expert
+    agrees: jax.Array  # bool [...], whether both experts predict this label; False if only one expert labels
+    ratio: jax.Array  # float32 [...], h(other) / h(chosen), from 0 to 1 if the more confident one was chosen
 
 
 def variance(log_probabilities: jax.Array) -> jax.Array:
-    """h, the unbiased variance of the C entries, [..., C] to [...]: 0 for a uniform prediction, 1/C for a sure one."""
+    """h, the unbiased variance of C entries, [..., C] to [...]: 0 for a uniform prediction, 1/C for a certain one."""
     return jnp.var(jnp.exp(log_probabilities), axis=-1, ddof=1)
 
 
@@ -34,17 +34,17 @@ def inverse_entropy(log_probabilities: jax.Array) -> jax.Array:
 
 CONFIDENCES = {"variance": variance, "entropy": inverse_entropy}
 EXPERTS = ("both", "local", "global")
-PARTNERS = ("discarded", "supervised")  # who the other expert is
-ORDERS = ("trained_first", "trained_last")  # of a divergence
+PARTNERS = ("discarded", "supervised")  # which one is the other expert
+ORDERS = ("trained_first", "trained_last")  # of the arguments of a divergence
 
 
 def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: str = "both") -> ExpertChoice:
-    """The expert that labels each image.
+    """Chooses the expert that labels each image.
 
     Args:
         of_global, of_local: float32 [..., C], logits of the received model, and of the client's.
         confidence: h, a key of `CONFIDENCES`.
-        experts: 'both', the surer one, a tie goes to the global one; 'local' or 'global': always that one.
+        experts: 'both': the more confident one, in a tie the global one; 'local' or 'global': always this one.
     """
     of_global, of_local = jax.nn.log_softmax(of_global), jax.nn.log_softmax(of_local)
     h_global, h_local = CONFIDENCES[confidence](of_global), CONFIDENCES[confidence](of_local)
@@ -63,7 +63,7 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
 
 
 def divergence_of_other(logits: jax.Array, choice: ExpertChoice, order: str = "trained_first") -> jax.Array:
-    """KL(p, s) of the model in training and the other expert (FedLabel, eq. 6): float32 [B].
+    """KL(p, s) between the model in training and the other expert (FedLabel, eq. 6): float32 [B].
 
     Args:
         logits: float32 [B, C], p = softmax.
@@ -88,13 +88,13 @@ def label_drawn(
     experts: str,
     partner: str = "discarded",
 ) -> tuple[ExpertChoice, Report]:
-    """The experts' labels of the unlabelled images that have a step in this round.
+    """The experts' labels for the unlabelled images that are used in this round.
 
     Args:
         problem, received, local, data, examples, deck: see `score_drawn`.
-        threshold: beta; a label counts above it.
+        threshold: beta; a label counts if its probability is above it.
         confidence, experts: see `choose`.
-        partner: 'supervised': the other expert is always the client's own, chosen or not.
+        partner: 'supervised': the other expert is always the client's own model, chosen or not.
 
     Returns:
         The ExpertChoice, leaves [M, n_max, ...], and the report, in which visible labels count, too.
@@ -111,10 +111,10 @@ def label_drawn(
 def score_drawn(
     problem: Problem, received: Model, local: Model, data: FederatedData, examples: Examples, deck: Deck
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What both experts say of the images that have a step; of all, if the largest client has no more.
+    """Both experts' logits for the images that are used in this round; for all if that costs no more.
 
     Args:
-        problem: the run; with `confidence.debias` each expert's predictions are freed of its prior.
+        problem: the run's; with `confidence.debias` each expert's predictions are divided by its prior.
         received: w.
         local: w_L, leaves [M, ...].
         data: the federation's.
@@ -122,7 +122,7 @@ def score_drawn(
         deck: of its unlabelled images.
 
     Returns:
-        Logits of w and of w_L, float32 [M, n_max, C], 0 for the other images; and which they are of, bool [M, n_max].
+        Logits of w and w_L, float32 [M, n_max, C], 0 for other images; and which images they are for, bool [M, n_max].
     """
     (num_jobs, n_max), place = examples.rows.shape, jnp.arange(examples.rows.shape[1])
     positions = deck.order.reshape(num_jobs, -1)

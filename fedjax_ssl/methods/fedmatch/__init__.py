@@ -1,16 +1,16 @@
 """FedMatch: Federated Semi-Supervised Learning with Inter-Client Consistency and Disjoint Learning.
 
 Jeong, Yoon, Yang and Hwang, ICLR 2021 (arXiv 2006.12097). What differs from FedAvg:
-  1. the parameters are a sum, theta = sigma + psi: labelled images train sigma, unlabelled ones psi, in turn. Where
-     the server has the labels it trains sigma, and clients psi alone;
-  2. the unlabelled loss: agreement of the client's model with those of the clients most like it, its helpers, on
-     confident images; a strong view of these towards the label that most of the models vote for; |psi|_1, and a
-     distance of psi from sigma;
-  3. messages are sparse: an entry travels where it has changed by more than a bound.
+  1. the parameters are a sum, theta = sigma + psi: labelled images train sigma and unlabelled ones psi, alternately. If
+     the server has the labels it trains sigma, and clients train only psi;
+  2. the unlabelled loss: on confident images, agreement of the client's model with those of the most similar clients,
+     its helpers, and training of a strong view towards the label that most of these models vote for; also |psi|_1 and
+     a distance between psi and sigma;
+  3. messages are sparse: an entry is sent if it has changed by more than a bound.
 
-Where the paper's text leaves a value open, it is that of the public code. Its learning rates fall by the loss of 2,000
-labelled validation images, which every client has; here no method sees such labels, so they fall by the loss that a
-client (or the server) has in its own training.
+Values that the paper leaves open are those of the public code. There learning rates are reduced by the loss on 2,000
+labelled validation images at every client. Here no method sees such labels, so they are reduced by the training loss of
+the client (or the server).
 """
 
 from typing import Any
@@ -73,7 +73,7 @@ FIELDS = {
     "aggregation.weights": "uniform",
     "server.pretrain_epochs": 0,
     "server.augmentation": "weak",
-    # lambda_s = 10 multiplies the rates, and the L2 term's gradient would take up the whole norm of a clipped one.
+    # lambda_s = 10 multiplies the step, and the L2 term's gradient would use up the norm of a clipped gradient.
     "client.learning_rate": 0.003,
     "server.learning_rate": 0.003,
     "server.pretrain_learning_rate": 0.005,
@@ -81,7 +81,7 @@ FIELDS = {
     "server.clip_norm": 0.0,
 }
 _SGD = {"epochs": 1, "learning_rate": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}
-_PAPER = {  # the setting of its experiments, besides the learning rates' rule
+_PAPER = {  # the setting of its experiments, except the rule for learning rates
     "num_rounds": 200,
     "clients_per_round": 5,
     "data.partition": "stratified",
@@ -94,7 +94,7 @@ _PAPER = {  # the setting of its experiments, besides the learning rates' rule
     "augment.flip": "never",
     **{f"{side}.{field}": value for side in ("client", "server") for field, value in _SGD.items()},
 }
-_AT_SERVER = {  # its values where the server has the labels
+_AT_SERVER = {  # values if the server has the labels
     "fedmatch.l1_weight": 1e-5,
     "fedmatch.smallest": 1e-5,
     "fedmatch.least_change": 1e-5,
@@ -119,7 +119,7 @@ VARIANTS: Variants = {
         "server.batch_size": 100,
         **_AT_SERVER,
     },
-    "at_server": _AT_SERVER,  # in the setting of another config file
+    "at_server": _AT_SERVER,  # for the setting of another config file
     "non_iid": {"data.partition": "profiles"},
     "no_helpers": {"fedmatch.helpers": 0},
     "public_code": {"fedmatch.threshold": 0.75, "fedmatch.shuffle": False},
@@ -129,34 +129,34 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedmatch`."""
     section = Section()
-    section.threshold = share(0.85)  # tau; a prediction counts from it on. The public code has 0.75
-    section.helpers = whole(2, least=0)  # H, the clients whose psi a client gets; 0: none
-    # Rounds from one sending of helpers to the next; they serve in that round alone.
+    section.threshold = share(0.85)  # tau; a prediction counts if it reaches it. The public code has 0.75
+    section.helpers = whole(2, least=0)  # H, number of clients whose psi a client gets; 0: none
+    # Interval in rounds at which helpers are sent; they are used in that round only.
     section.helper_interval = whole(10, least=1)
     section.labelled_weight = real(10.0, least=0)  # lambda_s of cross-entropy, at clients and server
     section.helper_weight = real(0.01, least=0)  # lambda_i of the divergence from the helpers' predictions
-    # lambda_a of the strong view's cross-entropy towards the label of the vote.
+    # lambda_a of the strong view's cross-entropy towards the voted label.
     section.pseudo_weight = real(0.01, least=0)
-    section.l2_weight = real(10.0, least=0)  # lambda_L2 of |sigma - psi|^2; it draws psi towards sigma
+    section.l2_weight = real(10.0, least=0)  # lambda_L2 of |sigma - psi|^2, which pulls psi towards sigma
     section.l1_weight = real(1e-4, least=0)  # lambda_L1 of |psi|_1; with labels at the server the paper has 1e-5
-    # l1_thres: entries of psi of this size or less count as 0 in what travels, and are 0 in tests; with labels at the
-    # server 1e-5.
+    # l1_thres: entries of psi up to this magnitude count as 0 in messages and are 0 in tests; with labels at the server
+    # 1e-5.
     section.smallest = real(5e-6, least=0)
-    # delta_thres: entries that changed by no more stay; with labels at the server 1e-5.
+    # delta_thres: entries that changed by no more are not sent; with labels at the server 1e-5.
     section.least_change = real(5e-5, least=0)
-    # Bytes of an entry's position in a sparse message; the paper counts values alone, 4 bytes each.
+    # Bytes of an entry's position in a sparse message; the paper only counts values, 4 bytes each.
     section.index_bytes = whole(0, least=0)
-    # Whether messages down are counted as sparse too, against what a client has: the server then remembers two models
-    # for each of all clients, instead of one.
+    # Whether messages to clients count as sparse too, relative to what a client has. The server then stores two models
+    # for each of all clients instead of one.
     section.sparse_down = True
-    # The learning rate of a client (of the server, if it has the labels) is divided by 3 after so many of its visits
-    # without a new lowest loss in training; 0: never. With labels at the server the paper has 20.
+    # The learning rate of a client (or of the server, if it has the labels) is divided by 3 after this many visits
+    # without a new lowest training loss; 0: never. With labels at the server the paper has 20.
     section.patience = whole(5, least=0)
-    # At clients with labels an epoch has as many unlabelled batches as labelled ones, and their size follows: 450
-    # unlabelled images beside 50 labelled ones make 5 batches of 90. Above 0 it is at most this, and an epoch has more
-    # steps where that is too few. 0: no bound; every step then has room for the largest batch that any client can have.
+    # At clients with labels an epoch has as many unlabelled batches as labelled ones, which determines their size: 450
+    # unlabelled images beside 50 labelled ones make 5 batches of 90. Above 0 this is the largest size, and an epoch has
+    # more steps if needed. 0: no bound; every step then has room for the largest batch of any client.
     section.unlabelled_batch = whole(0, least=0)
-    section.shuffle = True  # False: batches in the same order in each round, as in the public code
+    section.shuffle = True  # False: batches have the same order in each round, as in the public code
     return section
 
 
@@ -169,7 +169,7 @@ def fedmatch(problem: Problem) -> Method:
     aggregation = fedavg(problem, parts=clients_train)
 
     def init(data: FederatedData, key: jax.Array) -> State:
-        """Fresh weights sigma, and psi a fifth of them; a model that is given is their sum."""
+        """Initial weights sigma, with psi a fifth of them; a given model is split into this sum."""
         init_key, train_key = jax.random.split(key)
         model = network.init(init_key)
         parts = divided(model.params, is_sum=network.given is not None)
@@ -189,11 +189,11 @@ def fedmatch(problem: Problem) -> Method:
     # --- The model in two parts, and what is tested. -----------------------------------------------------------------
 
     def apart(state: State) -> State:
-        """The state with sigma and psi for its model."""
+        """The state with sigma and psi as its model."""
         return state._replace(model=Model(state.server[PARTS], state.model.batch_stats))
 
     def together(state: State) -> State:
-        """The state whose model is theta = sigma + psi without the smallest entries of psi."""
+        """The state with the model theta = sigma + psi, without the smallest entries of psi."""
         parts = state.model.params
         tested = merged(state.model._replace(params=sparse.cut_parts(parts, smallest)))
         return state._replace(model=tested, server={**state.server, PARTS: parts})
@@ -201,7 +201,7 @@ def fedmatch(problem: Problem) -> Method:
     # --- Server: with the labels, it trains sigma. -------------------------------------------------------------------
 
     def train_sigma(state: State, data: FederatedData, key: jax.Array, rate, epochs: int, memory: str | None = None):
-        """Epochs of lambda_s CE(y, f(x; sigma + psi)) on the server's images; psi stays."""
+        """Epochs of lambda_s CE(y, f(x; sigma + psi)) on the server's images; psi is not changed."""
         cross_entropy_of = supervised_loss(problem, data, config.server.augmentation)
 
         def loss(model: Model, *batch):
@@ -226,9 +226,9 @@ def fedmatch(problem: Problem) -> Method:
         return (state.round + 1) % options.helper_interval == 0
 
     def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> dict[str, Any]:
-        """The helpers' psi, which of them are present, and how many entries of all parameters travel to a client."""
+        """The helpers' psi, whether each is present, and the number of parameter entries sent to each client."""
         parts, uploads = state.server[PARTS], state.server[UPLOADS]
-        held = row(uploads.params, clients)  # what a client has had since its last upload
+        held = row(uploads.params, clients)  # what a client has since its last upload
         entries = jnp.full(len(clients), sparse.num_entries(parts))
         if options.sparse_down:
             changed = changed_entries(parts, held, options.least_change, smallest)
@@ -239,7 +239,7 @@ def fedmatch(problem: Problem) -> Method:
         present = known & helpers_travel(state)
 
         def gathered():
-            """Their psi, leaves [M, H, ...], and how many entries of each travel, [M, H]."""
+            """The helpers' psi, leaves [M, H, ...], and the number of entries sent for each, [M, H]."""
             helpers = row(uploads.params[PSI], near)
             return helpers, new_entries(helpers, held[PSI], options.least_change, options.smallest)
 
@@ -283,7 +283,7 @@ def fedmatch(problem: Problem) -> Method:
 
 
 def unlabelled_loss(problem: Problem, confidence: Confidence) -> LossFunction:
-    """L_u, which moves psi: consistency with helpers, the vote's label for a strong view, the L1 and L2 terms."""
+    """L_u, which trains psi: consistency with helpers, the voted label for a strong view, the L1 and L2 terms."""
     network, options = problem.network, problem.config.fedmatch
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:

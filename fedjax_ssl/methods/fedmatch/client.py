@@ -1,4 +1,4 @@
-"""Disjoint learning of a client (FedMatch): in each step a labelled batch moves sigma, then an unlabelled one psi."""
+"""Disjoint learning at a client (FedMatch): in each step a labelled batch trains sigma, then an unlabelled one psi."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from fedjax_ssl.learning.trees import zeros_unless
 from fedjax_ssl.methods.fedmatch.paired_batches import labelled_batch, largest_batch, pair_decks
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau, in_turn, merged, with_plateau
 
-SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimiser has the usual entry
+SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimizer has the usual entry
 
 
 class FedMatchWork(NamedTuple):
@@ -31,9 +31,9 @@ class FedMatchWork(NamedTuple):
     size: jax.Array
     labelled: Deck | None
     confidence: Any  # the rule's state, see `label_for_steps`
-    # float32 [C], by which all voters' probabilities are divided, see `debiased`; None: by nothing.
+    # float32 [C], the prior by which all voters' probabilities are divided, see `debiased`; None: no division.
     prior: jax.Array | None
-    personal: dict[str, Any]  # the message to this client alone
+    personal: dict[str, Any]  # the message to this client
 
 
 def own_memory(problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
@@ -58,17 +58,18 @@ def disjoint_phase(
     shuffle: bool,
     patience: int,
 ) -> Phase:
-    """`client.epochs` in whose steps L_s moves sigma, then `unlabelled_loss` moves psi.
+    """`client.epochs`; in each step L_s trains sigma, then `unlabelled_loss` trains psi.
 
     Args:
-        problem: the run.
-        parts: SIGMA and PSI; or PSI alone, where no client has labels.
+        problem: the run's.
+        parts: SIGMA and PSI; or only PSI if no client has labels.
         unlabelled_loss: of a model in two parts, on an unlabelled batch; one of its metrics is `client_loss`.
         confidence: which pseudo-labels count.
         labelled_weight: lambda_s of L_s = lambda_s l(f(alpha(x); sigma + psi), y).
-        largest: of unlabelled batches beside labelled ones; 0: as large as any client's can be.
-        shuffle: False: batches are in the same order in each round.
-        patience: see `with_plateau`, by a client's L_s, or by the other loss if it has no labels; 0: rates do not fall.
+        largest: size of unlabelled batches beside labelled ones; 0: as large as any client's can be.
+        shuffle: False: batches have the same order in each round.
+        patience: see `with_plateau`, by a client's L_s, or by the unlabelled loss if it has no labels; 0: rates are
+            constant.
 
     Returns:
         The Phase; its memory is `own_memory`'s.
@@ -76,7 +77,7 @@ def disjoint_phase(
     network, config, with_labels = problem.network, problem.config.client, SIGMA in parts
 
     def room_of(data: FederatedData) -> int:
-        """The length of an unlabelled batch's arrays; it depends on shapes alone."""
+        """The length of an unlabelled batch's arrays; it depends on shapes only."""
         return (largest or largest_batch(problem, data.width)) if with_labels else config.batch_size
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -115,16 +116,17 @@ def disjoint_phase(
 
 
 def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, Any], images: jax.Array):
-    """What a client's helpers, theta = the received sigma + their psi, say of images [B, H, W, C].
+    """Logits of images [B, H, W, C] by a client's helpers, theta = the received sigma + their psi.
 
     Args:
         problem: the run.
-        received: the broadcast; its `extra` says whether helpers travel in this round.
-        personal: "helpers", their psi, leaves [H, ...], and "present", bool [H]; neither where clients have none.
-        images: to be looked at in evaluation mode.
+        received: the broadcast; its `extra` says whether helpers are sent in this round.
+        personal: "helpers", their psi, leaves [H, ...], and "present", bool [H]; both are missing if there are no
+        helpers.
+        images: passed in evaluation mode.
 
     Returns:
-        Logits float32 [H, B, C], 0 in rounds in which no helper travels; and `present`.
+        Logits float32 [H, B, C], 0 in rounds without helpers; and `present`.
     """
     present = personal.get("present", jnp.zeros(0, bool))
     if not len(present):
@@ -153,10 +155,10 @@ def inter_client_consistency(
 
 
 def agreed_labels(guess: jax.Array, helpers: jax.Array, present: jax.Array) -> jax.Array:
-    """The class with the most votes, of the client's model and of its helpers; of equal ones the first.
+    """The class with the most votes of the client's model and its helpers; in a tie the lowest class.
 
     Args:
-        guess: int32 [B], the classes of the client's model.
+        guess: int32 [B], the client's predictions.
         helpers, present: as in `inter_client_consistency`; without any the labels are the guess.
 
     Returns:

@@ -1,4 +1,4 @@
-"""As many batches of unlabelled images in an epoch as of labelled ones, of whatever size that makes them (FedMatch)."""
+"""Pairs batches: an epoch has as many unlabelled as labelled batches, and their size follows from that (FedMatch)."""
 
 from typing import NamedTuple
 
@@ -10,17 +10,17 @@ from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.batches import num_batches
 
-# Of `data.partition`: every client has the same number of images, to within one; of labelled ones divided apart, too.
+# Values of `data.partition` that give every client the same number of images and of labelled images, to within one.
 EQUAL_SHARES = ("dirichlet_pairs", "iid", "lda", "stratified")
-EACH_CLASS = ("profiles", "stratified")  # and so many of each class, if it has them
+EACH_CLASS = ("profiles", "stratified")  # the same number of each class as well, if a client has it
 
 
 class PairedDecks(NamedTuple):
     """The images of one client; in `prepare` all leaves have a leading [M]."""
 
     deck: Deck  # its unlabelled examples
-    batches: jax.Array  # int32 [], of an epoch
-    size: jax.Array  # int32 [], unlabelled examples of a batch
+    batches: jax.Array  # int32 [], batches per epoch
+    size: jax.Array  # int32 [], unlabelled examples per batch
     labelled: Deck | None  # its labelled examples; None if only unlabelled ones are trained on
 
 
@@ -28,12 +28,12 @@ def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int,
     """The decks of a cohort, shuffled for each of `client.epochs`.
 
     Args:
-        problem: the run; a labelled batch has `client.batch_size` examples.
+        problem: the run's; a labelled batch has `client.batch_size` examples.
         examples: of the cohort.
-        keys: [M], of the orders.
-        room: the most unlabelled examples of a batch. Where that is too few, an epoch has more batches than the
-            labelled examples make.
-        with_labels: whether labelled examples are trained on. If not, all batches have `room` unlabelled ones.
+        keys: [M], for shuffling.
+        room: the most unlabelled examples in a batch. If that is too few, an epoch has more batches than the labelled
+            examples make.
+        with_labels: whether labelled examples are trained on. If not, all batches have `room` unlabelled examples.
     """
     config = problem.config.client
     deck, labelled = Deck.shuffled(examples, examples.unlabelled, keys, config.epochs), None
@@ -47,19 +47,19 @@ def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int,
 
 
 def labelled_batch(deck: Deck, index: jax.Array, size: int) -> Batch:
-    """The batch of labelled examples of local step `index`; the deck is gone round again."""
+    """The batch of labelled examples of local step `index`; the deck repeats."""
     return deck.cut(index, whole_batches(deck.size, size), size, size)
 
 
 def whole_batches(count: jax.Array, size: int) -> jax.Array:
-    """Batches of an epoch: count / size to the nearest whole number (of two the even one), at least one."""
+    """Batches of an epoch: count / size, rounded half to even, at least 1."""
     return jnp.maximum(jnp.round(count / size).astype(jnp.int32), 1)
 
 
 def largest_batch(problem: Problem, n_max: int) -> int:
-    """The most unlabelled images in a batch of any client with labels, as far as the configuration tells.
+    """The most unlabelled images in a batch of any client with labels, if the configuration determines it.
 
-    Where it does not tell how many labels a client of n images has at least, that is all n_max images.
+    If it does not say how many labels a client with n images has at least, the result is n_max.
 
     Args:
         problem: the run.

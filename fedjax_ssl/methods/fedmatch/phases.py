@@ -1,6 +1,6 @@
-"""Disjoint learning (FedMatch): parameters theta = sigma + psi, two parts as large as the model, trained in turn.
+"""Disjoint learning (FedMatch): parameters theta = sigma + psi, each as large as the model, trained alternately.
 
-A rate falls where its loss has stopped falling (Serra et al., 2018). An upload is sparse.
+Learning rates are reduced on a plateau of the loss (Serra et al., 2018). Uploads are sparse.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,44 +16,44 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import add_up, select
 from fedjax_ssl.methods.fedmatch import sparse
 
-SIGMA, PSI = "sigma", "psi"  # the entries of `params`: what labelled images train, and what unlabelled ones train
+SIGMA, PSI = "sigma", "psi"  # the entries of `params`: trained on labelled and on unlabelled images
 DIVISOR = 3.0  # of the learning rate
-LEAST = 1e-17  # the factor does not fall below it: 1e-20 of FedMatch's learning rate
+LEAST = 1e-17  # the smallest factor: 1e-20 for FedMatch's learning rate
 PLATEAU = "plateau"  # the entry of a client's learning rate in its memory
 
 
 def merged(model: Model) -> Model:
-    """The model of theta = sigma + psi, from one of the two parts; leaves may have further axes in front."""
+    """The model theta = sigma + psi from both parts; leaves may have leading axes."""
     return Model(jax.tree.map(jnp.add, model.params[SIGMA], model.params[PSI]), model.batch_stats)
 
 
 def divided(params: Any, is_sum: bool) -> dict[str, Any]:
-    """Two parts to begin with: psi is a fifth of sigma. Fresh weights are sigma; given ones are the sum."""
+    """The two initial parts: psi is a fifth of sigma. New weights are sigma; given weights are the sum."""
     sigma = jax.tree.map(lambda leaf: leaf / 1.2, params) if is_sum else params
     return {SIGMA: sigma, PSI: jax.tree.map(lambda leaf: 0.2 * leaf, sigma)}
 
 
 def distances(params: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-    """|psi|_1 and |sigma - psi|_2^2, sums over all entries: float32 [] each."""
+    """|psi|_1 and |sigma - psi|_2^2 over all entries: float32 [] each."""
     l1 = add_up(jnp.sum(jnp.abs(psi)) for psi in jax.tree.leaves(params[PSI]))
     return l1, 2 * proximal_term(params[SIGMA], params[PSI])
 
 
 class Plateau(NamedTuple):
-    """What the rule remembers."""
+    """The state of the rule."""
 
     factor: jax.Array  # float32 [], of the learning rate
-    lowest: jax.Array  # float32 [], the lowest loss so far; before the first one the largest finite number
-    waited: jax.Array  # int32 [], epochs since the lowest loss, or since the last fall of the rate
+    lowest: jax.Array  # float32 [], the lowest loss so far; initially the largest finite number
+    waited: jax.Array  # int32 [], epochs since the lowest loss or the last reduction
 
 
 def fresh_plateau(shape: tuple[int, ...] = ()) -> Plateau:
-    """Before the first epoch; leaves of this shape."""
+    """The state before the first epoch; leaves of this shape."""
     return Plateau(jnp.ones(shape), jnp.full(shape, jnp.finfo(jnp.float32).max), jnp.zeros(shape, jnp.int32))
 
 
 def after_epoch(plateau: Plateau, loss: jax.Array, patience: int) -> Plateau:
-    """The rule after an epoch with this loss: a third of the rate after `patience` epochs without a new minimum."""
+    """The state after an epoch with this loss: `patience` epochs without a new minimum divide the rate by 3."""
     waited = jnp.where(loss < plateau.lowest, 0, plateau.waited + 1)
     falls = waited >= patience
     factor = jnp.where(falls, jnp.maximum(plateau.factor / DIVISOR, LEAST), plateau.factor)
@@ -61,11 +61,11 @@ def after_epoch(plateau: Plateau, loss: jax.Array, patience: int) -> Plateau:
 
 
 def in_turn(*phases: Phase) -> Phase:
-    """A phase in whose steps several phases take a step each, one after the other, on one model.
+    """A phase in whose steps several phases take one step each, in order, on the same model.
 
     Args:
-        phases: of `local_sgd`, with one `prepare`, which the first one's is; each trains other `parts` and has a
-            `memory` of its own. Their metrics, and what they remember and tell, have different names.
+        phases: of `local_sgd`, with one `prepare`, that of the first; each trains other `parts` and has its own
+            `memory`. Their metrics, memory and metadata must have different names.
     """
 
     def without_model(training):
@@ -104,7 +104,7 @@ def in_turn(*phases: Phase) -> Phase:
 
 
 def disjoint(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries of all of them.
+    """Merges mappings.
 
     Raises:
         ValueError: two have an entry of the same name.
@@ -119,7 +119,7 @@ def disjoint(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], patience: int) -> Phase:
-    """A phase at each client's own learning rate: a third of it after `patience` visits without a new lowest loss.
+    """A phase with a learning rate for each client: divided by 3 after `patience` visits without a new lowest loss.
 
     Args:
         phase: reads its learning rate from the broadcast, as `local_sgd` does.
@@ -152,15 +152,15 @@ def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], pat
 
 
 def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, float]) -> Phase:
-    """A phase whose upload has the received model's entries wherever training has changed them too little to travel.
+    """A phase whose upload keeps the received model's entries wherever training changed them too little to be sent.
 
     Args:
-        phase: of `local_sgd`, or made of such.
-        least_change: an entry travels, as it is, if it differs from the received one by more than this.
-        smallest: by part, entries of this magnitude or less are taken for 0 in that comparison.
+        phase: of `local_sgd`, or composed of such phases.
+        least_change: an entry is sent, as it is, if it differs from the received one by more than this.
+        smallest: by part, entries up to this magnitude count as 0 in this comparison.
 
     Returns:
-        The Phase; it tells how many `entries` travel, float32 [].
+        The Phase; its uploads have the metadata `entries`, the number of entries sent, float32 [].
     """
 
     def finish(received: Broadcast, work, carry, num_steps) -> Finished:

@@ -1,4 +1,4 @@
-"""What each client uploaded last, and which clients are alike by what their models say about one image of noise."""
+"""Each client's last upload, and which clients are similar, by their models' outputs for one noise image."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,25 +12,25 @@ from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods.fedmatch import sparse
 from fedjax_ssl.models.network import Network
 
-MEAN, DEVIATION = 125.0, 125.0  # of the noise, in the unit of pixels, 0 to 255
+MEAN, DEVIATION = 125.0, 125.0  # of the noise, in pixel values from 0 to 255
 
 
 class Uploads(NamedTuple):
     """The server's memory of the clients' uploads."""
 
     params: dict[str, Any]  # parameters by part, leaves [K, ...]
-    vectors: jax.Array  # float32 [K, D], of each client's model
+    vectors: jax.Array  # float32 [K, D], output vector of each client's model
     seen: jax.Array  # bool [K], whether a client has uploaded
 
 
 def no_uploads(params: Mapping[str, Any], num_clients: int, size: int) -> Uploads:
-    """Before the first round: room for these parameters, and vectors of D = `size` numbers, of each of K clients."""
+    """The memory before the first round: room for K clients' parameters, and vectors of D = `size` numbers."""
     params = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), dict(params))
     return Uploads(params, jnp.zeros((num_clients, size)), jnp.zeros(num_clients, bool))
 
 
 def remember_uploads(uploads: Uploads, received: Received, params: Mapping[str, Any], vectors: jax.Array) -> Uploads:
-    """After a round: the accepted rows of `params`, leaves [R, ...], and of `vectors`, [R, D], replace the clients'."""
+    """The memory after a round, with the accepted rows of `params`, leaves [R, ...], and of `vectors`, [R, D]."""
     place = jnp.where(received.accepted, received.clients, len(uploads.seen))  # beyond the end: dropped
     put = lambda table, rows: table.at[place].set(rows, mode="drop")  # noqa: E731
     new = {name: jax.tree.map(put, table, params[name]) for name, table in uploads.params.items()}
@@ -38,28 +38,28 @@ def remember_uploads(uploads: Uploads, received: Received, params: Mapping[str, 
 
 
 def embed_models(network: Network, models: Model, image_shape: tuple[int, ...]) -> jax.Array:
-    """The class probabilities that each of R models, leaves [R, ...], gives the noise image: float32 [R, C]."""
+    """The class probabilities of each of R models, leaves [R, ...], for the noise image: float32 [R, C]."""
     noise = noise_image(image_shape)
     return jax.lax.map(lambda model: network.probabilities(model, noise)[0], models)
 
 
 def noise_image(shape: tuple[int, ...]) -> jax.Array:
-    """The same image in every run: normal noise, truncated to 0..255; float32 [1, ...]."""
+    """The noise image, the same in every run: normal noise clipped to 0..255; float32 [1, ...]."""
     bounds = -MEAN / DEVIATION, (255.0 - MEAN) / DEVIATION
     return MEAN + DEVIATION * jax.random.truncated_normal(jax.random.key(0), *bounds, (1, *shape))
 
 
 def nearest_clients(uploads: Uploads, clients: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
-    """The clients whose vectors are nearest by Euclidean distance, oneself apart; of equal ones the first.
+    """The clients with the nearest vectors by Euclidean distance, excluding the client itself; ties by number.
 
     Args:
-        uploads: who has a vector.
-        clients: int32 [M], who asks.
+        uploads: with the vectors.
+        clients: int32 [M], for which neighbours are searched.
         number: H, less than K.
 
     Returns:
-        int32 [M, H], the nearest first; and bool [M, H], False where there is none: for one without a vector, or where
-        fewer others have one.
+        int32 [M, H], nearest first; and bool [M, H], False for missing neighbours: if the client has no vector, or too
+        few others have one.
     """
     distances = jnp.linalg.norm(uploads.vectors[clients][:, None] - uploads.vectors[None], axis=-1)
     others = uploads.seen[None] & (jnp.arange(len(uploads.seen))[None] != clients[:, None])
@@ -68,18 +68,18 @@ def nearest_clients(uploads: Uploads, clients: jax.Array, number: int) -> tuple[
     return near, jnp.isfinite(nearness)
 
 
-ENTRIES = "entries"  # float32 [], of the message to one client alone, and of what an upload tells
+ENTRIES = "entries"  # float32 [], in messages to single clients and in metadata of uploads
 VALUE_BYTES = 4  # of an entry
 
 
 def changed_entries(new: Any, held: Any, least_change: float, smallest: Mapping[str, float]) -> jax.Array:
-    """How many entries travel to clients that have an older version.
+    """The number of entries that are sent to clients with an older version.
 
     Args:
         new: parameters by part, leaves [...].
         held: what each client has, leaves [M, ...].
-        least_change: entries that differ by no more stay.
-        smallest: by part, entries of this magnitude or less are taken for 0.
+        least_change: entries that differ by no more are not sent.
+        smallest: by part, entries up to this magnitude count as 0.
 
     Returns:
         float32 [M].
@@ -90,7 +90,7 @@ def changed_entries(new: Any, held: Any, least_change: float, smallest: Mapping[
 
 
 def new_entries(sent: Any, held: Any, least_change: float, smallest: float) -> jax.Array:
-    """How many entries of other clients' parameters travel: those that are not 0, nor what a client has itself.
+    """The number of entries of other clients' parameters that are sent: those that are not 0 and that a client lacks.
 
     Args:
         sent: the others' parameters, leaves [M, H, ...].
@@ -110,7 +110,7 @@ def new_entries(sent: Any, held: Any, least_change: float, smallest: float) -> j
 
 
 def sparse_wire_bytes(index_bytes: int) -> WireBytes:
-    """Bytes of messages that tell `ENTRIES`: their values, positions of `index_bytes` each, and whole statistics."""
+    """Bytes of messages with `ENTRIES`: values, positions of `index_bytes` each, and complete statistics."""
     entry_bytes = VALUE_BYTES + index_bytes
     return WireBytes(
         down=lambda sent, own: entry_bytes * own[ENTRIES] + tree_bytes((sent.model.batch_stats, sent.learning_rate)),

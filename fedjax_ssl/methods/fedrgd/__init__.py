@@ -1,19 +1,19 @@
 """FedRGD: Improving Semi-supervised Federated Learning by Reducing the Gradient Diversity of Models.
 
 Zhang et al., IEEE Big Data 2021 (arXiv 2008.11364). What differs from FedAvg+FixMatch:
-  1. users and server train side by side and are averaged every T steps, not epochs: a round here is T steps;
-  2. grouping-based averaging: a round has a place for each of its users, and the places are in groups, each with a
-     replica of the server. First each group takes the mean of its places and its replica, then the replicas take the
-     mean of these means. A place goes on from its group's mean, so that what one group learned reaches another through
-     the replicas alone. Users are dealt to the places at random in each round: model and momentum belong to the place,
-     and travel to the user that has it;
-  3. group normalisation in place of batch normalisation.
+  1. users and server train at the same time and are averaged every T steps instead of epochs: a round here is T steps;
+  2. grouping-based averaging: a round has a place for each of its users. Places form groups, and each group has a
+     replica of the server. First each group averages its places and its replica, then the replicas average these means.
+     A place continues from its group's mean, so that groups learn from each other only through the replicas. Users
+     are assigned to places at random in each round: model and momentum belong to the place, and are sent to its
+     user;
+  3. group normalisation instead of batch normalisation.
 
-The model that is tested is the replicas', which are equal behind the averaging. The paper's text could not be read:
-this is its public code (jhcknzzm/SSFL-Benchmarking-Semi-supervised-Federated-Learning 9a18e89). With
-`fedrgd.grouping='fixed'` a user stays in its group, and its momentum stays with it.
-SemiFL's tables have another reading, in which users go on from the replicas' mean: the variant `mean_of_means`.
-A learning rate is of a round, there of a step.
+The tested model is that of the replicas, which are equal after averaging. The paper's text was not available: this
+follows its public code (jhcknzzm/SSFL-Benchmarking-Semi-supervised-Federated-Learning 9a18e89). With
+`fedrgd.grouping='fixed'` users stay in their group and keep their momentum. SemiFL's tables use another reading, in
+which users continue from the replicas' mean: the variant `mean_of_means`. Learning rates are per round; in the code
+they change with each step.
 """
 
 from typing import Any, NamedTuple
@@ -54,8 +54,8 @@ from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import CLASSIFICATION, group_members
 from fedjax_ssl.server.aggregation import check_own_mean, client_weights
 
-GROUPS = "groups"  # the entry of `State.server`: each group's mean
-PLACES = "places"  # another one: the optimiser of each place
+GROUPS = "groups"  # the entry of `State.server` with each group's mean
+PLACES = "places"  # the entry with each place's optimizer
 FIELDS = {
     "fedrgd.grouping": "random",
     "aggregation.weights": "uniform",
@@ -99,19 +99,19 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedrgd`."""
     section = Section()
-    section.steps = whole(16, least=1)  # T, steps of users and replicas between two averagings; epochs are not read
-    # G, each with a replica of the server; 1: one mean of the server and all users. The code has 2 of 10 and of 20
-    # users, 3 of 30, 5 of 47.
+    section.steps = whole(16, least=1)  # T, steps of users and replicas between two averagings; epochs are ignored
+    # G, each with a replica of the server; 1: one mean of the server and all users. The code has 2 for 10 and 20
+    # users, 3 for 30, 5 for 47.
     section.groups = whole(2, least=1)
-    # Who is in a group: in each round the users of places drawn at 'random', the first M / G of them in the first group
-    # and so on; or 'fixed', neighbours by number.
+    # How groups are formed: 'random', the users are assigned to places at random in each round, and the first M / G
+    # places are the first group and so on; or 'fixed', clients with neighbouring numbers.
     section.grouping = word("fixed", "random")
     section.users_go_on_from = word("group_mean", "global_mean")  # 'global_mean': that of the replicas
-    # What a user minimises: 'fixmatch'; or 'self_training', cross-entropy of a weak view towards its own label in
+    # What a user minimises: 'fixmatch'; or 'self_training', cross-entropy of a weak view towards its own label from
     # evaluation mode.
     section.users = word("fixmatch", "self_training")
-    section.threshold = share(0.95)  # tau of both; a label counts from it on
-    # Of the rates of users and server: 'shared', by `schedule`; or 'warm_up', a linear rise and FixMatch's cosine.
+    section.threshold = share(0.95)  # tau of both; a label counts if its probability reaches it
+    # Learning rates of users and server: 'shared', by `schedule`; or 'warm_up', a linear rise and FixMatch's cosine.
     section.schedule = word("shared", "warm_up")
     section.warm_up_rounds = whole(0, least=0)  # rounds of the rise
     # Rounds of rise and cosine; the cosine ends at a fifth of the rate; 0: num_rounds.
@@ -123,7 +123,7 @@ def fedrgd(problem: Problem) -> Method:
     """Grouping-based averaging as a Method.
 
     Raises:
-        UserError: there are more groups than clients, or a server optimiser is asked for, which has no one mean.
+        UserError: there are more groups than clients, or a server optimizer is set, which needs a single mean.
     """
     config, network, options = problem.config, problem.network, problem.config.fedrgd
     num_groups, at_random = options.groups, options.grouping == "random"
@@ -142,7 +142,7 @@ def fedrgd(problem: Problem) -> Method:
     def init(data: FederatedData, key: jax.Array) -> State:
         state = frame.init(data, key)
         server, clients = dict(state.server), dict(state.clients)
-        if CLASSIFICATION in server:  # each replica has an optimiser
+        if CLASSIFICATION in server:  # each replica has an optimizer
             server[CLASSIFICATION] = repeated(server[CLASSIFICATION], num_groups)
         if at_random and OPT_STATE in clients:
             server[PLACES] = repeated(row(clients.pop(OPT_STATE), 0), members)
@@ -150,11 +150,11 @@ def fedrgd(problem: Problem) -> Method:
         return state._replace(server=server, clients=clients)
 
     def group_of(number):
-        """Of a place, or of a client: neighbours are in one group."""
+        """The group of a place or a client: neighbours are in one group."""
         return number * num_groups // members
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
-        """The group of the draw is the place of each user, or its group where these are fixed."""
+        """The selection's group is each user's place, or its group if groups are fixed."""
         clients = draw_distinct(key, config.num_clients, config.clients_per_round, config.cohorts == "keyed")
         return Selection(clients, jnp.arange(len(clients)) if at_random else group_of(clients))
 
@@ -175,12 +175,12 @@ def fedrgd(problem: Problem) -> Method:
         return Place(row(state.server[GROUPS], groups), memory)
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
-        """The replicas' T steps; step 1, each group's mean; step 2, the mean of these."""
+        """The replicas' T steps; then each group's mean; then the mean of these."""
         rate = rate_at(state.round, config.server.learning_rate)
         replicas, state, metrics = train_replicas(problem, state, data, key, rate, num_groups, options.steps)
         replicas = trained_parts(network, replicas, CLASSIFIER)
         if PLACES in state.server:
-            back = group_members(received, members)  # [M, R], by the number of the place
+            back = group_members(received, members)  # [M, R], by number of the place
             opt_states = row(received.uploads.metadata[OPT_STATE], jnp.argmax(back, axis=1))
             places = where_rows(jnp.any(back, axis=1), opt_states, state.server[PLACES])
             state = state._replace(server={**state.server, PLACES: places})
@@ -202,7 +202,7 @@ def fedrgd(problem: Problem) -> Method:
         personal=personal,
         aggregate=aggregate,
         server_after=no_op,
-        # The broadcast's model stays at the server: each client gets its place's.
+        # The broadcast's model stays at the server: each client gets that of its place.
         wire_bytes=WireBytes(
             down=lambda sent, place: jnp.float32(tree_bytes((place, sent.learning_rate))),
             up=lambda upload: jnp.float32(tree_bytes(upload)),
@@ -211,18 +211,18 @@ def fedrgd(problem: Problem) -> Method:
 
 
 class Place(NamedTuple):
-    """The message to a user alone."""
+    """The message to one user."""
 
     model: Model  # its group's mean, the trained parts
-    # The entries of a client's memory that belong to the place, and not to the user: its optimiser; {} where groups are
-    # fixed, or no optimiser persists.
+    # The entries of a client's memory that belong to the place instead of the user: the optimizer; {} if groups are
+    # fixed or no optimizer is persistent.
     memory: dict[str, Any]
 
 
 def at_place(phase: Phase) -> Phase:
-    """A phase of `local_sgd` that goes on from a `Place`, whose memory goes back to the server with the upload.
+    """A phase of `local_sgd` that starts from a `Place`; the place's memory returns to the server with the upload.
 
-    Its `prepare`, which is of the whole cohort, sees the broadcast's model.
+    Its `prepare`, which is for the whole cohort, sees the broadcast's model.
     """
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -257,7 +257,7 @@ def local_training(problem: Problem) -> Phase:
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, options.steps)
         deck = deck.of_whole_batches(config.batch_size)
-        # By the global model: training makes its labels step by step.
+        # By the global model: training makes its labels in each step.
         report = label_for_report(problem, received.model, data, examples, options.threshold)
         return Jobs(jnp.where(deck.size > 0, options.steps, 0), Work(deck), report)
 

@@ -1,4 +1,4 @@
-"""Replicas of the server: each trains a copy of the global model on the labelled images, for a group of clients."""
+"""Replicas of the server: each trains a copy of the global model on the labelled images for a group of clients."""
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,20 @@ from fedjax_ssl.server.training import CLASSIFICATION, supervised_loss, train_on
 def train_replicas(
     problem: Problem, state: State, data: FederatedData, key: jax.Array, rate: jax.Array, number: int, steps: int
 ) -> tuple[Model, State, Metrics]:
-    """So many copies of the global model, each trained for some steps of cross-entropy in an order of its own.
+    """Trains copies of the global model for some steps of cross-entropy, each in its own random order.
 
     Args:
-        problem: the run; `server.epochs` is not read.
-        state: whose model they begin with. `state.server` has an entry `CLASSIFICATION` where optimisers persist, with
-            leaves [G, ...].
+        problem: the run's; `server.epochs` is ignored.
+        state: its model is where they start. If optimizers are persistent, `state.server` has an entry
+            `CLASSIFICATION` with leaves [G, ...].
         data: the federation's.
-        key: of all of them.
+        key: of all replicas.
         rate: float32 [].
         number: G.
-        steps: of each.
+        steps: of each replica.
 
     Returns:
-        Their models, leaves [G, ...]; the state with their optimisers; and the mean of their `server_loss`.
+        The models, leaves [G, ...]; the state with their optimizers; and the mean of their `server_loss`.
     """
     config, remembers = problem.config.server, CLASSIFICATION in state.server
     loss = supervised_loss(problem, data, config.augmentation)
@@ -44,13 +44,13 @@ def train_replicas(
 
 
 def replica_means(uploads: Model, weights: jax.Array, in_group: jax.Array, replicas: Model) -> Model:
-    """The mean of each group's uploads and its replica, which weighs as much as one of them does on average.
+    """The mean of each group's uploads and its replica, which has the average weight of the uploads.
 
     Args:
         uploads: leaves [R, ...].
-        weights: float32 [R], 0 for one that does not count.
+        weights: float32 [R], 0 for an upload that does not count.
         in_group: bool [G, R].
-        replicas: like `uploads`, leaves [G, ...]. A group without an upload has its replica for its mean.
+        replicas: like `uploads`, leaves [G, ...]. A group without an upload returns its replica.
 
     Returns:
         Leaves [G, ...].

@@ -1,25 +1,25 @@
 """FedTriNet: A Pseudo Labeling Method with Three Players for Federated Semi-Supervised Learning.
 
-Che et al., IEEE Big Data 2021 (arXiv 2109.05612), as its public code has it, with the dynamic threshold; the paper's
-equations could not be read. Every client has a few labels. What differs from FedAvg:
-  1. for some rounds clients train on their labels alone; then m is measured, the mean of the global model's largest
-     probability over a reference set, from which the threshold of round r follows;
-  2. from then on a client splices a network: the averaged head part, and the rest of its own last model; it is tuned
-     on the labels with the head part frozen;
-  3. three players vote, the client's last model, the spliced one and the global one: where the sum of their
-     probabilities reaches the threshold an image gets its label, once and for ever;
-  4. training goes on from the spliced network, on labels and accepted images; once a client has had a round with ten
-     acceptances, a batch of accepted images joins each step with a growing weight.
+Che et al., IEEE Big Data 2021 (arXiv 2109.05612), following its public code with the dynamic threshold, as the
+paper's equations were not available. Every client has a few labels. What differs from FedAvg:
+  1. for some rounds clients train on their labels only. Then m is measured, the global model's mean largest probability
+     over a reference set; it determines the threshold of round r;
+  2. from then on a client splices a network from the averaged head part and the rest of its own last model, and tunes
+     it on the labels with the head part frozen;
+  3. three players vote: the client's last model, the spliced one and the global one. If the sum of their probabilities
+     reaches the threshold, an image gets its label permanently;
+  4. training continues from the spliced network, on labels and accepted images. Once a client has had a round with ten
+     acceptances, each step also has a batch of accepted images with a growing weight.
 
-The head part of any backbone is its first block: in the order in which the backbone makes its parameters, the first
-entry with a kernel, and what follows until the next one, such as its normalisation. The code averages head parts
-apart, by the same plain mean as whole models, so here they are the global model's and nothing more travels. A client
-that no round of labels alone has drawn has the initial model for its last one (the code begins with rounds of all
-clients). Players are in evaluation mode, where the code leaves batch statistics of single images on.
+The head part of any backbone is its first block: in the order in which the backbone creates its parameters, the first
+entry with a kernel and what follows until the next one, such as its normalisation. The code averages head parts
+separately, with the same plain mean as whole models; so here they are those of the global model, and nothing more is
+sent. A client that was in no round with labels only uses the initial model as its last one (the code begins with
+rounds of all clients). Players are in evaluation mode; the code leaves batch statistics of single images on.
 
 The code's tuning learns the TRUE labels of accepted images: they join the set of labelled ones (main_fed.py:544, 678),
 whose labels are the data set's (models/Update.py:121; Michelingweo/FedTriNet, e70525b). Here no hidden label is read,
-so the figures of its paper cannot be had.
+so the paper's figures cannot be reproduced.
 """
 
 from typing import Any, NamedTuple
@@ -84,43 +84,43 @@ VARIANTS: Variants = {
     },
     "one_player": {"fedtrinet.players": "one", "fedtrinet.factor": 1.1},  # the code's FedAvg with pseudo-labels
     "unprotected": {"fedtrinet.protection": False},
-    "code_head": {"fedtrinet.freeze_head": False},  # what the code's freezing comes to, which has no effect on CIFAR-10
+    "code_head": {"fedtrinet.freeze_head": False},  # the actual effect of the code's freezing on CIFAR-10: none
 }
 PLAYERS = {"one": 1, "three": 3}
 CONFIDENCE = "confidence"  # the server's entry of m
 LOCAL, ACCEPTED = "local_model", "accepted"  # entries of a client's memory
-TUNING = "tuning_opt_state"  # and of the optimiser that tunes the spliced network
+TUNING = "tuning_opt_state"  # and that of the optimizer that tunes the spliced network
 
 
 def defaults() -> Section:
     """The section `config.fedtrinet`."""
     section = Section()
-    section.warm_up_rounds = whole(40, least=0)  # on labels alone, before round r = 0
-    # m is measured on the clients' unlabelled images; 'test': the code's, on those.
+    section.warm_up_rounds = whole(40, least=0)  # on labels only, before round r = 0
+    # m is measured on the clients' unlabelled images; 'test': on the test images, as in the code.
     section.reference = word("unlabelled", "test")
     # The threshold of round 0 is factor m, for the SUM of the players' probabilities.
     section.factor = real(2.8, above=0)
-    section.full_rounds = whole(10, least=0)  # rounds in which the threshold stays there
-    section.decay_rounds = whole(50, least=1)  # then it is (1 - r / decay_rounds) factor m
+    section.full_rounds = whole(10, least=0)  # rounds in which the threshold stays at this value
+    section.decay_rounds = whole(50, least=1)  # afterwards it is (1 - r / decay_rounds) factor m
     section.protection = True  # the threshold ends at factor m / 2; False: it falls to 0
-    section.protected_from = whole(35, least=0)  # from this round on
-    # Who votes: 'three', the last local, the spliced and the global model; 'one', the global one, from which training
-    # then goes on: nothing is spliced.
+    section.protected_from = whole(35, least=0)  # in rounds from this one on
+    # Who votes: 'three', the last local, the spliced and the global model; 'one', only the global one, from which
+    # training then continues, without splicing.
     section.players = word("three", *PLAYERS)
     section.head_blocks = whole(1, least=1)  # backbone blocks in the head part; 2 in the code's demo and for MNIST
-    section.freeze_head = True  # while the spliced network is tuned
-    # New labels in a round from which on a client also trains on accepted images alone.
+    section.freeze_head = True  # in the tuning of the spliced network
+    # Number of new labels in a round from which on a client also trains on separate batches of accepted images.
     section.min_new_labels = whole(10, least=1)
     section.accepted_weight = real(0.15, least=0)  # final weight of that loss
-    section.ramp_from = whole(50, least=0)  # the local epoch, counted from r = 0, up to which the weight is 0
+    section.ramp_from = whole(50, least=0)  # local epochs, counted from r = 0, in which the weight is 0
     section.ramp_epochs = whole(100, least=1)  # epochs from there to the full weight
     return section
 
 
 class Extra(NamedTuple):
-    """What travels besides the global model."""
+    """What the server sends besides the global model."""
 
-    round: jax.Array  # int32 [], r, below 0 while clients train on labels alone
+    round: jax.Array  # int32 [], r, below 0 while clients train on labels only
     threshold: jax.Array  # float32 [], of the sum of the players' probabilities
 
 
@@ -128,10 +128,10 @@ class FedTriNetWork(NamedTuple):
     """What one client trains on after labelling."""
 
     deck: Deck  # its labelled and accepted images
-    accepted: Deck  # the accepted ones alone
-    labels: jax.Array  # int32 [n_max], visible and accepted ones
-    apart: jax.Array  # bool [], whether a batch of accepted images joins each step
-    start: Model  # the model to begin with
+    accepted: Deck  # only the accepted ones
+    labels: jax.Array  # int32 [n_max], visible and accepted labels
+    apart: jax.Array  # bool [], whether each step also has a batch of accepted images
+    start: Model  # the model to start from
 
 
 def fedtrinet(problem: Problem) -> Method:
@@ -155,7 +155,7 @@ def fedtrinet(problem: Problem) -> Method:
         return state._replace(server={**state.server, CONFIDENCE: jnp.float32(0.0)})
 
     def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-        """Measures m when the rounds on labels alone are over."""
+        """Measures m when the rounds on labels only are over."""
         del key
         images, counted = data.test_inputs, jnp.ones(len(data.test_inputs), bool)
         if options.reference == "unlabelled":
@@ -178,7 +178,7 @@ def fedtrinet(problem: Problem) -> Method:
 
 
 def threshold_at(options: ConfigDict, r: jax.Array, confidence: jax.Array) -> jax.Array:
-    """The threshold of round r; before the first one none that a sum of probabilities reaches.
+    """The threshold of round r; before r = 0 one that no sum of probabilities reaches.
 
     Args:
         options: `config.fedtrinet`.
@@ -223,7 +223,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
         if options.players == "one":
             start = repeated(received.model, len(old.rounds))
         else:
-            # Without a label to be tuned on, the spliced network is taken as it is.
+            # If it has no labels to tune on, the client takes the spliced network as it is.
             spliced = jax.vmap(lambda model: splice(head, received.model, model))(cohort.own[LOCAL])
             start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
             players = start, cohort.own[LOCAL]

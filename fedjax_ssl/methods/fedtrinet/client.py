@@ -1,4 +1,4 @@
-"""Spliced networks, and permanent pseudo-labels where the sum of several models is confident once (FedTriNet)."""
+"""Spliced networks, and permanent pseudo-labels once the sum of several models is confident (FedTriNet)."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,18 +17,18 @@ from fedjax_ssl.models.network import Network
 
 
 def head_part(network: Network, blocks: int = 1) -> tuple[str, ...]:
-    """The names of the head part's entries among the backbone's parameters, for any backbone.
+    """The names of the head part's entries among a backbone's parameters.
 
-    In the order in which the backbone makes its parameters, a block is an entry with a kernel (an array of two or more
-    axes) and what follows it until the next one, such as its normalisation.
+    In the order in which the backbone creates its parameters, a block is an entry with a kernel (an array with two or
+    more axes) and what follows until the next one, such as its normalisation.
 
     Args:
         network: the architecture.
-        blocks: in the head part.
+        blocks: number of blocks in the head part.
     """
     order = []
 
-    def note_order():  # JAX sorts the entries of a dict on their way out
+    def note_order():  # JAX sorts the entries of a returned dict
         for name, entry in network.init(jax.random.key(0)).params["backbone"].items():
             order.append((name, any(leaf.ndim > 1 for leaf in jax.tree.leaves(entry))))
 
@@ -53,14 +53,14 @@ def splice(head: tuple[str, ...], one: Model, other: Model) -> Model:
 
 
 def freezing(head: tuple[str, ...]) -> Callable[[optax.GradientTransformation], optax.GradientTransformation]:
-    """For `local_sgd`'s `adapt`: the head has no gradient, not in a gradient's norm either, and does not decay."""
+    """For `local_sgd`'s `adapt`: the head has no gradient, does not count in gradient norms, and does not decay."""
 
     def is_head(params):
         return jax.tree_util.tree_map_with_path(
             lambda path, _: path[0].key == "backbone" and path[1].key in head, params
         )
 
-    # Before the optimiser, so that no norm or momentum has the head's gradient; and after it, for what decay adds.
+    # Before the optimizer, so that norms and momentum exclude the head's gradient; and after it, against weight decay.
     frozen = optax.masked(optax.set_to_zero(), is_head)
     return lambda optimizer: optax.chain(frozen, optimizer, frozen)
 
@@ -68,12 +68,12 @@ def freezing(head: tuple[str, ...]) -> Callable[[optax.GradientTransformation], 
 class Accepted(NamedTuple):
     """A client's memory of its pseudo-labels."""
 
-    labels: jax.Array  # int32 [n_max], -1 for an image that has none
-    rounds: jax.Array  # int32 [], how many rounds brought enough new ones
+    labels: jax.Array  # int32 [n_max], -1 for none
+    rounds: jax.Array  # int32 [], number of rounds with enough new labels
 
 
 def no_labels(data: FederatedData) -> Accepted:
-    """That of all clients before the first round, leaves [K, ...]."""
+    """The memory of all clients before the first round, leaves [K, ...]."""
     return Accepted(jnp.full(data.client_index.shape, -1, jnp.int32), jnp.zeros(len(data.client_index), jnp.int32))
 
 
@@ -81,7 +81,7 @@ def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Ar
     """The sum of the probabilities of the received model and of models of each client's own.
 
     Args:
-        problem: the run; with `confidence.debias` each model's predictions are freed of its prior.
+        problem: the run's; with `confidence.debias` each model's predictions are divided by its prior.
         received, own, images, examples: see `logits_of_each`.
 
     Returns:
@@ -95,17 +95,17 @@ def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Ar
 def accept(
     old: Accepted, votes: jax.Array, threshold: jax.Array, candidates: jax.Array, enough: int
 ) -> tuple[Accepted, jax.Array]:
-    """A round's new labels.
+    """The new labels of a round.
 
     Args:
-        old: leaves [M, ...]; who has a label keeps it.
+        old: leaves [M, ...]; existing labels are kept.
         votes: float32 [M, n_max, C].
-        threshold: float32 [], which the largest of an image's votes must reach.
+        threshold: float32 [], which an image's largest vote must reach.
         candidates: bool [M, n_max], images that may get a label.
-        enough: new labels of a round for it to be counted.
+        enough: number of new labels from which on a round is counted.
 
     Returns:
-        The Accepted after the round; and the class of the largest vote, accepted or not, int32 [M, n_max].
+        The new Accepted; and the class with the largest vote, accepted or not, int32 [M, n_max].
     """
     chosen = jnp.argmax(votes, axis=-1).astype(jnp.int32)
     new = candidates & (old.labels < 0) & (jnp.max(votes, axis=-1) >= threshold)

@@ -1,4 +1,4 @@
-"""How sure a model is of a set of images: the mean of its largest probability."""
+"""A model's mean confidence on a set of images: the mean of its largest probability."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fedjax_ssl.models.network import Network
 def mean_confidence(
     network: Network, model: Model, images: jax.Array, counted: jax.Array, batch_size: int | None
 ) -> jax.Array:
-    """The mean of max_c p(c | x) over the images that count: float32 []; 0 without any.
+    """The mean of max_c p(c | x) over the selected images: float32 []; 0 without any.
 
     Args:
         network: the architecture.

@@ -1,17 +1,17 @@
 """Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering.
 
 Lubana et al., ICML 2022 (arXiv 2205.11506). Clients have no labels at all. What differs from FedAvg:
-  1. an online network learns to assign a view of an image to the same of G global clusters to which a target network,
+  1. an online network learns to assign a view of an image to the one of G global clusters to which a target network,
      its moving average, assigns another view;
-  2. against degenerate solutions it tells, in a second loss, by how many quarters a third view was turned;
-  3. a client remembers its last projections, clusters them into a few centroids of about equally many each, and sends
-     these; the server clusters all clients' centroids into the global ones;
-  4. everything is averaged, the target included, weighted by the clients' numbers of whole batches. In the first round
-     clients cluster and do not train, so that there are global clusters to begin with.
+  2. against degenerate solutions, a second loss predicts by how many quarter turns a third view was rotated;
+  3. a client remembers its last projections, clusters them into a few centroids of about equal size, and sends these;
+     the server clusters all clients' centroids into the global ones;
+  4. everything is averaged, including the target, weighted by the clients' numbers of whole batches. In the first round
+     clients only cluster, so that there are initial global clusters.
 
-The classifier is a probe at the server (`config.probe`). The public code passes the first view through the online
-network, too, and drops the result: it is not done here. A client's memory lasts over rounds. That of a client which
-first comes after the first round is random, until it has seen as many images as the memory has rows.
+The classifier is a probe at the server (`config.probe`). The public code also passes the first view through the online
+network and drops the result, which is left out here. A client's memory is kept between rounds. If a client first takes
+part after the first round, its memory is random until it has seen as many images as the memory has rows.
 """
 
 import functools
@@ -92,13 +92,13 @@ def defaults() -> Section:
     section.local_clusters = whole(16, least=1)  # clusters of each client; at most its memory
     section.memory = whole(128, least=1)  # projections that a client remembers
     section.temperature = real(0.1, above=0)  # temperature of the assignments to clusters
-    section.decay = share(0.996)  # of the target, in each step
-    section.clustering_steps = whole(500, least=1)  # steps of the server's clustering in a round
+    section.decay = share(0.996)  # of the target in each step
+    section.clustering_steps = whole(500, least=1)  # steps of the server's clustering per round
     return section
 
 
 class Clusters(NamedTuple):
-    """What travels down with the model."""
+    """What the server sends with the model."""
 
     centroids: jax.Array  # float32 [G, D], unit vectors
     round: jax.Array  # int32 [], the number of the round, from 0
@@ -153,7 +153,7 @@ def orchestra(problem: Problem) -> Method:
 
 
 def random_directions(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Unit vectors of all directions alike, along the last axis."""
+    """Random unit vectors along the last axis, uniform over directions."""
     return unit_vectors(jax.random.normal(key, shape))
 
 
@@ -163,14 +163,14 @@ def by_batches(batch_size: int) -> Link:
 
 
 def target_projections(problem: Problem, model: Model, target: Any, images: Images, mask: jax.Array):
-    """Unit vectors of the target's projections, normalised by the batch, and the model's statistics after that pass."""
+    """Unit vectors of the target's projections, with batch statistics, and the model's statistics after that pass."""
     companion = companion_model(model, TARGET)._replace(params=target)
     (outputs,), of_target = problem.network.companions[TARGET].train(companion, (images,), mask)
     return unit_vectors(outputs.heads[PROJECTOR]), with_companion_statistics(model.batch_stats, TARGET, of_target)
 
 
 def training(problem: Problem, adapt: Adapt) -> Phase:
-    """`client.epochs` passes over a client's images, of whole batches; in the first round none: it fills the memory."""
+    """`client.epochs` passes over a client's images in whole batches; the first round only fills the memory."""
     options, config, network = problem.config.orchestra, problem.config.client, problem.network
     first_view, second_view = problem.views
 
@@ -203,7 +203,7 @@ def training(problem: Problem, adapt: Adapt) -> Phase:
             return similarities / options.temperature
 
         still = jax.lax.stop_gradient(model)
-        # As the optimiser leaves it after this step.
+        # The target after the optimizer's step.
         target = moving_average(still.params[TARGET], select(still.params, ENCODER), options.decay)
         of_target, batch_stats = target_projections(problem, still, target, first, batch.mask)
         outputs, batch_stats = network.train(model._replace(batch_stats=batch_stats), (second, third), batch.mask)

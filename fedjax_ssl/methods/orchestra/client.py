@@ -1,4 +1,4 @@
-"""A client's memory of projections, and clusters of it of about equal size: all that it tells of its images."""
+"""A client's memory of projections, and its clusters of about equal size, which are all that it sends about images."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
 
 PROJECTIONS = "projections"  # the entry of the clients' memory, a `Ring`
-CENTROIDS = "centroids"  # what a client tells, float32 [L, D]; the server's have the same name
+CENTROIDS = "centroids"  # metadata of an upload, float32 [L, D]; the server's entry has the same name
 ROUNDS_OF_CLUSTERING = 5
 MAX_ITERATIONS = 10  # of Sinkhorn-Knopp
 
@@ -23,16 +23,16 @@ class Ring(NamedTuple):
     """The last projections of a client."""
 
     rows: jax.Array  # float32 [N, D], unit vectors
-    oldest: jax.Array  # int32 [], the row that the next one replaces
+    oldest: jax.Array  # int32 [], the row that is replaced next
 
 
 def pushed(ring: Ring, rows: jax.Array, present: jax.Array) -> Ring:
-    """The ring with new rows in the place of the oldest.
+    """Replaces the oldest rows of the ring by new ones.
 
     Args:
         ring: of N rows.
         rows: float32 [B, D].
-        present: bool [B], which of them are new. If there are more than N, the last ones stay.
+        present: bool [B], which rows are new. If there are more than N, the last ones are kept.
     """
     number, count = len(ring.rows), jnp.sum(present)
     rank = jnp.cumsum(present) - 1
@@ -42,10 +42,10 @@ def pushed(ring: Ring, rows: jax.Array, present: jax.Array) -> Ring:
 
 
 def local_centroids(key: jax.Array, memory: jax.Array, number: int) -> jax.Array:
-    """Orchestra's local clustering: so many centroids, each the direction of the mean of its rows.
+    """Orchestra's local clustering: each centroid is the direction of the mean of its rows.
 
-    They begin as rows drawn without replacement; five times each row goes to the cluster that it has most of by
-    `sinkhorn`, and a cluster without rows gets a random one.
+    Centroids start as rows drawn without replacement. In each of five iterations every row is assigned to its largest
+    cluster by `sinkhorn`; a cluster without rows gets a random row.
 
     Args:
         key: a JAX random key.
@@ -77,7 +77,7 @@ def filled(
     rings: Ring,
     batch_size: int,
 ) -> Ring:
-    """The rings of a cohort after a pass over each client's first images, as many as a ring has rows.
+    """The rings of a cohort after one pass over each client's first images, as many as a ring has rows.
 
     Args:
         project: (key, images [B, H, W, C], mask bool [B]) -> unit vectors [B, D], of one batch.
@@ -115,7 +115,7 @@ class Clustered(NamedTuple):
 
 
 def centroids_phase(number: int) -> Phase:
-    """A phase without steps, behind one that trains: each client clusters its memory, and tells the centroids.
+    """A phase without steps, after one that trains: each client clusters its memory and sends the centroids.
 
     Args:
         number: of centroids.

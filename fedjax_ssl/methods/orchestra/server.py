@@ -13,15 +13,16 @@ MAX_ITERATIONS = 100  # of Sinkhorn-Knopp
 def global_centroids(
     centroids: jax.Array, vectors: jax.Array, present: jax.Array, steps: int, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Global centroids whose softmax assignments of vectors are near balanced ones.
+    """Global centroids whose softmax assignments are close to balanced ones.
 
-    Each step of SGD, with momentum and weight decay, minimises -mean_n cos(S_n, softmax(z_n / |z_n| . c / tau)), S the
-    assignments by `sinkhorn` of the centroids before the step; after it each centroid has length 1.
+    Each step of SGD, with momentum and weight decay, minimises -mean_n cos(S_n, softmax(z_n / |z_n| . c / tau)), where
+    S are the assignments by `sinkhorn` to the centroids before the step. After the step centroids are normalised to
+    length 1.
 
     Args:
-        centroids: float32 [G, D], where it begins.
+        centroids: float32 [G, D], initial values.
         vectors: float32 [N, D], the clients' centroids z.
-        present: bool [N], which of them count. Without any the centroids stay as they are.
+        present: bool [N], which of them count. Without any the centroids do not change.
         steps: of SGD.
         temperature: tau.
 

@@ -4,22 +4,22 @@ import jax
 import jax.numpy as jnp
 
 SHARPNESS = 25.0
-LOOK_EVERY, TOLERANCE = 10, 1e-2  # the change of the scaling is looked at in every tenth iteration, from the first
+LOOK_EVERY, TOLERANCE = 10, 1e-2  # the change of the scaling is tested in every tenth iteration, from the first
 
 
 def sinkhorn(scores: jax.Array, present: jax.Array, max_iterations: int) -> jax.Array:
-    """Assignments near softmax(25 scores) under which all clusters get equally much.
+    """Assignments close to softmax(25 scores) that give all clusters the same total weight.
 
-    P = softmax(25 scores) over the clusters is scaled to r_j P_ij c_i by turns, r = (1/G) / (c P) and
-    c = (1/N) / (P r), from c = 1/N on, until the change sum_i |c_i / c_i' - 1| is less than 0.01.
+    P = softmax(25 scores) over the clusters is scaled to r_j P_ij c_i with alternating r = (1/G) / (c P) and
+    c = (1/N) / (P r), starting from c = 1/N, until the change sum_i |c_i / c_i' - 1| is less than 0.01.
 
     Args:
         scores: float32 [N, G], similarities to the clusters.
         present: bool [N], False for rows that do not count.
-        max_iterations: at the most.
+        max_iterations: the most iterations.
 
     Returns:
-        float32 [N, G], rows that sum to 1; 0 for those that do not count.
+        float32 [N, G], rows that sum to 1; 0 for rows that do not count.
 
     Source: Cuturi, "Sinkhorn Distances", NIPS 2013, as in Orchestra's public code.
     """

@@ -2,18 +2,18 @@
 
 Chen and Wang, CVPR 2026 (arXiv 2602.21078). A class's proxy is its row of the classifier's weight. What differs from
 FedAvg+FixMatch with a few labels at every client:
-  1. pseudo-labels are the global model's, as it came down;
-  2. GPT: the server tunes the averaged proxies so that each lies nearer to the clients' proxies of its class than to
-     those of others (`proxyfl.tuning`);
-  3. ICPL: images without a confident label are trained on as well. Each image is drawn to the proxies of the classes
-     that it may have, and away from images that it shares none of them with (`proxyfl.contrastive`). For that, clients
-     tell the counts of their labels, and the prior of the classes comes down.
-Both can be switched off alone. Without both and with `proxyfl.loss_over='batch'` (code) it is FixMatch with global
-labels; the paper's mean over confident images is a longer step where few are.
+  1. pseudo-labels come from the received global model;
+  2. GPT: the server tunes the averaged proxies so that each is nearer to the clients' proxies of its class than to
+     those of other classes (`proxyfl.tuning`);
+  3. ICPL: images without a confident label are trained on as well. Each image is pulled to the proxies of its candidate
+     classes and pushed away from images that share no candidate with it (`proxyfl.contrastive`). For this, clients
+     report the counts of their labels, and the server sends the prior of the classes.
+GPT and ICPL can be switched off separately. Without both, and with `proxyfl.loss_over='batch'` (as in the code), it is
+FixMatch with global labels. The paper's mean over confident images is a longer step if there are few of them.
 
-Paper and public code differ; the defaults are the paper's, the code's are the variant `code`. Of the server's tuning
-the code's is the default, for it is what its figures come from: eq. 2 is `proxyfl.tuning_negatives='client'`.
-The experiments' setting is SAGE's, see the variant `paper` there; the code's one optimiser and normalisation, too.
+Paper and public code differ. Defaults follow the paper, except for the server's tuning, where they follow the code,
+which produced the figures (eq. 2 is `proxyfl.tuning_negatives='client'`). The variant `code` follows the code. The
+experiments' setting is SAGE's, see its variant `paper`, including the code's shared optimizer and normalisation.
 """
 
 import functools
@@ -46,7 +46,7 @@ from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.server import Flow, Link, fedavg
 
 FEATURES, PROXIES = "feature_projection", "proxy_projection"  # the heads P_f and P_w
-PRIOR, COUNTS = "prior", "class_counts"  # entries of the server's memory, and of what clients tell
+PRIOR, COUNTS = "prior", "class_counts"  # entries of the server's memory, and metadata of uploads
 
 VARIANTS: Variants = {
     "code": {
@@ -69,23 +69,23 @@ def defaults() -> Section:
     """The section `config.proxyfl`."""
     section = Section()
     section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
-    # Whose confidence must reach it: the 'received' model's (eq. 9), or that of 'either' model (code).
+    # The model whose confidence must reach it: 'received' (eq. 9), or 'either' of both models (code).
     section.confident = word("received", "either")
     # L_u is the mean over 'confident' images (eq. 9) or over the whole 'batch' (code).
     section.loss_over = word("confident", "batch")
     section.contrastive = True  # ICPL, the clients' loss
     section.contrastive_weight = real(1.0, least=0)  # beta
-    # Candidates of a labelled image: its label ('truth'), or those of the 'received' model (code).
+    # Candidates of a labelled image: its label ('truth'), or those by the 'received' model (code).
     section.labelled_sets = word("truth", "received")
     # The model that weights the proxies of an unconfident image: 'local', or 'received' (code).
     section.weights_from = word("local", "received")
-    # The contrastive loss adds the means over confident and over other images ('each'), or has one over 'all' (code).
+    # The contrastive loss: means over confident and over other images, added ('each'); or one mean over 'all' (code).
     section.contrastive_over = word("each", "all")
     # Images less similar than this do not count as negatives; 1e-6 (code).
     section.least_similarity = real(-1.0, least=-1, most=1)
-    # The 'mean' of the clients' shares in this round, or 'pooled' counts, averaged over rounds (code).
+    # The prior: 'mean' of the clients' class shares in this round, or 'pooled' counts averaged over rounds (code).
     section.prior = word("mean", "pooled")
-    section.prior_momentum = share(0.99)  # momentum of that average over rounds
+    section.prior_momentum = share(0.99)  # of this average over rounds
     section.tuning = True  # GPT, the server's step
     section.tuning_epochs = whole(100, least=0)  # Q; 10 on CIFAR-100, where more epochs overfit
     section.tuning_batch_size = whole(4, least=1)  # proxies in a step
@@ -105,7 +105,7 @@ def proxyfl(problem: Problem) -> Method:
     check_both_label(problem, "proxyfl")
 
     def label(batch: TwoBatches, at: At):
-        """Labels of the received model, and how much each counts: int32 and float32 [B]."""
+        """Labels of the received model, and their weights: int32 and float32 [B]."""
         images = batch.unlabelled
         labels, weights = weighed(confidence, at, jax.nn.softmax(images.by_received))
         if options.confident == "either":
@@ -158,9 +158,10 @@ def contrastive_loss(
     labels: jax.Array,
     counts: jax.Array,
 ) -> Loss:
-    """ICPL: every image towards the proxies of its candidate classes, away from images with none of them.
+    """ICPL: pulls every image to the proxies of its candidate classes, and away from images that share none of them.
 
-    A confident image's one candidate is its label; the others' are the classes more likely than in the prior.
+    The only candidate of a confident image is its label; those of other images are the classes more likely than in the
+    prior.
     """
     options, num_classes, prior = problem.config.proxyfl, problem.num_classes, at.received.extra
     known, images = batch
@@ -178,7 +179,7 @@ def contrastive_loss(
         q = jax.nn.softmax(known.by_received)
         of_known, weights_of_known = weighed(confidence, at, q)
         labelled_xi = candidates(q, of_known, weights_of_known > 0)
-    # Both views of an image have its candidates; labelled images are negatives alone.
+    # Both views of an image have the same candidates; labelled images are only negatives.
     sets, mask = jnp.concatenate([xi, xi, labelled_xi]), jnp.concatenate([images.mask, images.mask, known.mask])
     pulls, number = jnp.concatenate([weights, weights, jnp.zeros_like(of_labelled)]), len(images.mask)
     told = jnp.concatenate([
@@ -202,7 +203,7 @@ def contrastive_loss(
 def update_prior(
     options, flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key
 ) -> Flow:
-    """The share of each class, from the counts of the clients of this round; without any it stays."""
+    """The share of each class, from the counts of this round's clients; without any it does not change."""
     counts = jnp.where(flow.weights[:, None] > 0, received.uploads.metadata[COUNTS], 0.0)
     totals, old = jnp.sum(counts, axis=1, keepdims=True), flow.memory[PRIOR]
     if options.prior == "mean":
@@ -217,7 +218,7 @@ ENTRY = Entry(
     proxyfl,
     title="ProxyFL",
     paper="https://arxiv.org/abs/2602.21078",
-    settings=("clients", "some_clients", "server"),
+    settings=("clients", "some_clients", "server", "profile"),
     defaults=defaults,
     variants=VARIANTS,
     heads={

@@ -14,7 +14,7 @@ from fedjax_ssl.server.aggregation import Flow, Link
 
 
 def tune_proxies(**how: Any) -> Link:
-    """Global proxy tuning behind the mean: the classifier's kernel is trained, its bias stays the mean.
+    """Global proxy tuning after the mean: the classifier's kernel is trained, its bias stays the mean.
 
     Args:
         how: the keywords of `tuned_proxies`.
@@ -48,16 +48,16 @@ def tuned_proxies(
         d_j = |omega_m^c - Omega^j|                    negatives = 'global': against the other global proxies
         d_j = |Omega^c - omega_m^j|                    negatives = 'client': against the client's other proxies (eq. 2)
 
-    The true distance d_c has a margin, as large as the distance of the most isolated averaged proxy to its nearest
-    neighbour, and at most `largest_margin`.
+    The true distance d_c has a margin: the distance of the most isolated averaged proxy to its nearest neighbour, at
+    most `largest_margin`.
 
     Args:
-        average: float32 [C, F], the averaged proxies, from which the global ones Omega start.
+        average: float32 [C, F], the averaged proxies, where the global ones Omega start.
         proxies: float32 [R, C, F], the clients'.
-        active: bool [R], which rows are there; others may hold anything.
-        key: of the order, drawn anew in each epoch.
+        active: bool [R], which rows are present; others are ignored.
+        key: for shuffling in each epoch.
         epochs: Q; 0 returns the average.
-        batch_size: points in a step; a short last one is trained on.
+        batch_size: points per step; a short last batch is trained on.
         learning_rate: of the steps.
         negatives: 'global' or 'client'.
         largest_margin: 0: no margin.

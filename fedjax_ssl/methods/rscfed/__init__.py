@@ -2,20 +2,21 @@
 
 Liang et al., CVPR 2022 (arXiv 2203.13993). Some clients have labels for all their images, the others for none. What
 differs from FedAvg:
-  1. a round draws several groups of clients, each without replacement; all train from the same global model. A client
-     in two groups trains twice, and its optimiser and teacher advance twice;
-  2. clients without labels hold the student near a mean teacher of their own: the square error to the teacher's
-     sharpened probabilities of another weak view. The teacher is never reset, the student begins with the global model;
-  3. within a group an upload counts the less the further it is from the group's mean; a labelled client counts more.
-     The global model is the plain mean of the groups' models.
+  1. a round draws several groups of clients, each without replacement; all start from the same global model. A client
+     in two groups trains twice, and its optimizer and teacher advance twice;
+  2. clients without labels keep the student near their own mean teacher, by the squared error to the teacher's
+     sharpened probabilities of another weak view. The teacher is never reset; the student starts from the global
+     model;
+  3. within a group, an upload's weight falls with its distance to the group's mean; a labelled client counts more. The
+     global model is the plain mean of the groups' models.
 
-The paper's setting starts from a model that was trained on the labelled client alone. From an untrained one a teacher
-with `rscfed.teacher_statistics` = 'first' normalises by the statistics of that model for ever: take 'received'.
-A labelled client counts 6 times, as by the command with `--un_dist=avg` in the README of xmed-lab/RSCFed@4872944. Later
-READMEs lack this argument, and the code (train_main.py:284-287 at ae35f03) still reads it: where it is empty a labelled
+The paper's setting starts from a model trained on the labelled client only. From an untrained model, a teacher with
+`rscfed.teacher_statistics='first'` would use the statistics of that model for ever: use 'received'.
+A labelled client counts 6 times, as with the command `--un_dist=avg` in the README of xmed-lab/RSCFed@4872944. Later
+READMEs lack this argument, which the code (train_main.py:284-287 at ae35f03) still reads: if it is empty, a labelled
 client counts 36 times (`rscfed.factor_in_mean`), but the first commit (8d9c2e7, train_main.py:328) then leaves out the
-distances. In the code PyTorch's counters of batches are among the tensors whose distances are added up, and with
-normalisation layers make all weights of a group underflow: here they are not, and the nearest upload keeps a weight.
+distances. The code also adds up distances of PyTorch's batch counters; with normalisation layers these make all weights
+of a group underflow. Here they are left out, and the nearest upload always keeps a weight.
 """
 
 import jax
@@ -78,26 +79,26 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.rscfed`."""
     section = Section()
-    section.groups = whole(3, least=1)  # sub-consensus models of a round, trained one after the other
-    section.group_size = whole(5, least=1)  # clients of each, drawn without replacement; clients_per_round is not read
-    section.consistency_weight = real(0.02, least=0)  # weight of the square error to the teacher
+    section.groups = whole(3, least=1)  # models of a round, trained one after the other
+    section.group_size = whole(5, least=1)  # clients of each, drawn without replacement; clients_per_round is ignored
+    section.consistency_weight = real(0.02, least=0)  # weight of the squared error to the teacher
     section.ramp_rounds = whole(0, least=0)  # rounds in which that weight rises linearly from 0
     section.temperature = real(0.5, above=0)  # T of the teacher's probabilities, p^(1/T) / sum p^(1/T)
-    # Of the teacher, at the most: in its step t from 0 it is min(1 - 1 / (t + 1), this).
+    # The teacher's largest decay: in its step t, from 0, the decay is min(1 - 1 / (t + 1), this).
     section.ema_decay = share(0.999)
-    # Statistics of the teacher's normalisation: of the 'first' model that the client received, as in the code; of the
-    # one that it has 'received' in this round; or 'averaged' as the parameters are.
+    # Normalisation statistics of the teacher: those of the 'first' model that the client received, as in the code;
+    # those of the model 'received' in this round; or 'averaged' like the parameters.
     section.teacher_statistics = word("first", *STATISTICS)
-    # A batch's square errors over its images; 'batch_size': over those of a full one.
+    # Squared errors are divided by the images 'present' in a batch, or always by the 'batch_size'.
     section.loss_over = word("present", *DIVISORS)
-    section.labelled_factor = real(6.0, above=0)  # a labelled client counts as so many, after its distance
-    # And in the mean from which distances are taken, hence in the size's share, too: its square in all. No command of
-    # the authors has that; runs before this default was corrected have True.
+    section.labelled_factor = real(6.0, above=0)  # factor of a labelled client's weight, after its distance
+    # Whether the factor also applies in the mean from which distances are taken, and so in the size's share: its
+    # square in total. No command of the authors has that; runs from before this default was corrected have True.
     section.factor_in_mean = False
-    # Weight exp(-beta d / n) of an upload at distance d with n images, in a group without labels.
+    # The weight is exp(-beta d / n) for an upload at distance d with n images, in a group without labels.
     section.beta = real(1e4, least=0)
     section.beta_labelled = real(100.0, least=0)  # in a group with a labelled client
-    # The sum over tensors of their distances; 'whole': that of all numbers as one vector.
+    # Distances: the sum over 'tensors' of their distances; 'whole': the distance of all numbers as one vector.
     section.distance = word("tensors", *DISTANCES)
     return section
 
@@ -144,7 +145,7 @@ def rscfed(problem: Problem) -> Method:
         own=own_teachers,
         aggregation=fedavg(problem, weighted_by=reweighted),
     )
-    if options.ramp_rounds:  # clients must then know the round
+    if options.ramp_rounds:  # then clients need the number of the round
         method = method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.round))
     return method._replace(select=select_groups)
 

@@ -26,17 +26,18 @@ def distance_reweighted(
     beta_labelled: float,
     distance: str = "tensors",
 ) -> Link:
-    """The weights of uploads whose mean is the plain mean of the groups' models; a group without an upload has none.
+    """Weights of uploads such that their mean is the plain mean of the groups' models; groups without uploads are left
+    out.
 
     f_i is the share of upload i in its group by `aggregation.weights`, wbar = sum_i f_i w_i, d_i = |w_i - wbar|. The
-    group's model is sum_i u_i w_i, u_i ~ f_i exp(-beta d_i / n_i), times the factor of a labelled client.
+    group's model is sum_i u_i w_i, with u_i ~ f_i exp(-beta d_i / n_i) times the factor of a labelled client.
 
     Args:
-        kind: of `client_weights`, from which f_i is.
+        kind: of `client_weights`, for f_i.
         num_groups: G; `Received.group` is 0 to G - 1, None for one group.
-        is_labelled: received -> bool [R], whose weight is multiplied.
-        factor: by which.
-        factor_in_mean: whether f_i has that factor, too, so that u_i has its square.
+        is_labelled: received -> bool [R], the uploads whose weight is multiplied.
+        factor: their factor.
+        factor_in_mean: whether f_i has this factor too, so that u_i has its square.
         beta: in a group without a labelled client.
         beta_labelled: in a group with one.
         distance: see `distances_to_mean`.
@@ -62,7 +63,7 @@ def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array, kind:
     """d_i = |w_i - wbar| of each group's models, wbar = sum_i f_i w_i.
 
     Args:
-        models: a pytree with leaves [R, ...], normalisation statistics included; of a row in no group anything.
+        models: a pytree with leaves [R, ...], including normalisation statistics; a row in no group is ignored.
         shares: float32 [G, R], f_i, whose rows sum to 1 or are 0.
         in_group: bool [G, R].
         kind: 'tensors', the sum of the distances of each tensor; 'whole', the distance of all numbers as one vector.
@@ -89,7 +90,7 @@ def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array, kind:
 def consensus_weights(
     shares: jax.Array, distances: jax.Array, sizes: jax.Array, factors: jax.Array, betas: jax.Array
 ) -> jax.Array:
-    """u_i = factor_i f_i exp(-beta d_i / n_i), normalised in each group; all may underflow but the nearest.
+    """u_i = factor_i f_i exp(-beta d_i / n_i), normalised in each group; the weight of the nearest never underflows.
 
     Args:
         shares: float32 [G, R], f_i; a group without any has no weights.

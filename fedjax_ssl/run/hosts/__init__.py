@@ -1,10 +1,10 @@
-"""One run on several hosts: a process on each, what they agree on, and how they end together.
+"""One run on several hosts, with one process on each.
 
-Every process runs the same compiled programs in the same order, over the devices of all. Only the first one reads and
-writes the workdir and talks to the user; what it finds there, and what it decides by its clock, it tells the others. A
-process that fails says so, one that is killed falls silent, and in both cases the others end with a line.
+Every process runs the same compiled programs in the same order, over the devices of all hosts. Only the first process
+reads and writes the workdir and prints; it sends the others what it reads and decides. If a process fails or is
+killed, the others print one line and end.
 
-Nothing here does anything for a process alone.
+With a single process, nothing here has an effect.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from fedjax_ssl.records.resuming import typed
 from fedjax_ssl.run.hosts.cluster import find_place
 from fedjax_ssl.run.hosts.link import HostLink
 
-CHUNK = 2**26  # numbers of four bytes that travel at once
+CHUNK = 2**26  # 4-byte numbers that are sent at once
 
 _joined: HostLink | None = None
 
 
 def count() -> int:
-    """How many processes train together; 1 for a process alone."""
+    """How many processes train together; 1 for a single process."""
     return 1 if _joined is None else _joined.place.count
 
 
 def is_first() -> bool:
-    """Whether this process reads and writes the workdir: the first of several, or a process alone."""
+    """Whether this process reads and writes the workdir: the first of several, or the only one."""
     return _joined is None or _joined.place.index == 0
 
 
@@ -45,20 +45,20 @@ def is_first() -> bool:
 def joined(
     coordinator: str | None = None, num_processes: int | str | None = None, process_id: int | str | None = None
 ) -> Iterator[None]:
-    """Inside, this process trains together with those of other hosts; before anything is computed with JAX.
+    """A context in which this process trains together with those of other hosts. Enter it before JAX computes anything.
 
-    What ends the run in all of them, failed training or a signal, is raised when all have come to it. A process that
-    leaves in between by anything else ends the others, too, and can only end: with status 1, when the interpreter does.
-    One that is left behind by others ends by `os._exit`, with a line on stderr.
+    Failed training or a signal ends the run in all processes together: the exception is raised once all have reached
+    it. Any other exception in one process ends the others too; that process exits with status 1. A process whose
+    partners have gone prints a line on stderr and exits by `os._exit`.
 
     Args:
         coordinator: HOST:PORT of the first process.
-        num_processes: in all.
-        process_id: this one's, from 0 on. Without these three they are those of SLURM or of a TPU pod, and without
-            these, too, the process is alone, and nothing is done.
+        num_processes: number of processes.
+        process_id: of this process, from 0. If all three are None, SLURM or the TPU pod provides them; without
+            either, the process trains alone and nothing is done.
 
     Raises:
-        UserError: the three make no sense, or the processes do not find each other, or their libraries differ.
+        UserError: the arguments are invalid, the processes cannot reach each other, or their libraries differ.
     """
     global _joined
     place = find_place(coordinator, num_processes, process_id)
@@ -73,23 +73,23 @@ def joined(
             yield
         except (TrainingError, KeyboardInterrupt, SystemExit) as error:
             if not isinstance(error, TrainingError) and not link.stopping:
-                raise  # nobody else knows of it
+                raise  # no other process knows of it
             ending = error
-        link.meet()  # the others are done, but the first one may be saving the state or drawing a report
+        link.meet()  # the others are done, but the first may still save the state or draw a report
     except BaseException as error:
         link.fail(error)
         raise
     link.close()
     if ending is not None:
-        raise ending  # and this stays a process of several: who tells the user what is left?
+        raise ending  # the process stays one of several, so that only the first one prints the last line
     _joined = None
 
 
 def from_first(find: Callable[[], Any]) -> Any:
-    """What a function gives in the first process, in all of them.
+    """The result of a function that only the first process calls, in all processes.
 
     Args:
-        find: called in the first process alone. JSON must be able to hold its result; tuples become lists.
+        find: called in the first process only. Its result must be JSON; tuples become lists.
     """
     if _joined is None:
         return find()
@@ -97,11 +97,11 @@ def from_first(find: Callable[[], Any]) -> Any:
 
 
 def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
-    """The same of a tree of arrays on the host. They travel from device to device, bit by bit.
+    """The same for a tree of arrays on the host. The arrays travel from device to device, bit for bit.
 
     Args:
-        find: called in the first process alone.
-        like: a tree of the same structure, with anything for leaves.
+        find: called in the first process only.
+        like: a tree of the same structure with any leaves.
     """
     if _joined is None:
         return find()
@@ -110,7 +110,7 @@ def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
     arrays = [np.asarray(array) for array in jax.tree.leaves(find())] if is_first() else []
     kinds = from_first(lambda: [[array.dtype.name, array.shape] for array in arrays])
     size = sum(np.dtype(name).itemsize * int(np.prod(shape)) for name, shape in kinds)
-    words = np.zeros(-(-size // 4), np.uint32)  # of whole numbers a sum with zeros is exact
+    words = np.zeros(-(-size // 4), np.uint32)  # adding zeros to integers is exact
     held = words.view(np.uint8)
     if is_first():
         held[:size] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)
@@ -125,16 +125,17 @@ def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
 
 
 def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False, is_given: bool = True) -> ConfigDict:
-    """The first process's configuration, in all of them.
+    """The first process's configuration, in all processes.
 
     Args:
-        find: this process's; called in the first one, where `is_given`, and where the first one's names code.
-        allow_code: whether other code may be run than this process's configuration names: what comes from the network
-            need not come from the first process.
+        find: this process's own. It is called in the first process, where `is_given` is true, and where the first
+            process's configuration names code.
+        allow_code: whether to run code that this process's own configuration does not name. What arrives over the
+            network may not come from the first process.
         is_given: whether this process was given a configuration of its own, which must be the same.
 
     Raises:
-        UserError: it names such code, or the configurations differ.
+        UserError: the configuration names such code, or the configurations differ.
     """
     if _joined is None:
         return find()
@@ -161,11 +162,11 @@ def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False, is
 
 
 def check_same(what: str, find: Callable[[], str]) -> None:
-    """Checks that something is the same in all processes.
+    """Checks that a value is the same in all processes.
 
     Args:
-        what: it is, in the plural.
-        find: it, in a few words.
+        what: what the value is, a plural for the message.
+        find: the value as short text.
 
     Raises:
         UserError: it differs.
@@ -179,7 +180,7 @@ def check_same(what: str, find: Callable[[], str]) -> None:
 
 
 def checksum(tree: Any) -> str:
-    """A number that arrays with other contents nearly always have another one of."""
+    """A checksum of arrays: other contents nearly always give another number."""
     found = 0
     for leaf in jax.tree.leaves(tree):
         content: Any = np.ascontiguousarray(leaf)  # a buffer
@@ -188,7 +189,7 @@ def checksum(tree: Any) -> str:
 
 
 def checksum_of_library() -> str:
-    """The same of the library's files in Python."""
+    """The same for the library's Python files."""
     found = 0
     for file in sorted(PACKAGE.rglob("*.py")):
         found = zlib.crc32(file.relative_to(PACKAGE).as_posix().encode() + file.read_bytes(), found)
@@ -196,7 +197,7 @@ def checksum_of_library() -> str:
 
 
 def any_signal(received: int | None) -> int | None:
-    """A signal that one of the processes has received; None if none has."""
+    """A signal that any of the processes has received; None if none has."""
     if _joined is None:
         return received
     number = next((int(number) for number in _joined.meet(str(received or "")) if number), None)

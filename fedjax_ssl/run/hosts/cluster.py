@@ -1,4 +1,4 @@
-"""Which hosts train one run together: as the command line says, or else as SLURM or a TPU pod does."""
+"""Which hosts train one run together, by the command line, SLURM or a TPU pod."""
 
 import os
 import re
@@ -7,35 +7,35 @@ from typing import NamedTuple
 from fedjax_ssl.errors import UserError
 
 FLAGS = ("coordinator", "num_processes", "process_id")
-FOUND = ("slurm", "gketpu", "gcetpu")  # JAX's names of what is found by itself: SLURM, and TPU pods of two kinds
+FOUND = ("slurm", "gketpu", "gcetpu")  # JAX's names of the clusters that are detected: SLURM, and two kinds of TPU pods
 
 
 class Place(NamedTuple):
-    """A process among those of all hosts."""
+    """One process among all that train together."""
 
-    coordinator: str  # HOST:PORT of the first process, where all of them meet
-    # Processes in all, at least two.
+    coordinator: str  # HOST:PORT of the first process, which all connect to
+    # Number of processes, at least two.
     count: int  # type: ignore[assignment]  # tuple.count is never asked for
-    # This one's number, from 0 on.
+    # Of this process, from 0.
     index: int  # type: ignore[assignment]  # nor tuple.index
-    local_devices: list[int] | None = None  # the numbers of its GPUs among the host's; None: all that it sees
+    local_devices: list[int] | None = None  # the numbers of its GPUs on the host; None: all that it sees
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host, an IPv6 address without its brackets, and port of the first process."""
+        """Host (an IPv6 address without brackets) and port of the first process."""
         host, _, port = self.coordinator.rpartition(":")
         return host.strip("[]"), int(port)
 
 
 def find_place(coordinator: str | None, num_processes: int | str | None, process_id: int | str | None) -> Place | None:
-    """The place of this process; None where it trains alone.
+    """The place of this process; None: it trains alone.
 
     Args:
-        coordinator, num_processes, process_id: of the command line, all or none. `num_processes` of 1 alone keeps a
-            process from joining those that SLURM or a TPU pod started with it.
+        coordinator, num_processes, process_id: from the command line, all or none. `num_processes=1` by itself makes
+            a process train alone although SLURM or a TPU pod started others with it.
 
     Raises:
-        UserError: one of them is missing, or makes no sense.
+        UserError: one of them is missing or invalid.
     """
     given = dict(zip(FLAGS, (coordinator, num_processes, process_id)))
     if all(value is None for value in given.values()):
@@ -67,12 +67,12 @@ def _whole(name: str, text: int | str) -> int:
 
 
 def _of_cluster() -> Place | None:
-    """The place that SLURM or a TPU pod gives this process; None without them, or where it is the only process."""
+    """The place that SLURM or a TPU pod gives this process; None: there is neither, or it is the only process."""
     try:
-        from jax._src.clusters import ClusterEnv  # JAX has no other name for what `initialize` finds by itself
+        from jax._src.clusters import ClusterEnv  # JAX has no public name for what `initialize` detects
 
         kinds = {kind.name: kind for kind in ClusterEnv._cluster_types}
-    except (ImportError, AttributeError):  # of a later version
+    except (ImportError, AttributeError):  # in another version of JAX
         return None
     for name in FOUND:
         if name in kinds and kinds[name].is_env_present() and (count := kinds[name].get_process_count()) > 1:
@@ -83,7 +83,7 @@ def _of_cluster() -> Place | None:
 
 
 def _gpus_of_task() -> list[int] | None:
-    """The GPUs of a SLURM task among those that it sees: an equal share where several tasks of a host see all."""
+    """The GPUs of a SLURM task. If several tasks on a host see all of its GPUs, each gets an equal share."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     tasks = _tasks_on_host(os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""), int(os.environ.get("SLURM_NODEID", 0)))
     share = len(visible) // tasks
@@ -94,7 +94,7 @@ def _gpus_of_task() -> list[int] | None:
 
 
 def _tasks_on_host(text: str, node: int) -> int:
-    """The tasks of one node in SLURM's short form: '2(x3),1' is 2, 2, 2, 1; 1 where it says nothing."""
+    """The number of tasks on one node from SLURM's short form: '2(x3),1' is 2, 2, 2, 1; 1 if the text has no number."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     tasks = [int(number) for number, times in parts for _ in range(int(times or 1))]
     return tasks[node] if node < len(tasks) else 1

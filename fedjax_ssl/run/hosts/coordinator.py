@@ -1,7 +1,7 @@
-"""The coordination service of several hosts as a process of its own: python coordinator.py HOST PORT PROCESSES SECONDS.
+"""JAX's coordination service for several hosts, in its own process: python coordinator.py HOST PORT PROCESSES SECONDS.
 
-JAX would run it inside the first process, and when that is killed the runtime of all others aborts them at once, with
-a stack trace. So it outlives the first process for as long as the others need to see that, and to say so.
+JAX would run the service inside the first process. If that process were killed, the runtime would abort all others at
+once with a stack trace. This process outlives the first one long enough for the others to notice and print a line.
 """
 
 import contextlib
@@ -15,25 +15,25 @@ import socket
 import sys
 import time
 
-READY, GO = "ready", "go"  # it listens; all processes have come
-VOICE = "fedjax_ssl: "  # how all lines between processes begin, for anybody may be at a port
-HERE = "process {} of {}\n"  # what a process says when it comes
-TELL_SECONDS = 20.0  # that processes are told, as they come, what is wrong with the others
-# What the first process may say at its end: all have left, or it has told the others why they will. -> seconds to go.
+READY, GO = "ready", "go"  # it listens; all processes have connected
+VOICE = "fedjax_ssl: "  # starts every line between processes, since anything may connect to a port
+HERE = "process {} of {}\n"  # the line a process sends when it connects
+TELL_SECONDS = 20.0  # for which processes that connect are told what is wrong with the others
+# What the first process may say when it ends (all have left; the others have been told why) -> seconds until exit.
 SECONDS_TO_GO = {"done": 1.0, "told": 6.0}
-GRACE_SECONDS = 45.0  # after it has gone without a word; longer than `link.SILENCE_SECONDS`
+GRACE_SECONDS = 45.0  # until exit if the first process ends without a word; longer than `link.SILENCE_SECONDS`
 
 
 def main(host: str, port: str, count: str, seconds: str) -> None:
-    """Serves until the standard input ends; prints READY and, when all have come, GO; or why there is no service.
+    """Serves until standard input closes. Prints READY, and GO once all processes have connected; or the error.
 
     Args:
-        host: where the others look for it.
+        host: the name under which the others look for the service.
         port: to listen at.
-        count: of processes.
-        seconds: that the port has to become free.
+        count: number of processes.
+        seconds: to wait for the port to become free.
     """
-    # Which a whole group gets: the processes still save their state.
+    # Signals that are sent to a whole process group: the training processes still save their state.
     for number in {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
         signal.signal(number, signal.SIG_IGN)
     from jaxlib import _jax
@@ -44,9 +44,9 @@ def main(host: str, port: str, count: str, seconds: str) -> None:
             print(READY, flush=True)
             come = call_roll(server, int(count))
         address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
-        # Other threads serve.
+        # The service runs in other threads.
         service = _jax.get_distributed_runtime_service(address, int(count), shutdown_timeout=60)
-    except Exception as error:  # of JAX's own kind
+    except Exception as error:  # JAX's own type of error
         print(" ".join(str(error).split()), flush=True)
         return
     for connection in come:
@@ -58,27 +58,26 @@ def main(host: str, port: str, count: str, seconds: str) -> None:
 
 
 def call_roll(server: socket.socket, count: int) -> list[socket.socket]:
-    """Waits for all processes except the first, which started this one and talks to it through the standard input.
+    """Waits for all processes except the first, which started this one and talks to it through standard input.
 
-    JAX's service would abort all processes, with a stack trace, where two have the same number.
+    JAX's service would abort all processes with a stack trace if two had the same number. So this function checks the
+    numbers first. If they contradict each other, it prints the error, sends it to all processes that have connected or
+    connect soon, and exits.
 
     Args:
-        server: listens.
-        count: of processes in all, as the first one was told.
+        server: a listening socket.
+        count: number of processes, as the first process was told.
 
     Returns:
-        A connection to each.
-
-    What they say of themselves may contradict each other: then this process prints that, tells those that have come
-    and, for a while, those that come later, and ends.
+        A connection to each process.
     """
     come: dict[int, socket.socket] = {}
     while len(come) < count - 1:
         ready = select.select([server, sys.stdin, *come.values()], [], [])[0]
-        if sys.stdin in ready:  # the first process has gone, and nothing has begun
+        if sys.stdin in ready:  # the first process has gone before the run began
             os._exit(0)
         for index in [index for index, connection in come.items() if connection in ready]:
-            come.pop(index).close()  # it has gone, too, and may come again
+            come.pop(index).close()  # this process has gone too, and may connect again
         connection, index, told = _hear(server) if server in ready else (None, 0, 0)
         if connection is None:
             continue
@@ -99,7 +98,7 @@ def call_roll(server: socket.socket, count: int) -> list[socket.socket]:
 
 
 def _hear(server: socket.socket) -> tuple[socket.socket | None, int, int]:
-    """The next process that connects: connection, number, and how many processes it expects; None for a stranger."""
+    """Accepts one connection: (connection, its number, the count it expects); connection is None for a stranger."""
     connection, _ = server.accept()
     connection.settimeout(5.0)
     try:
@@ -115,34 +114,35 @@ def _hear(server: socket.socket) -> tuple[socket.socket | None, int, int]:
 
 
 def _tell(connection: socket.socket | None, line: str) -> None:
-    """Says a line to a process, and closes the connection."""
+    """Sends a line to a process and closes the connection."""
     if connection is not None:
         with contextlib.suppress(OSError), connection:
             connection.sendall(f"{VOICE}{line}\n".encode())
 
 
 def where_to_listen(host: str) -> tuple[socket.AddressFamily, str]:
-    """The address to listen at, with its family. Anyone may use the service, so as few as possible should reach it.
+    """The address to listen at, with its family. Anyone who reaches the service may use it, so few should reach it.
 
     Args:
-        host: where the others look for the service. At 'localhost', or at an address that this host has, it listens
-            there alone. At any other name it listens at all addresses: other hosts may know another one by that name.
+        host: the name under which the others look for the service. For 'localhost' or an address of this host the
+            service listens there only. For any other name it listens at all addresses, as other hosts may resolve the
+            name differently.
     """
     for known in ("127.0.0.1", "::1") if host == "localhost" else (host,):
         try:
             family = socket.AF_INET if ipaddress.ip_address(known).version == 4 else socket.AF_INET6
             socket.create_server((known, 0), family=family).close()
             return family, known
-        except (ValueError, OSError):  # a name, or an address that only leads here
+        except (ValueError, OSError):  # a name, or an address that is forwarded to this host
             continue
     return (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
 
 
 def _listen(family: socket.AddressFamily, host: str, port: int, seconds: float) -> socket.socket:
-    """Listens once the port is free; otherwise the service would share it with another process.
+    """Listens once the port is free; without this check the service would share the port with another process.
 
     Raises:
-        OSError: somebody does.
+        OSError: another process still listens there.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -1,6 +1,6 @@
-"""The link of a process to those of other hosts: it meets them, watches that they live, and says how it ends.
+"""Connects a process to those of other hosts: it waits for them, checks that they live, and tells them how it ends.
 
-The processes talk through JAX's coordination service, which is a process of its own, see `coordinator.py`.
+The processes talk through JAX's coordination service, which runs in a process of its own, see `coordinator.py`.
 """
 
 import atexit
@@ -23,45 +23,45 @@ from fedjax_ssl.run.observe import clock
 from fedjax_ssl.run.signals import leave
 from fedjax_ssl.run.under_way import folder_under_way
 
-MEETING_SECONDS = 300.0  # that processes wait for each other when they start
-PORT_SECONDS = 60.0  # for the first one's port to become free: the service of a killed run outlives it for a while
+MEETING_SECONDS = 300.0  # for which processes wait for each other at the start
+PORT_SECONDS = 60.0  # to wait for the first process's port: the service of a killed run holds it for a while
 BEAT_SECONDS = 2.0
-SILENCE_SECONDS = 30.0  # after which a process counts as gone
-_FOREVER = 7 * 24 * 3600 * 1000  # milliseconds: the watch ends a process that waits
+SILENCE_SECONDS = 30.0  # without a sign of life after which a process counts as gone
+_FOREVER = 7 * 24 * 3600 * 1000  # milliseconds: a process that waits is ended by the watching thread
 _WATCH, _TALK = "fedjax_ssl/watch/", "fedjax_ssl/talk/"
-# How the libraries that add over hosts, and the service, say that another process does not answer.
+# What the libraries that sum over hosts, and the service, report when another process does not answer.
 _LOST_WORDS = ("Gloo", "gloo", "NCCL", "Connection", "Socket closed", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 class HostLink:
-    """A process among those of all hosts.
+    """One process among those of all hosts.
 
     Attributes:
-        place: its own.
-        leaving: whether it is about to end: that others end as well is then no news.
-        stopping: whether all have agreed to stop after a signal.
+        place: this process's.
+        leaving: whether it is about to end; it then ignores that others end.
+        stopping: whether all processes have agreed to stop after a signal.
     """
 
     def __init__(self, place: Place):
-        """Waits until all processes have come.
+        """Waits until all processes have connected.
 
         Raises:
-            UserError: they do not come, or two have the same number, or another count; or JAX has started.
+            UserError: some do not connect, their numbers or counts contradict each other, or JAX has started.
         """
         self.place, self.leaving, self.stopping = place, False, False
         self._talks = 0
-        self._folder: pathlib.Path | None = None  # of the run that has begun, on the first host
+        self._folder: pathlib.Path | None = None  # of the run in progress, on the first host
         self._service = _start_service(place) if place.index == 0 else None
         who = f"{place.count} processes" if place.index == 0 else f"process 0 at {place.coordinator}"
         late = f"error: waited {MEETING_SECONDS:.0f} seconds in vain for {who}"
-        # The runtime would say so by aborting.
+        # JAX's runtime would report this by aborting.
         timer = threading.Timer(MEETING_SECONDS, leave, (2, late))
         timer.daemon = True
         timer.start()
         try:
             with clock.doing(f"waiting for {who}"):
                 _meet_first(place, self._service)
-                # Its own handler of SIGTERM would take the place of ours.
+                # JAX's own handler of SIGTERM would replace ours.
                 jax.config.update("jax_enable_preemption_service", False)
                 try:
                     jax.distributed.initialize(
@@ -72,39 +72,40 @@ class HostLink:
                         cluster_detection_method="deactivate",
                         initialization_timeout=int(2 * MEETING_SECONDS),
                         shutdown_timeout_seconds=60,
-                        coordinator_bind_address="localhost:0",  # of a service that is not used: ours runs already
+                        coordinator_bind_address="localhost:0",  # of an unused service: ours is running already
                     )
                 except RuntimeError as error:
                     self.tell_service("told")
                     raise UserError(f"cannot train on several hosts: {first_line(error)}") from error
         finally:
             timer.cancel()
-        from jax._src import distributed  # JAX has no other name for what its processes talk through
+        from jax._src import distributed  # JAX has no public name for what its processes talk through
 
         self._client = distributed.global_state.client
         self._heard = time.monotonic()
         if place.index:
             clock.be_silent()
-        atexit.register(self._exit)  # before JAX's own, which would wait for the others
+        atexit.register(self._exit)  # before JAX's own handler, which would wait for the others
         self._closed = threading.Event()
         for work in (self._beat, self._guard):
             threading.Thread(target=work, name="hosts", daemon=True).start()
 
     def meet(self, text: str = "") -> list[str]:
-        """Waits for all processes; what each of them says, by their numbers."""
+        """Waits for all processes; returns what each of them says, by process number."""
         self._talks += 1
         here = f"{_TALK}{self._talks}/"
         self._client.key_value_set(f"{here}{self.place.index}", text)
         self._client.wait_at_barrier("fedjax_ssl", _FOREVER)
         said = dict(self._client.key_value_dir_get(here))
-        # All have read what was said before, or they would not be here.
+        # All processes have read the previous message, or they would not be here.
         self._client.key_value_delete(f"{_TALK}{self._talks - 1}/{self.place.index}")
         return [said[f"{here}{index}"] for index in range(self.place.count)]
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process ends by an error of its own.
+        """Tells the others that this process ends because of an error of its own.
 
-        If it is about a process that does not answer, the watch has time to find out which, and ends this one.
+        If the error is that another process does not answer, the watching thread first finds out which, and ends this
+        one.
         """
         told = isinstance(error, UserError | StoppedError)
         if not told and any(word in str(error) for word in _LOST_WORDS):
@@ -117,39 +118,39 @@ class HostLink:
         self.tell_service("told")
 
     def close(self) -> None:
-        """Leaves when all do."""
+        """Leaves together with the other processes."""
         self.leaving = True
         self._closed.set()
         jax.distributed.shutdown()
         self.tell_service("done")
 
     def tell_service(self, word: str) -> None:
-        """Lets the service end, see `coordinator.SECONDS_TO_GO`."""
+        """Tells the service how the run ended, see `coordinator.SECONDS_TO_GO`."""
         if self._service is not None:
             with contextlib.suppress(OSError):
                 self._service.stdin.write(word)
                 self._service.stdin.close()
 
     def _exit(self) -> None:
-        """At the interpreter's end: a process that leaves early must not wait for the others."""
+        """Runs when the interpreter exits: a process that exits early must not wait for the others."""
         if not self._closed.is_set():
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
 
     def _beat(self) -> None:
-        """Says again and again that this process lives, and looks whether the others do."""
+        """Repeatedly reports that this process lives and checks the others."""
         beats, since = 0, {index: (None, time.monotonic()) for index in range(self.place.count)}
         while not self._closed.wait(BEAT_SECONDS):
             now, beats = time.monotonic(), beats + 1
-            self._folder = folder_under_way() or self._folder  # an error of a lost host makes it forgotten
+            self._folder = folder_under_way() or self._folder  # an error about a lost host would clear it
             try:
                 self._client.key_value_set(f"{_WATCH}{self.place.index}/beat", str(beats), allow_overwrite=True)
                 said = dict(self._client.key_value_dir_get(_WATCH))
             except Exception:
                 self._leave(4, "stopped: host 0 has gone, or the network")
                 return
-            if time.monotonic() - self._heard > 5 * BEAT_SECONDS:  # this process itself was held up
+            if time.monotonic() - self._heard > 5 * BEAT_SECONDS:  # this process itself was suspended
                 since = {index: (beat, now) for index, (beat, _) in since.items()}
             self._heard = time.monotonic()
             for index in range(self.place.count):
@@ -167,7 +168,7 @@ class HostLink:
         last = time.monotonic()
         while not self._closed.wait(BEAT_SECONDS):
             now = time.monotonic()
-            if now - last > 5 * BEAT_SECONDS:  # this process itself was held up
+            if now - last > 5 * BEAT_SECONDS:  # this process itself was suspended
                 self._heard = max(self._heard, now)
             elif now - self._heard > SILENCE_SECONDS:
                 self._leave(4, f"stopped: host 0 has gone: no answer for {SILENCE_SECONDS:.0f} seconds")
@@ -202,17 +203,17 @@ def _start_service(place: Place) -> subprocess.Popen[str]:
 
 
 def _meet_first(place: Place, service: subprocess.Popen[str] | None) -> None:
-    """Waits until the service has heard of all processes; how long is for the caller to say.
+    """Waits until the service has heard of all processes. The caller limits the time.
 
     Args:
         place: this process's.
-        service: the first process's own.
+        service: the service's process, in the first process.
 
     Raises:
-        UserError: two have the same number, or another count; or something else is at the service's address.
+        UserError: numbers or counts contradict each other, or something else answers at the service's address.
     """
     said = service.stdout.readline().strip() if service is not None else ""
-    ends = time.monotonic() + PORT_SECONDS  # for something else that answers, such as the service of a killed run
+    ends = time.monotonic() + PORT_SECONDS  # for another program there, such as the service of a killed run
     while service is None and not said:
         answer = _say_hello(place)
         if answer.startswith(VOICE):
@@ -227,12 +228,12 @@ def _meet_first(place: Place, service: subprocess.Popen[str] | None) -> None:
 
 
 def _say_hello(place: Place) -> str:
-    """Tells the service that this process has come; its answer, which may take long, or '' where there is none."""
+    """Tells the service that this process is here; returns its answer, after a wait, or '' if there is no service."""
     try:
         with socket.create_connection(place.address, 5.0) as connection:
             connection.sendall(f"{VOICE}{HERE.format(place.index, place.count)}".encode())
             connection.settimeout(None)
             with connection.makefile("rb") as file:
                 return file.readline(1000).decode(errors="replace")
-    except OSError:  # no process listens yet, or the name is not known yet
+    except OSError:  # no process listens yet, or the name cannot be resolved yet
         return ""

@@ -1,1 +1,1 @@
-"""What a run writes down and shows: records, summary, progress, live curves, a profile. The loop knows no listener."""
+"""What a run writes and shows: records, summary, progress, live curves, a profile. Each is a listener of the loop."""

@@ -1,4 +1,4 @@
-"""Warnings during a run: no pseudo-label qualifies, or the run would take days."""
+"""Warnings during a run: no pseudo-label qualifies, or training would take days."""
 
 from collections.abc import Callable
 
@@ -8,20 +8,22 @@ from fedjax_ssl.methods import find_method, section_of
 from fedjax_ssl.run.loop import Listener, RunsTogether, Turn
 
 ROUNDS_WITHOUT_LABELS = 5
-ROUNDS_FOR_SPEED = 3  # after this many the time left is estimated, without the first round
+ROUNDS_FOR_SPEED = 3  # after as many rounds the time left is estimated; the first round does not count
 DAY = 24 * 60 * 60
 
 
 class Advise(Listener):
-    """Warns once when no label qualified for several rounds, and once when the run will take longer than a day; and
-    before the first round of what the method's entry says of the configuration."""
+    """Warns once if no pseudo-label qualified for several rounds, and once if the run will take longer than a day.
+
+    Before the first round it prints what the method's entry advises for the configuration.
+    """
 
     def __init__(self, config: ConfigDict, group: RunsTogether, say: Callable[[str], None]):
-        """Says what the method advises.
+        """Prints the method's advice.
 
         Args:
             config: of the whole command.
-            group: the runs that train.
+            group: the runs in training.
             say: prints a line.
         """
         self._config, self._say = config, say
@@ -37,7 +39,7 @@ class Advise(Listener):
             for line in lines:
                 nobody = line.get("qualified_per_client") == 0
                 self._without[index] = self._without[index] + 1 if nobody else 0
-        # A dispatch's seconds are shared among its rounds and runs.
+        # A dispatch's seconds are divided among its rounds and runs.
         self._seconds += [sum(each["seconds"] for each in of_round) for of_round in zip(*turn.timings)]
         if not self._has_warned and max(self._without) >= ROUNDS_WITHOUT_LABELS:
             self._has_warned = True

@@ -1,4 +1,4 @@
-"""What is being done, with a clock, while nothing else moves on the screen."""
+"""Shows the current task and its duration."""
 
 import contextlib
 import datetime
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from fedjax_ssl.run.observe.log import NORMAL, shows
 
 REFRESH_SECONDS = 1.0  # of the line in a terminal
-FIRST_LINE_SECONDS = 2.0  # without a terminal; each later line comes when the time has doubled
+FIRST_LINE_SECONDS = 2.0  # before the first line without a terminal; each later line comes when the time has doubled
 
 
 class Doing:
-    """One thing that takes its time.
+    """A task that takes time.
 
     Attributes:
-        text: what it is, may be changed.
+        text: what it is; may be changed.
         since: when it began.
-        next_line: after how many seconds the next line is due where there is no terminal.
+        next_line: seconds after which the next line is printed if there is no terminal.
     """
 
     def __init__(self, text: str):
         self.text, self.since, self.next_line = text, time.monotonic(), FIRST_LINE_SECONDS
 
     def line(self) -> str:
-        """The text with the time so far."""
+        """The text with the time since the beginning."""
         return f"{self.text}  {datetime.timedelta(seconds=int(time.monotonic() - self.since))}"
 
 
@@ -38,19 +38,19 @@ _silent = False
 
 
 def be_silent() -> None:
-    """From now on nothing is shown, as in a process that another one speaks for."""
+    """Shows nothing from now on, as in a process that another one prints for."""
     global _silent
     _silent = True
 
 
 @contextlib.contextmanager
 def doing(text: str) -> Iterator[Doing]:
-    """Shows what is done inside: in a terminal a line with a clock that goes away, elsewhere lines if it takes long."""
+    """Shows a task while it runs: in a terminal a line with a clock, elsewhere lines if it takes long."""
     global _thread
     task = Doing(text)
     with _awake:
         _doing.append(task)
-        if _thread is None or not _thread.is_alive():  # it does not live on in a forked process
+        if _thread is None or not _thread.is_alive():  # a thread does not survive a fork
             _thread = threading.Thread(target=_show, name="clock", daemon=True)
             _thread.start()
         _awake.notify()
@@ -85,6 +85,6 @@ def _is_terminal() -> bool:
 def _write(text: str) -> None:
     if _silent or not shows(NORMAL):
         return
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: nothing to show
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream is closed, or there is none
         sys.stderr.write(text)
         sys.stderr.flush()

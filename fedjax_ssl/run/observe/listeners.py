@@ -1,4 +1,4 @@
-"""The listeners of a run, in the order of their turns: records are written before the checkpoint that needs them."""
+"""The listeners of a run in their order: a round's records are written before the checkpoint that relies on them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,13 +7,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ssl.data.federated import of_seed
+from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.clients import save_client_tests, test_figures
 from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
+from fedjax_ssl.run.client_tests import clients_at_once, most_test_images, test_set_of
 from fedjax_ssl.run.feed import ClientMemory
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, Turn
+from fedjax_ssl.run.machine import Machine
+from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import VERBOSE, say
 from fedjax_ssl.run.observe.progress import RoundProgress
 from fedjax_ssl.run.observe.summary import what_went_wrong
@@ -22,7 +28,7 @@ from fedjax_ssl.run.signals import Signals
 
 
 class WriteRecords(Listener):
-    """Each round's lines in metrics.jsonl and timings.jsonl."""
+    """Writes each round's lines to metrics.jsonl and timings.jsonl."""
 
     def __init__(self, runs: list[Run]):
         self._runs = runs
@@ -34,7 +40,7 @@ class WriteRecords(Listener):
 
 
 class FeedTrackers(Listener):
-    """Each round's figures for TensorBoard and Weights & Biases."""
+    """Sends each round's figures to TensorBoard and Weights & Biases."""
 
     def __init__(self, trackers: list[Trackers]):
         self._trackers = trackers
@@ -45,7 +51,7 @@ class FeedTrackers(Listener):
 
 
 class ShowProgress(Listener):
-    """The latest round's figures on the terminal, those of the first run."""
+    """Shows the latest round's figures of the first run on the terminal."""
 
     def __init__(self, progress: RoundProgress):
         self._progress = progress
@@ -58,7 +64,7 @@ class ShowProgress(Listener):
 
 
 class StopOnFailure(Listener):
-    """Ends the training if a round left no usable state: after its line is written, before the state is saved."""
+    """Ends training if a round left no usable state: after its records are written, before the state is saved."""
 
     def __init__(self, runs: list[Run]):
         self._seeds = [run.experiment.problem.config.seed for run in runs]
@@ -67,7 +73,7 @@ class StopOnFailure(Listener):
         """See `Listener`.
 
         Raises:
-            TrainingError: with the seeds, the round and its losses.
+            TrainingError: names the seeds, the round and its losses.
         """
         of_runs = zip(self._seeds, turn.healthy, turn.lines)
         failures = [f"seed {seed}, {what_went_wrong(lines[-1])}" for seed, healthy, lines in of_runs if not healthy]
@@ -76,18 +82,18 @@ class StopOnFailure(Listener):
 
 
 class SaveSnapshots(Listener):
-    """The model's outputs on a set of images, after the configured rounds and the last one.
+    """Saves the model's outputs on a set of images after the configured rounds and the last one.
 
-    The set is the test set, or before the last round the validation images if there are any.
+    The set is the test set; before the last round it is the validation images, if there are any.
     """
 
     def __init__(self, group: RunsTogether, snapshots: Mapping[str, Callable[..., Any]], rounds: Sequence[int]):
         """Computes nothing yet.
 
         Args:
-            group: whose models.
+            group: the runs whose models are saved.
             snapshots: see `Program`.
-            rounds: after which one is taken; 0 is before the first.
+            rounds: after which a snapshot is taken; 0 is before the first.
         """
         self._group, self._snapshots, self._rounds = group, snapshots, rounds
 
@@ -104,24 +110,95 @@ class SaveSnapshots(Listener):
                 save_snapshot(run.folder.path / SNAPSHOTS, turn.done, name, jax.device_get(taken))
 
     def _images(self, run: Run, name: str) -> tuple[Any, ...]:
-        """A set's images and labels; the validation images are a run's, those of the test set the same for all."""
+        """A set's images and labels. Each run has its own validation images; all share the test set."""
         if name == "test":
             return self._group.data.test_inputs, self._group.data.test_labels
         dataset, rows = run.experiment.dataset, run.experiment.partition.validation_index
         return dataset.x_train[rows], dataset.y_train[rows].astype(np.int32)
 
 
-class SaveBest(Listener):
-    """What the best model so far, by the validation images, predicts on the test set.
+class TestClients(Listener):
+    """The models' accuracy on each client's own test images: every `eval_clients_every` rounds, and at the end.
 
-    Every dispatch ends after one round, for the model of a round inside of it is not to be had.
+    Its figures of a round are in the round's line, so it comes before `WriteRecords`. Those of the end, wherever a run
+    ends, are in a file and in the summary alone.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        group: RunsTogether,
+        program: Callable[..., dict[str, jax.Array]],
+        memories: Sequence[ClientMemory | None],
+    ):
+        """Computes nothing yet.
+
+        Args:
+            machine: that the program was compiled for.
+            group: whose models and clients.
+            program: see `make_client_tests`.
+            memories: of each run's clients, where it lies outside of its state.
+        """
+        self._machine, self._group, self._program, self._memories = machine, group, program, memories
+        experiments = [run.experiment for run in group.runs]
+        self._at_once, self._width = clients_at_once(experiments[0]), most_test_images(experiments)
+        self._every = experiments[0].problem.config.eval_clients_every
+
+    def next_due(self, done: int) -> int | None:
+        return done + self._every - done % self._every if self._every else None
+
+    def take(self, turn: Turn) -> None:
+        is_due = bool(self._every and turn.lines[0]) and turn.done % self._every == 0
+        if not is_due and not turn.is_last:
+            return
+        for place, (run, state) in enumerate(zip(self._group.runs, self._group.split(turn.state))):
+            sizes = np.array([len(rows) for rows in run.experiment.partition.client_test_rows])
+            with doing("testing on the clients' own images"):
+                accuracies = self._accuracies(place, state, sizes)
+            if is_due:
+                figures = test_figures(accuracies)
+                turn.lines[place][-1].update({name: value for name, value in figures.items() if value is not None})
+            if run.folder is not None:
+                save_client_tests(run.folder.path, turn.done, sizes, accuracies)
+
+    def _accuracies(self, place: int, state: State, sizes: np.ndarray) -> dict[str, np.ndarray]:
+        """Which model -> its accuracy on each client's own test images, float [K]."""
+        tested = np.flatnonzero(sizes)
+        found: dict[str, np.ndarray] = {}
+        for start in range(0, len(tested), self._at_once):
+            clients = tested[start : start + self._at_once].astype(np.int32)
+            for model, right in self._right(place, state, clients).items():
+                of_all = found.setdefault(model, np.full(len(sizes), np.nan))
+                of_all[clients] = np.asarray(right)[: len(clients)] / sizes[clients]
+        return found
+
+    def _right(self, place: int, state: State, clients: np.ndarray) -> dict[str, jax.Array]:
+        """How many images of some clients are right, see `make_client_tests`."""
+        experiment, memory, put = self._group.runs[place].experiment, self._memories[place], self._machine.put
+        data = self._group.data
+        if len(self._group.runs) > 1:
+            data = of_seed(data, place)
+        if experiment.views is not None:
+            data = put(experiment.views.of(clients, experiment.views.widths[-1])[0])
+        if memory is not None:
+            state = state._replace(clients=put(memory.read(clients, data)))
+        missing = self._at_once - len(clients)
+        padded = np.pad(clients, (0, missing), mode="edge")
+        present = np.arange(self._at_once) < len(clients)
+        return self._program(state, data, *put((padded, present, *test_set_of(experiment, padded, self._width))))
+
+
+class SaveBest(Listener):
+    """Saves what the best model so far, by validation accuracy, predicts on the test set.
+
+    Every dispatch ends after one round, since only the model after a dispatch's last round is available.
     """
 
     def __init__(self, group: RunsTogether, snapshot: Callable[..., Any]):
         """Computes nothing yet.
 
         Args:
-            group: whose models; each round is measured on validation images.
+            group: the runs whose models are saved; each round is measured on validation images.
             snapshot: of the test set, see `Program`.
         """
         self._group, self._snapshot = group, snapshot
@@ -131,7 +208,7 @@ class SaveBest(Listener):
         return done + 1
 
     def take(self, turn: Turn) -> None:
-        if self._best is None:  # of the rounds before this start
+        if self._best is None:  # from the rounds before this start
             runs = self._group.runs
             self._best = hosts.from_first(lambda: [_best_of(run.folder.read(METRICS)) for run in runs])
         better = [_best_of(lines[-1:]) > best for lines, best in zip(turn.lines, self._best)]
@@ -147,14 +224,14 @@ class SaveBest(Listener):
 
 
 def _best_of(lines: list[dict[str, Any]]) -> float:
-    """The best validation accuracy of some rounds; without any less than every other."""
+    """The best validation accuracy of some rounds; -1 without any."""
     return max((line["validation_accuracy"] for line in lines), default=-1.0)
 
 
 class HearSignals(Listener):
-    """Whether one of several hosts has received a signal; before the listeners that act on one.
+    """Finds out whether any of several hosts has received a signal; runs before the listeners that act on one.
 
-    A signal that comes after it waits for the next turn.
+    A later signal waits for the next turn.
     """
 
     def __init__(self, signals: Signals):
@@ -165,7 +242,7 @@ class HearSignals(Listener):
 
 
 class SaveCheckpoints(Listener):
-    """The whole state: every so many rounds, at the end, and after a signal."""
+    """Saves the whole state: at a fixed interval, at the end, and after a signal."""
 
     def __init__(
         self,
@@ -178,11 +255,11 @@ class SaveCheckpoints(Listener):
         """Writes nothing yet.
 
         Args:
-            group: whose states.
-            checkpoints: of each run, which have one of the round that the runs start from.
-            memories: of each run's clients, where it lies outside of its state.
-            every: so many rounds.
-            signals: that end the training.
+            group: the runs whose states are saved.
+            checkpoints: of each run; they contain the round that the runs start from.
+            memories: the clients' memory of each run, if it is outside of its state.
+            every: interval in rounds.
+            signals: that end training.
         """
         self._group, self._checkpoints, self._every, self._signals = group, checkpoints, every, signals
         self._saved, self._memories = group.runs[0].round, memories
@@ -199,7 +276,7 @@ class SaveCheckpoints(Listener):
             run.folder.sync()
         states = self._group.split(jax.device_get(turn.state))
         for run, checkpoints, memory, state in zip(self._group.runs, self._checkpoints, self._memories, states):
-            if memory is not None:  # first: a checkpoint says that the memory of its round is on the disk
+            if memory is not None:  # first, for a checkpoint implies that its round's memory is on disk
                 memory.commit(turn.done, checkpoints.rounds())
             checkpoints.save(turn.done, state, run.folder.checksum(turn.done))
         seconds = (time.monotonic() - before) / len(self._checkpoints)
@@ -210,7 +287,7 @@ class SaveCheckpoints(Listener):
 
 
 class StopOnSignal(Listener):
-    """Ends the training after a signal; the last listener, when the state is saved."""
+    """Ends training after a signal. It is the last listener, so that the state is already saved."""
 
     def __init__(self, signals: Signals):
         self._signals = signals
@@ -221,6 +298,6 @@ class StopOnSignal(Listener):
         Raises:
             KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP.
         """
-        if turn.is_last:  # what has come since `HearSignals` has no next turn to wait for
+        if turn.is_last:  # a signal since `HearSignals` has no later turn
             self._signals.agreed = hosts.any_signal(self._signals.received)
         self._signals.act()

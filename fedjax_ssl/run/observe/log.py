@@ -1,4 +1,4 @@
-"""What a run says: lines on stderr, as many as `--quiet` and `--verbose` ask for, and all of them in run.log."""
+"""Messages of a run: on stderr by `--quiet` and `--verbose`, and all of them in run.log."""
 
 import contextlib
 import datetime
@@ -10,16 +10,16 @@ from typing import IO
 from fedjax_ssl.errors import first_line
 from fedjax_ssl.files import open_to_append
 
-QUIET, NORMAL, VERBOSE = range(3)  # warnings and errors; what a user waits for; each program, round and checkpoint
+QUIET, NORMAL, VERBOSE = range(3)  # warnings and errors; also what users wait for; also each program, round, checkpoint
 
 _level = NORMAL
 _files: list[IO[str]] = []
 _lines: list[str] = []  # of the command so far, for a run.log that is opened later
-_given: set[pathlib.Path] = set()  # the run.logs that have these
+_given: set[pathlib.Path] = set()  # the run.log files that contain them
 
 
 def set_level(level: int) -> None:
-    """What is shown from now on: `QUIET`, `NORMAL` or `VERBOSE`. run.log has everything in any case."""
+    """Sets the level that is shown: `QUIET`, `NORMAL` or `VERBOSE`. run.log always gets everything."""
     global _level
     _level = level
 
@@ -30,19 +30,19 @@ def shows(level: int) -> bool:
 
 
 def say(text: str, level: int = NORMAL) -> None:
-    """A line on stderr, if its level is shown, and in run.log."""
+    """Prints a line on stderr if its level is shown, and writes it to run.log."""
     note(text)
     if shows(level):
         print(text, file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """A warning, which is always shown."""
+    """Prints a warning, at every level."""
     say(f"warning: {text}", QUIET)
 
 
 def note(text: str) -> None:
-    """A line in run.log alone."""
+    """Writes a line to run.log only."""
     line = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {text}\n"
     if not _files:
         _lines.append(line)
@@ -51,17 +51,17 @@ def note(text: str) -> None:
 
 
 def begin() -> None:
-    """A run begins: its run.log has what is said from here on."""
+    """Marks the beginning of a run: its run.log contains all messages from here on."""
     _lines.clear()
     _given.clear()
 
 
 @contextlib.contextmanager
 def logged(paths: Iterable[pathlib.Path]) -> Iterator[None]:
-    """Inside, what is said is appended to these files, and before it what was said since `begin`.
+    """A context in which messages are appended to these files, beginning with those since `begin`.
 
     Raises:
-        OSError: a file cannot be opened. One that cannot be written to any more ends no run.
+        OSError: a file cannot be opened. If writing fails later, the run continues.
     """
     with contextlib.ExitStack() as stack:
         for path in paths:
@@ -78,6 +78,6 @@ def logged(paths: Iterable[pathlib.Path]) -> Iterator[None]:
 
 
 def _write(file: IO[str], text: str) -> None:
-    with contextlib.suppress(OSError, UnicodeError):  # a full disk is noticed by the records
+    with contextlib.suppress(OSError, UnicodeError):  # the records will notice a full disk
         file.write(text)
         file.flush()

@@ -1,4 +1,4 @@
-"""Where the time of a round goes: a trace of several rounds, and a readable summary."""
+"""Measures where a round's time goes: a trace of several rounds and a summary as text."""
 
 import collections
 import functools
@@ -31,28 +31,28 @@ from fedjax_ssl.run.programs import compile_dispatch
 
 try:
     import resource
-except ImportError:  # on Windows, which has no such figure
+except ImportError:  # Windows has no such figure
     resource = None
 
 STAGES = ("label", "train", "aggregate", "server", "statistics", "evaluate")  # the named scopes of a round
-_CONTROL = {"while", "conditional", "call"}  # they last as long as what is inside, which counts by itself
+_CONTROL = {"while", "conditional", "call"}  # they contain instructions that are counted separately
 _STAGE = re.compile(rf"(?:^|[/(])({'|'.join(STAGES)})(?=[/)]|$)")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?[\]})] ([a-z][a-z\-]*)\(")
 
 
 def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Runs several rounds under JAX's profiler, in their own folder.
+    """Runs several rounds under JAX's profiler, in a folder of their own.
 
     Args:
-        config: a configuration; of several seeds the first.
-        rounds: how many are traced, after one untraced.
-        workdir: a folder for trace/, profile.json and profile.txt; by default a fresh one under runs/.
+        config: a configuration; if it has several seeds, the first is used.
+        rounds: number of traced rounds, after one that is not traced.
+        workdir: the folder for trace/, profile.json and profile.txt; by default a new one under runs/.
 
     Returns:
-        What profile.json holds; times in seconds a round.
+        The contents of profile.json; times are in seconds per round.
 
     Raises:
-        UserError: the configuration, the data or the folder is not usable.
+        UserError: the configuration, the data or the folder cannot be used.
     """
     validate(config)
     if rounds < 1:
@@ -94,7 +94,7 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
             if flops and by_stage["train"]
             else None,
             "peak_memory_bytes": peak_memory(),
-            "config": json.loads(json.dumps(config.to_dict())),  # as it will be read
+            "config": json.loads(json.dumps(config.to_dict())),  # in the form in which it is read back
         }
     replace_file(folder / "profile.json", json.dumps(figures, indent=2) + "\n")
     text = describe_profile(figures) + f"\ntrace: {folder / 'trace'} (for TensorBoard, XProf or ui.perfetto.dev)\n"
@@ -104,16 +104,16 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
 
 
 def seconds_by_stage(folder: pathlib.Path, program: str, seconds: float) -> dict[str, float]:
-    """The time of a traced program by stage.
+    """Splits the time of a traced program by stage.
 
     Args:
-        folder: what `jax.profiler.trace` wrote.
-        program: the compiled program's text, whose instructions name their scopes.
-        seconds: how long it ran. Instructions that ran side by side share it by their own durations; time without any
-            instruction counts as 'other'.
+        folder: the output of `jax.profiler.trace`.
+        program: the compiled program's text, in which instructions have the names of their scopes.
+        seconds: the program's duration. Instructions that ran at the same time share it in proportion to their own
+            durations. Time without any instruction counts as 'other'.
 
     Returns:
-        Seconds of each of `STAGES`, and of 'other'; their sum is `seconds`.
+        Seconds for each of `STAGES` and for 'other'; their sum is `seconds`.
     """
     stage_of = stages_of_instructions(program)
     busy: collections.Counter[str] = collections.Counter()
@@ -130,7 +130,7 @@ def seconds_by_stage(folder: pathlib.Path, program: str, seconds: float) -> dict
 
 
 def stages_of_instructions(program: str) -> dict[str, str]:
-    """Name of each instruction of a compiled program -> the stage of the round that it belongs to, or 'other'."""
+    """Maps each instruction of a compiled program to its stage of the round, or to 'other'."""
     stage_of = {}
     for line in program.splitlines():
         match = _INSTRUCTION.match(line)
@@ -143,7 +143,7 @@ def stages_of_instructions(program: str) -> dict[str, str]:
 
 
 def step_flops(experiment: Experiment, state: Any) -> float:
-    """Floating-point operations of one local step of one client, as XLA counts them before it optimises."""
+    """Floating-point operations of one client's local step, as XLA counts them before optimisation."""
     method, data = experiment.method, experiment.data
     phase = method.phases[0]
 
@@ -159,7 +159,7 @@ def step_flops(experiment: Experiment, state: Any) -> float:
 
 
 def peak_memory() -> int | None:
-    """Peak bytes on the first device; on a CPU, the process's peak; None if unknown."""
+    """Peak bytes on the first device; on a CPU, of the process; None: unknown."""
     stats = jax.devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats or resource is None:
         return stats.get("peak_bytes_in_use")
@@ -178,7 +178,7 @@ def describe_profile(figures: dict[str, Any]) -> str:
         ),
     ]
     if figures["seconds_by_stage"].get("other"):
-        lines.append("  other: between the stages, such as drawing cohorts and copies, and waits of the device")
+        lines.append("  other: between the stages, such as cohort sampling, copies and idle time")
     steps = figures["local_steps_per_round"]
     if steps:
         lines += [

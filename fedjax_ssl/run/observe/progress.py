@@ -1,4 +1,4 @@
-"""Progress of a run on the screen: a bar in a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar in a terminal, plain lines elsewhere."""
 
 import collections
 import contextlib
@@ -19,31 +19,31 @@ from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import NORMAL, QUIET, VERBOSE, note, shows
 
 SECONDS_BETWEEN_LINES = 10.0
-UPDATES_FOR_SPEED = 20  # only the latest ones: the speed of rounds changes
+UPDATES_FOR_SPEED = 20  # only the latest ones, as the speed of rounds changes
 
 
 class RoundProgress:
-    """Progress in rounds, as a context manager."""
+    """Shows the progress in rounds; a context manager."""
 
     def __init__(
         self, num_rounds: int, done: int, title: str = "", console: Console | None = None, measured: str = "test"
     ):
-        """Shows nothing before the context is entered.
+        """Shows nothing until the context is entered.
 
         Args:
             num_rounds: of the whole run.
-            done: rounds that are done.
-            title: which of several runs it is.
-            console: by default stderr.
-            measured: the set that is measured each round, see `fedjax_ssl.config.measured_each_round`.
+            done: rounds that are already done.
+            title: names the run among several.
+            console: where to print; default: stderr.
+            measured: the set that is evaluated each round, see `fedjax_ssl.config.measured_each_round`.
         """
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._num_rounds, self._title, self._measured = num_rounds, title, measured
         self._last_line = -math.inf
         self._first_round = contextlib.ExitStack()
-        # (moment, rounds done) of the latest updates. Rich gives no estimate if a round takes long.
+        # (time, rounds done) of the latest updates. Rich's own estimate disappears if a round takes long.
         self._seen = collections.deque([(time.monotonic(), done)], maxlen=UPDATES_FOR_SPEED)
-        # In a narrow terminal the title wraps and the bar gets short; the numbers stay whole.
+        # In a narrow terminal the title wraps and the bar shrinks; the numbers stay complete.
         self._bar = _Bar(
             *([TextColumn("{task.description}", markup=False, table_column=Column())] if title else []),
             TextColumn("round {task.completed}/{task.total}"),
@@ -64,19 +64,19 @@ class RoundProgress:
         self._bar.stop()
 
     def begin(self) -> None:
-        """The first round begins: what came before says nothing of how long the others take."""
+        """Marks the start of the first round: the time before it does not count for the estimate."""
         self._seen[0] = (time.monotonic(), self._seen[0][1])
         if not self._console.is_interactive:
             self._first_round.enter_context(doing(f"round {self._seen[0][1] + 1}"))
 
     def say(self, text: str) -> None:
-        """A line above the bar, and in run.log."""
+        """Prints a line above the bar and in run.log."""
         note(text)
         if shows(QUIET if text.startswith("warning: ") else NORMAL):
             self._console.print(text, markup=False, soft_wrap=True)
 
     def update(self, metrics: dict[str, Any]) -> None:
-        """Shows a round's figures, and how long the rest will take."""
+        """Shows a round's figures and the estimated time left."""
         self._first_round.close()
         done, figures = metrics["round"], describe(metrics, self._measured)
         self._seen.append((time.monotonic(), done))
@@ -99,14 +99,14 @@ class RoundProgress:
 
 
 class _Left(ProgressColumn):
-    """The time left; until it is known, the time so far, so that something moves."""
+    """The time left; until it is known, the time so far."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields["left"] or str(datetime.timedelta(seconds=int(task.elapsed or 0))))
 
 
 class _Bar(Progress):
-    """The bar with the figures below it: on one line both would not fit into a terminal of 80 columns."""
+    """The bar with the figures below it, since both do not fit on one line of 80 columns."""
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield from super().get_renderables()
@@ -116,27 +116,28 @@ class _Bar(Progress):
 
 
 def describe(metrics: dict[str, Any], measured: str = "test") -> str:
-    """The figures of a round in a few words, at most 80 characters for two rules of labelling on the test set.
+    """A round's figures as short text: at most 80 characters for two labelling rules on the test set.
 
-    The labels' accuracies are rule by rule where there are several; qualified are the examples of a client, on average.
+    If there are several rules, the accuracy of labels is shown for each. 'qualified' is the mean number of
+    pseudo-labels per client that pass the threshold. If the true labels are unknown, only 'qualified' is shown.
     """
-    labels = ", ".join(
-        f"{name.removeprefix(RULE).removesuffix('_head').replace('_', ' ')} {100 * value:.1f} %"
-        for name, value in metrics.items()
-        if name.startswith(RULE)
-    )
-    if not labels and "pseudo_label_accuracy" in metrics:
-        labels = f"{100 * metrics['pseudo_label_accuracy']:.1f} %"
-    text = f"{measured} {100 * metrics[f'{measured}_accuracy']:.2f} %"
-    return f"{text}  labels: {labels}  qualified {metrics['qualified_per_client']:.1f}" if labels else text
+    rules = {
+        name.removeprefix(RULE).removesuffix("_head"): value for name, value in metrics.items() if name.startswith(RULE)
+    }
+    if not rules and "pseudo_label_accuracy" in metrics:
+        rules = {"": metrics["pseudo_label_accuracy"]}
+    words = [f"{name.replace('_', ' ')} {100 * value:.1f} %".strip() for name, value in rules.items() if value == value]
+    labels = f"  labels: {', '.join(words)}" if words else ""
+    qualified = f"  qualified {metrics['qualified_per_client']:.1f}" if rules else ""
+    return f"{measured} {100 * metrics[f'{measured}_accuracy']:.2f} %{labels}{qualified}"
 
 
 def title_of(seeds: tuple[int, ...], together: list[int]) -> str:
-    """Which of several seeds' runs is shown, '' for a single run.
+    """Which of several seeds' runs is shown; '' for a single run.
 
     Args:
         seeds: of the whole command, in their order.
-        together: those that train now; the first one's figures are shown.
+        together: those in training now; the figures of the first one are shown.
     """
     if not seeds:
         return ""

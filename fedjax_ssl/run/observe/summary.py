@@ -14,7 +14,7 @@ from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import read_json
 from fedjax_ssl.learning import devices
-from fedjax_ssl.records.clients import MODELS, figure_name, over_clients
+from fedjax_ssl.records.clients import MODELS, figure_name, over_clients, test_figures
 from fedjax_ssl.records.origin import packages, read_starts
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
@@ -22,14 +22,14 @@ from fedjax_ssl.records.workdir import CLASS_COUNTS, INIT_FROM, METRICS, METRICS
 from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.privacy import Accountant
 
-# What the lines of timings.jsonl time: rounds, compiling, initialisation with pre-training, writing checkpoints.
+# The times in timings.jsonl: rounds, compilation, initialisation with pre-training, writing checkpoints.
 SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")
 
 
 def to_record(metrics: dict[str, np.ndarray], traffic: Traffic, accountant: Accountant | None = None) -> dict[str, Any]:
-    """The line of metrics.jsonl for one round's metrics; with noise on the uploads it has `epsilon` so far."""
+    """The line of metrics.jsonl for one round. With noise on the uploads it contains `epsilon` so far."""
     record = {name: value.item() for name, value in metrics.items()}
-    # The bytes of a method with `wire_bytes` are among its metrics.
+    # A method with `wire_bytes` has its bytes among its metrics.
     down = round(record.pop("bytes_down", traffic.down * record.get("cohort_size", traffic.jobs)))
     up = round(record.pop("bytes_up", traffic.up * record["uploads"]))
     return {
@@ -42,20 +42,20 @@ def to_record(metrics: dict[str, np.ndarray], traffic: Traffic, accountant: Acco
 
 
 def to_timing(result: RoundResult, seconds: float) -> dict[str, Any]:
-    """The line of timings.jsonl for one round: lane steps depend on the machine, as seconds do."""
+    """The line of timings.jsonl for one round. It has the lane steps, which depend on the machine as seconds do."""
     return {"round": result.metrics["round"].item(), "seconds": seconds, "lane_steps": result.lane_steps.item()}
 
 
 def what_went_wrong(line: dict[str, Any]) -> str:
-    """Why a run has to stop after the round of this line."""
+    """Why a run must stop after the round of this line."""
     losses = ", ".join(f"{name} {line[name]}" for name in line if name.endswith("_loss"))
     if line["dropped_uploads"] and line["dropped_uploads"] == line["uploads"]:
         return f"round {line['round']}: none of the {line['uploads']} uploads is finite ({losses})"
     return f"round {line['round']}: the global state is not finite ({losses})"
 
 
-def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
-    """What summary.json holds, from the records in the folder."""
+def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, Any]:
+    """The contents of summary.json, from the records in the folder; `ended_by`: see `fedjax_ssl.records.ending`."""
     lines, timings = folder.read(METRICS), folder.read(TIMINGS)
     last = lines[-1]
     measured = measured_each_round(config)
@@ -67,6 +67,7 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
         "seed": config.seed,
         "labels_revealed": labels_revealed(config),
         "rounds": last["round"],
+        "ended_by": ended_by,
         METRICS_SUM: folder.checksum(last["round"]),
         **_began_with(folder),
         **({} if measured == "test" else _tested(config, folder, last["round"])),
@@ -92,25 +93,27 @@ def summarise(config: ConfigDict, folder: Workdir) -> dict[str, Any]:
 
 
 def _over_clients(folder: Workdir) -> dict[str, float | None]:
-    """Accuracy over clients of the last model, and of the best one on validation images."""
-    found = read_run(folder.path).client_accuracies()
-    return {
+    """Accuracy over clients: of the last model, of the best by validation accuracy, and on clients' own test images."""
+    run = read_run(folder.path)
+    found, tests = run.client_accuracies(), run.client_tests()
+    of_mixes = {
         figure_name(model, figure): value
         for model, words in MODELS.items()
         if words in found
         for figure, value in over_clients(found[words]).items()
     }
+    return {**of_mixes, **test_figures(tests)}
 
 
 def _came_from(folder: Workdir) -> dict[str, Any]:
-    """The newest start's code, command and machine; origin.json has them all."""
+    """Code, command and machine of the newest start; origin.json lists all starts."""
     starts = read_starts(folder.path)
     names = ("command", "commit", "dirty", "start", "end", "host", "processor", "packages")
     return {name: getattr(starts[-1], name) if starts else None for name in names}
 
 
 def _began_with(folder: Workdir) -> dict[str, Any]:
-    """The run whose model this one began with, if any."""
+    """The run whose model this one started from, if any."""
     path = folder.path / INIT_FROM
     if not path.exists():
         return {}
@@ -121,14 +124,14 @@ def _began_with(folder: Workdir) -> dict[str, Any]:
 
 
 def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, float | None]:
-    """The last model's figures on the test set, where rounds are measured on another: from the last snapshot."""
+    """The last model's test figures from the last snapshot, where rounds are evaluated on another set."""
     names = ["accuracy", "loss", *measures_of(config)]
     file = snapshot_files(folder.path / SNAPSHOTS).get(last_round)
     try:
         taken = None if file is None else load_snapshot(file)
     except UserError:
         taken = None
-    if taken is None or taken["of"] != "test":  # somebody has deleted it, or it is damaged
+    if taken is None or taken["of"] != "test":  # deleted or damaged
         return {f"test_{name}": None for name in names}
     with np.load(folder.path / CLASS_COUNTS) as counts:
         num_training = counts["server"] + counts["clients"].sum(axis=0)
@@ -137,6 +140,6 @@ def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, f
     figures |= measure_predictions(config.eval_measures, matrix, num_training, config.eval_shots)
     if "auc" in config.eval_measures:
         figures["auc"] = taken["auc"]
-    # A snapshot has no features of labelled images, from which kNN accuracy would be.
+    # A snapshot has no features of labelled images, which kNN accuracy needs.
     figures = {name: float(figures.get(name, math.nan)) for name in names}
     return {f"test_{name}": value if math.isfinite(value) else None for name, value in figures.items()}

@@ -1,7 +1,7 @@
 """Live curves of a run: TensorBoard event files and, if configured, Weights & Biases.
 
-Their source is the records in the workdir. A writer first gets the records of earlier rounds, then each round's as it
-is written. A writer that fails is dropped, and the run goes on.
+They show the records in the workdir. A writer first gets the records of earlier rounds, then each round's as it is
+written. A writer that fails is dropped, and the run continues.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.config import flatten, measured_each_round
 from fedjax_ssl.engine.evaluation import RULE
-from fedjax_ssl.engine.measures import MEASURES, words_of
+from fedjax_ssl.engine.measures import MEASURES, OPEN_SET, words_of
 from fedjax_ssl.files import make_folder, replace_file
 from fedjax_ssl.records.workdir import METRICS, TENSORBOARD, TIMINGS, Workdir
 from fedjax_ssl.run.observe.log import warn
 
-MEASURED = ("accuracy", "loss", *words_of(MEASURES))  # of a set of images
-WANDB_ID = "wandb_id"  # in the workdir
+MEASURED = ("accuracy", "loss", *words_of(MEASURES), *OPEN_SET)  # figures of a set of images
+WANDB_ID = "wandb_id"  # a file in the workdir
 
-# Name in metrics.jsonl -> group and name of the curve; other names are the method's.
+# Name in metrics.jsonl -> group and name of the curve; other names are the method's own metrics.
 TAGS = {
     **{f"{of}_{name}": f"{of}/{name}" for of in ("test", "validation") for name in MEASURED},
     "pseudo_label_accuracy": "pseudo_labels/in_use",
@@ -34,6 +34,7 @@ TAGS = {
     "common_direction": "pseudo_labels/common_direction",
     "qualified_per_client": "clients/qualified",
     "qualified_share": "clients/qualified_share",
+    "qualified_unknown_share": "clients/qualified_unknown_share",
     "client_loss": "clients/loss",
     "fix_loss": "clients/fix_loss",
     "mix_loss": "clients/mix_loss",
@@ -55,13 +56,13 @@ TAGS = {
 
 
 class Trackers:
-    """The writers of one run, as a context manager; leaving it closes them."""
+    """The writers of one run; a context manager that closes them."""
 
     def __init__(self, openers: dict[str, Callable[[], Any]]):
         """Opens the writers.
 
         Args:
-            openers: name for a warning -> makes a writer, an object with `write(rows)` and `close(went_well)`.
+            openers: name for warnings -> makes a writer, an object with `write(rows)` and `close(went_well)`.
         """
         self._writers: dict[str, Any] = {}
         for name, opener in openers.items():
@@ -78,11 +79,11 @@ class Trackers:
         self._writers.clear()
 
     def write(self, lines: list[dict[str, Any]], timings: list[dict[str, Any]]) -> None:
-        """Passes the lines of rounds on.
+        """Passes the lines of rounds to the writers.
 
         Args:
-            lines: as in metrics.jsonl.
-            timings: as in timings.jsonl, of the same rounds at least.
+            lines: of metrics.jsonl.
+            timings: of timings.jsonl, for at least the same rounds.
         """
         seconds = {line["round"]: line["seconds"] for line in timings if "seconds" in line}
         rows = [{**line, "seconds": seconds.get(line["round"])} for line in lines]
@@ -93,7 +94,7 @@ class Trackers:
     def _guard(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:  # of any kind: a curve is not worth a run
+        except Exception as error:  # any error: a curve is not worth a run
             self._writers.pop(name, None)
             why = " ".join(f"{type(error).__name__}: {error}".split())
             warn(f"the run goes on without {name} ({why})")
@@ -101,11 +102,11 @@ class Trackers:
 
 
 def open_trackers(config: ConfigDict, folder: Workdir) -> Trackers:
-    """The writers that a configuration asks for, after they got the rounds of the folder's records.
+    """Opens the writers that a configuration asks for and gives them the rounds in the folder's records.
 
     Args:
         config: of the run, or of all its seeds.
-        folder: of one run that has begun, its records cut back to where it resumes.
+        folder: of a run that has begun; its records are already cut back to the round where it resumes.
     """
     openers: dict[str, Callable[[], Any]] = {}
     if config.log.tensorboard:
@@ -118,7 +119,7 @@ def open_trackers(config: ConfigDict, folder: Workdir) -> Trackers:
 
 
 def curves(row: dict[str, Any]) -> dict[str, float]:
-    """A round's figures by the names of their curves; a figure that could not be measured has no point."""
+    """A round's figures by the names of their curves. A figure that could not be measured is left out."""
     points = {}
     for name, value in row.items():
         if name != "round" and value is not None and math.isfinite(value):
@@ -128,15 +129,15 @@ def curves(row: dict[str, Any]) -> dict[str, float]:
 
 
 class TensorBoardWriter:
-    """Event files, rewritten from the records whenever a run begins or resumes, so that no round is in them twice.
+    """TensorBoard event files, rewritten from the records whenever a run begins or resumes, so that no round repeats.
 
-    The events go straight into the file: `tensorboardX.SummaryWriter` writes in a thread, and hangs once that thread
-    has failed on a full disk.
+    The events are written directly to the file: `tensorboardX.SummaryWriter` writes in a thread and hangs after that
+    thread has failed on a full disk.
     """
 
     def __init__(self, folder: Workdir):
         with _without_torch():
-            from tensorboardX import event_file_writer, summary  # not every run needs it
+            from tensorboardX import event_file_writer, summary  # imported only if a run needs it
             from tensorboardX.proto import event_pb2, summary_pb2
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
@@ -145,7 +146,7 @@ class TensorBoardWriter:
         for old in path.glob("events.out.tfevents.*"):
             old.unlink()
         self._file = event_file_writer.EventsWriter(str(path / "events"))
-        # A TensorBoard that is showing the old file drops its points.
+        # A TensorBoard that shows the old file discards its points.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._file.write_event(self._event(step=0, wall_time=time.time(), session_log=start))
         fields = {name: _plain(value) for name, value in flatten(folder.config).items()}
@@ -156,7 +157,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Adds rounds. They come several at a time, or long afterwards, so their times are counted back from now."""
+        """Adds rounds. They may arrive together or late, so their times are computed backwards from now."""
         moment = time.time() - sum(row["seconds"] or 0.0 for row in rows)
         for row in rows:
             moment += row["seconds"] or 0.0
@@ -175,10 +176,10 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """A run of Weights & Biases, resumed whenever the workdir's run is.
+    """A run of Weights & Biases, resumed with the workdir's run.
 
-    W&B's environment variables apply, such as WANDB_MODE=offline. Its steps are rounds. Rounds that it has are not sent
-    again. Offline it has none, and a later `wandb sync` replaces the online run.
+    W&B's environment variables apply, such as WANDB_MODE=offline. Its steps are rounds. Rounds that W&B already has are
+    not sent again. Offline it has none, and a later `wandb sync` replaces the online run.
     """
 
     def __init__(self, folder: Workdir, project: str):
@@ -207,20 +208,20 @@ class WandbWriter:
                 self._run.log(curves(row), step=row["round"], commit=True)
 
     def close(self, went_well: bool) -> None:
-        """Ends the run; one that was stopped counts as failed until it is resumed."""
+        """Ends the run. A stopped run counts as failed until it is resumed."""
         self._run.finish(exit_code=0 if went_well else 1)
 
 
 def _plain(value: Any) -> str | bool | int | float:
-    """A field's value as TensorBoard's table of hyperparameters takes it."""
+    """A field's value in a type that TensorBoard's table of hyperparameters accepts."""
     return value if isinstance(value, str | bool | int | float) else str(value)
 
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hides PyTorch while tensorboardX is imported, which imports it, if installed, for a type annotation.
+    """Hides PyTorch from tensorboardX, which would import it, if installed, for a type annotation.
 
-    That would take seconds and load a second set of CUDA libraries.
+    The import takes seconds and loads a second set of CUDA libraries.
     """
     hidden = "torch" not in sys.modules
     if hidden:

@@ -1,7 +1,8 @@
-"""Bytes that travel in a round, from the leaves of the messages; nothing is computed."""
+"""Bytes that travel in a round, from the shapes of the messages; nothing is computed."""
 
 from typing import Any, NamedTuple
 
+from fedjax_ssl.client.personal import OWN_PARTS
 from fedjax_ssl.engine.compression import compressed_bytes
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import trace_exchange
@@ -16,13 +17,18 @@ class Traffic(NamedTuple):
     # down and up: bytes of one client's messages.
     down: int
     up: int
-    # statistics_down and statistics_up: of all clients, in the exchange of normalisation statistics.
+    # statistics_down and statistics_up: bytes of all clients in the exchange of normalisation statistics.
     statistics_down: int
     statistics_up: int
 
+    @property
+    def most(self) -> int:
+        """Of a whole round, if every job takes part."""
+        return self.jobs * (self.down + self.up) + self.statistics_down + self.statistics_up
+
 
 def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) -> Traffic:
-    """What one client sends or receives in a round."""
+    """Bytes that one client receives and sends in a round."""
     config, network = problem.config, problem.network
     if not method.phases:
         return Traffic(0, 0, 0, 0, 0)
@@ -33,8 +39,10 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
         params = exchange.upload.model.params
         up += compressed_bytes(config.compression, params) - tree_bytes(params)
     exchanging = num_exchanging(network, config.model.statistics, jobs, config.num_clients)
-    # Under 'moments' the statistics go down and the sums up in each pass; parameters, which stay, in the first alone.
+    # With 'moments', statistics go down and sums go up in each pass; the parameters stay and travel in the first pass
+    # only.
     statistics = tree_bytes(state.model.batch_stats)
+    params = {name: part for name, part in state.model.params.items() if name not in state.clients.get(OWN_PARTS, ())}
     again = 0
     if exchanging and config.model.statistics == "moments":
         again = num_passes(network, config.model.statistics_passes, state.model) * statistics
@@ -42,6 +50,6 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
         jobs=jobs,
         down=tree_bytes((exchange.broadcast, exchange.personal)),
         up=up,
-        statistics_down=exchanging * (tree_bytes(state.model.params) + again),
+        statistics_down=exchanging * (tree_bytes(params) + again),
         statistics_up=exchanging * (again or statistics),
     )

@@ -74,3 +74,8 @@ def test_one_rule_of_labelling_has_no_name():
     figures = {name: value for name, value in METRICS.items() if not name.endswith("_head")}
     assert describe(figures) == "test 93.21 %  labels: 97.1 %  qualified 57.2"
     assert describe({"test_accuracy": 0.93211}) == "test 93.21 %"
+
+
+def test_labels_that_nobody_knows_are_not_scored():
+    unknown = {"test_accuracy": 0.93211, "pseudo_label_accuracy": float("nan"), "qualified_per_client": 57.23}
+    assert describe(unknown) == "test 93.21 %  qualified 57.2"

@@ -390,7 +390,9 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, argument, is_dat
         }.get(argument, argument)
         sources = {cell.config.data.path or cell.config.data.source for cell in cells}
         assert {source.removesuffix(".npz") for source in sources} == {of.removesuffix(".npz")}
-    is_named = f"python launch.py sweep {words.removeprefix(f'{ROOT}/')} --workdir=" in path.read_text()
+    name, text = str(path.relative_to(ROOT)), path.read_text()
+    command = "python launch.py sweep {} --workdir="
+    is_named = any(command.format(word) in text for word in (words.removeprefix(f"{ROOT}/"), f"{name}:BOARD"))
     assert is_named or sweep == load_sweep(str(path))  # the default's name needs not be said
 
 

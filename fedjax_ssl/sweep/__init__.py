@@ -31,6 +31,7 @@ from fedjax_ssl.config import (
     for_seed,
     labels_revealed,
     load_config_file,
+    measured_each_round,
     overridden_fields,
     override,
     validate,
@@ -41,12 +42,14 @@ from fedjax_ssl.files import CONFIGS, expanded
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, REPORT, SUMMARY, read_rounds, refuse_links
 from fedjax_ssl.report.look import to_markdown, write_tables
-from fedjax_ssl.report.table import Row
+from fedjax_ssl.report.table import LAST, Row
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.log import QUIET, say
 from fedjax_ssl.run.train import train
+from fedjax_ssl.sweep.search import Search, row_of, tries_of, with_best
 
 ROOT = CONFIGS.parent
+TRIES = "tries"  # the folder of those of all rows
 WARM_UP = "warm up"  # the name of the cells that are in no row of the table
 WAIT_SECONDS = 5.0  # between two looks at a warm-up that another process is at
 
@@ -68,6 +71,7 @@ class Sweep(NamedTuple):
     # The run whose model all rows begin with, given as one of `methods` is; None: rows begin with fresh weights. It has
     # the sweep's common fields too. A row with an `init_from` of its own, '' say, is left alone.
     warm_up: str | tuple[str, Mapping[str, Any]] | None = None
+    search: Search | None = None  # what `--tries=N` draws for each row, see `fedjax_ssl.sweep.search`
 
 
 class Cell(NamedTuple):
@@ -96,6 +100,7 @@ def run_sweep(
     overrides: Sequence[str] = (),
     dry_run: bool = False,
     rows: str = "*",
+    tries: int = 0,
 ) -> list[Cell]:
     """Runs what is not finished, cell by cell, and updates WORKDIR/table.md, .csv and .tex, and table_runs.csv.
 
@@ -106,6 +111,8 @@ def run_sweep(
         dry_run: lists the runs without running them.
         rows: names of the rows to run, with `*` and `?` as in file names; `;` between several. The table keeps
             what is finished of the others.
+        tries: of each row, before it is run with the fields of the best one, see `fedjax_ssl.sweep.search`. They lie in
+            WORKDIR/tries.
 
     Returns:
         The cells that were to be run.
@@ -117,27 +124,33 @@ def run_sweep(
     """
     if workdir is None:
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
-    workdir = expanded(workdir)
+    root = pathlib.Path(expanded(workdir))
     sweep = load_sweep(sweep_file)
-    table = plan(sweep, pathlib.Path(workdir), overrides)
-    cells = [cell for cell in table if any(fnmatch.fnmatchcase(cell.name, row) for row in rows.split(";"))]
-    if not cells:
+    names = [name for name in sweep.methods if any(fnmatch.fnmatchcase(name, row) for row in rows.split(";"))]
+    if not names:
         raise UserError(f"the sweep has no row {rows!r}; its rows: {'; '.join(sweep.methods)}")
+    failures: dict[str, str] = {}
+    tried: list[Cell] = []
+    if tries:
+        _refuse_links(plan(sweep, root, overrides), root)  # an error of the rows must come before the tries
+        tried = _plan_tries(sweep, root / TRIES, overrides, tries)
+        asked = [cell for cell in tried if row_of(cell.name) in names]
+        if dry_run:
+            _list(asked)
+        else:
+            for needed in (warm_ups_of(asked), asked):
+                failures |= _finish(needed, root / TRIES, lambda: None, "before the rows")
+        found = {cell.name: float(run.accuracy()[-LAST:].mean()) for cell in tried for run in cell.row().runs}
+        sweep = sweep._replace(methods=with_best(sweep.methods, sweep.search, tries, found, say))
+    table = plan(sweep, root, overrides)
+    cells = [cell for cell in table if cell.name in names]
     warm_ups = warm_ups_of(cells)
     if dry_run:
-        for cell in warm_ups + cells:
-            for seed in sweep.seeds:
-                print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
+        _list(warm_ups + cells)
         return cells
-    root = pathlib.Path(workdir)
-    refuse_links(
-        place for cell in warm_ups + cells for place in (cell.folder, *cell.folder.parents) if root in place.parents
-    )
-    failures, update_table = {}, functools.partial(write_table, root, sweep, table)
-    for cell in warm_ups:
-        failures.update(_work_on(cell, cell.seeds, root, update_table, "warm-up"))
-    for cell in warm_ups:  # those that another process was at
-        failures.update(_wait_for(cell, root, update_table, failures))
+    _refuse_links(warm_ups + cells, root)
+    update_table = functools.partial(write_table, root, sweep, table)
+    failures |= _finish(warm_ups, root, update_table, "warm-up")
     for number, cell in enumerate(cells, start=1):
         ready = tuple(seed for seed in cell.seeds if cell.warm_up is None or is_finished(cell.warm_up, seed))
         for seed in set(cell.seeds) - set(ready):
@@ -152,8 +165,51 @@ def run_sweep(
     if failures:
         for name, why in failures.items():
             say(f"failed: {name}: {why}", QUIET)
-        raise TrainingError(f"{len(failures)} of {len(warm_ups + cells) * len(sweep.seeds)} runs of the sweep")
+        number = sum(len(cell.seeds) for cell in [*tried, *warm_ups, *cells])
+        raise TrainingError(f"{len(failures)} of {number} runs of the sweep")
     return cells
+
+
+def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], number: int) -> list[Cell]:
+    """The cells of the tries. Fields of the grid have their first value: all columns of the table share the tries.
+
+    Raises:
+        UserError: the sweep has nothing to draw, draws a field of its grid, or has no validation images for tries.
+    """
+    if sweep.search is None:
+        raise UserError("the sweep's file has no `search` from which --tries could draw")
+    drawn = {field for name in sweep.methods for field in sweep.search.of(name)}
+    if in_grid := sorted(drawn & set(sweep.fields)):
+        raise UserError(f"the sweep's search draws {in_grid[0]}, which is a column of its table")
+    first = {field: values[:1] for field, values in sweep.fields.items()}
+    methods = tries_of(sweep.methods, sweep.search, number)
+    cells = plan(sweep._replace(methods=methods, fields=first, seeds=(sweep.search.seed,)), workdir, overrides)
+    if any(measured_each_round(cell.config) != "validation" for cell in cells):
+        raise UserError("the tries of a sweep need validation images; set data.validation in its search's fields")
+    return cells
+
+
+def _list(cells: list[Cell]) -> None:
+    """Prints the runs of some cells with their status."""
+    for cell in cells:
+        for seed in cell.seeds:
+            print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
+
+
+def _refuse_links(cells: list[Cell], root: pathlib.Path) -> None:
+    """Raises a UserError if a folder of some cells is a link."""
+    refuse_links(place for cell in cells for place in (cell.folder, *cell.folder.parents) if root in place.parents)
+
+
+def _finish(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object], place: str) -> dict[str, str]:
+    """Runs cells that others need, and waits for those that another process is at; the failures."""
+    failures: dict[str, str] = {}
+    _refuse_links(cells, root)
+    for cell in cells:
+        failures |= _work_on(cell, cell.seeds, root, on_finish, place)
+    for cell in cells:
+        failures |= _wait_for(cell, root, on_finish, failures)
+    return failures
 
 
 def load_sweep(sweep_file: str) -> Sweep:

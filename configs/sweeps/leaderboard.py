@@ -1,0 +1,127 @@
+"""The leaderboard: every method at its best of the same number of tries, a board for each place of the labels.
+
+    python launch.py sweep configs/sweeps/leaderboard.py:BOARD --workdir=runs/BOARD --tries=6
+    python docs/leaderboard.py add runs/BOARD BOARD
+    python docs/leaderboard.py > docs/leaderboard.md
+
+A board is named DATA_LABELS: `digits`, `mnist`, `cifar10` or `features`, and `server`, `clients` or `some_clients`.
+Digits and MNIST have the small CNN, as CIFAR-10 has, which takes 100 images a client; `features` is a linear head on
+the features of EfficientNet-Lite0 and takes --config.encoder.weights=FILE. All rows have the recipe `plain`, one local
+epoch, LDA 0.5 and seeds 0 to 4. Tries draw the learning rates of clients and server, and the threshold of methods that
+have one; they have validation images and a seed of their own.
+"""
+
+from fedjax_ssl.sweep import Sweep, by_argument
+from fedjax_ssl.sweep.search import LogUniform, Search
+
+RATES = {
+    "client.learning_rate": LogUniform(0.003, 0.3),
+    "server.learning_rate": LogUniform(0.003, 0.3),
+}
+THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)
+SPACE = {
+    "*": RATES,
+    **{
+        title: {f"{name}.threshold": THRESHOLDS}
+        for title, name in {
+            "FixMatch": "fixmatch",
+            "UDA": "uda",
+            "SemiFL": "semifl",
+            "FedIL": "fedil",
+            "FedMatch": "fedmatch",
+            "FedRGD": "fedrgd",
+            "(FL)^2": "fl2",
+            "SAGE": "sage",
+            "ProxyFL": "proxyfl",
+        }.items()
+    },
+    "FedAnchor": {"fedanchor.threshold": (0.2, 0.4, 0.6, 0.8)},
+    "FedLabel": {"fedlabel.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
+    **{title: {"trainer.threshold": THRESHOLDS} for title in ("FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight")},
+}
+NARROW = {"model.projector_hidden": 128, "model.projector_dim": 64}  # target networks of all clients in memory
+SERVER = {
+    "All labels": "supervised,all_labels,plain",
+    "Labels alone": "server_only,plain",
+    "FixMatch": "fixmatch,plain",
+    "UDA": "uda,plain",
+    "SemiFL": "semifl,plain",
+    "FedIL": "fedil,plain",
+    "FedMatch": "fedmatch,at_server,plain",
+    "FedCon": "plain,fedcon",
+    "FedRGD": ("plain,fedrgd", {"model.normalisation": "group"}),
+    "(FL)^2": "fl2,plain",
+    "FedU": ("fedu,plain", NARROW),
+    "FedEMA": ("fedema,plain", NARROW),
+    "Orchestra": "orchestra,plain",
+    "SAGE": "sage,plain",
+    "ProxyFL": "proxyfl,plain",
+    "FedAnchor": "plain",
+}
+CLIENTS = {
+    "All labels": "supervised,all_labels,plain",
+    "Labels alone": "supervised,plain",
+    "FixMatch": "fixmatch,plain",
+    "UDA": "uda,plain",
+    "FedMatch": "fedmatch,plain",
+    "FedTriNet": "fedtrinet,plain",
+    "FedLabel": "fedlabel,plain",
+    "SAGE": "sage,plain",
+    "ProxyFL": "proxyfl,plain",
+    "FedAvg-Semi": "fedavg_semi,plain",
+    "SemiAnAgg": "semianagg,plain",
+    "Twin-sight": "twin_sight,plain",
+}
+SOME_CLIENTS = {
+    "All labels": "supervised,all_labels,plain",
+    "Labels alone": "supervised,plain",
+    "FixMatch": "fixmatch,plain",
+    "UDA": "uda,plain",
+    "FedTriNet": "fedtrinet,plain",
+    "FedLabel": "fedlabel,plain",
+    "SAGE": "sage,plain",
+    "ProxyFL": "proxyfl,plain",
+    "FedAvg-Semi": "fedavg_semi,plain",
+    "SemiAnAgg": "semianagg,plain",
+    "RSCFed": "rscfed,plain",
+    "CBAFed": "cbafed,plain",
+    "IsoFed": "isofed,plain",
+    "Twin-sight": "twin_sight,plain",
+}
+# Rows and common fields by the place of the labels.
+LABELS = {
+    "server": (SERVER, {"data.labels": "server"}),
+    "clients": (CLIENTS, {"data.labels": "clients", "data.labelled_share": 0.1}),
+    "some_clients": (SOME_CLIENTS, {"data.labels": "some_clients"}),
+}
+COMMON = {
+    "num_rounds": 40,
+    "num_clients": 20,
+    "clients_per_round": 5,
+    "data.alpha": 0.5,
+    "client.epochs": 1,
+    "server.epochs": 1,
+    "log.tensorboard": False,
+}
+LARGER = {"data.examples_per_client": 100, "client.batch_size": 20}
+# The config, its fields, the clients with labels for `some_clients`, and the validation images of the tries.
+DATA = {
+    "digits": ("configs/quickstart.py", {}, 3, 100),
+    "mnist": ("configs/fedanchor_mnist.py", LARGER, 2, 500),
+    "cifar10": ("configs/fedanchor_cifar10.py", {**LARGER, "model.name": "cnn", "data.server_labels": 500}, 2, 500),
+    "features": ("configs/cifar10_frozen.py", LARGER, 2, 500),
+}
+
+# The boards: DATA's entry, then LABELS'.
+ROWS = {f"{data}_{labels}": (*DATA[data], *LABELS[labels]) for data in DATA for labels in LABELS}
+
+
+def get_sweep(board="digits_server"):
+    config, fields, labelled_clients, validation, methods, of_labels = by_argument(ROWS, board)
+    return Sweep(
+        config=config,
+        methods=methods,
+        common={**COMMON, **fields, **of_labels, "data.labelled_clients": labelled_clients},
+        seeds=(0, 1, 2, 3, 4),
+        search=Search(SPACE, {"data.validation": validation}),
+    )

@@ -1,0 +1,38 @@
+"""Each client with its own share of labels, from none to all, on MNIST: labels alone and five methods.
+
+    python launch.py sweep configs/sweeps/profile.py --workdir=runs/profile
+
+The shares are drawn by beta(0.3, 0.3) from the seed, so that of 20 clients several have next to no label and several
+next to all; the server has none. LeNet, 100 images a client, LDA 0.1, all take part, 20 rounds, 3 seeds: rows of one
+seed have the same images and labels. Every method has its own local training at five epochs, but FedDB and
+FedDure count steps: five on all images, and ten on batches.
+"""
+
+from fedjax_ssl.sweep import Sweep
+
+
+def get_sweep():
+    return Sweep(
+        config="configs/fedanchor_mnist.py",
+        common={
+            "num_rounds": 20,
+            "num_clients": 20,
+            "clients_per_round": 20,
+            "model.name": "lenet",
+            "model.normalisation": "none",
+            "data.alpha": 0.1,
+            "data.examples_per_client": 100,
+            "data.labels": "profile",
+            "data.label_profile": ("beta(0.3,0.3)",),
+            "data.server_labels": 0,
+        },
+        methods={
+            "labels alone": "supervised",
+            "FixMatch": "fixmatch",
+            "SAGE": "sage",
+            "SemiAnAgg": "semianagg",
+            "FedDure": "feddure",
+            "FedDB": "feddb",
+        },
+        seeds=(0, 1, 2),
+    )

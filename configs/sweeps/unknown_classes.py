@@ -1,0 +1,54 @@
+"""Methods with labels at the server whose clients hold images of no class of the model, on digits and on MNIST.
+
+    python launch.py sweep configs/sweeps/unknown_classes.py:digits --workdir=runs/unknown/digits
+    python launch.py sweep configs/sweeps/unknown_classes.py:mnist --workdir=runs/unknown/mnist
+
+The model knows the digits 0 to 6, of which the server has 10 labels each; 7, 8 and 9 are unknown. Clients hold 40 or on
+MNIST 100 images of known digits, the same in all rows, and besides none, a third of them or as many unknown ones: 0, 25
+or 50 %. The small CNN, 5 of 10 or 20 clients a round, 2 local epochs, 10 or 15 rounds, IID, recipe `plain`, 3 seeds.
+Each method has a row with its paper's threshold and one that takes every pseudo-label. To labels alone at the server
+clients mean nothing; they are run once. The table is in docs/results/unknown_classes.md.
+"""
+
+from fedjax_ssl.sweep import Sweep, by_argument
+
+DATASETS = {
+    "digits": (
+        "configs/quickstart.py",
+        {"num_rounds": 10, "num_clients": 10, "data.examples_per_client": 40},
+    ),
+    "mnist": (
+        "configs/fedanchor_mnist.py",
+        {"num_rounds": 15, "num_clients": 20, "data.examples_per_client": 100},
+    ),
+}
+WITH, WITHOUT = "with a threshold", "every label"
+METHODS = {
+    "FixMatch": ("fixmatch,plain", {"fixmatch.threshold": 0.0}),
+    "SemiFL": ("semifl,plain", {"semifl.threshold": 0.0}),
+    "FedAnchor": ("plain", {"fedanchor.threshold": -1.0}),
+    "(FL)^2": ("fl2,plain", {"fl2.threshold": 0.0, "confidence.kind": "fixed"}),
+    "FedIL": ("fedil,plain", {"fedil.threshold": 0.0}),
+}
+
+
+def get_sweep(dataset="digits"):
+    config, fields = by_argument(DATASETS, dataset)
+    rows = {f"{WITH}, labels alone, unknown": ("server_only,plain", {"data.unknown_share": 0.0})}
+    for name, (words, every) in METHODS.items():
+        rows |= {f"{WITH}, {name}, unknown": words, f"{WITHOUT}, {name}, unknown": (words, every)}
+    return Sweep(
+        config=config,
+        common={
+            "clients_per_round": 5,
+            "client.epochs": 2,
+            "server.pretrain_epochs": 5,
+            "data.alpha": 1000.0,
+            "data.server_labels": 70,
+            "data.unknown_classes": (7, 8, 9),
+            **fields,
+        },
+        methods=rows,
+        fields={"data.unknown_share": (0.0, 0.25, 0.5)},
+        seeds=(0, 1, 2),
+    )

@@ -1,0 +1,148 @@
+"""Parts of the model that each client keeps for itself, `config.personal_parts`, for any method.
+
+They are in the clients' memory, `State.clients`. A client puts its own into the model that it receives, trains them
+with the rest, and keeps them. They are never sent, aggregated or counted in bytes.
+
+Sources: FedPer, arXiv 1912.00818, which trains both parts together, as is done here; FedRep, arXiv 2102.07078, which
+trains one after the other.
+"""
+
+from typing import Any
+
+import jax
+
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import (
+    Broadcast,
+    Cohort,
+    Finished,
+    Jobs,
+    Method,
+    Metrics,
+    Phase,
+    Previous,
+    Problem,
+    Received,
+    State,
+)
+from fedjax_ssl.errors import UserError, known_are
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import repeated, select
+
+OWN_PARTS = "own_parts"  # the entry of the clients' memory: params of these parts, leaves [K, ...]
+
+
+def with_own_parts(problem: Problem, method: Method) -> Method:
+    """A method whose clients keep the parts `config.personal_parts` of the model for themselves.
+
+    Every client begins with those of the first model. The server's own copy stays as it is, unless the server trains
+    it on its labels; no client gets that.
+
+    Labels that a client makes once a round are made by its own model, client after client.
+
+    Raises:
+        UserError: the method has no clients. When a stage is traced: there is no such part, or it cannot be kept from
+            what travels.
+    """
+    parts, name = tuple(problem.config.personal_parts), problem.config.method
+    if not method.phases:
+        raise UserError(f"personal_parts={parts} is not for {name}, which has no clients")
+
+    def refuse_copies(message: Any, of: str) -> None:
+        for path, _ in jax.tree_util.tree_flatten_with_path(message)[0]:
+            for part in parts:
+                if any(part == getattr(key, "key", None) for key in path):
+                    raise UserError(f"personal_parts={parts} is not for {name}: {of} has a {part} as well")
+
+    def init(data: FederatedData, key: jax.Array) -> State:
+        state = method.init(data, key)
+        for part in parts:
+            if part not in state.model.params:
+                raise UserError(f"personal_parts has {part!r}{known_are(part, tuple(state.model.params))}")
+            if part in state.model.batch_stats:
+                raise UserError(
+                    f"personal_parts has {part!r}, whose normalisation statistics are the server's; set "
+                    "model.normalisation='group'"
+                )
+        own = repeated(select(state.model.params, parts), len(data.ids))
+        return state._replace(clients={**state.clients, OWN_PARTS: own})
+
+    def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
+        sent = method.broadcast(state, data, key)
+        if not isinstance(sent, Broadcast):
+            raise UserError(f"personal_parts={parts} is not for {name}: it sends a {type(sent).__name__}, no Broadcast")
+        refuse_copies(sent.extra, "its broadcast")
+        return sent._replace(model=_without(sent.model, parts))
+
+    def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> Any:
+        message = method.personal(state, data, clients, key)
+        refuse_copies(message, "its message to each client")
+        return message
+
+    def keep(finished: Finished) -> Finished:
+        upload = finished.upload
+        refuse_copies(upload.metadata, "what its clients tell")
+        for part in parts:
+            if part not in upload.model.params:
+                raise UserError(f"personal_parts has {part!r}, which clients of {name} do not upload")
+        if len(parts) == len(upload.model.params):
+            raise UserError(f"personal_parts={parts} leaves nothing to aggregate: clients of {name} upload no more")
+        own = {**finished.own, OWN_PARTS: select(upload.model.params, parts)}
+        return finished._replace(upload=upload._replace(model=_without(upload.model, parts)), own=own)
+
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
+        # For the method every client returns the server's own parts unchanged.
+        own, uploads = select(state.model.params, parts), received.uploads
+        whole = with_parts(uploads.model, repeated(own, len(received.clients)))
+        state, metrics = method.aggregate(state, data, received._replace(uploads=uploads._replace(model=whole)), key)
+        return state._replace(model=with_parts(state.model, own)), metrics  # a mean of equal numbers is rounded
+
+    *before, last = map(_with_own, method.phases)
+    finish = last.finish
+    return method._replace(
+        init=init,
+        broadcast=broadcast,
+        personal=None if method.personal is None else personal,
+        phases=(*before, last._replace(finish=lambda *arguments: keep(finish(*arguments)))),
+        aggregate=aggregate,
+    )
+
+
+def with_parts(model: Model, parts: dict[str, Any]) -> Model:
+    """The model with these parts in the place of its own."""
+    return model._replace(params={**model.params, **parts})
+
+
+def _without(model: Model, parts: tuple[str, ...]) -> Model:
+    return model._replace(params={name: part for name, part in model.params.items() if name not in parts})
+
+
+def _with_own(phase: Phase) -> Phase:
+    """A phase in which every client receives the model with its own parts."""
+
+    def whole(received: Broadcast, parts: dict[str, Any]) -> Any:
+        return received._replace(model=with_parts(received.model, parts))
+
+    def others(own: Any) -> dict[str, Any]:
+        return {name: entry for name, entry in own.items() if name != OWN_PARTS}
+
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+        def of_one(row: Any) -> Jobs:
+            clients, own, group, personal, left = jax.tree.map(lambda leaf: leaf[None], row)
+            mine = jax.tree.map(lambda leaf: leaf[0], own[OWN_PARTS])
+            one = Cohort(clients, others(own), cohort.key, group, personal)
+            return jax.tree.map(lambda leaf: leaf[0], phase.prepare(whole(received, mine), data, one, left))
+
+        jobs = jax.lax.map(of_one, (cohort.clients, cohort.own, cohort.group, cohort.personal, previous))
+        return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS]))
+
+    def start(received: Broadcast, data: FederatedData, work: Any, own: Any) -> Any:
+        return phase.start(whole(received, work[1]), data, work[0], others(own))
+
+    def step(received: Broadcast, data: FederatedData, work: Any, carry: Any, index: jax.Array, key: jax.Array) -> Any:
+        return phase.step(whole(received, work[1]), data, work[0], carry, index, key)
+
+    def finish(received: Broadcast, work: Any, carry: Any, num_steps: jax.Array) -> Finished:
+        return phase.finish(whole(received, work[1]), work[0], carry, num_steps)
+
+    return Phase(prepare, start, step, finish)

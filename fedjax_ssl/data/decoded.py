@@ -1,0 +1,243 @@
+"""Images that are decoded once, into a file of the user's cache that is memory-mapped: they take no memory afterwards.
+
+The file is an npy. While it is written it ends in '.part', and decoding that was stopped goes on where it was.
+"""
+
+import contextlib
+import hashlib
+import io
+import math
+import os
+import pathlib
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.data.arrays import MAX_BYTES
+from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import private_cache, refuse_link
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is kept
+    fcntl = None
+
+MOST_CACHE_BYTES = 50_000_000_000  # of all data sets; what was used longest ago goes
+BLOCK = 1024  # images between two waits for the disk
+Shape = tuple[int, ...]
+
+# Pillow's names of these. It would read many more by their first bytes whatever a file is called, and start
+# Ghostscript for some.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's names
+_MODES = {1: "L", 3: "RGB"}  # by the number of channels
+
+
+class Encoded(NamedTuple):
+    """An image file in memory."""
+
+    name: str  # for messages
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Picture = pathlib.Path | Encoded
+
+
+def decode_once(
+    pictures: Sequence[Picture], known_by: str, name: object, image_size: int, fit: str, tell: Callable[[str], Any]
+) -> np.ndarray:
+    """All images of a data set, uint8 [N, H, W, C]: memory-mapped, or in memory where the user has no cache.
+
+    Args:
+        pictures: the images' files; one is read at a time.
+        known_by: what tells these pictures from all others, such as their files' sizes and times.
+        name: of the data set, for messages.
+        image_size: see `read_image`; 0: all must have one size.
+        fit: likewise.
+        tell: gets a line that says how far it is.
+
+    Raises:
+        UserError: a picture is no image, sizes differ, or there is no room.
+    """
+    import PIL
+
+    def find_shape(most: int) -> Shape:
+        """Reads headers only, of all images."""
+        channels = 1 if all(map(_is_grey, pictures)) else 3
+        first = pictures[0]
+        height, width = (image_size,) * 2 if image_size else read_image(first, _MODES[channels], 0, fit).shape[:2]
+        shape = len(pictures), height, width, channels
+        check_size(shape, name, most)
+        return shape
+
+    def decode(row: int, shape: Shape) -> np.ndarray:
+        picture = pictures[row]
+        image = read_image(picture, _MODES[shape[3]], image_size, fit)
+        if image.shape != shape[1:]:
+            raise UserError(
+                f"{picture} has {image.shape[1]} x {image.shape[0]} pixels, but {pictures[0]} {shape[2]} x {shape[1]}; "
+                "--config.data.image_size=N brings all to N x N"
+            )
+        return image
+
+    known_by = f"{PIL.__version__} {image_size} {fit} {known_by}"
+    folder = private_cache("images", MOST_CACHE_BYTES)
+    if folder is None:
+        shape = find_shape(MAX_BYTES)
+        images = np.empty(shape, np.uint8)
+        for row in range(len(images)):
+            images[row] = decode(row, shape)
+        return images
+    file = folder / f"{hashlib.sha256(known_by.encode()).hexdigest()}.npy"
+    part = file.with_suffix(".part")
+    try:
+        refuse_link(file)
+        refuse_link(part)
+        if not _is_whole(file):
+            with part.open("a+b") as out:
+                if fcntl is not None:
+                    fcntl.flock(out, fcntl.LOCK_EX)  # waits for another process that decodes the same images
+                if not _is_whole(file):
+                    _write(out, name, find_shape, decode, tell)
+                    os.replace(part, file)
+                else:
+                    part.unlink(missing_ok=True)
+        os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))  # used now, but not changed: others have it mapped
+        images = np.load(file, mmap_mode="r")
+    except OSError as error:
+        raise UserError(
+            f"{part}: {first_line(error)}; the images of {name} are decoded there: make room, or choose another folder "
+            "by the environment variable XDG_CACHE_HOME"
+        ) from error
+    return images
+
+
+def _write(
+    out: IO[bytes],
+    name: object,
+    find_shape: Callable[[int], Shape],
+    decode: Callable[[int, Shape], np.ndarray],
+    tell: Callable[[str], Any],
+) -> None:
+    shape = _shape_of(out)
+    if shape is None:
+        shape = find_shape(MOST_CACHE_BYTES)
+        out.truncate(0)
+        np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        out.flush()
+    first, each = out.tell(), math.prod(shape[1:])
+    there = (os.fstat(out.fileno()).st_size - first) // each
+    done = max(0, there - 1) // BLOCK * BLOCK  # after a power cut the last block may not be what was written
+    out.truncate(first + done * each)
+    out.seek(0, os.SEEK_END)
+    began = time.monotonic()
+    for row in range(done, shape[0]):
+        out.write(decode(row, shape).tobytes())
+        if (row + 1) % BLOCK == 0 or row + 1 == shape[0]:
+            out.flush()
+            os.fsync(out.fileno())
+            left = (time.monotonic() - began) / (row + 1 - done) * (shape[0] - row - 1)
+            clock = time.strftime("%H:%M:%S", time.gmtime(left))
+            tell(f"decoding the images of {name}: {row + 1:,} of {shape[0]:,}, {clock} left")
+
+
+def _shape_of(file: IO[bytes]) -> Shape | None:
+    """The shape that the header says; the file stands behind it. None: it has no whole header."""
+    file.seek(0)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            return None
+        return np.lib.format.read_array_header_1_0(file)[0]
+    except ValueError:
+        return None
+
+
+def _is_whole(file: pathlib.Path) -> bool:
+    if not file.exists():
+        return False
+    with file.open("rb") as opened:
+        shape = _shape_of(opened)
+        return shape is not None and file.stat().st_size == opened.tell() + math.prod(shape)
+
+
+def check_size(shape: Shape, name: object, most: int, remedy: str = "set a smaller data.image_size, or ") -> None:
+    """Raises a UserError if images, uint8 of this shape, take more bytes than `most`."""
+    if math.prod(shape) > most:
+        raise UserError(
+            f"the {shape[0]} images of {name} take {math.prod(shape) / 1e9:.1f} GB at {shape[2]} x {shape[1]} pixels, "
+            f"but at most {most / 1e9:g} GB are read; {remedy}give fewer images"
+        )
+
+
+def _is_grey(picture: Picture) -> bool:
+    """Whether an image has no colours, by its header."""
+    with _open(picture) as image:
+        if image.mode == "P":  # A palette, as GIF always has one; it may hold nothing but greys.
+            red, green, blue = np.reshape(image.getpalette("RGB"), (-1, 3)).T
+            return bool(np.array_equal(red, green) and np.array_equal(green, blue))
+        return image.mode in _GREY_MODES
+
+
+def read_image(picture: Picture, mode: str, image_size: int, fit: str) -> np.ndarray:
+    """One image, uint8 [H, W, C], in mode 'L' or 'RGB'.
+
+    Args:
+        picture: the file.
+        mode: of these two.
+        image_size: side in pixels to which it is resized bilinearly, with antialiasing; 0: it stays as it is.
+        fit: 'crop' cuts out the largest square in the middle before, 'stretch' resizes the whole image.
+
+    Raises:
+        UserError: it cannot be read as an image.
+    """
+    from PIL import Image, ImageOps
+
+    with _open(picture) as image:
+        if image.format == "PNG":
+            image.verify()  # compares the pixels' checksums, which `load` leaves out; the file must be opened anew
+    with _open(picture) as image:
+        image.load()
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I"):  # Pillow's own conversion would make 255 of everything above it.
+            values = np.asarray(image)
+            if values.min() < 0 or values.max() > 65535:
+                raise ValueError("pixels of more than 16 bits")
+            image = Image.fromarray((values >> 8).astype(np.uint8))
+        if image.mode == "F":
+            raise ValueError("pixels that are not whole numbers")
+        image = image.convert(mode)
+        if image_size:
+            if fit == "crop":
+                side = min(image.size)
+                left, top = (image.width - side) // 2, (image.height - side) // 2
+                # Cut out first: a resize with a box would let pixels from outside of it take part.
+                image = image.crop((left, top, left + side, top + side))
+            image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image)
+    return pixels[..., np.newaxis] if mode == "L" else pixels
+
+
+@contextlib.contextmanager
+def _open(picture: Picture) -> Iterator[Any]:
+    """Opens an image; an error inside becomes a UserError that names the picture."""
+    from PIL import Image  # Only this source needs it.
+
+    opened = io.BytesIO(picture.content) if isinstance(picture, Encoded) else picture
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about tags; what cannot be read is an error besides
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # of more than 89 million pixels
+            with Image.open(opened, formats=FORMATS) as image:
+                yield image
+    except Image.UnidentifiedImageError as error:
+        raise UserError(
+            f"{picture} cannot be read as an image of {', '.join(FORMATS)}; convert or remove it"
+        ) from error
+    except Exception as error:  # The errors of Pillow's decoders have no common base.
+        raise UserError(f"{picture} cannot be read as an image ({first_line(error)}); replace or remove it") from error

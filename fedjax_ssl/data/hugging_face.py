@@ -1,0 +1,172 @@
+"""Images of a data set of Hugging Face's `datasets` on the disk: a folder of `save_to_disk`, or parquet.
+
+    FOLDER of ds.save_to_disk, FILE.parquet, or a FOLDER of parquet files whose names begin with train and test
+
+Arrow maps the columns into memory, and images are decoded once, see `decode_once`. Nothing is downloaded.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.data.decoded import Encoded, decode_once
+from fedjax_ssl.data.tables import check_column, codes, find_class_names, for_test, sorted_names
+from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.files import expanded
+
+
+def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
+    """The data set in the folder or file.
+
+    Args:
+        config: the `data` section. Read are `path`, `label_column`, `client_column`, `image_size` and `fit`.
+        tell: gets a line that says how far decoding is.
+
+    Returns:
+        The fields of `Dataset` but the name, the constants and `flip`. Without a split 'test' every fifth labelled row
+        of each class is for the test; splits of other names are left out. A training row without a label has -1, a
+        test row without a label is left out. Classes are in the order of the label's `ClassLabel`, or else sorted.
+
+    Raises:
+        UserError: `datasets` is not installed, the path has no such data set, or a column is not as it must be.
+    """
+    splits = _open(config.path)
+    train = splits["train"]
+    image, label = _image_column(config.path, train), config.label_column or _label_column(train)
+    check_column(train.features, label, "label_column", config.path)
+    check_column(train.features, config.client_column, "client_column", config.path, optional=True)
+    given = {name: _labels(split, label, config.path) for name, split in splits.items()}
+    names = getattr(train.features[label], "names", None) or find_class_names(given["train"], config.path, label)
+    labels = {name: codes(values, names) for name, values in given.items()}
+    if "test" in splits:
+        rows = {"train": np.arange(len(train)), "test": np.flatnonzero(labels["test"] >= 0)}
+    else:
+        of_test = for_test(labels["train"])
+        rows = {"train": np.setdiff1d(np.arange(len(train)), of_test), "test": of_test}
+        splits, labels = {**splits, "test": train}, {**labels, "test": labels["train"]}
+    if not all(map(len, rows.values())):
+        raise UserError(
+            f"{config.path} has no row {'to train on' if not len(rows['train']) else 'with a label to test'}"
+        )
+    pictures = _Pictures(config.path, image, [(name, splits[name], rows[name]) for name in ("train", "test")])
+    known_by = f"{image} {label} {[_files(split) for split in splits.values()]}"
+    images = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
+    owners = None
+    if config.client_column:
+        clients = [str(client) for client in train[config.client_column]]
+        owners = codes(clients, sorted_names(set(clients)))[rows["train"]]
+    return {
+        "x_train": images[: len(rows["train"])],
+        "y_train": labels["train"][rows["train"]],
+        "x_test": images[len(rows["train"]) :],
+        "y_test": labels["test"][rows["test"]],
+        "num_classes": len(names),
+        "class_names": tuple(names),
+        "owners": owners,
+    }
+
+
+class _Pictures(Sequence[Encoded]):
+    """The images of some rows of several splits, one after the other."""
+
+    def __init__(self, path: str, column: str, parts: list[tuple[str, Any, np.ndarray]]):
+        from datasets import Image
+
+        self._path, self._column = path, column
+        self._parts = [
+            (name, split.select_columns([column]).cast_column(column, Image(decode=False)), rows)
+            for name, split, rows in parts
+        ]
+
+    def __len__(self) -> int:
+        return sum(len(rows) for _, _, rows in self._parts)
+
+    def __getitem__(self, place: Any) -> Any:
+        for name, split, rows in self._parts:
+            if place < len(rows):
+                row = int(rows[place])
+                where = f"{self._path}: row {row} of {name}"
+                content = (split[row][self._column] or {}).get("bytes")
+                if not content:
+                    raise UserError(
+                        f"{where} has no image in column {self._column!r}; save its bytes, or remove the row"
+                    )
+                return Encoded(where, content)
+            place -= len(rows)
+        raise IndexError(place)
+
+
+def _open(path: str) -> dict[str, Any]:
+    """The splits 'train' and, if there is one, 'test'."""
+    wanted = "a folder of save_to_disk, or parquet files"
+    if not path:
+        raise UserError(f"data.path is empty; give {wanted}: --config.data.path=PATH")
+    found = expanded(path)
+    if not found.exists():
+        raise UserError(f"data.path={path} does not exist; give {wanted}")
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            "data.source='datasets' needs Hugging Face's datasets: pip install 'fedjax_ssl[datasets]'"
+        ) from None
+    datasets.disable_progress_bars()
+    try:
+        if any((found / name).exists() for name in ("dataset_dict.json", "state.json")):
+            loaded = datasets.load_from_disk(str(found))
+        elif found.is_dir():
+            if not any(found.rglob("*.parquet")):
+                raise UserError(f"data.path={path} holds no data set; give {wanted}")
+            loaded = datasets.load_dataset("parquet", data_dir=str(found))
+        else:
+            loaded = datasets.load_dataset("parquet", data_files=str(found))
+    except UserError:
+        raise
+    except Exception as error:  # The errors of datasets and pyarrow have no common base.
+        raise UserError(f"data.path={path} cannot be read as {wanted} ({first_line(error)})") from error
+    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    if "train" not in splits:
+        raise UserError(f"{path} has no split 'train', but {', '.join(map(str, splits))}")
+    return {name: splits[name] for name in ("train", "test") if name in splits}
+
+
+def _image_column(path: str, split: Any) -> str:
+    """The one column of images: of the type `Image`, or of their files' bytes."""
+    from datasets import Image, Value
+
+    def is_image(feature: Any) -> bool:
+        of_bytes = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
+        return isinstance(feature, Image) or of_bytes or (isinstance(feature, Value) and "binary" in feature.dtype)
+
+    found = [name for name, feature in split.features.items() if is_image(feature)]
+    if len(found) != 1:
+        what = f"the columns of images {', '.join(found)}" if found else "no column of images"
+        raise UserError(f"{path} has {what}, but needs one; its columns are {', '.join(split.features)}")
+    return found[0]
+
+
+def _label_column(split: Any) -> str:
+    """The one column of class labels; '' if there is not one."""
+    from datasets import ClassLabel
+
+    found = [name for name, feature in split.features.items() if isinstance(feature, ClassLabel)]
+    return found[0] if len(found) == 1 else ""
+
+
+def _labels(split: Any, column: str, path: str) -> list[str]:
+    """The label of each row by its name; '' for none."""
+    check_column(split.features, column, "label_column", path)
+    names = getattr(split.features[column], "names", None)
+    values = list(split[column])
+    if names:
+        return ["" if value is None or value < 0 else names[value] for value in values]
+    return ["" if value is None else str(value) for value in values]
+
+
+def _files(split: Any) -> list[tuple[str, int, int, int]]:
+    """The files behind a split, with their sizes and times."""
+    found = [(file, os.stat(file)) for file in (pathlib.Path(entry["filename"]) for entry in split.cache_files)]
+    return [(str(file.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns) for file, state in found]

@@ -1,0 +1,134 @@
+"""Unknown classes: images of no class of the model, which clients hold without labels and the test set has apart.
+
+Their true label is `UNKNOWN`. They are of classes that the model does without, or of a second data set.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.data.owners import Partition
+from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.errors import UserError
+
+UNKNOWN = -2  # the true label of an image of no class of the model; -1 is a label that nobody knows
+CLASS_DRAW, DEAL = 102, 103  # numbers among the draws of a seed, apart from those of the partition and of attackers
+
+
+def has_unknown(config: Any) -> bool:
+    """Whether a run has unknown images; of the `data` section, a dict or a ConfigDict."""
+    return bool(config["unknown_classes"] or config["unknown_drawn"] or config["unknown_source"])
+
+
+def check_unknown(config: Any, num_seeds: int) -> None:
+    """Checks the fields of unknown images against others.
+
+    Args:
+        config: the `data` section.
+        num_seeds: seeds that share a program.
+
+    Raises:
+        UserError: they do not go together.
+    """
+    if not has_unknown(config):
+        return
+    if len(config.unknown_classes) and config.unknown_drawn:
+        raise UserError(
+            f"data.unknown_classes={tuple(config.unknown_classes)} and data.unknown_drawn={config.unknown_drawn} "
+            "exclude each other; leave one out"
+        )
+    if config.unknown_drawn and num_seeds > 1:
+        raise UserError(
+            f"data.unknown_drawn={config.unknown_drawn} draws other classes for each of {num_seeds} seeds, which share "
+            "their test set; name data.unknown_classes, or train each seed on its own"
+        )
+    if config.partition == "natural" or config.partition_file:
+        which = "data.partition_file" if config.partition_file else "data.partition='natural'"
+        raise UserError(f"{which} says who holds what, but unknown images are dealt to clients; leave one of them out")
+
+
+def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -> Dataset:
+    """A data set whose unknown images have the label `UNKNOWN` in training and lie apart in the test.
+
+    Args:
+        dataset: the data set.
+        other: a second one, all of whose images are unknown; None: there is none.
+        config: the `data` section. Read are `unknown_classes`, or `unknown_drawn`, so many drawn by the seed.
+        seed: of the draw.
+
+    Returns:
+        The data set with the classes that are left, numbered in their order; its training images with the second
+        data set's behind them; and test images of known classes alone, the others as `unknown_test`.
+
+    Raises:
+        UserError: there is no such class, too few are left, or the second data set has inputs of another shape.
+    """
+    number, unknown = dataset.num_classes, np.array(sorted(config.unknown_classes), int)
+    if config.unknown_drawn:
+        unknown = np.random.default_rng([seed, CLASS_DRAW]).permutation(number)[: config.unknown_drawn]
+    if len(unknown) and unknown.max() >= number:
+        raise UserError(f"data.unknown_classes has {unknown.max()}, but the data have the classes 0 to {number - 1}")
+    kept = np.setdiff1d(np.arange(number), unknown)
+    if len(kept) < 2:
+        raise UserError(f"of {number} classes {len(kept)} would be known to the model, which needs at least 2")
+    renumbered = np.full(number, UNKNOWN, np.int32)
+    renumbered[kept] = np.arange(len(kept))
+    x_train, y_train, y_test = (
+        dataset.x_train,
+        *(np.where(y < 0, -1, renumbered[y]).astype(np.int32) for y in (dataset.y_train, dataset.y_test)),
+    )
+    apart = dataset.x_test[y_test == UNKNOWN]
+    if other is not None:
+        for ours, theirs in ((dataset.x_train, other.x_train), (dataset.x_test, other.x_test)):
+            if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
+                raise UserError(
+                    f"data.unknown_source={config.unknown_source!r} has inputs of {theirs.dtype} "
+                    f"{list(theirs.shape[1:])}, the data {ours.dtype} {list(ours.shape[1:])}; they must be alike"
+                )
+        x_train = np.concatenate([x_train, other.x_train])
+        y_train = np.concatenate([y_train, np.full(len(other.x_train), UNKNOWN, np.int32)])
+        apart = np.concatenate([apart, other.x_test])
+    if not len(apart):
+        raise UserError("no test image is of an unknown class, so nothing could tell how well the model knows them")
+    names = dataset.class_names or tuple(map(str, range(number)))
+    return dataset._replace(
+        x_train=x_train,
+        y_train=y_train,
+        x_test=dataset.x_test[y_test != UNKNOWN],
+        y_test=y_test[y_test != UNKNOWN],
+        num_classes=len(kept),
+        class_names=tuple(names[label] for label in kept),
+        unknown_test=apart,
+    )
+
+
+def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: int) -> Partition:
+    """Deals unknown images to the clients of a partition, which keep the images that they have.
+
+    With n images a client gets n s / (1 - s) unknown ones, rounded halves up, where s is `unknown_share`: of each
+    client's images a share s is unknown. They are drawn regardless of their classes. With `labels` 'some_clients' the
+    clients that have labels for all their images get none.
+
+    Args:
+        labels: int [N], labels of the training set, `UNKNOWN` for unknown images.
+        partition: of the others.
+        config: the `data` section.
+        seed: of the draw, which is apart from that of the partition.
+
+    Raises:
+        UserError: there are too few unknown images.
+    """
+    rng, share = np.random.default_rng([seed, DEAL]), config.unknown_share
+    sizes = np.array([len(rows) for rows in partition.client_rows])
+    if config.labels == "some_clients":
+        sizes[[bool(np.isin(rows, partition.labelled_rows).any()) for rows in partition.client_rows]] = 0
+    numbers = np.floor(sizes * share / (1 - share) + 0.5).astype(int)
+    pool = rng.permutation(np.flatnonzero(labels == UNKNOWN))
+    if numbers.sum() > len(pool):
+        raise UserError(
+            f"data.unknown_share={share:g} takes {numbers.sum()} unknown images, but there are {len(pool)}; lower it, "
+            "or data.examples_per_client"
+        )
+    dealt = np.split(pool[: numbers.sum()], np.cumsum(numbers)[:-1])
+    rows = [rng.permutation(np.append(known, own)).astype(np.int32) for known, own in zip(partition.client_rows, dealt)]
+    return partition._replace(client_rows=rows)

@@ -1,0 +1,61 @@
+"""Why a run ends: all rounds are done, the method's own rule, or `config.stop`.
+
+Patience and bytes are read from the records of the rounds alone, so a run that was killed and resumed ends in the same
+round.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+ROUNDS, METHOD, PATIENCE, BYTES, SECONDS = "rounds", "method", "patience", "bytes", "seconds"
+
+
+class Spent(NamedTuple):
+    """What the rules of `config.stop` read of the rounds so far."""
+
+    rounds: int = 0
+    best: float = -1.0  # validation accuracy
+    waited: int = 0  # rounds since the first one with it
+    used: int = 0  # bytes of the wire, both ways
+    largest: int = 0  # bytes of the round that used most
+
+    def after(self, line: Mapping[str, Any]) -> "Spent":
+        """The same after one more line of metrics.jsonl."""
+        accuracy, sent = line.get("validation_accuracy"), line["bytes_down"] + line["bytes_up"]
+        better = accuracy is not None and accuracy > self.best
+        return Spent(
+            rounds=self.rounds + 1,
+            best=accuracy if better else self.best,
+            waited=0 if better else self.waited + 1,
+            used=self.used + sent,
+            largest=max(self.largest, sent),
+        )
+
+    def reason(self, stop: Mapping[str, Any]) -> str:
+        """PATIENCE or BYTES if that rule of `config.stop` ends the run here, else ''."""
+        if stop["patience"] and self.waited >= stop["patience"]:
+            return PATIENCE
+        if stop["bytes"] and self.rounds and self.used + self.largest > stop["bytes"]:
+            return BYTES
+        return ""
+
+
+def spent(lines: Iterable[Mapping[str, Any]]) -> Spent:
+    """Of the lines of metrics.jsonl from the first round on."""
+    return functools.reduce(Spent.after, lines, Spent())
+
+
+def in_words(ended_by: str, stop: Mapping[str, Any]) -> str:
+    """Why a run has fewer rounds than `num_rounds`, in words; '' if it has all.
+
+    Args:
+        ended_by: one of the reasons above.
+        stop: the run's `config.stop`.
+    """
+    return {
+        METHOD: "the method's own rule",
+        PATIENCE: f"stop.patience, {stop['patience']} rounds without a better validation accuracy",
+        BYTES: f"stop.bytes, one more round could use more than {stop['bytes']:,.0f} bytes in all",
+        SECONDS: f"stop.seconds, {stop['seconds']:g} s of rounds are over; another start goes on",
+    }.get(ended_by, "")

@@ -1,0 +1,157 @@
+"""The runs that a configuration asks for: their folders, their parts, and the states of those that resume."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import for_seed
+from fedjax_ssl.data.sources import dataset_facts
+from fedjax_ssl.engine.interface import State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.ending import METHOD, ROUNDS, spent
+from fedjax_ssl.records.manifest import trained_with
+from fedjax_ssl.records.workdir import (
+    CHECKPOINTS,
+    METRICS,
+    PARTITION,
+    TIMINGS,
+    Workdir,
+    check_folder,
+    read_rounds,
+    refuse_links,
+)
+from fedjax_ssl.run import hosts
+from fedjax_ssl.run.experiment import Experiment, build_experiments
+from fedjax_ssl.run.loop import Run, has_ended
+from fedjax_ssl.run.observe.log import warn
+from fedjax_ssl.run.warm_start import share_warm_start
+
+
+def open_runs(
+    config: ConfigDict,
+    workdir: str | os.PathLike[str] | None,
+    open_folders: contextlib.ExitStack,
+    root: str | os.PathLike[str] | None = None,
+) -> list[Run]:
+    """Opens the runs of a configuration, one for each seed, with the states of those that resume.
+
+    Args:
+        config: of all seeds.
+        workdir: see `fedjax_ssl.train`.
+        open_folders: closes the runs' folders.
+        root: see `fedjax_ssl.train`.
+
+    Raises:
+        UserError: a folder, the data or a field cannot be used.
+    """
+    configs = [for_seed(config, seed) for seed in config.seeds or (config.seed,)]
+    folders: list[Workdir | None] = [None] * len(configs)
+    if hosts.is_first():
+        apart = workdir is not None and config.seeds
+        if apart:
+            check_folder(workdir)
+        paths: list[Any] = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
+        refuse_links(paths if apart else [])
+        folders = [
+            open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict())))
+            for path, c in zip(paths, configs)
+        ]
+    are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]
+    partition_files = [folder.path / PARTITION if resumed else None for folder, resumed in zip(folders, are_resumed)]
+    experiments = build_experiments(configs, partition_files)
+    hosts.check_same("the data", lambda: f"checksum {hosts.checksum([(e.data, e.hidden_labels) for e in experiments])}")
+    states = _find_states(experiments, folders)
+    # A resumed run has a checkpoint of its own and does not need the other run.
+    starts = [share_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
+    return [Run(*parts) for parts in zip(experiments, folders, states, starts, why_ended(experiments, folders, states))]
+
+
+def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -> list[State | None]:
+    """The states of the runs that resume, on all hosts; see `restore_newest`."""
+    shapes = [experiment.state_shape for experiment in experiments]
+    found = [restore_newest(*pair) for pair in zip(folders, experiments)] if hosts.is_first() else []
+    are_resumed = hosts.from_first(lambda: [state is not None for state in found])
+    like = [shape if is_resumed else None for shape, is_resumed in zip(shapes, are_resumed)]
+    return hosts.tree_from_first(lambda: found, like)
+
+
+def why_ended(
+    experiments: list[Experiment], folders: list[Workdir | None], states: Sequence[State | None]
+) -> list[str]:
+    """Why each run ends with its state, on all hosts, see `fedjax_ssl.records.ending`; '' for one that can go on."""
+
+    def of_one(experiment: Experiment, folder: Workdir, state: State | None) -> str:
+        if state is None:
+            return ""
+        config, done = experiment.problem.config, int(state.round)
+        if has_ended(experiment, state, done):
+            return ROUNDS if done >= config.num_rounds else METHOD
+        return spent(folder.read(METRICS)[:done]).reason(config.stop)
+
+    return hosts.from_first(lambda: [of_one(*parts) for parts in zip(experiments, folders, states)])
+
+
+def checkpoints_of(folder: Workdir, experiment: Experiment) -> Checkpoints:
+    """A run's checkpoints, with the facts that they were trained with."""
+    run = trained_with(folder.config, dataset_facts(experiment.dataset), experiment.partition)
+    return Checkpoints(folder.path / CHECKPOINTS, run=run)
+
+
+def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
+    """The state of a run's newest checkpoint that is undamaged and has records of all its rounds; None: it has none.
+
+    Nothing is changed on disk. What is damaged, and the round from which the run therefore continues, is printed.
+
+    Raises:
+        UserError: there are records but no usable checkpoint, or a file belongs to another run.
+    """
+    if not folder.is_begun:
+        return None
+    checkpoints, metrics = checkpoints_of(folder, experiment), read_rounds(folder.path / METRICS)
+    reached = len(metrics.lines)
+    if not checkpoints.rounds():
+        if reached:
+            raise UserError(
+                f"the workdir {folder.path} has records of {reached} rounds, but no checkpoint; put "
+                f"{folder.path / CHECKPOINTS} back, or train in another workdir"
+            )
+        return None
+    # Whether the lines are valid records but differ from those that were written: a figure has changed.
+    fitting = [
+        number
+        for number in checkpoints.rounds()
+        if number <= reached and checkpoints.records_of(number) in (None, folder.checksum(number))
+    ]
+    changed = []
+    if any(number not in fitting for number in checkpoints.rounds() if number <= reached):
+        changed = [f"{folder.path / METRICS} is not what was written"]
+        reached = max(fitting, default=reached)
+    restored = checkpoints.restore(_shape_in(checkpoints, experiment), reached)
+    timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
+    untimed = sum(number not in timed for number in range(1, restored.round + 1))
+    for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
+        warn(f"{line}; the run goes on from round {restored.round}")
+    if untimed:
+        warn(
+            f"{folder.path / TIMINGS} has no seconds of {untimed} of {restored.round} rounds, which will be "
+            "missing in the summary's"
+        )
+    return restored.state
+
+
+def _shape_in(checkpoints: Checkpoints, experiment: Experiment) -> State:
+    """The shapes in a checkpoint. Depending on the residence, the clients' memory is in it or in a file beside it."""
+    shape = experiment.state_shape
+    if not jax.tree.leaves(shape.clients):
+        return shape
+    if not any(name.startswith(".clients") for name in checkpoints.shapes()):
+        return shape._replace(clients={})
+    number = experiment.problem.config.num_clients
+    of_all = lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+    return shape._replace(clients=jax.tree.map(of_all, shape.clients))

@@ -1,0 +1,45 @@
+"""The rules of `config.stop` during a run; what they are is said in `records/ending.py`."""
+
+import time
+from typing import Any
+
+from fedjax_ssl.records.ending import SECONDS, Spent, spent
+from fedjax_ssl.records.workdir import METRICS, Workdir
+from fedjax_ssl.run import hosts
+
+
+class Stop:
+    """Whether `config.stop` ends runs that share a program; with patience or bytes that is one run."""
+
+    def __init__(self, config: Any, folder: Workdir | None, most_bytes: int | None):
+        """Starts the clock of `stop.seconds`.
+
+        Args:
+            config: of the runs.
+            folder: of the first run, with the records of the rounds done; None on a host that writes nothing.
+            most_bytes: of a round at most; None: unknown.
+        """
+        self._options, self._most, self._began = config.stop, most_bytes, time.monotonic()
+        self._reads_records = bool(self._options.patience or self._options.bytes)
+        self._spent = Spent()
+        if self._reads_records:
+            self._spent = Spent(*hosts.from_first(lambda: list(spent(folder.read(METRICS)))))
+
+    def next_due(self, done: int) -> int | None:
+        """The next round after `done` that may be the last: no dispatch goes further; None: any round will do."""
+        if self._options.patience or (self._options.bytes and not self._most):
+            return done + 1
+        if self._options.bytes:
+            return done + max(1, int((self._options.bytes - self._spent.used) // self._most))
+        return None
+
+    def after(self, lines: list[list[dict[str, Any]]]) -> str:
+        """Why the runs end after a dispatch, with the lines of its rounds for each run; '' if they go on."""
+        if self._reads_records:
+            for line in lines[0]:
+                self._spent = self._spent.after(line)
+        found = self._spent.reason(self._options)
+        if not found and self._options.seconds:
+            is_over = hosts.from_first(lambda: time.monotonic() - self._began >= self._options.seconds)
+            return SECONDS if is_over else ""
+        return found

@@ -1,0 +1,107 @@
+"""Random search for the rows of a sweep, `sweep --tries=N`: the same number of tries for every row.
+
+A try is a run of one seed, with validation images. The best try of a row, by the validation accuracy of its last
+rounds, gives the fields with which the row is then run. The test set has no part in it.
+"""
+
+import fnmatch
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class LogUniform(NamedTuple):
+    """A number between two others, whose logarithm is uniform; to three digits."""
+
+    low: float
+    high: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """One number."""
+        return float(f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}")
+
+
+Values = LogUniform | tuple[Any, ...]  # of a field: a range, or the values themselves
+
+
+class Search(NamedTuple):
+    """What the tries of a sweep's rows differ in, and how they are run."""
+
+    # Names of rows, with * and ? as in file names -> field -> what it is drawn from. A row has the fields of all names
+    # that fit it; a later one replaces an earlier one's.
+    space: Mapping[str, Mapping[str, Values]]
+    # Fields of all tries. There must be validation images; fewer rounds than the rows have save time.
+    fields: Mapping[str, Any]
+    seed: int = 1000  # of the tries, whose data and weights no row of the table should have
+
+    def of(self, row: str) -> dict[str, Values]:
+        """The fields of a row that are drawn."""
+        fitting = [fields for name, fields in self.space.items() if fnmatch.fnmatchcase(row, name)]
+        return {field: values for fields in fitting for field, values in fields.items()}
+
+    def draw(self, row: str, number: int) -> dict[str, Any]:
+        """The fields of a row's try, whose number counts from 0. The first try has the row's own values."""
+        if number == 0:
+            return {}
+        rng = np.random.default_rng([number, zlib.crc32(row.encode())])
+        return {
+            field: values.draw(rng) if isinstance(values, LogUniform) else values[rng.integers(len(values))]
+            for field, values in sorted(self.of(row).items())
+        }
+
+
+Methods = Mapping[str, str | tuple[str, Mapping[str, Any]]]  # as those of a `Sweep`
+
+
+def tries_of(methods: Methods, search: Search, number: int) -> Methods:
+    """The rows of a sweep's tries: `NAME, try 0`, `NAME, try 1`, ... for each of its rows."""
+    return {
+        _name(row, place): _changed(method, {**search.draw(row, place), **search.fields})
+        for row, method in methods.items()
+        for place in range(number)
+    }
+
+
+def with_best(
+    methods: Methods, search: Search, number: int, accuracies: Mapping[str, float], say: Callable[[str], object]
+) -> Methods:
+    """The rows with the fields of their best tries; a row without a finished try keeps its own values.
+
+    Args:
+        methods: of the sweep.
+        search: of the sweep.
+        number: of tries.
+        accuracies: of the finished ones by their names, on validation images, a share.
+        say: is told the best of each row.
+    """
+    chosen = dict(methods)
+    for row, method in methods.items():
+        names = {_name(row, place): place for place in range(number)}
+        tried = {names[name]: accuracy for name, accuracy in accuracies.items() if name in names}
+        tried = {place: accuracy for place, accuracy in tried.items() if math.isfinite(accuracy)}
+        if not tried:
+            continue
+        best = max(tried, key=lambda place: tried[place])
+        drawn = search.draw(row, best)
+        chosen[row] = _changed(method, drawn)
+        values = ", ".join(f"{field}={value}" for field, value in drawn.items()) or "its own values"
+        say(f"{row}: try {best} of {len(tried)}, {100 * tried[best]:.2f} % on validation images: {values}")
+    return chosen
+
+
+def row_of(name: str) -> str:
+    """The row that a try is of."""
+    return name.rpartition(", try ")[0]
+
+
+def _name(row: str, place: int) -> str:
+    return f"{row}, try {place}"
+
+
+def _changed(method: str | tuple[str, Mapping[str, Any]], fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A row with further fields."""
+    arguments, own = (method, {}) if isinstance(method, str) else method
+    return arguments, {**own, **fields}

@@ -1,0 +1,106 @@
+"""Data sets of Hugging Face's `datasets` on the disk: pixels, labels, clients, and what is wrong with them."""
+
+import io
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_ssl.config import base_config
+from fedjax_ssl.data import decoded, load_dataset, make_partition
+from fedjax_ssl.errors import UserError
+
+FEATURES = datasets.Features(
+    {"img": datasets.Image(), "label": datasets.ClassLabel(names=["tree", "bird"]), "writer": datasets.Value("string")}
+)
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path_factory, monkeypatch):
+    """The user's caches, empty."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "hugging_face")
+
+
+def pixels(seed):
+    return np.random.default_rng(seed).integers(0, 256, (6, 5, 3), np.uint8)
+
+
+def png(seed):
+    file = io.BytesIO()
+    Image.fromarray(pixels(seed)).save(file, "png")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def split_of(first, labels, writers):
+    rows = {"img": [png(first + row) for row in range(len(labels))], "label": labels, "writer": writers}
+    return datasets.Dataset.from_dict(rows, features=FEATURES)
+
+
+def load(path, **fields):
+    config = base_config().data
+    config.update({"source": "datasets", "path": str(path), **fields})
+    return load_dataset(config)
+
+
+def both():
+    train = split_of(0, [1, 0, -1, 1, 0], ["2", "10", "2", "9", "10"])
+    return datasets.DatasetDict(train=train, test=split_of(50, [0, -1, 1], ["a", "b", "c"]))
+
+
+def test_a_saved_data_set_and_its_parquet_files_are_the_same_and_decoded_once(tmp_path, monkeypatch):
+    both().save_to_disk(tmp_path / "saved")
+    (tmp_path / "files").mkdir()
+    for name, split in both().items():
+        split.to_parquet(tmp_path / "files" / f"{name}-00000-of-00001.parquet")
+    for path in (tmp_path / "saved", tmp_path / "files"):
+        found = load(path, client_column="writer", partition="natural", flip=True)
+        np.testing.assert_array_equal(found.x_train, np.stack([pixels(row) for row in range(5)]))
+        np.testing.assert_array_equal(found.x_test, np.stack([pixels(50), pixels(52)]))  # one has no label
+        assert found.y_train.tolist() == [1, 0, -1, 1, 0] and found.y_test.tolist() == [0, 1]
+        assert found.class_names == ("tree", "bird") and found.num_classes == 2 and found.flip
+        assert found.owners.tolist() == [0, 2, 0, 1, 2]  # the clients 2, 9, 10
+        assert isinstance(found.x_train, np.memmap) and found.name == path.name
+    monkeypatch.setattr(decoded, "read_image", None)
+    assert load(tmp_path / "saved").x_train.shape == (5, 6, 5, 3)
+
+
+def test_clients_are_the_values_of_a_column(tmp_path):
+    split_of(0, [0, 1] * 10, list("abcd") * 5).to_parquet(tmp_path / "one.parquet")
+    fields = {"client_column": "writer", "partition": "natural", "server_labels": 2}
+    data = load(tmp_path / "one.parquet", **fields)
+    assert len(data.x_test) == 4 and len(data.x_train) == 16  # every fifth of each class
+    config = base_config().data
+    config.update(fields)
+    partition = make_partition(data.y_train, 2, config, 4, 0, data.owners)
+    for client, rows in enumerate(partition.client_rows):
+        assert set(data.owners[rows]) == {client}
+
+
+def test_what_is_wrong_is_one_line(tmp_path):
+    def says(path, *words, **fields):
+        with pytest.raises(UserError) as caught:
+            load(path, **fields)
+        assert all(str(word) in str(caught.value) for word in words) and "\n" not in str(caught.value), caught.value
+
+    both().save_to_disk(tmp_path / "saved")
+    says("", "data.path is empty")
+    says(tmp_path / "none", "does not exist")
+    says(tmp_path, "holds no data set")
+    says(tmp_path / "saved", "no column 'lable'", "label", label_column="lable")
+    says(tmp_path / "saved", "no column 'speaker' (data.client_column)", client_column="speaker")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and nothing more")
+    says(tmp_path / "cut.parquet", "cannot be read as")
+    both()["train"].remove_columns("img").to_parquet(tmp_path / "plain.parquet")
+    says(tmp_path / "plain.parquet", "no column of images", "writer")
+    both()["train"].map(lambda row: row, remove_columns="label").to_parquet(tmp_path / "unknown.parquet")
+    says(tmp_path / "unknown.parquet", "data.label_column is empty")
+    arrow = next((tmp_path / "saved" / "train").glob("*.arrow"))
+    arrow.write_bytes(arrow.read_bytes()[: arrow.stat().st_size // 2])
+    says(tmp_path / "saved", "saved")
+    broken = split_of(0, [0, 1] * 5, ["a"] * 10).to_dict()
+    broken["img"][3] = {"bytes": b"no image", "path": None}
+    datasets.Dataset.from_dict(broken, features=FEATURES).save_to_disk(tmp_path / "broken")
+    says(tmp_path / "broken", "row 3 of train cannot be read as an image")

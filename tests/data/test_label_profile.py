@@ -1,0 +1,201 @@
+"""'profile': a share of labels for each client, of which the other places of labels are special cases to the bit."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import train
+from fedjax_ssl.config import base_config, validate
+from fedjax_ssl.data import load_partition, make_partition, save_partition
+from fedjax_ssl.data.partition_file import arrays_of
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.errors import UserError
+from tests.helpers.partitions import LABELS, assert_no_row_twice, data_config, expect_line, sizes_of
+from tests.helpers.runs import make_tiny_config
+from tests.helpers.tiny_methods import build, make_config
+
+CLIENTS = 20
+UNEVEN = {"partition": "dirichlet_classes", "alpha": 0.3}
+
+
+def drawn(seed=3, truth=LABELS, **fields):
+    partition = make_partition(truth, 10, data_config(**{**UNEVEN, **fields}), CLIENTS, seed)
+    assert_no_row_twice(partition, len(truth))
+    return partition
+
+
+def profile(shares, server_labels=0, **fields):
+    return drawn(labels="profile", label_profile=shares, server_labels=server_labels, **fields)
+
+
+def num_labelled(partition):
+    """int [K], of each client."""
+    return np.array([np.isin(rows, partition.labelled_rows).sum() for rows in partition.client_rows])
+
+
+def wholly_labelled(partition):
+    """1 for a client that has labels for all its images, else 0."""
+    return tuple((num_labelled(partition) > 0).astype(int).tolist())
+
+
+def assert_same(one, other):
+    one, other = arrays_of(one), arrays_of(other)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+# --- Special cases. --------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_zero_are_labels_at_the_server():
+    for fields in ({}, {"server_draw": "random"}, {"validation": 100, "imbalance": 10.0}):
+        assert_same(profile((0,) * CLIENTS, 250, **fields), drawn(labels="server", server_labels=250, **fields))
+
+
+@pytest.mark.parametrize("share", [0.004, 0.3, 1.0])
+def test_equal_shares_are_labels_at_every_client(share):
+    assert_same(profile((share,) * CLIENTS), drawn(labels="clients", labelled_share=share))
+
+
+@pytest.mark.parametrize("rule", ["random", "most_classes"])
+def test_shares_of_zero_and_one_are_labels_at_some_clients(rule):
+    some = drawn(labels="some_clients", labelled_clients=3, labelled_rule=rule)
+    shares = wholly_labelled(some)
+    assert sum(shares) == 3
+    assert_same(profile(shares), some)
+
+
+def test_a_method_cannot_tell_a_special_case():
+    """Of FixMatch, whose clients' program depends on who may have labels: the same data, the same program."""
+    some = wholly_labelled(build(make_config("fixmatch", "some_clients", tiny=False)).partition)
+    cases = {
+        "server": ((0,) * 8, {"data.server_labels": 40}),
+        "clients": ((0.3,) * 8, {"data.labelled_share": 0.3, "data.server_labels": 0}),
+        "some_clients": (some, {"data.server_labels": 0}),
+    }
+    texts = set()
+    for labels, (shares, fields) in cases.items():
+        found = []
+        for word in (labels, "profile"):
+            config = make_config("fixmatch", word, tiny=False)
+            config.update_from_flattened_dict(
+                {**fields, "model.statistics": "cohort", "data.labels": word, "data.label_profile": shares}
+            )
+            validate(config)
+            experiment = build(config)
+            round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
+            arguments = experiment.state_shape, experiment.data, experiment.hidden_labels
+            found.append((round_fn.lower(*arguments).as_text(), experiment.data))
+        (text, data), (other_text, other_data) = found
+        assert text == other_text
+        jax.tree.map(np.testing.assert_array_equal, data, other_data)
+        texts.add(text)
+    assert len(texts) == 2  # with labels at the server, and at clients
+
+
+def test_runs_of_special_cases_are_the_same_to_the_bit(tmp_path):
+    """FedAvg on the visible labels; the runs of each place share their programs."""
+    at_clients = {"data.server_labels": 0, "model.statistics": "cohort"}
+    cases = {
+        "server": ((0,) * 8, {}),
+        "clients": ((0.3,) * 8, {"data.labelled_share": 0.3, **at_clients}),
+        "some_clients": (None, {"data.labelled_clients": 3, **at_clients}),
+    }
+    models = set()
+    for labels, (shares, fields) in cases.items():
+        state, folder = _trained(tmp_path / labels, labels, **fields)
+        if shares is None:
+            shares = wholly_labelled(load_partition(folder / "partition.npz", 1437, 8))
+        same, other = _trained(tmp_path / f"as {labels}", "profile", **{**fields, "data.label_profile": shares})
+        jax.tree.map(np.testing.assert_array_equal, state, same)
+        assert (folder / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
+        models.add(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.model.params)]).tobytes())
+    assert len(models) == 3
+
+
+def _trained(folder, labels, **fields):
+    config = make_tiny_config(**{"data.reveal_labels": False, "num_rounds": 2, "data.labels": labels, **fields})
+    return train(config, folder), folder
+
+
+# --- Beyond them. ----------------------------------------------------------------------------------------------------
+
+
+def test_each_client_has_its_share_and_the_server_its_own():
+    shares = tuple(np.linspace(0, 1, CLIENTS).tolist())
+    partition, at_server = profile(shares, 250), drawn(labels="server", server_labels=250)
+    np.testing.assert_array_equal(partition.server_index, at_server.server_index)
+    assert all(map(np.array_equal, partition.client_rows, at_server.client_rows))
+    labelled, sizes = num_labelled(partition), sizes_of(partition)
+    assert np.abs(labelled - shares * sizes).max() <= 0.5
+    assert labelled[0] == 0 and labelled[-1] == sizes[-1]
+    # Where one client's share grows, the others' labels stay.
+    more = profile((*shares[:5], 0.9, *shares[6:]), 250)
+    assert set(partition.labelled_rows) < set(more.labelled_rows)
+    changed = [set(rows) & (set(more.labelled_rows) - set(partition.labelled_rows)) for rows in partition.client_rows]
+    assert [bool(rows) for rows in changed] == [client == 5 for client in range(CLIENTS)]
+
+
+def test_a_word_draws_the_shares_by_the_seed():
+    partition = profile(("beta(0.3,0.3)",))
+    shares = np.random.default_rng([3, 5]).beta(0.3, 0.3, CLIENTS)
+    np.testing.assert_array_equal(num_labelled(partition), np.floor(shares * sizes_of(partition) + 0.5))
+    assert_same(partition, profile(tuple(shares.tolist())))
+    others = num_labelled(profile((" beta( 0.3 , 0.3 ) ",), seed=4)) / sizes_of(drawn(seed=4, server_labels=0))
+    assert not np.allclose(np.sort(shares), np.sort(others), atol=0.01)
+    assert np.sum((shares < 0.2) | (shares > 0.8)) > CLIENTS // 2  # some have next to none, some next to all
+
+
+def test_labels_that_the_data_lack_stay_where_they_are():
+    labels = np.where(np.random.default_rng(0).random(2_000) < 0.4, np.arange(2_000) % 10, -1)
+    partition = profile(("beta(1,1)",), 50, truth=labels, partition="iid")
+    assert np.all(labels[partition.server_index] >= 0) and len(partition.server_index) == 50
+    rows = np.concatenate(partition.client_rows)
+    np.testing.assert_array_equal(np.sort(partition.labelled_rows), np.sort(rows[labels[rows] >= 0]))
+
+
+def test_a_partition_file_brings_its_shares(tmp_path):
+    path = str(tmp_path / "partition.npz")
+    partition = profile(("beta(0.3,0.3)",), 250)
+    save_partition(path, partition)
+    assert_same(profile((), 250, partition_file=path, seed=9), partition)
+    expect_line(
+        [path, "250 images of the server, but data.server_labels=0"], LABELS, 10,
+        data_config(labels="profile", server_labels=0, partition_file=path), CLIENTS,
+    )  # fmt: skip
+    save_partition(path, drawn(labels="server", server_labels=250))
+    assert len(profile((), 250, partition_file=path).labelled_rows) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"label_profile": ("gamma(1,2)",)}, "or a word such as beta(0.3,0.3)"),
+        ({"label_profile": ("beta(0,1)",)}, "two numbers from 0.001 to 1000; it has 'beta(0,1)'"),
+        ({"label_profile": ("beta(nan,1)",)}, "it has 'beta(nan,1)'"),
+        ({"label_profile": ("beta(1)",)}, "it has 'beta(1)'"),
+        ({"label_profile": ("beta(1,1)", 0.5)}, "a share from 0 to 1 for each client"),
+        ({"label_profile": (0.5,) * 7 + (1.5,)}, "it has 1.5"),
+        ({"label_profile": (True,) * 8}, "it has True"),
+        ({"label_profile": (float("nan"),) * 8}, "it has nan"),
+        ({"label_profile": (0.5,) * 7}, "has 7 shares, but num_clients=8"),
+        ({"label_profile": ()}, "has 0 shares, but num_clients=8"),
+        ({"label_profile": (0,) * 8, "server_labels": 0}, "nobody has a label"),
+        ({"labelled_largest_class": 10}, "is not for data.labels='profile'"),
+    ],
+)
+def test_impossible_profiles_are_refused_in_one_line(fields, words):
+    config = base_config()
+    config.method, config.num_clients, config.clients_per_round, config.data.labels = "fixmatch", 8, 4, "profile"
+    config.data.update(fields)
+    with pytest.raises(UserError) as error:
+        validate(config)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_shares_below_one_image_are_refused():
+    config = data_config(labels="profile", label_profile=(1e-6,) * CLIENTS, server_labels=0)
+    expect_line(
+        ["data.label_profile of a client's images is not one image", "server_labels"], LABELS, 10, config, CLIENTS
+    )
+    assert len(profile((1e-6,) * CLIENTS, 250).labelled_rows) == 0  # the server has some

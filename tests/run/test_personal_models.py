@@ -1,0 +1,209 @@
+"""Clients' own test images and own parts of the model, against a plain loop over clients without lanes."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError, train
+from fedjax_ssl.client.personal import OWN_PARTS, with_parts
+from fedjax_ssl.config import validate
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import Cohort
+from fedjax_ssl.engine.round import round_keys, select_of, trace_exchange
+from fedjax_ssl.learning.trees import row, tree_bytes
+from fedjax_ssl.methods import find_method
+from fedjax_ssl.records.clients import CLIENT_TESTS
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report import figures, style
+from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.runs import SMALL, make_fedanchor_config
+
+PERSONAL = {
+    "method": "fixmatch",
+    "fixmatch.threshold": 0.2,
+    "data.labels": "clients",
+    "data.labelled_share": 0.4,
+    "data.client_test_share": 0.3,
+    "data.alpha": 0.5,
+    "personal_parts": ("classifier",),
+    "model.normalisation": "group",
+    "num_clients": 7,
+    "clients_per_round": 3,
+    "client.epochs": 1,
+    "num_rounds": 3,
+    "eval_clients_every": 1,
+}
+
+
+def make_config(**overrides):
+    return make_fedanchor_config(**{**SMALL, **PERSONAL, **overrides})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(workdir, state) of a run in which each client keeps a classifier."""
+    workdir = tmp_path_factory.mktemp("personal") / "run"
+    return workdir, train(make_config(), workdir)
+
+
+def train_alone(method, state, data, client, head, key):
+    """The parts that one client has trained, from the global model with its own head."""
+    sent = method.broadcast(state, data, key)
+    sent = sent._replace(model=with_parts(sent.model, {"classifier": head}))
+    cohort = Cohort(jnp.array([client]), {}, key)
+    return row(train_cohort(method.phases, sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    """The same run by the method itself, which knows no own parts, one client after the other: (state, heads)."""
+    config = make_config()
+    experiment = build_experiment(config)
+    method, data = find_method(config.method).factory(experiment.problem), experiment.data
+    state = experiment.init(data)._replace(clients={})
+    heads = [state.model.params["classifier"]] * config.num_clients
+    for _ in range(config.num_rounds):
+        keys = round_keys(data.seed, state.round)
+        clients = np.asarray(select_of(experiment.problem, method)(state, data, keys.select).clients)
+        trained = [train_alone(method, state, data, client, heads[client], keys.clients) for client in clients]
+        sizes = np.asarray(data.client_size)[clients].astype(np.float64)
+        mean = lambda *leaves: sum(map(np.multiply, leaves, sizes)) / sizes.sum()  # noqa: E731, B023
+        backbone = jax.tree.map(mean, *(params["backbone"] for params in trained))
+        for client, params in zip(clients, trained):
+            heads[client] = params["classifier"]
+        model = with_parts(state.model, {"backbone": jax.tree.map(jnp.float32, backbone)})
+        state = state._replace(model=model, round=state.round + 1)
+    return experiment, method, state, heads
+
+
+def assert_close(one, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), one, other)
+
+
+def test_own_classifiers_are_those_of_a_loop_over_clients(finished, by_hand):
+    (_, state), (_, _, expected, heads) = finished, by_hand
+    assert_close(state.model.params["backbone"], expected.model.params["backbone"])
+    assert_close(state.clients[OWN_PARTS]["classifier"], jax.tree.map(lambda *rows: np.stack(rows), *heads))
+    kernels = [np.asarray(head["kernel"]) for head in heads]
+    assert any(not np.array_equal(kernels[0], kernel) for kernel in kernels[1:])
+    # No aggregation has changed the server's own, to the bit.
+    first = expected.model.params["classifier"]
+    jax.tree.map(np.testing.assert_array_equal, state.model.params["classifier"], first)
+
+
+def test_each_client_s_accuracy_is_that_of_a_loop_over_clients(finished, by_hand):
+    (workdir, _), (experiment, method, state, heads) = finished, by_hand
+    dataset, keys = experiment.dataset, round_keys(experiment.data.seed, state.round)
+    found = read_run(workdir).client_tests()
+    assert list(found) == ["global", "tuned", "personal"]
+    for client, rows in enumerate(experiment.partition.client_test_rows):
+        params = train_alone(method, state, experiment.data, client, heads[client], keys.clients)
+        models = {
+            "global": state.model,
+            "personal": with_parts(state.model, {"classifier": heads[client]}),
+            "tuned": with_parts(state.model, params),
+        }
+        assert len(rows) > 0
+        for name, model in models.items():
+            logits = experiment.problem.network.predict(model, jnp.asarray(dataset.x_train[rows])).logits
+            assert found[name][client] == np.mean(np.argmax(logits, axis=1) == dataset.y_train[rows])
+    assert not np.array_equal(found["tuned"], found["personal"])
+
+
+def test_figures_over_clients_are_in_the_summary_the_lines_and_a_picture(finished):
+    workdir, _ = finished
+    run, tests = read_run(workdir), read_run(workdir).client_tests()
+    for model, accuracies in tests.items():
+        worst = np.sort(accuracies)[:1].mean()
+        expected = {"mean": accuracies.mean(), "worst_tenth": worst, "spread": accuracies.std()}
+        for figure, value in expected.items():
+            name = f"client_test_{model}_{figure}"
+            assert run.summary[name] == pytest.approx(value) and run.metrics[-1][name] == run.summary[name]
+            assert len(run.values(name)) == 3 and np.isfinite(run.values(name)).all()
+    assert run.client_figures()["fine-tuned, own tests: mean over clients"] == 100 * tests["tuned"].mean()
+    with style.styled(style.SCREEN):
+        axes = figures.client_accuracy({name: [values] for name, values in tests.items()}, "own images").axes[0]
+    curve = np.unique(axes.lines[0].get_ydata())
+    np.testing.assert_allclose(curve, np.unique(100 * tests["global"]))
+
+
+def test_own_parts_are_in_no_message_and_not_in_the_bytes(finished):
+    experiment = build_experiment(make_config())
+    problem, method, shape, data = experiment.problem, experiment.method, experiment.state_shape, experiment.data
+    exchange = trace_exchange(problem, method, shape, data)
+    for model in (exchange.broadcast.model, exchange.upload.model):
+        assert list(model.params) == ["backbone"]
+    line = read_run(finished[0]).metrics[-1]
+    of_model = 3 * tree_bytes(shape.model.params["backbone"])
+    assert (line["bytes_down"], line["bytes_up"]) == (of_model + 3 * 4, of_model)
+
+
+def test_nobody_trains_on_test_images_and_they_have_no_label():
+    with_tests, without = (build_experiment(make_config(**fields)) for fields in ({}, {"data.client_test_share": 0.0}))
+    partition = with_tests.partition
+    assert without.partition.client_test_rows == ()
+    for rows, tests, whole in zip(partition.client_rows, partition.client_test_rows, without.partition.client_rows):
+        assert len(tests) == int(0.3 * len(whole) + 0.5)
+        np.testing.assert_array_equal(np.concatenate([rows, tests]), whole)
+    at_server = {"method": "supervised", "data.labels": "server"}
+    for fields in ({}, {**at_server, "data.reveal_labels": True}, {**at_server, "data.centralised": True}):
+        experiment = build_experiment(make_config(**fields))
+        data, tests = experiment.data, np.concatenate(experiment.partition.client_test_rows)
+        present = np.arange(data.width) < np.asarray(data.client_size)[:, None]
+        trained_on = np.concatenate([np.asarray(data.client_index)[present], data.server_index])
+        assert len(tests) and not np.isin(tests, trained_on).any()
+        assert (np.asarray(data.visible_labels)[tests] < 0).all()
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_own_parts(finished, tmp_path):
+    workdir, state = finished
+    train(make_config(num_rounds=1), tmp_path / "run")
+    again = train(make_config(), tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
+    for name, values in np.load(workdir / CLIENT_TESTS).items():
+        np.testing.assert_array_equal(np.load(tmp_path / "run" / CLIENT_TESTS)[name], values)
+
+
+def test_own_parts_lie_where_the_clients_memory_lies(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.run.feed.CACHE_BYTES", 100)  # nearly every row goes to the disk
+    places = {"residence.clients": "disk", "residence.data": "host"}
+    state = train(make_config(**places), tmp_path / "run")
+    assert_close(state.model, finished[1].model)
+    found, expected = (read_run(folder).client_tests() for folder in (tmp_path / "run", finished[0]))
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name])
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"personal_parts": ("head",)}, "personal_parts has 'head'"),
+        ({"method": "server_only", "data.labels": "server"}, "is not for server_only, which has no clients"),
+        ({"personal_parts": ("backbone", "classifier")}, "leaves nothing to aggregate"),
+        ({"model.normalisation": "running", "personal_parts": ("backbone",)}, "statistics are the server's"),
+        ({"data.client_test_share": 0.0}, "eval_clients_every=1 needs test images of clients"),
+        ({"stop.patience": 3, "data.validation": 20}, "looks at the global model, whose classifier nobody trains"),
+        ({"method": "fedrgd", "data.labels": "server"}, "is not for fedrgd: its message to each client has a"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_line(fields, words, tmp_path):
+    config = make_config(**fields)
+    with pytest.raises(UserError, match=words) as caught:
+        validate(config)
+        experiment = build_experiment(config)
+        trace_exchange(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_partition_file_has_the_test_images_of_the_run_that_wrote_it(finished, tmp_path):
+    file = str(finished[0] / "partition.npz")
+    same = build_experiment(make_config(**{"data.partition_file": file, "data.examples_per_client": 0})).partition
+    for one, other in zip(same.client_test_rows, build_experiment(make_config()).partition.client_test_rows):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(UserError, match="has test images of clients, but data"):
+        build_experiment(make_config(**{"data.partition_file": file, "data.client_test_share": 0.0}))
+    assert json.loads((finished[0] / "config.json").read_text())["personal_parts"] == ["classifier"]

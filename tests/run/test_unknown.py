@@ -1,0 +1,77 @@
+"""A run whose clients hold images of unknown classes: its records, and that nothing tells it which they are."""
+
+import json
+
+import chex
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from fedjax_ssl import load, train
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report import write_report
+from fedjax_ssl.run.features import read_data
+from tests.helpers.runs import SMALL, make_fedanchor_config
+
+
+def unknown_digits(path, turned):
+    """The digits without 8 and 9, which are unknown; `turned`: each of these is labelled as the other one."""
+    digits = read_data(make_fedanchor_config())
+    arrays = {name: getattr(digits, name) for name in ("x_train", "y_train", "x_test", "y_test")}
+    if turned:
+        arrays |= {name: np.where(arrays[name] >= 8, 17 - arrays[name], arrays[name]) for name in ("y_train", "y_test")}
+    np.savez_compressed(path, **arrays)
+    fields = {"method": "fixmatch", "fixmatch.threshold": 0.2, "num_rounds": 2, "data.unknown_classes": (8, 9)}
+    return make_fedanchor_config(**SMALL, **fields, **{"data.source": "npz", "data.path": str(path)})
+
+
+@pytest.fixture(scope="module")
+def both_runs(tmp_path_factory):
+    """Two runs, which differ in the labels of unknown images: (folder, state), and the configuration of the first."""
+    folder = tmp_path_factory.mktemp("unknown")
+    configs = [unknown_digits(folder / f"{turned}.npz", turned) for turned in (False, True)]
+    found = [(folder / str(number), train(config, folder / str(number))) for number, config in enumerate(configs)]
+    return found, configs[0]
+
+
+def test_labels_of_unknown_images_change_no_bit(both_runs):
+    (first, one), (second, other) = both_runs[0]
+    chex.assert_trees_all_equal(one, other)
+    assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
+
+
+def test_every_line_says_what_the_model_makes_of_unknown_images(both_runs):
+    """By scikit-learn and NumPy, from the predictions of the trained model."""
+    ((workdir, _), _), config = both_runs
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    names = ("test_auroc", "test_open_accuracy", "qualified_unknown_share")
+    assert len(lines) == 2 and all(0 < line[name] <= 1 for line in lines for name in names)
+    predict, dataset = load(workdir, allow_code=True), read_data(config)
+    assert predict.class_names == tuple("01234567") and len(dataset.unknown_test) + len(dataset.y_test) == 360
+    known, unknown = (predict(images) for images in (dataset.x_test, dataset.unknown_test))
+    right = known.labels == dataset.y_test
+    scores = [np.asarray(each.probabilities).max(axis=1) for each in (known, unknown)]
+    threshold = np.sort(scores[0])[len(scores[0]) // 20]
+    expected = {
+        "test_accuracy": right.mean(),
+        "test_auroc": metrics.roc_auc_score(np.repeat([1, 0], list(map(len, scores))), np.concatenate(scores)),
+        "test_open_accuracy": np.append(right & (scores[0] >= threshold), scores[1] < threshold).mean(),
+    }
+    summary = json.loads((workdir / "summary.json").read_text())
+    for name, value in expected.items():
+        assert lines[-1][name] == summary[name] == pytest.approx(value, abs=1e-5)
+    assert summary["qualified_unknown_share"] == lines[-1]["qualified_unknown_share"]
+
+
+def test_reports_show_it(both_runs):
+    workdir = both_runs[0][0][0]
+    page = write_report(workdir).read_text()
+    sentence = "25 % of the clients' images are unknown to the model, of the classes 8, 9."
+    run = read_run(workdir)
+    assert sentence in (workdir / "MODEL_CARD.md").read_text()
+    for words in ("test AUROC of unknown images", "test open-set accuracy"):
+        assert (
+            words in page
+            and f"| {words} | {run.tested_measures()[words.removeprefix('test ')]} |"
+            in (workdir / "MODEL_CARD.md").read_text()
+        )

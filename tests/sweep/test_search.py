@@ -1,0 +1,114 @@
+"""Random search: the same tries for every row, the best one by validation accuracy alone, the table with its fields."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.sweep import run_sweep
+from fedjax_ssl.sweep.search import LogUniform, Search, tries_of, with_best
+
+CONFIG = """
+from tests.helpers.runs import make_tiny_config
+from fedjax_ssl.config import apply_arguments
+
+def get_config(arguments=""):
+    return apply_arguments(make_tiny_config(num_rounds=2), arguments)
+"""
+FILE = """
+from fedjax_ssl.sweep import Sweep
+from fedjax_ssl.sweep.search import LogUniform, Search
+
+def get_sweep():
+    return Sweep(
+        config="{config}",
+        methods={{"FedAvg": "supervised"}},
+        seeds=(0,),
+        search=Search({{"*": {{"client.learning_rate": LogUniform(0.001, 0.1)}}}}, {{"data.validation": 10}}),
+    )
+"""
+SEARCH = Search(
+    {"*": {"client.learning_rate": LogUniform(0.001, 0.1)}, "Fix*": {"client.batch_size": (5, 10, 20)}},
+    {"data.validation": 10},
+)
+
+
+def write(folder):
+    (folder / "tiny.py").write_text(CONFIG)
+    (folder / "sweep.py").write_text(FILE.format(config=folder / "tiny.py"))
+    return str(folder / "sweep.py")
+
+
+def test_draws_are_of_the_row_and_the_try_and_fill_the_range():
+    rates = np.array([SEARCH.draw("FedAvg", number)["client.learning_rate"] for number in range(1, 2001)])
+    assert rates.min() >= 0.001 and rates.max() <= 0.1
+    # A third of the draws in each third of the logarithm's range, to four standard deviations.
+    shares = np.histogram(np.log10(rates), bins=[-3, -7 / 3, -5 / 3, -1])[0] / 2000
+    assert np.abs(shares - 1 / 3).max() < 4 * np.sqrt(2 / 9 / 2000)
+    assert SEARCH.draw("FedAvg", 7) == SEARCH.draw("FedAvg", 7) != SEARCH.draw("FixMatch", 7)
+    assert set(SEARCH.draw("FixMatch", 3)) == {"client.learning_rate", "client.batch_size"}
+    assert {SEARCH.draw("FixMatch", number)["client.batch_size"] for number in range(1, 40)} == {5, 10, 20}
+    assert SEARCH.draw("FedAvg", 0) == {}
+
+
+def test_every_row_has_the_same_number_of_tries():
+    methods = {"FedAvg": "supervised", "FixMatch": ("fixmatch", {"num_rounds": 3})}
+    tries = tries_of(methods, SEARCH, 3)
+    assert list(tries) == [f"{name}, try {number}" for name in methods for number in range(3)]
+    assert tries["FixMatch, try 0"] == ("fixmatch", {"num_rounds": 3, "data.validation": 10})
+    assert tries["FedAvg, try 2"] == ("supervised", {"data.validation": 10, **SEARCH.draw("FedAvg", 2)})
+
+
+def test_the_best_try_wins_and_one_without_a_number_never_does():
+    found = {"FedAvg, try 0": 0.4, "FedAvg, try 2": 0.5, "FedAvg, try 3": float("nan")}
+    said = []
+    methods = {"FedAvg": ("supervised", {"num_rounds": 7}), "Other": "uda"}
+    chosen = with_best(methods, SEARCH, 5, found, said.append)
+    assert chosen == {**methods, "FedAvg": ("supervised", {"num_rounds": 7, **SEARCH.draw("FedAvg", 2)})}
+    rate = SEARCH.draw("FedAvg", 2)["client.learning_rate"]
+    assert said == [f"FedAvg: try 2 of 2, 50.00 % on validation images: client.learning_rate={rate}"]
+
+
+def test_a_sweep_with_tries_runs_them_first_and_its_rows_with_the_best_fields(tmp_path, capsys):
+    file = write(tmp_path)
+    cells = run_sweep(file, tmp_path / "out", tries=2)
+    err = capsys.readouterr().err
+    for cell in cells:
+        accuracies = []
+        for number in range(2):
+            folder = tmp_path / "out" / "tries" / f"{cell.name}_try_{number}" / f"seed_{Search({}, {}).seed}"
+            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            accuracies.append(np.mean([line["validation_accuracy"] for line in lines[-5:]]))
+        best = int(np.argmax(accuracies))
+        config = json.loads((cell.folder / "seed_0" / "config.json").read_text())
+        drawn = Search({"*": {"client.learning_rate": LogUniform(0.001, 0.1)}}, {}).draw(cell.name, best)
+        assert config["data"]["validation"] == 0
+        assert config["client"]["learning_rate"] == drawn.get("client.learning_rate", cell.config.client.learning_rate)
+        assert f"{cell.name}: try {best} of 2" in err
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert ", try " not in table and "| FedAvg (labels revealed) | 1 of 1 |" in table
+    # Again: nothing is left to do, and a row alone is chosen as before.
+    run_sweep(file, tmp_path / "out", dry_run=True, tries=2)
+    assert {line.split("  ")[1] for line in capsys.readouterr().out.splitlines() if "seed_" in line} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (('validation": 10', 'validation": 0'), "need validation images"),
+        (
+            ("seeds=", "fields={'client.learning_rate': (0.1,)}, seeds="),
+            r"draws client\.learning_rate, which is a column",
+        ),
+        (("search=Search", "search=None and Search"), "no `search`"),
+    ],
+)
+def test_tries_that_cannot_be_are_refused_before_anything_is_written(tmp_path, change, message):
+    file = write(tmp_path)
+    text = (tmp_path / "sweep.py").read_text()
+    assert change[0] in text
+    (tmp_path / "sweep.py").write_text(text.replace(*change))
+    with pytest.raises(UserError, match=message):
+        run_sweep(file, tmp_path / "out", tries=2)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,77 @@
+"""The leaderboard's page: it is made from the committed records, whose figures are those of the runs' folders."""
+
+import importlib.util
+import json
+import shutil
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_ssl.sweep import Cell, Sweep
+from fedjax_ssl.sweep.search import LogUniform, Search
+from tests.helpers.runs import make_tiny_config
+
+
+@pytest.fixture
+def board(root):
+    spec = importlib.util.spec_from_file_location("leaderboard", root / "docs" / "leaderboard.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_the_one_that_the_committed_records_make(board, root):
+    page = (root / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    assert page == board.page(), "python docs/leaderboard.py > docs/leaderboard.md"
+
+
+def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(board, finished_run, tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "FedAvg" / "seed_0"
+    shutil.copytree(finished_run[0], folder)
+    sweep = Sweep("x.py", {"FedAvg": ""}, search=Search({"*": {"client.learning_rate": LogUniform(0.1, 1.0)}}, {}))
+    planned = make_tiny_config(**{"client.learning_rate": 0.5})  # the row's own value, which a try replaced
+    monkeypatch.setattr(board, "load_sweep", lambda name: sweep)
+    monkeypatch.setattr(board, "plan", lambda *_: [Cell("FedAvg", {}, planned, folder.parent, (0, 1))])
+    monkeypatch.setattr(board, "RECORDS", tmp_path / "records")
+    (tmp_path / "records").mkdir()
+    old = dict.fromkeys(board.COLUMNS, "1")
+    text = "\n".join(",".join(f'"{line[name]}"' for name in board.COLUMNS) for line in (
+        {**old, "method": "FedAvg", "seed": "0"}, {**old, "method": "FedAvg", "seed": "7"}
+    ))  # fmt: skip
+    (tmp_path / "records" / "tiny.csv").write_text(",".join(board.COLUMNS) + "\n" + text + "\n")
+
+    board.add(tmp_path / "runs", "tiny")
+    replaced, kept = board.read("tiny")
+    assert kept == {**old, "method": "FedAvg", "seed": "7"}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert replaced["rounds"] == str(len(lines)) and replaced["seed"] == "0"
+    accuracy = 100 * np.mean([line["test_accuracy"] for line in lines][-5:])
+    assert float(replaced["accuracy"]) == pytest.approx(accuracy, abs=6e-4)
+    sent = sum(line["bytes_down"] + line["bytes_up"] for line in lines) / 1e6
+    assert float(replaced["MB"]) == pytest.approx(sent, rel=1e-3)
+    rate = json.loads((folder / "config.json").read_text())["client"]["learning_rate"]
+    assert replaced["chosen"] == f"client.learning_rate={rate}"
+
+
+def test_ranks_and_paired_intervals(board):
+    draws = np.random.default_rng(0).normal(size=(4, 5))
+    names = ("Labels alone", "Level", "Best", "All labels")
+    accuracies = dict(zip(names, draws + np.array([[70.0], [79.9], [80.0], [90.0]])))
+    lines = [
+        {**dict.fromkeys(board.COLUMNS, "1"), "method": name, "seed": str(seed), "accuracy": f"{value:.6f}"}
+        for name in names
+        for seed, value in enumerate(accuracies[name])
+    ]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in board.table(lines).splitlines()[2:]]
+    assert rows[-1][:2] == ["-", "All labels"] and [row[0] for row in rows[:3]] == ["1", "2", "3"]
+    assert rows[2][1] == "Labels alone" and rows[2][3] == "-"
+    for row in rows[:2]:
+        name = row[1].strip("*")
+        assert row[2] == f"{accuracies[name].mean():.2f} ± {accuracies[name].std(ddof=1):.2f}"
+        apart = accuracies[name] - accuracies["Labels alone"]
+        low, high = stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+        assert row[3] == f"{apart.mean():+.2f} ± {(high - low) / 2:.2f}"
+        assert row[1] == f"**{name}**"  # these two cannot be told apart
+    low, high = stats.ttest_1samp(accuracies["Level"] - accuracies["Best"], 0).confidence_interval(0.95)
+    assert low < 0 < high
