@@ -7,11 +7,13 @@ count as no try.
 
 import collections
 import contextlib
+import pathlib
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.workdir import METRICS
@@ -24,48 +26,81 @@ METHODS = ("fedanchor", "semifl", "fedil", "fixmatch", "sage", "supervised")
 
 def run(trial: Trial) -> Iterator[Row]:
     """See above."""
+
+    def same_state(method: str, workdir: pathlib.Path, whole: pathlib.Path) -> bool:
+        config = config_of(method, every=1)
+        return same(restore(workdir, config).state, restore(whole, config).state)
+
     for place, method in enumerate(METHODS):
         if not trial.goes_on():
             break
-        number = trial.share(place, len(METHODS))
-        start(method, trial.folder / f"{method}_first").communicate()  # fills the cache of compiled programs
-        began = time.monotonic()
-        process = start(method, trial.folder / method)
+        yield kill(trial, method, {}, trial.share(place, len(METHODS)), ".lock", 0.5, same_state)
+
+
+def kill(
+    trial: Trial,
+    method: str,
+    fields: Mapping[str, Any],
+    number: int,
+    begun: str,
+    share: float,
+    same_state: Callable[[str, pathlib.Path, pathlib.Path], bool],
+) -> Row:
+    """Kills a run of a method again and again, and lets it end.
+
+    Args:
+        trial: of the part.
+        method: of the run.
+        fields: of its configuration.
+        number: of kills.
+        begun: a file of the workdir.
+        share: of the moments, so many are after the file was there.
+        same_state: whether the states of a method in two workdirs are the same.
+    """
+    start(method, trial.folder / f"{method}_first", **fields).communicate()  # fills the cache of compiled programs
+    began = time.monotonic()
+    process = start(method, trial.folder / method, **fields)
+    while process.poll() is None and not (trial.folder / method / begun).exists():
+        time.sleep(0.01)
+    seconds_before = time.monotonic() - began
+    _, errors = process.communicate()
+    seconds = time.monotonic() - began
+    assert process.returncode == 0, errors
+    moments, over, tracebacks = collections.Counter(), 0, 0
+    workdir = trial.folder / f"{method}_killed"
+    while moments.total() < number and trial.goes_on():
+        began, longest, is_begun = time.monotonic(), seconds, (workdir / begun).exists()
+        process = start(method, workdir, **fields)
+        # Most of a short run's life is importing and compiling.
+        if trial.rng.random() < share:
+            longest = seconds if share < 1 else seconds - seconds_before
+            while process.poll() is None and not (workdir / begun).exists():
+                time.sleep(0.01)
+            if share == 1 and is_begun:  # the file says nothing of this start: as long as the first one took
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(seconds_before)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(trial.rng.uniform(0, longest))
+        is_over = process.poll() is not None
+        process.send_signal(signal.SIGKILL)
         _, errors = process.communicate()
-        seconds = time.monotonic() - began
-        assert process.returncode == 0, errors
-        moments, over, tracebacks = collections.Counter(), 0, 0
-        workdir = trial.folder / f"{method}_killed"
-        while moments.total() < number and trial.goes_on():
-            began = time.monotonic()
-            process = start(method, workdir)
-            # Most of a short run's life is importing and compiling: half of the moments are after the folder is begun.
-            if trial.rng.random() < 0.5:
-                while process.poll() is None and not (workdir / ".lock").exists():
-                    time.sleep(0.01)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(trial.rng.uniform(0, seconds))
-            is_over = process.poll() is not None
-            process.send_signal(signal.SIGKILL)
-            _, errors = process.communicate()
-            tracebacks += "Traceback" in errors
-            if is_over:  # from the beginning again, with earlier moments
-                assert process.returncode == 0, errors
-                over, seconds = over + 1, min(seconds, time.monotonic() - began)
-                shutil.rmtree(workdir)
-                continue
-            done = Checkpoints(workdir / "checkpoints").latest_round()
-            kind = "before the folder" if not (workdir / "config.json").exists() else "before a checkpoint"
-            moments[kind if done is None else "in the rounds"] += 1
-        process = start(method, workdir)
-        _, errors = process.communicate()
-        config = config_of(method, every=1)
-        is_same = (
-            process.returncode == 0
-            and (workdir / METRICS).read_bytes() == (trial.folder / method / METRICS).read_bytes()
-            and same(restore(workdir, config).state, restore(trial.folder / method, config).state)
-        )
-        outcomes = collections.Counter({"right" if is_same else "lost": moments.total() - tracebacks})
-        outcomes["tracebacks"] = tracebacks
-        note = ", ".join(f"{count} {moment}" for moment, count in sorted(moments.items())) + f"; over {over}"
-        yield row_of(f"SIGKILL, {method}", outcomes, note)
+        tracebacks += "Traceback" in errors
+        if is_over:  # from the beginning again, with earlier moments
+            assert process.returncode == 0, errors
+            over, seconds = over + 1, min(seconds, time.monotonic() - began)
+            shutil.rmtree(workdir)
+            continue
+        done = Checkpoints(workdir / "checkpoints").latest_round()
+        kind = "before the folder" if not (workdir / "config.json").exists() else "before a checkpoint"
+        moments[kind if done is None else "in the rounds"] += 1
+    process = start(method, workdir, **fields)
+    _, errors = process.communicate()
+    is_same = (
+        process.returncode == 0
+        and (workdir / METRICS).read_bytes() == (trial.folder / method / METRICS).read_bytes()
+        and same_state(method, workdir, trial.folder / method)
+    )
+    outcomes = collections.Counter({"right" if is_same else "lost": moments.total() - tracebacks})
+    outcomes["tracebacks"] = tracebacks
+    note = ", ".join(f"{count} {moment}" for moment, count in sorted(moments.items())) + f"; over {over}"
+    return row_of(f"SIGKILL, {method}", outcomes, note)
