@@ -149,7 +149,7 @@ def _say(text: str) -> None:
 
 
 def _show_nothing_more(terminals: Sequence[int]) -> None:
-    """Sends what is printed nowhere: a closed terminal refuses it, and that must not prevent the state from being saved.
+    """Discards what is printed: a closed terminal refuses it, and the state must still be saved.
 
     The terminal may refuse it only some time after SIGHUP, so nothing is tried first.
     """

@@ -1,0 +1,152 @@
+"""The page docs/leaderboard.md, from the runs' records in docs/leaderboard/BOARD.csv.
+
+    python docs/leaderboard.py add WORKDIR BOARD    # the finished runs of a sweep of configs/sweeps/leaderboard.py
+    python docs/leaderboard.py > docs/leaderboard.md
+
+A record is a line for each run: its figures, the fields that the tries chose, and the commit, JAX and processor that
+made it. Lines of the same method and seed are replaced, so boards may grow on several machines.
+"""
+
+import csv
+import json
+import pathlib
+import statistics
+import sys
+
+from fedjax_ssl.config import differences
+from fedjax_ssl.files import replace_file
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report.table import LAST, costs, half_interval
+from fedjax_ssl.sweep import load_sweep, plan
+
+DOCS = pathlib.Path(__file__).parent
+SWEEP = DOCS.parent / "configs" / "sweeps" / "leaderboard.py"
+RECORDS = DOCS / "leaderboard"
+BOUND, ALONE = "All labels", "Labels alone"
+COLUMNS = ("method", "seed", "rounds", "accuracy", "MB", "seconds", "chosen", "commit", "jax", "processor", "records")
+HEAD = """# Leaderboard
+
+Every method at its best of the same number of tries, on the same partitions, weights and cohorts.
+A board is one data set with one place of the labels. This page is made from the records of the runs
+in `docs/leaderboard/`; the sweep's file, `configs/sweeps/leaderboard.py`, says what all rows share.
+
+```
+python launch.py sweep configs/sweeps/leaderboard.py:BOARD --workdir=runs/BOARD --tries=6
+python docs/leaderboard.py add runs/BOARD BOARD
+python docs/leaderboard.py > docs/leaderboard.md
+```
+
+The first command goes on where it was stopped. Runs of other machines are welcome as a pull request
+with their lines.
+
+`accuracy` is the mean of the last five rounds on the test set in percent, over the seeds with their
+standard deviation. `minus labels alone` is the mean difference from the row *Labels alone* of the
+same seed, with its 95 % confidence interval. Methods in bold cannot be told from the best one: the
+interval of their paired difference holds 0. `MB` are both ways, of all clients and rounds; seconds
+are those of the rounds, without compiling, on machines that may have had other work. *All labels*
+sees the labels of all clients and has no rank.
+"""
+
+
+def record(board: str, workdir: pathlib.Path) -> list[dict[str, str]]:
+    """The lines of the finished runs in a sweep's folder."""
+    lines = []
+    sweep = load_sweep(f"{SWEEP}:{board}")
+    for cell in plan(sweep, workdir):
+        for seed in cell.seeds:
+            folder = cell.folder / f"seed_{seed}"
+            if not (folder / "summary.json").exists():
+                continue
+            run = read_run(folder)
+            own = json.loads(json.dumps(cell.config.to_dict()))
+            drawn = sweep.search.of(cell.name)
+            chosen = {field: value for field, (_, value) in differences(own, run.config).items() if field in drawn}
+            size = costs(run)
+            figures = {
+                "method": cell.name,
+                "seed": seed,
+                "rounds": len(run.metrics),
+                "accuracy": f"{100 * run.accuracy()[-LAST:].mean():.3f}",
+                "MB": f"{size['MB down'] + size['MB up']:.4g}",
+                "seconds": f"{size['seconds']:.4g}",
+                "chosen": " ".join(f"{field}={value}" for field, value in sorted(chosen.items())),
+                "commit": (run.summary["commit"] or "")[:12],
+                "jax": run.summary["versions"]["jax"],
+                "processor": run.summary["processor"],
+                "records": run.summary["metrics_sha256"][:16],
+            }
+            lines.append({name: str(value) for name, value in figures.items()})
+    return lines
+
+
+def read(board: str) -> list[dict[str, str]]:
+    """The committed lines of a board."""
+    path = RECORDS / f"{board}.csv"
+    return list(csv.DictReader(path.open(encoding="utf-8"))) if path.exists() else []
+
+
+def add(workdir: pathlib.Path, board: str) -> None:
+    """Puts the finished runs of a folder into a board's records."""
+    lines = {(line["method"], line["seed"]): line for line in [*read(board), *record(board, workdir)]}
+    rows = [",".join(COLUMNS), *(",".join(f'"{line[name]}"' for name in COLUMNS) for line in lines.values())]
+    RECORDS.mkdir(exist_ok=True)
+    replace_file(RECORDS / f"{board}.csv", "\n".join(rows) + "\n")
+
+
+def table(lines: list[dict[str, str]]) -> str:
+    """The Markdown table of a board."""
+    methods: dict[str, dict[str, float]] = {}
+    for line in lines:
+        methods.setdefault(line["method"], {})[line["seed"]] = float(line["accuracy"])
+
+    def mean(method: str) -> float:
+        return statistics.mean(methods[method].values())
+
+    def minus(method: str, other: str) -> list[float]:
+        shared = methods[method].keys() & methods.get(other, {}).keys()
+        return [methods[method][seed] - methods[other][seed] for seed in sorted(shared)]
+
+    ranked = sorted((method for method in methods if method != BOUND), key=mean, reverse=True)
+    rows = ["| rank | method | accuracy | minus labels alone | MB | seconds | seeds | chosen |", "|" + "---|" * 8]
+    for place, method in enumerate([*ranked, *({BOUND} & methods.keys())], start=1):
+        own = [line for line in lines if line["method"] == method]
+        accuracies, apart = list(methods[method].values()), minus(method, ALONE)
+        spread = f" ± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+        behind = minus(method, ranked[0])
+        level = method == ranked[0] or (
+            len(behind) > 1 and abs(statistics.mean(behind)) <= half_interval(behind) and method != BOUND
+        )
+        gain = "-"
+        if method != ALONE and len(apart) > 1:
+            gain = f"{statistics.mean(apart):+.2f} ± {half_interval(apart):.2f}"
+        cells = (
+            "-" if method == BOUND else str(place),
+            f"**{method}**" if level else method,
+            f"{mean(method):.2f}{spread}",
+            gain,
+            *(f"{statistics.mean(float(line[name]) for line in own):.4g}" for name in ("MB", "seconds")),
+            str(len(own)),
+            own[0]["chosen"] or "its own values",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def page() -> str:
+    """The page."""
+    parts = [HEAD] if any(RECORDS.glob("*.csv")) else [HEAD, "No board has been run yet.\n"]
+    for path in sorted(RECORDS.glob("*.csv")):
+        lines = read(path.stem)
+        data, _, labels = path.stem.partition("_")
+        made = {name: sorted({line[name] for line in lines}) for name in ("commit", "jax", "processor")}
+        parts.append(f"## {data}: labels at {labels.replace('_', ' ')}\n\n{table(lines)}\n")
+        of = f"Commit {', '.join(made['commit'])}; JAX {', '.join(made['jax'])}; {'; '.join(made['processor'])}."
+        parts.append(of + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["add"]:
+        add(pathlib.Path(sys.argv[2]), sys.argv[3])
+    else:
+        print(page(), end="")
