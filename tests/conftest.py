@@ -77,10 +77,10 @@ def no_clock():
 @pytest.fixture(scope="session", autouse=True)
 def no_memory_given_back():
     """After each compilation the program looks for all garbage, which takes half a second with what tests hold."""
-    from fedjax_ssl import sweep
     from fedjax_ssl.run import programs
+    from fedjax_ssl.sweep import work
 
-    with mock.patch.object(programs, "give_back_memory"), mock.patch.object(sweep, "give_back_memory"):
+    with mock.patch.object(programs, "give_back_memory"), mock.patch.object(work, "give_back_memory"):
         yield
 
 

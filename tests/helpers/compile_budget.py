@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 LARGE = 32 * 1024  # bytes of a compiled program in the cache; a round has 200 to 1,000 kB, `jnp.add` 4
+SOON = 0.02  # seconds; a program that compiles sooner is small: to look for each one's size took half a minute
 HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"  # also of a program that the cache had
 OUTSIDE = "processes of tests"
@@ -32,7 +33,7 @@ class Compiled(NamedTuple):
 
     name: str
     seconds: float
-    size: int  # bytes of its entry in the cache; 0 if it has none
+    size: int  # bytes of its entry in the cache; 0 if it has none or was compiled too soon to be large
 
 
 class CompileBudget:
@@ -78,12 +79,12 @@ class CompileBudget:
             if hit:
                 self.hits[self.file] += 1
             else:
-                self.compiled[self.file].append(Compiled(fun_name, seconds, self.size_of_new(fun_name)))
+                size = 0 if seconds < SOON else self.size_of_new(fun_name)
+                self.compiled[self.file].append(Compiled(fun_name, seconds, size))
 
     def size_of_new(self, fun_name: str) -> int:
         """Bytes of the entry that a program of this name has just made: 'jit(f)' makes jit_f-HASH-cache."""
         prefix = "".join(c if c.isalnum() else "_" for c in fun_name).strip("_") + "-"
-        # Names alone: a session asks five thousand times, and to ask for every entry's size took it a minute.
         names = [name for name in os.listdir(self.cache) if name.startswith(prefix) and name not in self.seen]
         self.seen.update(names)
         return max(((self.cache / name).stat().st_size for name in names), default=0)
@@ -111,7 +112,7 @@ class CompileBudget:
             output["compiled"] = compiled, dict(self.hits), self.num_methods
             return
         seen = collections.Counter(program.size for own in self.compiled.values() for program in own)
-        for name, size in self.new().items():
+        for name, size in ((name, size) for name, size in self.new().items() if size > LARGE):
             seen[size] -= 1
             if seen[size] < 0:
                 self.compiled[OUTSIDE].append(Compiled(name.rpartition("-")[0].rpartition("-")[0], 0.0, size))

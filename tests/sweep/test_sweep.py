@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import launch
-from fedjax_ssl import sweep as sweep_module
+from fedjax_ssl.config import for_seed
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.run.under_way import under_way
-from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep
+from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep, work
 from tests.helpers.runs import ROOT
 
 FILE = """
@@ -123,10 +123,10 @@ def test_the_seeds_that_are_left_of_a_row_are_trained_together(sweep_file, tmp_p
         trained.append((config.method, config.seeds))
         raise BusyError(folder / f"seed_{config.seeds[0]}")  # so that there is nothing to read
 
-    monkeypatch.setattr(sweep_module, "train", train)
-    monkeypatch.setattr(sweep_module, "is_finished", lambda cell, seed: (cell.config.method, seed) == ("fedanchor", 0))
+    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(work, "is_finished", lambda cell, seed: (cell.config.method, seed) == ("fedanchor", 0))
     for cell in plan(load_sweep(sweep_file), tmp_path):
-        sweep_module._work_on(cell, (0, 1, 2), tmp_path, lambda: None, "")
+        work.work_on(cell, (0, 1, 2), tmp_path, lambda: None, "")
     assert trained == [("fedanchor", (1, 2)), ("server_only", (0, 1, 2))]
 
 
@@ -141,12 +141,12 @@ def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(s
                 raise BusyError(cell.folder / "seed_1")
             done.add(seed)
 
-    monkeypatch.setattr(sweep_module, "train", train)
-    monkeypatch.setattr(sweep_module, "is_finished", lambda cell, seed: seed in done)
-    assert sweep_module._run_cell(cell, (0, 1, 2), tmp_path, lambda: None) == {}
+    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(work, "is_finished", lambda cell, seed: seed in done)
+    assert work._run_cell(cell, (0, 1, 2), tmp_path, lambda: None) == {}
     assert asked == [(0, 1, 2), (1,), (2,)] and done == {0, 2}
     asked.clear()
-    assert sweep_module._run_cell(cell, (1, 3), tmp_path, lambda: None) == {}
+    assert work._run_cell(cell, (1, 3), tmp_path, lambda: None) == {}
     assert asked == [(1, 3)]  # whoever is at the first of them does the others
 
 
@@ -221,13 +221,13 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
         for seed in config.seeds:
             run = folder / f"seed_{seed}"
             run.mkdir(parents=True)
-            own = sweep_module.for_seed(config, seed).to_dict()
+            own = for_seed(config, seed).to_dict()
             (run / "config.json").write_text(json.dumps(own))
             (run / "summary.json").write_text('{"rounds": 1}')
             line = {"round": 1, "test_accuracy": 0.5, "bytes_down": 1, "bytes_up": 1}
             (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
-    monkeypatch.setattr(sweep_module, "train", train)
+    monkeypatch.setattr(work, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
     errors = capsys.readouterr().err
     assert "failed: FedAnchor, data.server_labels 40, seed 0: TrainingError: no luck" in errors
@@ -247,7 +247,7 @@ def test_a_full_disk_ends_the_sweep_and_too_little_memory_does_not(
         with under_way(folder):
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(sweep_module, "train", train)
+    monkeypatch.setattr(work, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == status
     errors = capsys.readouterr().err
     if status == 4:
@@ -264,7 +264,7 @@ def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, 
         taken.append(config.method)
         raise BusyError(folder / "seed_0")
 
-    monkeypatch.setattr(sweep_module, "train", train)
+    monkeypatch.setattr(work, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 0
     assert taken == ["fedanchor", "server_only"]  # tried once for each row, and no seed by itself
     assert capsys.readouterr().err.count("left to another process") == 2
@@ -276,7 +276,7 @@ def test_a_failure_is_not_forgotten_when_another_process_takes_a_later_seed(swee
             raise BusyError(folder / "seed_1")
         raise TrainingError("no luck")
 
-    monkeypatch.setattr(sweep_module, "train", train)
+    monkeypatch.setattr(work, "train", train)
     (tmp_path / "FedAnchor" / "server_labels=40" / "seed_0").mkdir(parents=True)
     (tmp_path / "FedAnchor" / "server_labels=40" / "seed_0" / "summary.json").write_text("{}")  # and nothing else
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
@@ -321,7 +321,7 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
 def test_an_override_of_what_tells_rows_apart_is_refused(field, sweep_file, tmp_path, capfd, monkeypatch):
     methods = {"FedAnchor": "", "Centralised": ("centralised", {"server.epochs": 1})}
     sweep = load_sweep(sweep_file)._replace(methods=methods)
-    monkeypatch.setattr(sweep_module, "load_sweep", lambda file: sweep)
+    monkeypatch.setattr("fedjax_ssl.sweep.load_sweep", lambda file: sweep)
     value = {"data.server_labels": "60", "seeds": "(7,)"}.get(field, "1")
     words = ["sweep", sweep_file, f"--workdir={tmp_path}", "--config.client.epochs=1", f"--config.{field}={value}"]
     assert launch.main(words) == 2

@@ -9,13 +9,13 @@ import jax
 import pytest
 
 import launch
-from fedjax_ssl import sweep as sweep_module
+from fedjax_ssl.config import for_seed
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.predictor import load
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.sweep import load_sweep, plan, run_sweep, warm_ups_of
+from fedjax_ssl.sweep import load_sweep, plan, run_sweep, warm_ups_of, work
 
 CONFIG = """
 from tests.helpers.runs import make_tiny_config
@@ -69,7 +69,7 @@ def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsy
 
     # The folder may be moved: rows know the warm-up by its place in it.
     shutil.move(root, tmp_path / "elsewhere")
-    monkeypatch.setattr(sweep_module, "train", lambda *arguments: pytest.fail("everything is finished"))
+    monkeypatch.setattr(work, "train", lambda *arguments: pytest.fail("everything is finished"))
     capsys.readouterr()
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path / 'elsewhere'}", "--dry_run"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -104,7 +104,7 @@ def pretended(folder, config, seed):
     """A finished run's records."""
     run = folder / f"seed_{seed}"
     run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps(sweep_module.for_seed(config, seed).to_dict()))
+    (run / "config.json").write_text(json.dumps(for_seed(config, seed).to_dict()))
     (run / "summary.json").write_text('{"rounds": 1}')
     line = {"round": 1, "test_accuracy": 0.5, "bytes_down": 1, "bytes_up": 1}
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -120,7 +120,7 @@ def test_rows_whose_warm_up_failed_are_not_run(sweep_file, tmp_path, monkeypatch
         for seed in config.seeds:
             pretended(folder, config, seed)
 
-    monkeypatch.setattr(sweep_module, "train", train)
+    monkeypatch.setattr(work, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
     errors = capsys.readouterr().err
     assert "failed: warm up, seed 0: TrainingError: no luck" in errors
@@ -144,7 +144,7 @@ def test_a_warm_up_that_another_process_is_at_is_waited_for(sweep_file, tmp_path
         if not (tmp_path / "warm_up").exists():
             pretended(tmp_path / "warm_up", plan(load_sweep(sweep_file), tmp_path)[0].warm_up.config, 0)
 
-    monkeypatch.setattr(sweep_module, "train", train)
-    monkeypatch.setattr(sweep_module.time, "sleep", sleep)
+    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(work.time, "sleep", sleep)
     run_sweep(sweep_file, tmp_path)
     assert trained == [("warm_up", (0, 1)), ("warm_up", (1,)), ("warm_up", (1,)), ("Warm", (0, 1)), ("Cold", (0, 1))]

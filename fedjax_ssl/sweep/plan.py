@@ -1,0 +1,212 @@
+"""What a sweep file describes, and the runs that it means: a cell for each row of the table."""
+
+import itertools
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import (
+    add_section,
+    call_in_file,
+    differences,
+    flatten,
+    for_seed,
+    labels_revealed,
+    load_config_file,
+    overridden_fields,
+    override,
+    validate,
+)
+from fedjax_ssl.errors import UserError, known_are
+from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.files import CONFIGS
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.workdir import METRICS, SUMMARY, read_rounds
+from fedjax_ssl.report.table import Row
+from fedjax_ssl.sweep.search import Search
+
+ROOT = CONFIGS.parent
+WARM_UP = "warm up"  # the name of the cells that are in no row of the table
+
+
+class Sweep(NamedTuple):
+    """What a sweep file describes: every method with every combination of the fields' values and every seed."""
+
+    # A config file, as seen from the folder that `launch.py` lies in, or an absolute path; behind a colon the arguments
+    # that all rows have, before their own.
+    config: str
+    # A row's name in the table -> the config's arguments, or (arguments, {field: value}). A field of the grid that is
+    # set here has this value only: a bound that does not depend on a field is run once.
+    methods: Mapping[str, str | tuple[str, Mapping[str, Any]]]
+    seeds: tuple[int, ...] = (0, 1, 2)  # every combination is run with each
+    fields: Mapping[str, tuple[Any, ...]] = {}  # a field's name -> its values, a grid over all of them
+    common: Mapping[str, Any] = {}  # fields that are set in all runs
+    # The table counts the rounds to this accuracy, a share, on the set that is measured each round.
+    target_accuracy: float = 0.9
+    # The run whose model all rows begin with, given as one of `methods` is; None: rows begin with fresh weights. It has
+    # the sweep's common fields too. A row with an `init_from` of its own, '' say, is left alone.
+    warm_up: str | tuple[str, Mapping[str, Any]] | None = None
+    search: Search | None = None  # what `--tries=N` draws for each row, see `fedjax_ssl.sweep.search`
+
+
+class Cell(NamedTuple):
+    """One row of the table: a method with one combination of values."""
+
+    name: str  # of the row
+    grid: dict[str, Any]  # field -> value
+    config: ConfigDict  # the configuration without its seed
+    folder: pathlib.Path  # holds seed_N
+    seeds: tuple[int, ...]  # of its runs
+    warm_up: "Cell | None" = None  # the cell, outside of the table, with whose models its runs begin
+
+    def title(self) -> str:
+        """Name and values."""
+        return ", ".join([self.name, *(f"{field} {value}" for field, value in self.grid.items())])
+
+    def row(self) -> Row:
+        """Its finished runs."""
+        runs = [read_run(self.folder / f"seed_{seed}") for seed in self.seeds if is_finished(self, seed)]
+        return Row(self.name, self.grid, runs, len(self.seeds), labels_revealed(self.config))
+
+
+def load_sweep(sweep_file: str) -> Sweep:
+    """The result of `get_sweep` of a Python file; the part behind a colon is its argument."""
+    sweep = call_in_file(sweep_file, "get_sweep")
+    if not isinstance(sweep, Sweep):
+        raise UserError(f"get_sweep of {sweep_file} must return a fedjax_ssl.sweep.Sweep")
+    if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
+        raise UserError(f"the seeds of {sweep_file} must be different, and at least one")
+    return sweep
+
+
+def by_argument(choices: Mapping[str, Any], name: str) -> Any:
+    """What a sweep file has for its argument, such as a data set or the name of some rows.
+
+    Raises:
+        UserError: it has no such argument.
+    """
+    if name not in choices:
+        raise UserError(f"the sweep has no argument {name!r}{known_are(name, choices)}")
+    return choices[name]
+
+
+def plan(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str] = ()) -> list[Cell]:
+    """The cells of the table with their configurations, all of them checked.
+
+    Raises:
+        UserError: a name, a field or a value is wrong, an override names a field in which rows differ, or two cells
+            would share a folder.
+    """
+    cells = []
+    for name, method in sweep.methods.items():
+        own_fields = _own_fields(method)
+        axes = [(own_fields[field],) if field in own_fields else values for field, values in sweep.fields.items()]
+        cells += [
+            _cell(sweep, workdir, name, method, dict(zip(sweep.fields, each))) for each in itertools.product(*axes)
+        ]
+    _check_overrides(sweep, cells, overrides)
+    if sweep.warm_up is not None:
+        cells = [_warmed_up(sweep, workdir, cell) for cell in cells]
+    folders = [cell.folder for cell in warm_ups_of(cells) + cells]
+    if len(set(folders)) < len(folders):
+        raise UserError("two rows of the sweep would share a folder: their names are too much alike")
+
+    def overridden(cell: Cell) -> Cell:
+        config = override(cell.config, list(overrides))
+        validate(config)
+        return cell._replace(config=config, warm_up=cell.warm_up and overridden(cell.warm_up))
+
+    return [overridden(cell) for cell in cells]
+
+
+def warm_ups_of(cells: list[Cell]) -> list[Cell]:
+    """The warm-ups of the rows, each once."""
+    return list({cell.warm_up.folder: cell.warm_up for cell in cells if cell.warm_up}.values())
+
+
+def is_finished(cell: Cell, seed: int) -> bool:
+    """Whether a run has its summary, of its last round and for this configuration."""
+    folder = cell.folder / f"seed_{seed}"
+    if not (folder / SUMMARY).exists():
+        return False
+    try:
+        run = read_run(folder)
+    except UserError:  # training reports what is wrong, and the other runs go on
+        return False
+    new = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
+    return run.is_finished and not set(differences(run.config, new)) - set(CHANGES_NO_RESULT)
+
+
+def progress_of(cell: Cell, seed: int) -> str:
+    """The status of a run, in a word or two."""
+    if is_finished(cell, seed):
+        return "finished"
+    lines = read_rounds(cell.folder / f"seed_{seed}" / METRICS).lines
+    return f"begun, {len(lines)} of {cell.config.num_rounds} rounds" if lines else "to do"
+
+
+def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple[Any, ...], grid: dict[str, Any]) -> Cell:
+    """A method with one combination of values."""
+    arguments = method if isinstance(method, str) else method[0]
+    path, _, shared = sweep.config.partition(":")
+    config = load_config_file(f"{ROOT / path}:{','.join(filter(None, (shared, arguments)))}")
+    fields = {**sweep.common, **_own_fields(method), **grid}
+    for field in sorted(fields, key=lambda field: field != "method"):  # whose section the others may be of
+        _set(config, field, fields[field])
+    config.log.report = False  # the sweep's report has all runs; an override brings each run's back
+    folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
+    return Cell(name, grid, config, folder, sweep.seeds)
+
+
+def _own_fields(method: str | tuple[Any, ...]) -> Mapping[str, Any]:
+    return {} if isinstance(method, str) else method[1]
+
+
+def _warmed_up(sweep: Sweep, workdir: pathlib.Path, cell: Cell) -> Cell:
+    """A row that begins with the model of the warm-up of its values, unless it has an `init_from` of its own."""
+    if "init_from" in {**sweep.common, **_own_fields(sweep.methods[cell.name])}:
+        return cell
+    warm_up = _cell(sweep, workdir, WARM_UP, sweep.warm_up, {**cell.grid, **_of_grid(sweep, sweep.warm_up)})
+    # Relative to the sweep's folder, so that the rows' configurations do not say where that lies.
+    cell.config.init_from = warm_up.folder.relative_to(workdir).as_posix()
+    return cell._replace(warm_up=warm_up)
+
+
+def _of_grid(sweep: Sweep, method: str | tuple[Any, ...]) -> dict[str, Any]:
+    """The fields of the grid that a method sets itself."""
+    return {field: value for field, value in _own_fields(method).items() if field in sweep.fields}
+
+
+def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: Sequence[str]) -> None:
+    """Refuses overrides of fields in which rows differ: the table would have wrong names.
+
+    Raises:
+        UserError: it names a field of the grid, one that a method sets itself, by its arguments too, the seeds, or the
+            model that rows begin with where a warm-up gives it.
+    """
+    own = {field for method in sweep.methods.values() if not isinstance(method, str) for field in method[1]}
+    flat = [flatten(cell.config) for cell in cells]
+    for field in overridden_fields(overrides):
+        differs = any(fields.get(field) != flat[0].get(field) for fields in flat)
+        shared = {"init_from"} if sweep.warm_up is not None else set()
+        if differs or field in {"seed", "seeds", *sweep.fields, *own, *shared}:
+            raise UserError(f"rows of the sweep have values of their own for config.{field}: change it in the file")
+
+
+def _set(config: ConfigDict, field: str, value: Any) -> None:
+    try:
+        config.update_from_flattened_dict({field: value})
+        add_section(config)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the sweep sets {field} to {value!r}: {' '.join(str(error).split())}") from error
+
+
+def _slug(text: str) -> str:
+    """A text as a folder's name."""
+    return re.sub(r"[^A-Za-z0-9=.,+-]+", "_", text.replace(", ", " ")).strip("_")
