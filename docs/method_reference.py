@@ -3,7 +3,7 @@
     python docs/method_reference.py          # writes it into the pages
 
 It comes from the registry and from the comments in the methods' files; tests/test_docs.py compares it with the pages.
-Likewise the table of methods and kinds of inputs in docs/how_to/tables_and_text.md.
+Likewise the table of methods and kinds of inputs in docs/reference/kinds.md.
 """
 
 import pathlib
@@ -23,7 +23,7 @@ import config_reference as reference
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
-KINDS_PAGE = ROOT / "docs" / "how_to" / "tables_and_text.md"
+KINDS_PAGE = ROOT / "docs" / "reference" / "kinds.md"
 MARK = "<!-- From here on: python docs/method_reference.py -->"
 LEAST = 4  # fields of a variant that another variant names instead of repeating them
 
@@ -69,12 +69,15 @@ def _kinds() -> Iterator[str]:
     yield "\n## Methods and kinds\n"
     yield f"| method | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}"
     for name, entry in METHODS.items():
-        yield f"| [`{name}`](../methods/{name}.md) | {' | '.join(_takes(name, entry, kind) for kind in KINDS)} |"
+        takes = [_takes(name, entry, kind) for kind in KINDS]
+        if set(takes) != {"yes"}:
+            yield f"| [`{name}`](../methods/{name}.md) | {' | '.join(takes)} |"
+    yield f"| the others | {' | '.join('yes' for _ in KINDS)} |"
     yield ""
     for name, entry in METHODS.items():
         if entry.images_alone:
-            yield _bullet(f"`{name}` is for images alone: it {entry.images_alone}.")
-    yield _bullet("`fedcon`, `fedema`, `fedu` train a backbone; so not with `model.name=linear`, which has none.")
+            yield _bullet(f"`{name}` needs images: it {entry.images_alone}.")
+    yield _bullet("`fedcon`, `fedema`, `fedu` train a backbone; so they cannot use `model.name=linear`.")
     yield ""
 
 
