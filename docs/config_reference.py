@@ -61,9 +61,8 @@ def _fields() -> Iterator[str]:
         if opens:
             section = new_section
             yield f"\n## {SECTIONS.get(section, section)} {{ #{section or 'run'} }}\n"
-        new_group = field.group not in ("", group)
-        group = field.group
-        if opens or new_group:
+        if opens or field.group != group:
+            group = field.group
             yield f"\n{text(group)}\n" if group else ""
             yield "| field | default | values | meaning |\n|---|---|---|---|"
         first = described.setdefault((name.rpartition(".")[2], field.meaning), name)

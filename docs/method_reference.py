@@ -49,12 +49,12 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
             yield f"| `{variant}` | {_variant(variant, entry.variants)} |"
     fields = {field: value for field, value in read_fields().items() if field.startswith(f"{name}.")}
     if fields:
-        may_be, group = ranges(), ""
-        yield "\n| field | default | values | meaning |\n|---|---|---|---|"
+        may_be, group = ranges(), None
         for field, value in fields.items():
-            if value.group and value.group != group:
-                yield f"| | | | {_cell(value.group)} |"
-            group = value.group
+            if value.group != group:
+                group = value.group
+                yield f"\n{_cell(group)}\n" if group else ""
+                yield "| field | default | values | meaning |\n|---|---|---|---|"
             values = reference.allowed(may_be[field], value.meaning)
             yield f"| `{field}` | `{value.default}` | {values} | {_cell(value.meaning)} |"
     yield ""
