@@ -42,7 +42,7 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
     if configs:
         yield _bullet(f"Configurations: {', '.join(configs)}")
     if entry.fields:
-        yield _bullet(f"The argument `{name}` sets {_sets(entry.fields)}")
+        yield _bullet(f"Naming the method as an argument sets {_sets(entry.fields)}")
     if entry.variants:
         yield "\n| variant | sets |\n|---|---|"
         for variant in entry.variants:
