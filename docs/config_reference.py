@@ -4,29 +4,31 @@
 
 Defaults and ranges are those of the configuration itself. A field's description is the comment behind its assignment,
 or, where there is none, the comment above it; a comment above an assignment that has its own opens a group of fields.
+A method's own fields and variants are on its page alone (`method_reference.py`).
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ARGUMENTS, base_config, flatten, ranges
-from fedjax_ssl.fields import ARGUMENT_FIELDS
+from fedjax_ssl.fields import ARGUMENT_FIELDS, Range
 from fedjax_ssl.methods import METHODS
 
 INTRODUCTION = """# Configuration
 
-Every field with its default, what it may be and what it means, taken from `fedjax_ssl/fields/` and
-the methods' own files by `python docs/config_reference.py`. Set any of them from the command line. A
-misspelt name is answered with the nearest one, and a value out of its range in one line, before
-anything is written:
+All methods share these fields. A method's own fields and variants are on [its page](methods.md). Set
+a field on the command line, or in Python after `config = base_config()` as `config.client.epochs = 1`:
 
 ```
 python launch.py --config.client.epochs=1 --config.data.alpha=0.3
 ```
 
-From Python it is an attribute: `config = base_config()`, then `config.client.epochs = 1`.
+In the tables, `[0, 1)` includes 0 and excludes 1; `choice` means one of the quoted words in the
+description. If a name is misspelt or a value out of range, the command stops with one line before it
+writes anything; for a misspelt name the line proposes the nearest one.
 """
 
 SECTIONS = {
@@ -48,21 +50,24 @@ def page() -> str:
 
 
 def _fields() -> Iterator[str]:
-    """Every field in a table of its section, or of its group there."""
-    values, may_be = flatten(base_config().to_dict()), ranges()
+    """Every shared field in a table of its section, or of its group there."""
+    values, may_be, described = flatten(base_config().to_dict()), ranges(), {}
     section = group = None
     for name, field in read_fields().items():
         new_section = name.rpartition(".")[0]
-        if new_section != section:
-            section, group = new_section, None
+        if new_section in METHODS:
+            continue
+        opens = new_section != section
+        if opens:
+            section = new_section
             yield f"\n## {SECTIONS.get(section, section)} {{ #{section or 'run'} }}\n"
-            if section in METHODS:
-                yield f"Fields of the method [{section}](methods/{section}.md).\n"
-        if field.group != group:
+        if opens or field.group != group:
             group = field.group
-            yield f"\n{_text(group)}\n" if group else ""
-            yield "| field | default | may be | what it means |\n|---|---|---|---|"
-        yield f"| `{name}` | `{values[name]!r}` | {_text(may_be[name].words())} | {_text(field.meaning)} |"
+            yield f"\n{text(group)}\n" if group else ""
+            yield "| field | default | values | meaning |\n|---|---|---|---|"
+        first = described.setdefault((name.rpartition(".")[2], field.meaning), name)
+        meaning = text(field.meaning) if first == name else f"as `{first}`"
+        yield f"| `{name}` | `{values[name]!r}` | {allowed(may_be[name], field.meaning)} | {meaning} |"
 
 
 def _arguments() -> Iterator[str]:
@@ -70,38 +75,54 @@ def _arguments() -> Iterator[str]:
     yield """
 ## Arguments of a config file { #arguments }
 
-Behind the file's name and a colon, with commas between them, applied in their order:
-`--config=configs/fedanchor_mnist.py:semifl,strong,images=100`. An argument stands for some fields; what follows on the
-command line as `--config.FIELD=VALUE` is applied after all of them.
+An argument is short for some fields. Write arguments behind the config file's name and a colon, separated by commas:
+`--config=configs/fedanchor_mnist.py:semifl,strong,images=100`. They are applied in this order. Fields that follow as
+`--config.FIELD=VALUE` are applied last. An argument is
+
+* another method's name, such as `semifl`, if it takes labels in the same places; then one of its variants;
+* the name of a backbone: it sets `model.name`;
+* one of these:
 
 | argument | sets |
 |---|---|"""
     for name, field in ARGUMENT_FIELDS.items():
         yield f"| `{name}=...` | `{field}` |"
-    yield "\nThe name of another method, for configs with labels where it takes them: methods on the same data:\n"
-    yield "| argument | sets |\n|---|---|"
-    for name, entry in METHODS.items():
-        yield f"| `{name}` | {_assigned(entry.fields)} |"
-    yield "\nA [recipe](concepts/recipes.md), a backbone, and the rest:\n"
-    yield "| argument | sets |\n|---|---|"
     for name, changes in ARGUMENTS.items():
-        yield f"| `{name}` | {_assigned(changes)} |"
-    yield "\n### Variants { #variants }\n\nA variant of the method that was named before it:\n"
-    yield "| method | argument | sets |\n|---|---|---|"
-    for method, entry in METHODS.items():
-        for name, changes in entry.variants.items():
-            yield f"| `{method}` | `{name}` | {_assigned(changes)} |"
+        if changes != {"model.name": name}:
+            yield f"| `{name}` | {_assigned(changes)} |"
 
 
 def _assigned(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}={value!r}`" for name, value in fields.items())
 
 
-def _text(comment: str) -> str:
+def text(comment: str) -> str:
     """A comment as a cell of a table: pages it names become links, and nothing in it is markup."""
-    text = comment.replace("|", "&#124;").replace("<", "&lt;").replace("*", "&#42;")
-    text = re.sub(r"\bfedjax_ssl/[\w/]+\.py", lambda found: f"`{found[0]}`", text)
-    return re.sub(r"\bdocs/([\w/]+)\.md", r"[\1](\1.md)", text)
+    comment = comment.replace("|", "&#124;").replace("<", "&lt;").replace("*", "&#42;")
+    comment = re.sub(r"\bfedjax_ssl/[\w/]+\.py", lambda found: f"`{found[0]}`", comment)
+    return re.sub(r"\bdocs/([\w/]+)\.md", r"[\1](\1.md)", comment)
+
+
+def allowed(values: Range, meaning: str) -> str:
+    """A range as a cell of a table, as in 'int \u2265 1' or '[0, 1)'; 'choice' where the meaning quotes all words."""
+    if values.each is not None:
+        each = dataclasses.replace(values.each, optional=False)
+        return f"tuple of {'different ' if values.distinct else ''}{allowed(each, meaning)}"
+    if values.choices:
+        quoted = all(f"'{choice}'" in meaning for choice in values.choices)
+        return "choice" if quoted else text(values.words())
+    if values.kind not in (int, float):
+        return {bool: "bool", str: "text"}.get(values.kind) or text(values.words())
+    low, high = (values.least, values.above), (values.most, values.below)
+    if low == high == (None, None):
+        ends = ""
+    elif high == (None, None):
+        ends = f"\u2265 {values.least}" if values.above is None else f"> {values.above}"
+    else:
+        opening = f"[{values.least}" if values.above is None else f"({values.above}"
+        ends = f"{opening}, {values.most}]" if values.below is None else f"{opening}, {values.below})"
+    kind = "int" if values.kind is int else "" if ends else "float"
+    return " ".join(filter(None, [kind, ends, "or None" if values.optional else ""]))
 
 
 if __name__ == "__main__":

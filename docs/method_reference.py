@@ -3,24 +3,29 @@
     python docs/method_reference.py          # writes it into the pages
 
 It comes from the registry and from the comments in the methods' files; tests/test_docs.py compares it with the pages.
-Likewise the table of methods and kinds of inputs in docs/how_to/tables_and_text.md.
+Likewise the table of methods and kinds of inputs in docs/reference/kinds.md.
 """
 
 import pathlib
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_ssl.cli.source_docs import read_fields
+from fedjax_ssl.config import ranges
 from fedjax_ssl.kinds import IMAGE, KINDS
 from fedjax_ssl.methods import METHODS, Section
 from fedjax_ssl.methods.entry import Entry
 
+sys.path.append(str(pathlib.Path(__file__).parent))
+import config_reference as reference
+
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
-KINDS_PAGE = ROOT / "docs" / "how_to" / "tables_and_text.md"
+KINDS_PAGE = ROOT / "docs" / "reference" / "kinds.md"
 MARK = "<!-- From here on: python docs/method_reference.py -->"
-MOST = 4  # fields of a variant that are written out
+LEAST = 4  # fields of a variant that another variant names instead of repeating them
 
 
 def page(name: str) -> str:
@@ -37,16 +42,21 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
     if configs:
         yield _bullet(f"Configurations: {', '.join(configs)}")
     if entry.fields:
-        yield _bullet(f"Naming the method as an argument sets {_sets(entry.fields, len(entry.fields))}")
+        yield _bullet(f"Naming the method as an argument sets {_sets(entry.fields)}")
     if entry.variants:
         yield "\n| variant | sets |\n|---|---|"
-        for variant, changes in entry.variants.items():
-            yield f"| `{variant}` | {_sets(changes, MOST)} |"
+        for variant in entry.variants:
+            yield f"| `{variant}` | {_variant(variant, entry.variants)} |"
     fields = {field: value for field, value in read_fields().items() if field.startswith(f"{name}.")}
     if fields:
-        yield "\n| field | default | meaning |\n|---|---|---|"
+        may_be, group = ranges(), None
         for field, value in fields.items():
-            yield f"| `{field}` | `{value.default}` | {_cell(value.meaning)} |"
+            if value.group != group:
+                group = value.group
+                yield f"\n{_cell(group)}\n" if group else ""
+                yield "| field | default | values | meaning |\n|---|---|---|---|"
+            values = reference.allowed(may_be[field], value.meaning)
+            yield f"| `{field}` | `{value.default}` | {values} | {_cell(value.meaning)} |"
     yield ""
 
 
@@ -59,12 +69,15 @@ def _kinds() -> Iterator[str]:
     yield "\n## Methods and kinds\n"
     yield f"| method | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}"
     for name, entry in METHODS.items():
-        yield f"| [`{name}`](../methods/{name}.md) | {' | '.join(_takes(name, entry, kind) for kind in KINDS)} |"
+        takes = [_takes(name, entry, kind) for kind in KINDS]
+        if set(takes) != {"yes"}:
+            yield f"| [`{name}`](../methods/{name}.md) | {' | '.join(takes)} |"
+    yield f"| the others | {' | '.join('yes' for _ in KINDS)} |"
     yield ""
     for name, entry in METHODS.items():
         if entry.images_alone:
-            yield _bullet(f"`{name}` is for images alone: it {entry.images_alone}.")
-    yield _bullet("`fedcon`, `fedema`, `fedu` train a backbone; so not with `model.name=linear`, which has none.")
+            yield _bullet(f"`{name}` needs images: it {entry.images_alone}.")
+    yield _bullet("`fedcon`, `fedema`, `fedu` train a backbone; so they cannot use `model.name=linear`.")
     yield ""
 
 
@@ -80,14 +93,25 @@ def _bullet(text: str) -> str:
     return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _sets(changes: Mapping[str, Any], most: int) -> str:
-    if len(changes) > most:
-        return f"{len(changes)} fields, see [configuration](../configs.md#variants)"
+def _variant(name: str, variants: Mapping[str, Mapping[str, Any]]) -> str:
+    """What a variant sets; fields that another variant sets alike are that variant's name."""
+    changes = variants[name]
+    parts = {
+        other: fields
+        for other, fields in variants.items()
+        if other != name and LEAST <= len(fields) < len(changes) and fields.items() <= changes.items()
+    }
+    part = max(parts, key=lambda other: len(parts[other]), default="")
+    rest = {field: value for field, value in changes.items() if field not in parts.get(part, {})}
+    return f"as `{part}`; {_sets(rest)}" if part else _sets(rest)
+
+
+def _sets(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"`{field}={value!r}`" for field, value in changes.items())
 
 
 def _cell(comment: str) -> str:
-    return comment.replace("|", "&#124;").replace("<", "&lt;").replace("*", "&#42;")
+    return reference.text(comment).replace("](", "](../")
 
 
 if __name__ == "__main__":

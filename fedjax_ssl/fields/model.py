@@ -6,10 +6,9 @@ from fedjax_ssl.fields.section import Section, real, whole, word
 def model_fields() -> Section:
     """The backbone, its normalisation and its heads."""
     section = Section()
-    # 'cnn', 'lenet', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8';
-    # 'resnet18_imagenet', for images of about 224 x 224 pixels; 'vit'. For tables and features: 'mlp', or 'linear', a
-    # classifier without a backbone. For texts: 'transformer'. Or your own, see docs/how_to/own_backbone.md. SAGE uses
-    # 'resnet8' of width 64, FedMatch 'resnet9' with normalisation 'none'.
+    # 'cnn', 'lenet', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8', 'vit';
+    # for images of about 224 x 224 pixels: 'resnet18_imagenet'; for tables and features: 'mlp', or 'linear', a
+    # classifier without a backbone; for texts: 'transformer'. Or your own, see docs/how_to/own_backbone.md.
     section.name = "resnet18"
     # Channels of a ResNet's first stage; 0: 16 for 'resnet8', 64 for others. Or the width of 'mlp' (0: 128),
     # 'transformer' (64) and 'vit' (96).
@@ -21,18 +20,17 @@ def model_fields() -> Section:
     section.projector_hidden = whole(4096, least=1)
     section.projector_dim = whole(2048, least=1)  # width of their outputs
     section.normalisation = word("running", "static", "group", "none")  # see docs/concepts/statistics.md
-    # Of 'static': the images that the statistics are computed from; 'moments' includes the variance between clients.
+    # Of 'static': which images the statistics are computed from; see docs/concepts/statistics.md.
     section.statistics = word("server", "cohort", "all", "all_mixed", "moments")
     section.statistics_passes = whole(2, least=1)  # exchanges per round under 'moments', at most one per layer
-    # Weights of batches in the mean of statistics: all 'batches' count equally, or by their 'samples' ((FL)^2). Not
-    # used by 'moments'.
+    # In the mean of statistics all 'batches' count equally, or by their 'samples' ((FL)^2). 'moments' does not use it.
     section.statistics_weights = word("batches", "samples")
     # Initial classifier: 'lecun', a normal kernel of variance 1 / fan-in; 'torch', a uniform one with a third of that
-    # variance ((FL)^2, SemiFL); both with bias 0. 'torch_linear': kernels and biases of the classifier and all heads
-    # are uniform within 1 / sqrt(fan-in), as in torch.nn.Linear (most public code).
+    # variance ((FL)^2, SemiFL); both with bias 0. 'torch_linear': kernels and biases of classifier and heads uniform
+    # within 1 / sqrt(fan-in), as in torch.nn.Linear (most public code).
     section.classifier_init = word("lecun", "torch", "torch_linear")
-    section.dtype = word("float32", "bfloat16")  # of the computation; parameters are float32
-    # Precision of float32 products: 'default', the platform's, which is bfloat16 on TPUs and may be TF32 on GPUs; or
+    section.dtype = word("float32", "bfloat16")  # type of computations; parameters are float32
+    # Precision of float32 products: the platform's 'default', which is bfloat16 on TPUs and may be TF32 on GPUs; or
     # 'highest', full float32, several times slower there. On a CPU both are the same.
     section.float32_products = word("default", "highest")
     return section
@@ -44,7 +42,7 @@ def probe_fields() -> Section:
     section = Section()
     # lambda of ridge regression, for features standardised to deviation 1.
     section.strength = real(0.1, least=1e-4)
-    # Epochs of fine-tuning the whole model on the labelled images before testing, with config.server's optimizer at its
-    # constant learning rate. Clients continue with the model before fine-tuning.
+    # Before testing, fine-tune the whole model on the labelled images for so many epochs, with the server's optimizer
+    # at a constant learning rate. Clients continue with the model from before.
     section.epochs = whole(0, least=0)
     return section

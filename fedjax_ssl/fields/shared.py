@@ -36,43 +36,44 @@ CHANGES_NO_RESULT = (
 def shared_fields() -> Section:
     """The fields that all methods share, with their defaults and ranges; each method adds a section."""
     config = Section()
-    config.method = "fedanchor"  # a name of docs/methods.md, or your own FILE.py:NAME
+    config.method = "fedanchor"  # a name from docs/methods.md, or your own FILE.py:NAME
     config.seed = whole(0, least=0, most=MOST_SEED)  # partition, initialisation, cohorts, everything random
-    # Several runs with these seeds instead of one, in WORKDIR/seed_N.
+    # Trains one run for each of these seeds, in WORKDIR/seed_N.
     config.seeds = several((), whole(least=0, most=MOST_SEED), distinct=True)
-    config.num_rounds = whole(500, least=1)  # T, the rounds of the run
-    config.num_clients = whole(100, least=1)  # K, of the whole federation
-    # M, the cohort: drawn in each round without replacement. rscfed draws groups of its own.
+    config.num_rounds = whole(500, least=1)  # T, rounds of the run
+    config.num_clients = whole(100, least=1)  # K, clients of the whole federation
+    # M, size of the cohort, which is drawn in each round without replacement. rscfed draws groups of its own.
     config.clients_per_round = whole(10, least=1)
-    # How a cohort of more than 16,384 clients is drawn: 'keyed', at a cost independent of their number; or 'permuted',
-    # by sorting all of them, as in versions before 0.2.
+    # How a cohort is drawn from more than 16,384 clients: 'keyed', at a cost independent of their number; or
+    # 'permuted', by sorting all of them, as versions before 0.2 did.
     config.cohorts = word("keyed", "permuted")
-    # Start from another run's model, RUN or RUN/checkpoints/ROUND, for all parts that both models have. In a folder of
-    # several seeds it is the run with this seed. server.pretrain_epochs train it further.
+    # Start from another run's model: RUN or RUN/checkpoints/ROUND. Parts that both models have are copied. If RUN has
+    # several seeds, the run with the same seed is taken. server.pretrain_epochs then train the model further.
     config.init_from = ""
-    config.schedule = word("constant", "cosine")  # of all learning rates over rounds; 'cosine' falls to 0
-    # Further measures after each round, a tuple of 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; see
+    config.schedule = word("constant", "cosine")  # schedule of all learning rates over rounds; 'cosine' falls to 0
+    # More measures after each round, any of 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; see
     # docs/reference/measures.md.
     config.eval_measures = several((), word("balanced_accuracy", "precision", "auc", "shots", "knn"), distinct=True)
-    # Of 'shots': classes with fewer training images than the first number are 'few', with more than the last 'many'.
+    # For 'shots': classes with fewer training images than the first number count as 'few', with more than the second as
+    # 'many'.
     config.eval_shots = several((20, 100), whole(least=0))
-    config.eval_neighbours = whole(200, least=1)  # of 'knn': number of neighbours that vote
-    # With data.client_test_share: rounds between two tests of all clients on their own test images, in metrics.jsonl.
-    # 0: only at the end, in summary.json. A test costs local training of all clients.
+    config.eval_neighbours = whole(200, least=1)  # for 'knn': number of neighbours that vote
+    # With data.client_test_share: test all clients on their own test images every so many rounds, in metrics.jsonl. 0:
+    # only at the end, in summary.json. Such a test trains every client once.
     config.eval_clients_every = whole(0, least=0)
-    # Parts of the model that each client keeps for itself, as in ('classifier',): never sent, never averaged. See
+    # Parts of the model that each client keeps and never sends, such as ('classifier',). See
     # docs/how_to/personal_models.md.
     config.personal_parts = several((), text(), distinct=True)
     config.checkpoint_every = whole(10, least=1)  # rounds between two checkpoints
-    # The same if checkpoints contain a model or an optimizer state for each client.
+    # The same for methods whose checkpoints contain a model or an optimizer state for each client.
     config.checkpoint_every_persistent = whole(50, least=1)
-    # Rounds after which the report shows the latent space, besides the last one; 0: before the first.
+    # The report shows the latent space after these rounds and the last one; 0 is before the first.
     config.snapshot_rounds = several((), whole(least=0))
-    # Performance only; None: the measured default of the backend.
+    # These change speed only. None is the default that was measured for the backend.
     config.lanes = whole(None, least=1)  # clients trained side by side on each device
-    config.devices = whole(None, least=1)  # how many devices to use; None: all, on a CPU one per client
-    config.eval_batch_size = whole(None, least=1)  # images per batch in labelling and evaluation
-    # Rounds in one compiled call. Progress and signals are checked between calls. With data.validation it is 1.
+    config.devices = whole(None, least=1)  # devices to use; None: all of them, on a CPU one per client
+    config.eval_batch_size = whole(None, least=1)  # images per batch when images are labelled or the model is evaluated
+    # Rounds in one compiled call. Progress is shown and signals are handled between calls. With data.validation: 1.
     config.rounds_per_dispatch = whole(None, least=1)
 
     config.stop = stop_fields()
@@ -100,9 +101,9 @@ def shared_fields() -> Section:
 def stop_fields() -> Section:
     """What ends a run before `num_rounds`. See docs/how_to/resume.md."""
     section = Section()
-    section.patience = whole(0, least=0)  # rounds without a better accuracy on data.validation, which it needs; 0: off
-    section.bytes = real(0.0, least=0)  # that all rounds may send, both ways; 0: no bound
-    # Of the rounds of one start, without compiling; started again, the run goes on for as long. 0: no bound.
+    section.patience = whole(0, least=0)  # stop after so many rounds without better accuracy on data.validation; 0: off
+    section.bytes = real(0.0, least=0)  # stop when all rounds together have sent so many bytes, up and down; 0: off
+    # Stop after so many seconds of rounds, without compiling. A resumed run has as many again. 0: off.
     section.seconds = real(0.0, least=0)
     return section
 

@@ -11,25 +11,24 @@ def client_fields() -> Section:
     # For methods with a phase on labelled images only: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
     # cbafed, isofed, twin_sight. fedlabel ignores labelled_views; fedtrinet uses it in its tuning only.
     section.logit_adjustment = real(0.0, least=0)  # tau: the loss adds tau log(class share) to logits
-    section.absent_class = real(0.5, above=0)  # for these shares, the count of a class that the client lacks
+    section.absent_class = real(0.5, above=0)  # count of a class that the client lacks, for these shares
     # Added to every share instead of that count (SemiAnAgg's code: 1e-12); 0: not used. Logits of a class that the
-    # client lacks then grow without bound, since they add nothing to the loss.
+    # client lacks then grow without bound.
     section.share_offset = share(0.0)
-    # 'both': the loss is the mean over the weak and the strong view.
+    # The loss uses the 'weak' view, or is the mean over 'both' views, weak and strong.
     section.labelled_views = word("weak", "both")
-    # For the phase on unlabelled images in fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight; None: as in
-    # the labelled phase.
+    # For unlabelled images in fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight; None: as for labelled.
     section.unlabelled_learning_rate = real(None, above=0)
-    section.unlabelled_clip_norm = real(None, least=0)  # 0: no clipping
+    section.unlabelled_clip_norm = real(None, least=0)  # the same for clip_norm; 0: no clipping
     return section
 
 
 def server_fields() -> Section:
     """Training at the server, on its labelled images."""
     section = _sgd_section(learning_rate=0.03, epochs=1, least_epochs=0, batch_size=10)
-    section.augmentation = word("strong", "weak")  # of the labelled images
-    section.pretrain_epochs = whole(5, least=0)  # on the server's labels, before the first round
-    section.pretrain_learning_rate = real(0.05, above=0)  # in those epochs
+    section.augmentation = word("strong", "weak")  # view of the labelled images
+    section.pretrain_epochs = whole(5, least=0)  # epochs on the server's labels before the first round
+    section.pretrain_learning_rate = real(0.05, above=0)  # learning rate of those epochs
     # With server.persistent: the optimizer state of pre-training is kept for the rounds ((FL)^2's code).
     section.pretrain_persistent = False
     return section
@@ -39,11 +38,11 @@ def _sgd_section(learning_rate: float, epochs: int, least_epochs: int, batch_siz
     section = Section()
     section.epochs = whole(epochs, least=least_epochs)  # passes over the training data in a round
     section.batch_size = whole(batch_size, least=1)  # images per step; the last batch of an epoch may be smaller
-    section.learning_rate = real(learning_rate, above=0)  # in the first round; see schedule
-    section.optimizer = "sgd"  # as in PyTorch; or an optax optimizer, such as 'adam' or 'lars(trust_coefficient=0.01)'
+    section.learning_rate = real(learning_rate, above=0)  # in the first round; later as schedule says
+    section.optimizer = "sgd"  # 'sgd', as in PyTorch; or optax's, such as 'adam' or 'lars(trust_coefficient=0.01)'
     section.momentum = real(0.9, least=0, below=1)  # of 'sgd', and of others with momentum
     section.nesterov = False  # Nesterov momentum
     section.weight_decay = real(5e-4, least=0)  # added to the gradient; some optimizers use their own rule
-    section.clip_norm = real(1.0, least=0)  # of the whole gradient; 0: no clipping
-    section.persistent = False  # keeps the optimizer state between rounds; at clients: one more model for each of K
+    section.clip_norm = real(1.0, least=0)  # largest norm of the whole gradient; 0: no clipping
+    section.persistent = False  # keeps optimizer states between rounds: one more model for each of K clients
     return section

@@ -6,24 +6,25 @@ from fedjax_ssl.fields.section import Section, real, share, whole, word
 def aggregation_fields() -> Section:
     """How uploads become one model."""
     section = Section()
-    # Weights of uploads in their mean: numbers of images, of images trained on, or equal weights. Methods with weights
-    # of their own ignore it: cbafed, semianagg, orchestra; by default fedlabel, fedavg_semi, isofed and fl2 (see
-    # fedlabel.weights, fedavg_semi.apart, isofed.unlabelled_loss, fl2.status_weights).
+    # Weights of uploads in their mean: a client's 'size' in images, its 'qualified' images (those trained on), or
+    # 'uniform'. Methods with their own weights ignore it: cbafed, semianagg, orchestra; by default fedlabel,
+    # fedavg_semi, isofed and fl2 (see fedlabel.weights, fedavg_semi.apart, isofed.unlabelled_loss, fl2.status_weights).
     section.weights = word("size", "qualified", "uniform")
     # Each client clips its update of the parameters to this norm before sending; 0: no clipping.
     section.clip_norm = real(0.0, least=0)
-    # An update that is more than this many times as long as the cohort's median is dropped and counted, as are
-    # non-finite ones; 0: lengths are not compared.
+    # Updates longer than this multiple of the cohort's median length are dropped and counted, as are those that are not
+    # finite. 0: lengths are not compared.
     section.longest_update = real(1000.0, least=0)
-    # How uploads become one model: the weighted mean, or a robust rule that a few lying clients cannot move far:
-    # 'median' and 'trimmed_mean' of each number; 'krum', 'multi_krum', 'geometric_median' of whole models; see
+    # How uploads become one model: the weighted 'mean', or a rule that a few lying clients cannot move far: 'median' or
+    # 'trimmed_mean' of each number; 'krum', 'multi_krum' or 'geometric_median' of whole models. See
     # docs/how_to/robustness.md.
     section.mean = word("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
     # Of 'trimmed_mean', 'krum' and 'multi_krum': the share of a cohort that may lie.
     section.byzantine_share = real(0.2, least=0, below=0.5)
     # The server clips longer updates to this norm; 0: no clipping.
     section.norm_bound = real(0.0, least=0)
-    section.optimizer = word("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")  # applied to their mean
+    # The server's optimizer, which is applied to that mean.
+    section.optimizer = word("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
     section.learning_rate = real(1.0, above=0)  # of the server optimizer; 'fedavg' has none
     # Momentum of 'fedavgm'; decay of the first moment of 'fedadam' and 'fedyogi'.
     section.momentum = real(0.5, least=0, below=1)
@@ -34,15 +35,14 @@ def aggregation_fields() -> Section:
 def attack_fields() -> Section:
     """Clients that lie."""
     section = Section()
-    # How attackers act, to test a mean: 'sign_flip', 'noise', 'scaled' and 'little' (A Little Is Enough) change their
-    # uploads; with 'labels' they train on the next class's label and exaggerate their numbers of images; with 'poison'
-    # they replace unlabelled images by crafted ones, so that images of one class get another's label. See
-    # docs/how_to/robustness.md.
+    # What attackers do: 'sign_flip', 'noise', 'scaled' and 'little' (A Little Is Enough) change their uploads; 'labels'
+    # trains on the next class's label and exaggerates the number of images; 'poison' replaces unlabelled images by
+    # crafted ones, so that images of one class get another's label. 'none': no attack. See docs/how_to/robustness.md.
     section.kind = word("none", "sign_flip", "noise", "scaled", "little", "labels", "poison")
     section.share = share(0.2)  # share of attackers: floor(share K) clients, drawn by the seed
-    # Multiples of the honest update; with 'labels' of the number of images; with 'little' standard deviations; with
-    # 'poison' crafted images per thousand images of all clients. 0: 1 for 'sign_flip' and 'noise', 10 for 'scaled' and
-    # 'labels', 5 for 'poison', the paper's formula for 'little'.
+    # Multiple of the honest update; 'labels': of the number of images; 'little': in standard deviations; 'poison':
+    # crafted images per 1,000 images of all clients. 0 is 1 for 'sign_flip' and 'noise', 10 for 'scaled' and 'labels',
+    # 5 for 'poison', the paper's formula for 'little'.
     section.strength = real(0.0, least=0)
     section.from_class = whole(4, least=0)  # with 'poison': the class whose images should be mislabelled
     section.to_class = whole(9, least=0)  # with 'poison': the class they should be labelled as
@@ -53,7 +53,7 @@ def attack_fields() -> Section:
 def compression_fields() -> Section:
     """What an upload leaves out."""
     section = Section()
-    # Compression of uploads: 'int8', random rounding; or 'top_k', only the largest numbers; see
+    # Compression of uploads: 'none', 'int8' with random rounding, or 'top_k', only the largest numbers; see
     # docs/how_to/failures.md.
     section.kind = word("none", "int8", "top_k")
     section.share = real(0.05, above=0, most=1)  # of 'top_k': k / number of parameters
@@ -75,11 +75,11 @@ def availability_fields() -> Section:
 def privacy_fields() -> Section:
     """Differential privacy of clients."""
     section = Section()
-    # z of differential privacy: each client clips its update to S = aggregation.clip_norm. The server adds Gaussian
-    # noise of deviation z S to their sum and divides by clients_per_round; weights are ignored. 0: no noise. See
+    # z of differential privacy: each client clips its update to S = aggregation.clip_norm. The server sums updates,
+    # adds Gaussian noise of deviation z S and divides by clients_per_round; weights are ignored. 0: no noise. See
     # docs/how_to/privacy.md.
     section.noise = real(0.0, least=0)
-    section.delta = real(1e-5, above=0, below=1)  # for which epsilon is reported
+    section.delta = real(1e-5, above=0, below=1)  # delta for which epsilon is reported
     # 'poisson': each client joins independently, clients_per_round on average; 'fixed': always this number, with a far
     # larger epsilon.
     section.cohorts = word("poisson", "fixed")

@@ -9,10 +9,9 @@ def augment_fields() -> Section:
     # Random horizontal flips: as the 'dataset' allows, 'always' (SAGE on SVHN), or 'never'.
     section.flip = word("dataset", "always", "never")
     section.padding = whole(4, least=0)  # pixels around the image before the random crop; 0: no crop
-    section.border = word("reflect", "zeros")  # its content; 'zeros': black (FedLabel)
-    # Instead of padding, which must then be 0: resizes images to this side in pixels before the crop, for instance 40
-    # for images of 32 and 250 for images of 224 (RSCFed, SemiAnAgg). If RandAugment comes first, it gets the resized
-    # images.
+    section.border = word("reflect", "zeros")  # content of that border; 'zeros': black (FedLabel)
+    # Instead of padding, which must be 0: resize images to this side in pixels before the crop, as from 32 to 40 or
+    # from 224 to 250 (RSCFed, SemiAnAgg). If RandAugment comes first, it gets the resized images.
     section.resized = whole(0, least=0)
     # Version of RandAugment, see fedjax_ssl/augment/flavours.py; 'none': strong views equal weak ones.
     section.flavour = word("usb", "semifl", "fixmatch", "fedlabel", "fedmatch", "none")
@@ -39,7 +38,7 @@ def views_fields() -> Section:
     section.smallest_crop = real(0.08, above=0, most=1)
     section.interpolation = word("bilinear", "bicubic")  # of the crop
     section.jitter = share(0.8)  # probability of colour jitter, in random order
-    section.brightness = real(0.8, least=0)  # the factor is between max(0, 1 - this) and 1 + this
+    section.brightness = real(0.8, least=0)  # b: the factor is drawn between max(0, 1 - b) and 1 + b
     section.contrast = real(0.8, least=0)  # the same for contrast
     section.saturation = real(0.8, least=0)  # the same for saturation
     section.hue = real(0.2, least=0, most=0.5)  # the largest rotation of hue, as a share of the colour circle

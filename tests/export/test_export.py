@@ -132,7 +132,7 @@ def random_cnn(images):
 def test_the_layers_of_the_documentation_are_those_of_the_cnn(random_cnn, images):
     """The page's NumPy gives the network's probabilities."""
     _, model, expected = random_cnn
-    page = (ROOT / "docs" / "how_to" / "export.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "safetensors.md").read_text(encoding="utf-8")
     (example,) = [text for text in page.split("```python\n")[1:] if "normalised_relu" in text]
     tensors = _flat({"params": model.params, "batch_stats": model.batch_stats})
     names = {"tensors": tensors, "mean": [0.3], "std": [0.4], "images": images[:100]}

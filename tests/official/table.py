@@ -12,19 +12,19 @@ import sys
 HEAD = """\
 # Compared with official code
 
-`make test-official` trains each method for a few rounds with the real, compiled round on three clients of
-unequal size, and a second time by an independent float64 implementation. That one is written from the
-paper's equations in the order of the official code (`tests/official/`). Both begin with the same numbers
-and see the same batches. The table shows the largest difference of any parameter at the end, in float32
-against float64, and how far the parameters moved. The command writes this page.
+`make test-official` trains each method for a few rounds, once with the library's compiled round
+and once with an independent float64 implementation, which follows the paper's equations in the
+order of the official code (`tests/official/`). There are three clients of unequal size, and both
+see the same initial numbers and batches. The table shows the largest difference of any parameter at
+the end, in float32 against float64, and how far the parameters moved.
 
 | method | compared | largest difference | moved | official code |
 |---|---|---|---|---|
 """
 TAIL = """
 
-IsoFed is not in the table: no code of it is public, as the repository that its project page names has no files. By the
-paper's abstract alone it is compared with NumPy in `tests/methods/test_isofed.py`.
+IsoFed is not in the table, because no code of it is public. `tests/methods/test_isofed.py` compares
+it with NumPy by the paper's abstract.
 """
 
 
