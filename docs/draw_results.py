@@ -52,7 +52,7 @@ def draw() -> str:
                 f'<line x1="{ends[0]:.1f}" y1="{y}" x2="{ends[2]:.1f}" y2="{y}" stroke="#1d2430"/>',
                 f'<text x="{start + BAR + 6}" y="{y + 4}">{mean}</text>',
             ]
-    note = "MNIST, test accuracy in percent after the last round, mean and deviation of three seeds; * older code"
+    note = "MNIST, test accuracy in percent after the last round (right: last five), three seeds; * older code"
     parts.append(f'<text x="18" y="{HEIGHT - 14}">{note}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
