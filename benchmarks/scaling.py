@@ -68,6 +68,7 @@ from fedjax_ssl.data import PARTITIONS, make_partition
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Phase, Problem
 from fedjax_ssl.engine.round import init_key, make_round
+from fedjax_ssl.kinds import Images
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
@@ -126,7 +127,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
     )
     entry = METHODS[config.method]
     model = build_model(config.model, CLASSES, entry.heads_of(config))
-    network = Network(model, (0.5,), (0.25,), IMAGE_SHAPE, config.model.normalisation)
+    network = Network(model, Images(IMAGE_SHAPE, (0.5,), (0.25,)), config.model.normalisation)
     problem = Problem(config, network, weak, strong, CLASSES)
     method = entry.factory(problem)
     rows = np.random.default_rng(1).integers(0, num_images, (num_clients, images_each))

@@ -66,25 +66,26 @@ class FederatedData(NamedTuple):
         """Rows of `inputs` of some clients, int32 [M, n_max]; entries beyond `client_size` are padding."""
         return self.client_index[self.place(clients)]
 
-    def all_rows(self, reader: str) -> jax.Array:
+    def all_rows(self, reader: str, instead: str) -> jax.Array:
         """Rows of `inputs` of all clients, int32 [K, n_max].
 
         Args:
             reader: what reads them, for the error.
+            instead: the setting that does without, for the error.
 
         Raises:
             UserError: when it is traced, if only the clients of a round are on the device.
         """
         if self.here is not None:
             raise UserError(
-                f"{reader} reads the images of all clients at once, but this federation only has a round's on the "
-                "device; see docs/how_to/large_federations.md"
+                f"{reader} reads the images of all clients in one step, but the device only has a round's: set "
+                f"{instead}, or keep all of them there (residence.data, residence.clients)"
             )
         return self.client_index
 
-    def at_clients(self, reader: str) -> jax.Array:
+    def at_clients(self, reader: str, instead: str) -> jax.Array:
         """bool [N], the rows of `inputs` that clients hold; see `all_rows`."""
-        rows = self.all_rows(reader)
+        rows = self.all_rows(reader, instead)
         present = jnp.arange(self.width) < self.client_size[:, None]
         return jnp.zeros(len(self.inputs), bool).at[rows].max(present)
 

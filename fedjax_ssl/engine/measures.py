@@ -204,7 +204,7 @@ def knn_accuracy(
 
 def count_training_images(data: FederatedData, hidden_labels: jax.Array, num_classes: int) -> jax.Array:
     """Images of each class that the clients and the server hold, each once: int32 [C]."""
-    owned = data.at_clients("the measure 'shots'").at[data.server_index].set(True)
+    owned = data.at_clients("the measure 'shots'", "eval_measures without 'shots'").at[data.server_index].set(True)
     owned = owned & (hidden_labels >= 0)
     return jnp.zeros(num_classes, jnp.int32).at[hidden_labels].add(owned.astype(jnp.int32))
 

@@ -65,11 +65,16 @@ def open_runs(
     are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]
     partition_files = [folder.path / PARTITION if resumed else None for folder, resumed in zip(folders, are_resumed)]
     experiments = build_experiments(configs, partition_files)
-    hosts.check_same("the data", lambda: f"checksum {hosts.checksum([(e.data, e.hidden_labels) for e in experiments])}")
+    hosts.check_same("the data", lambda: f"checksum {hosts.checksum([_arrays_of(e) for e in experiments])}")
     states = _find_states(experiments, folders)
     # A resumed run has a checkpoint of its own and does not need the other run.
     starts = [share_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
     return [Run(*parts) for parts in zip(experiments, folders, states, starts, why_ended(experiments, folders, states))]
+
+
+def _arrays_of(experiment: Experiment) -> Any:
+    """All that a run trains on, wherever it lies."""
+    return (experiment.data, experiment.hidden_labels) if experiment.views is None else experiment.views.held
 
 
 def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -> list[State | None]:

@@ -59,11 +59,10 @@ def choose(
     if clients == "device" and not whole and memory_bytes:
         why = "residence.data='host'" if images == "host" else f"{num_clients:,} clients of up to {width:,} images"
         raise UserError(f"residence.clients='device' does not go with {why}; set residence.clients='host'")
-    if not whole and num_hosts > 1:
+    if not whole and memory_bytes and num_hosts > 1:
         raise UserError(
-            "several hosts keep all images and all clients' memory on each device, and this federation does not fit: "
-            f"images {image_bytes / 2**30:.1f} GiB, memory {memory_bytes / 2**30:.1f} GiB, {num_clients:,} clients of "
-            f"up to {width:,} images"
+            f"several hosts keep all clients' memory, here {memory_bytes / 2**30:.1f} GiB, on each device, and this "
+            f"needs residence.data and residence.clients to be 'device'; {config.method} runs on one host elsewhere"
         )
     return Residence(images, clients, whole)
 

@@ -15,6 +15,7 @@ from fedjax_ssl.models.network import Network
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
 SOURCES = ("server", "cohort", "all", "all_mixed", "moments")
+INSTEAD = "model.normalisation='running' or 'group'"  # reads no client's images
 WEIGHTS = ("batches", "samples")  # weights of the batches in their mean
 
 
@@ -65,7 +66,8 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
         if network.gathered is None and source == "all_mixed":
             owners = [pool(data)]
         elif network.gathered is None and asked is not None:
-            rows = data.rows_of(asked) if asked is clients else data.all_rows(f"model.statistics={source!r}")
+            reader = f"model.statistics={source!r}" + (" before the first round" if source == "cohort" else "")
+            rows = data.rows_of(asked) if asked is clients else data.all_rows(reader, INSTEAD)
             owners.append((rows, data.client_size[asked]))
         batches = batches_of(owners) if owners else None
         told = [] if network.gathered is None else [network.gathered]
@@ -125,7 +127,7 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
     Returns:
         int32 [1, n] rows, padded to the largest possible number n; and int32 [1], their number.
     """
-    owned = data.at_clients("model.statistics='all_mixed'").at[data.server_index].set(True)
+    owned = data.at_clients("model.statistics='all_mixed'", INSTEAD).at[data.server_index].set(True)
     most = len(data.server_index) + data.client_index.size
     rows = jnp.nonzero(owned, size=min(len(data.inputs), most), fill_value=0)[0]
     return rows[None], jnp.sum(owned)[None]

@@ -58,8 +58,8 @@ def test_a_view_has_the_images_and_labels_of_its_clients_and_nothing_else_of_the
         assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), views.shapes(width))
         if not on_device:
             assert len(view.inputs) == 5 + {2: 3, 5: 12}[width]  # 0, 2 and 1 images; or 3, 5 and 4
-    with pytest.raises(UserError, match="the measure 'shots' reads the images of all clients"):
-        view.at_clients("the measure 'shots'")
+    with pytest.raises(UserError, match=r"the measure 'shots' reads the images of all clients .* set eval_measures"):
+        view.at_clients("the measure 'shots'", "eval_measures without 'shots'")
 
 
 def test_a_usual_federation_has_one_width():

@@ -165,13 +165,17 @@ def test_what_auto_chooses(gigabytes, memory, width, expected):
     [
         ({"residence.data": "device"}, 1, "residence.data='device' needs 20.0 GiB, but the device has 16.0"),
         ({"residence.clients": "device"}, 1, "residence.clients='device' needs 30.0 GiB"),
-        ({}, 2, "several hosts keep all images and all clients' memory"),
+        ({}, 2, "several hosts keep all clients' memory, here 30.0 GiB, on each device"),
     ],
 )
 def test_what_does_not_fit_is_said_by_arithmetic(fields, hosts, words):
     with pytest.raises(UserError, match=words.replace("'", ".")) as caught:
         choose(config_with(**fields), held(20), 30 * 2**30, 16 * 2**30, hosts, 50)
     assert "\n" not in str(caught.value)
+
+
+def test_several_hosts_have_images_on_the_host_where_clients_remember_nothing():
+    assert choose(config_with(), held(20), 0, 16 * 2**30, 2, 50) == ("host", "host", False)
 
 
 def test_what_measures_or_serves_a_whole_federation_says_so():

@@ -159,10 +159,8 @@ def fedtrinet(problem: Problem) -> Method:
         del key
         images, counted = data.test_inputs, jnp.ones(len(data.test_inputs), bool)
         if options.reference == "unlabelled":
-            images, counted = (
-                data.inputs,
-                data.at_clients("fedtrinet.reference='unlabelled'") & (data.visible_labels < 0),
-            )
+            owned = data.at_clients("fedtrinet.reference='unlabelled'", "fedtrinet.reference='test'")
+            images, counted = data.inputs, owned & (data.visible_labels < 0)
         now = jax.lax.cond(
             state.round == options.warm_up_rounds,
             lambda: mean_confidence(problem.network, state.model, images, counted, problem.config.eval_batch_size),

@@ -44,7 +44,7 @@ def train(tmp_path):
     (tmp_path / "tiny.py").write_text(CONFIG)
     started = []
 
-    def train(folder, *happens, devices=1):
+    def train(folder, *happens, devices=1, more=()):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         with socket.create_server(("", 0)) as server:
@@ -52,6 +52,7 @@ def train(tmp_path):
         processes = []
         for index, what in enumerate(happens):
             words = [what, f"--config={tmp_path / 'tiny.py'}", f"--workdir={folder}"]
+            words += more
             if len(happens) > 1:
                 # Only the first may need the folder.
                 words[2] = words[2] if index == 0 else f"--workdir={tmp_path / 'no_such_folder'}"
@@ -129,6 +130,14 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     assert np.load(moved / "partition.npz")["server_index"].tolist() == (
         np.load(whole / "partition.npz")["server_index"].tolist()
     )
+
+
+def test_hosts_with_images_on_the_host_read_those_of_a_round(train, tmp_path):
+    runs, more = (tmp_path / "two", tmp_path / "one"), ("--config.residence.data=host", "--config.num_rounds=1")
+    assert train(runs[0], "nothing", "nothing", more=more)[0] == [0, 0]
+    assert train(runs[1], "nothing", devices=2, more=more)[0] == [0]
+    two, one = ((run / "metrics.jsonl").read_bytes() for run in runs)
+    assert two == one
 
 
 # A script in place of the command line: it ends by a signal of host 1, or goes on after an error that all have come to.
