@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_ssl.sweep import Cell, Sweep
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.sweep import Cell, Sweep, load_sweep
 from fedjax_ssl.sweep.search import LogUniform, Search
 from tests.helpers.runs import make_tiny_config
 
@@ -19,6 +20,15 @@ def board(root):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_a_board_has_every_method_of_its_setting(root):
+    for labels in ("server", "clients", "some_clients"):
+        sweep = load_sweep(f"{root / 'configs' / 'sweeps' / 'leaderboard.py'}:digits_{labels}")
+        rows = [row if isinstance(row, str) else row[0] for row in sweep.methods.values()]
+        words = {word for row in rows for word in row.split(",")}
+        named = METHODS.keys() & words | ({"fedanchor"} if labels == "server" else set())  # the config's own method
+        assert named == {name for name, entry in METHODS.items() if labels in entry.settings}
 
 
 def test_the_page_is_the_one_that_the_committed_records_make(board, root):

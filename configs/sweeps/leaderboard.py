@@ -30,6 +30,8 @@ SPACE = {
             "FedIL": "fedil",
             "FedMatch": "fedmatch",
             "FedRGD": "fedrgd",
+            "FedDB": "feddb",
+            "FedDure": "feddure",
             "(FL)^2": "fl2",
             "SAGE": "sage",
             "ProxyFL": "proxyfl",
@@ -66,28 +68,18 @@ CLIENTS = {
     "FedMatch": "fedmatch,plain",
     "FedTriNet": "fedtrinet,plain",
     "FedLabel": "fedlabel,plain",
-    "SAGE": "sage,plain",
-    "ProxyFL": "proxyfl,plain",
-    "FedAvg-Semi": "fedavg_semi,plain",
-    "SemiAnAgg": "semianagg,plain",
-    "Twin-sight": "twin_sight,plain",
-}
-SOME_CLIENTS = {
-    "All labels": "supervised,all_labels,plain",
-    "Labels alone": "supervised,plain",
-    "FixMatch": "fixmatch,plain",
-    "UDA": "uda,plain",
-    "FedTriNet": "fedtrinet,plain",
-    "FedLabel": "fedlabel,plain",
+    "FedDB": "feddb,plain",
+    "FedDure": "feddure,plain",
     "SAGE": "sage,plain",
     "ProxyFL": "proxyfl,plain",
     "FedAvg-Semi": "fedavg_semi,plain",
     "SemiAnAgg": "semianagg,plain",
     "RSCFed": "rscfed,plain",
     "CBAFed": "cbafed,plain",
-    "IsoFed": "isofed,plain",
     "Twin-sight": "twin_sight,plain",
 }
+SOME_CLIENTS = {**CLIENTS, "IsoFed": "isofed,plain"}
+del SOME_CLIENTS["FedMatch"]
 # Rows and common fields by the place of the labels.
 LABELS = {
     "server": (SERVER, {"data.labels": "server"}),

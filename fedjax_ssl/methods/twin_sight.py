@@ -234,7 +234,7 @@ ENTRY = Entry(
     twin_sight,
     title="Twin-sight",
     paper="https://arxiv.org/abs/2402.14430",
-    settings=("some_clients", "clients"),
+    settings=("some_clients", "clients", "profile"),
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

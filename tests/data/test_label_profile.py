@@ -10,6 +10,7 @@ from fedjax_ssl.data import load_partition, make_partition, save_partition
 from fedjax_ssl.data.partition_file import arrays_of
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.methods import METHODS
 from tests.helpers.partitions import LABELS, assert_no_row_twice, data_config, expect_line, sizes_of
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.tiny_methods import build, make_config
@@ -65,8 +66,9 @@ def test_shares_of_zero_and_one_are_labels_at_some_clients(rule):
     assert_same(profile(shares), some)
 
 
-def test_a_method_cannot_tell_a_special_case():
-    """Of FixMatch, whose clients' program depends on who may have labels: the same data, the same program."""
+@pytest.mark.parametrize("name", ["fixmatch", "fedmatch"])
+def test_a_method_cannot_tell_a_special_case(name):
+    """Of both whose clients' program depends on who may have labels: the same data, the same program."""
     some = wholly_labelled(build(make_config("fixmatch", "some_clients", tiny=False)).partition)
     cases = {
         "server": ((0,) * 8, {"data.server_labels": 40}),
@@ -74,10 +76,10 @@ def test_a_method_cannot_tell_a_special_case():
         "some_clients": (some, {"data.server_labels": 0}),
     }
     texts = set()
-    for labels, (shares, fields) in cases.items():
-        found = []
+    for labels in cases.keys() & METHODS[name].settings:
+        (shares, fields), found = cases[labels], []
         for word in (labels, "profile"):
-            config = make_config("fixmatch", word, tiny=False)
+            config = make_config(name, word, tiny=False)
             config.update_from_flattened_dict(
                 {**fields, "model.statistics": "cohort", "data.labels": word, "data.label_profile": shares}
             )

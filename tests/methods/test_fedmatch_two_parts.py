@@ -131,3 +131,5 @@ def test_a_client_without_labels_goes_by_its_unlabelled_loss():
         _, finished = train(method.phases[0], received, data, client, {PLATEAU: before}, personal=personal)
         plateau = finished.own[PLATEAU]
         assert plateau.lowest == finished.metrics[name] > 0 and plateau.factor == 1
+        rests = jax.tree.map(np.array_equal, finished.upload.model.params[SIGMA], params[SIGMA])
+        assert all(jax.tree.leaves(rests)) == (client == 1)  # no labels: nor do momentum and weight decay move sigma

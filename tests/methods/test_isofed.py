@@ -73,6 +73,10 @@ def test_a_round_draws_those_who_have_a_turn_first_and_sends_nothing_to_others(d
         assert sorted(flags, reverse=True) == list(flags) and flags.sum() == (1 if is_labelled else 3)
         drawn[is_labelled] |= {tuple(clients)}
     assert len(drawn[True]) > 1 and len(drawn[False]) > 1  # at random
+    all_labelled = federation([[0, 2], [1], [0, 0]])
+    for number in range(2):
+        flags = method.personal(State(jnp.int32(number), None), all_labelled, np.arange(NUM_CLIENTS), None)
+        np.testing.assert_array_equal(flags, np.arange(NUM_CLIENTS) < 3)  # in the turn of nobody, too
     sent = sent_down(problem)
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(sent))
     assert [float(method.wire_bytes.down(sent, flag)) for flag in (True, False)] == [size, 0]

@@ -62,6 +62,7 @@ class Trained(NamedTuple):
     Attributes:
         name: the method's.
         experiment: its parts.
+        first_fn: data -> the first state, compiled.
         round_fn: the compiled round.
         states: before the first round, and after each.
         history: a `RoundResult` for each round.
@@ -71,6 +72,7 @@ class Trained(NamedTuple):
 
     name: str
     experiment: Any
+    first_fn: Any
     round_fn: Any
     states: list
     history: list
@@ -98,7 +100,8 @@ def trained(request):
         return state, {**metrics, "cohort": received.clients}
 
     spied = method._replace(broadcast=broadcast, aggregate=aggregate, personal=method.personal and personal)
-    state = compiled(lambda data: initialise(experiment, data), experiment.data)(experiment.data)
+    first_fn = compiled(lambda data: initialise(experiment, data), experiment.data)
+    state = first_fn(experiment.data)
     arguments = state, experiment.data, experiment.hidden_labels
     round_fn = compiled(make_round(experiment.problem, spied, lanes=1), *arguments)
     states, history = [state], []
@@ -108,7 +111,7 @@ def trained(request):
         history.append(jax.device_get(result))
     cohorts = [result.metrics.pop("cohort", np.zeros(0, int)) for result in history]
     sent = Message(**jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sent))
-    return Trained(request.param, experiment, round_fn, states, history, cohorts, sent)
+    return Trained(request.param, experiment, first_fn, round_fn, states, history, cohorts, sent)
 
 
 # --- What a run must do. ---------------------------------------------------------------------------------------------
@@ -150,6 +153,21 @@ def test_rounds_are_deterministic_and_blind_to_hidden_labels(trained):
         np.testing.assert_array_equal(
             np.flatnonzero(visible), np.sort(np.concatenate([partition.server_index, partition.labelled_rows]))
         )
+
+
+def test_a_client_may_have_any_share_of_labels(trained):
+    """The program is that of the method's first setting: which clients have labels, and how many, is data."""
+    settings = METHODS[trained.name].settings
+    if "profile" not in settings or settings[0] == "server":
+        return
+    config = make_config(trained.name, "profile")
+    config.data.update({"label_profile": (0, 1, 0.5, 0, 0.1, 1, 0, 0.02), "server_labels": 0})
+    experiment = build(config)
+    state = trained.first_fn(experiment.data)
+    for _ in range(NUM_ROUNDS):
+        state, result = trained.round_fn(state, experiment.data, experiment.hidden_labels)
+        chex.assert_tree_all_finite((state.model, state.clients))
+        assert result.healthy and result.metrics["uploads"] > 0 and result.metrics["dropped_uploads"] == 0
 
 
 def test_bytes_are_those_of_the_messages(trained):
@@ -236,6 +254,7 @@ def test_an_entry_names_what_there_is(name):
     entry = METHODS[name]
     check_entry(name, entry)
     assert entry.title and entry.settings
+    assert "profile" in entry.settings or not {"clients", "some_clients"} & set(entry.settings)  # its special cases
     config = apply_arguments(base_config(), name)
     assert config.method == name
     if entry.settings[0] == config.data.labels:

@@ -230,7 +230,7 @@ ENTRY = Entry(
     title="CBAFed",
     paper="https://openaccess.thecvf.com/content/CVPR2023/html/"
     "Li_Class_Balanced_Adaptive_Pseudo_Labeling_for_Federated_Semi-Supervised_Learning_CVPR_2023_paper.html",
-    settings=("some_clients", "clients"),
+    settings=("some_clients", "clients", "profile"),
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

@@ -285,7 +285,7 @@ ENTRY = Entry(
     fedlabel,
     title="FedLabel",
     paper="https://arxiv.org/abs/2307.08809",
-    settings=("clients", "some_clients"),
+    settings=("clients", "some_clients", "profile"),
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

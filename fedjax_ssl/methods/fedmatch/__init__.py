@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import At, Batch, Confidence, Loss, LossFunction, global_model, make_confidence
 from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.data.labels import clients_may_have_labels
 from fedjax_ssl.engine import Method, Metrics, Problem, Received, State
 from fedjax_ssl.engine.interface import completed
 from fedjax_ssl.fields import Section, real, share, whole
@@ -164,7 +165,7 @@ def fedmatch(problem: Problem) -> Method:
     """Both algorithms, labels at the clients and labels at the server, as a Method."""
     config, network, options = problem.config, problem.network, problem.config.fedmatch
     confidence = make_confidence(problem, options.threshold, hard=True)
-    clients_train = (SIGMA, PSI) if config.data.labels == "clients" or config.data.reveal_labels else (PSI,)
+    clients_train = (SIGMA, PSI) if clients_may_have_labels(config.data) or config.data.reveal_labels else (PSI,)
     num_helpers, smallest = min(options.helpers, config.num_clients - 1), {PSI: options.smallest}
     aggregation = fedavg(problem, parts=clients_train)
 
@@ -311,7 +312,7 @@ ENTRY = Entry(
     fedmatch,
     title="FedMatch",
     paper="https://arxiv.org/abs/2006.12097",
-    settings=("clients", "server"),
+    settings=("clients", "server", "profile"),
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

@@ -97,7 +97,8 @@ def disjoint_phase(
         known = labelled_batch(at.work.labelled, at.step, config.batch_size).read(at.data)
         (outputs,), batch_stats = network.train(merged(model), (problem.weak(at.key, known.inputs),), known.mask)
         value = cross_entropy(outputs.logits, known.labels, known.mask)
-        return Loss(labelled_weight * value, batch_stats, {"labelled_loss": value})
+        # Without labels sigma rests; momentum and weight decay would still move it.
+        return Loss(labelled_weight * value, batch_stats, {"labelled_loss": value}, counts=jnp.any(known.mask))
 
     def of_psi(model: Model, batch: Batch, at: At) -> Loss:
         cut = at.work.deck.cut(at.step, at.work.batches, at.work.size, room_of(at.data))

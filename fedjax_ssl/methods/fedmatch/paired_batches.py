@@ -77,5 +77,7 @@ def largest_batch(problem: Problem, n_max: int) -> int:
             labelled = num_classes * np.minimum(images // num_classes, data.labels_per_class)
         elif not data.labels_per_class and not data.num_labelled:
             labelled = np.floor(data.labelled_share * images + 0.5).astype(int)
+    elif data.labels == "profile" and not data.partition_file and not isinstance(data.label_profile[0], str):
+        labelled = np.floor(min(data.label_profile) * images + 0.5).astype(int)
     batches = np.maximum(np.round(labelled / size), 1)
     return max(int(np.max(np.ceil((images - labelled) / batches))), 1)

@@ -270,7 +270,7 @@ ENTRY = Entry(
     fedtrinet,
     title="FedTriNet",
     paper="https://arxiv.org/abs/2109.05612",
-    settings=("clients", "some_clients"),
+    settings=("clients", "some_clients", "profile"),
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

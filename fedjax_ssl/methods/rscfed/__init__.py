@@ -154,7 +154,7 @@ ENTRY = Entry(
     rscfed,
     title="RSCFed",
     paper="https://arxiv.org/abs/2203.13993",
-    settings=("some_clients", "clients"),
+    settings=("some_clients", "clients", "profile"),
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
