@@ -26,13 +26,14 @@ from fedjax_ssl.client import (
     Confidence,
     Loss,
     Rule,
-    TwoBatches,
+    Views,
+    Weigh,
     consistency_phase,
     global_model,
     make_confidence,
     own_confidence,
 )
-from fedjax_ssl.client.consistency import check_both_label, in_last_epoch, unlabelled_loss, weighed
+from fedjax_ssl.client.consistency import check_both_label, in_last_epoch
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received, State
 from fedjax_ssl.fields import Section, real, share, whole, word
@@ -104,25 +105,19 @@ def proxyfl(problem: Problem) -> Method:
 
     check_both_label(problem, "proxyfl")
 
-    def label(batch: TwoBatches, at: At):
+    def label(images: Views, weigh: Weigh):
         """Labels of the received model, and their weights: int32 and float32 [B]."""
-        images = batch.unlabelled
-        labels, weights = weighed(confidence, at, jax.nn.softmax(images.by_received))
+        labels, weights = weigh(jax.nn.softmax(images.by_received))
         if options.confident == "either":
-            weights = jnp.maximum(weights, weighed(confidence, at, jax.nn.softmax(images.by_local))[1])
+            weights = jnp.maximum(weights, weigh(jax.nn.softmax(images.by_local))[1])
         return labels, weights
 
-    def loss(model: Model, batch: TwoBatches, at: At, labels: jax.Array, weights) -> Loss:
-        images = batch.unlabelled
+    def loss(images: Views, labels: jax.Array, weights: jax.Array) -> jax.Array:
         counted = images.mask if options.loss_over == "batch" else images.mask & (weights > 0)  # eq. 9
-        of_labels = unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, counted, weights))
-        if not options.contrastive:
-            return of_labels
-        further = contrastive_loss(problem, confidence, model, batch, at, labels, weights > 0)
-        metrics = {**of_labels.metrics, **further.metrics}
-        return Loss(of_labels.value + further.value, (), metrics, sums=further.sums)
+        return cross_entropy(images.strong.logits, labels, counted, weights)
 
-    rule, links = Rule(label, loss), []
+    contrastive = functools.partial(contrastive_loss, problem, confidence) if options.contrastive else None
+    rule, links = Rule(label, loss, contrastive), []
     if options.tuning:
         links.append(
             tune_proxies(
@@ -153,10 +148,11 @@ def contrastive_loss(
     problem: Problem,
     confidence: Confidence,
     model: Model,
-    batch: TwoBatches,
+    known: Views,
+    images: Views,
     at: At,
     labels: jax.Array,
-    counts: jax.Array,
+    weights_of_labels: jax.Array,
 ) -> Loss:
     """ICPL: pulls every image to the proxies of its candidate classes, and away from images that share none of them.
 
@@ -164,8 +160,7 @@ def contrastive_loss(
     prior.
     """
     options, num_classes, prior = problem.config.proxyfl, problem.num_classes, at.received.extra
-    known, images = batch
-    p = jax.nn.softmax(images.by_received)
+    counts, p = weights_of_labels > 0, jax.nn.softmax(images.by_received)
 
     def candidates(p, labels, counts):  # xi_i
         return jnp.where(counts[:, None], jax.nn.one_hot(labels, num_classes) > 0, p > prior)
@@ -177,7 +172,7 @@ def contrastive_loss(
     labelled_xi = of_labelled > 0
     if options.labelled_sets == "received":
         q = jax.nn.softmax(known.by_received)
-        of_known, weights_of_known = weighed(confidence, at, q)
+        of_known, weights_of_known = confidence.label(at.work.confidence, q, at.work.deck.size)
         labelled_xi = candidates(q, of_known, weights_of_known > 0)
     # Both views of an image have the same candidates; labelled images are only negatives.
     sets, mask = jnp.concatenate([xi, xi, labelled_xi]), jnp.concatenate([images.mask, images.mask, known.mask])
