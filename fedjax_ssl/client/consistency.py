@@ -186,11 +186,6 @@ def consistency_phase(
     return local_sgd(problem, prepare, loss, parts, unlabelled_size)
 
 
-def in_last_epoch(at: At, epochs: int) -> jax.Array:
-    """bool [], whether the step belongs to the last local epoch."""
-    return at.step >= at.work.num_steps - at.work.num_steps // epochs
-
-
 def check_both_label(problem: Problem, name: str) -> None:
     """Checks the configuration of a method that reads both models' logits.
 

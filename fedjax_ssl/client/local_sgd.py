@@ -69,8 +69,6 @@ class Hooks(NamedTuple):
     # (own, model, aux, step) -> entries of the client's memory after a step, such as a mean teacher; None: steps
     # change no memory.
     remember: Callable[[Any, Model, Any, jax.Array], dict[str, Any]] | None = None
-    # (received, work, model, totals) -> the uploaded model; None: the trained model.
-    send: Callable[[Broadcast, Any, Model, Metrics], Model] | None = None
     # The parts that are uploaded, clipped and subject to FedProx's term. The other trained parts come from `begin` and
     # are lost unless `remember` keeps them. None: all trained parts.
     sent: tuple[str, ...] | None = None
@@ -168,8 +166,7 @@ def local_sgd(
         own = {} if hooks.remember is None else carry.own
         if config.persistent:
             own = {**own, hooks.memory: carry.learner.opt_state}
-        model = trained if hooks.send is None else hooks.send(received, work, trained, carry.totals)
-        model = trained_parts(network, model, sent)
+        model = trained_parts(network, trained, sent)
         if clip_norm:
             model = model._replace(params=clip_update(model.params, select(received.model.params, sent), clip_norm))
         metadata = {} if hooks.metadata is None else hooks.metadata(work, trained, carry.totals)

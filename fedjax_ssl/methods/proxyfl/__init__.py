@@ -33,7 +33,7 @@ from fedjax_ssl.client import (
     make_confidence,
     own_confidence,
 )
-from fedjax_ssl.client.consistency import check_both_label, in_last_epoch
+from fedjax_ssl.client.consistency import check_both_label
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received, State
 from fedjax_ssl.fields import Section, real, share, whole, word
@@ -191,7 +191,8 @@ def contrastive_loss(
     sure = jnp.tile(counts, 2)
     groups = [usable] if options.contrastive_over == "all" else [usable & sure, usable & ~sure]
     value = add_up(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
-    sums = {COUNTS: jnp.where(in_last_epoch(at, problem.config.client.epochs), jnp.sum(told, axis=0), 0.0)}
+    last_epoch = at.step >= at.work.num_steps - at.work.num_steps // problem.config.client.epochs
+    sums = {COUNTS: jnp.where(last_epoch, jnp.sum(told, axis=0), 0.0)}
     return Loss(options.contrastive_weight * value, (), {"contrastive_loss": value}, sums=sums)
 
 
