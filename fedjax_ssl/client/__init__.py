@@ -3,7 +3,7 @@
 from fedjax_ssl.client.acr import STANDARD
 from fedjax_ssl.client.by_role import LABELLED, jobs_without_labels, labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import Confidence, make_confidence, own_confidence, qualify
-from fedjax_ssl.client.consistency import Rule, TwoBatches, consistency_phase
+from fedjax_ssl.client.consistency import Rule, Views, Weigh, consistency_phase
 from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
 from fedjax_ssl.client.fix_mix import fix_mix_phase
 from fedjax_ssl.client.labels import (
@@ -52,7 +52,8 @@ __all__ = [
     "LossFunction",
     "OnLabels",
     "Rule",
-    "TwoBatches",
+    "Views",
+    "Weigh",
     "Work",
     "adjusted_cross_entropy",
     "class_counts",

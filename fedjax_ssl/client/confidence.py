@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.errors import UserError
@@ -79,13 +80,22 @@ def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
     return {MEMORY: repeated(make_confidence(problem, 0.0).init(data.width), len(data.ids))}
 
 
+def states_at_start(problem: Problem, rule: Any, examples: Examples) -> Any:
+    """The states of a cohort's clients at the beginning of a round, leaves [M, ...].
+
+    Args:
+        problem: the run's.
+        rule: a Confidence, or anything else with its `init` and `begin`.
+        examples: of the cohort.
+    """
+    number, n_max = examples.present.shape
+    lasts = problem.config.confidence.memory == "run"
+    states = examples.own[MEMORY] if lasts else repeated(rule.init(n_max), number)
+    return states if rule.begin is None else jax.vmap(rule.begin)(states, examples.round)
+
+
 def once_a_round(
-    problem: Problem,
-    rule: Confidence,
-    scores: jax.Array,
-    present: jax.Array,
-    own: dict[str, Any],
-    round_numbers: jax.Array | None = None,
+    problem: Problem, rule: Confidence, scores: jax.Array, examples: Examples
 ) -> tuple[Any, jax.Array, dict[str, Any]]:
     """Applies a rule to all images of each client of a cohort.
 
@@ -93,9 +103,7 @@ def once_a_round(
         problem: the run's.
         rule: from `make_confidence`.
         scores: float32 [M, n_max, C].
-        present: bool [M, n_max], the images that may get a label.
-        own: the clients' memory, leaves [M, ...].
-        round_numbers: int32 [M], rounds done before this one; only rules with `begin` need it.
+        examples: of the cohort; those that are present may get a label.
 
     Returns:
         The states, leaves [M, ...]; the weights, float32 [M, n_max], 0 for absent images; and the entry for the
@@ -104,24 +112,18 @@ def once_a_round(
     Raises:
         UserError: the rule averages over many updates, but its state is reset in each round.
     """
-    options, (number, n_max) = problem.config.confidence, present.shape
+    options, present = problem.config.confidence, examples.present
     lasts = options.memory == "run"
     if rule.averages and options.momentum and not lasts:
         raise UserError(
             f"confidence.kind={options.kind!r} averages over updates, and {problem.config.method} has one in a round: "
             "set confidence.memory='run', with a confidence.momentum of about 0.9"
         )
-    before = own[MEMORY] if lasts else repeated(rule.init(n_max), number)
-    before = begun(rule.begin, before, round_numbers)
-    positions = jnp.broadcast_to(jnp.arange(n_max, dtype=jnp.int32), present.shape)
+    before = states_at_start(problem, rule, examples)
+    positions = jnp.broadcast_to(jnp.arange(present.shape[1], dtype=jnp.int32), present.shape)
     states = jax.vmap(rule.update)(before, scores, present, positions)
     weights = jax.vmap(rule.weigh)(states, scores, jnp.sum(present, axis=1))
     return states, jnp.where(present, weights, 0.0), {MEMORY: states} if lasts else {}
-
-
-def begun(begin: Callable[[Any, jax.Array], Any] | None, states: Any, round_numbers: jax.Array | None) -> Any:
-    """The states of a cohort at the beginning of a round, leaves [M, ...], see `Confidence.begin`."""
-    return states if begin is None else jax.vmap(begin)(states, round_numbers)
 
 
 def qualify(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) -> tuple[jax.Array, jax.Array]:

@@ -6,7 +6,7 @@ their examples have labels. Methods differ in their `Rule`.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -34,30 +34,32 @@ class Views(NamedTuple):
     mask: jax.Array  # bool [B], the images that are present; in a rule's loss, the unlabelled ones with a strong view
     labels: jax.Array  # int32 [B], the visible labels
     by_received: jax.Array  # float32 [B, C], logits of the weak views by the received model with its own statistics
-    # float32 [B, C], the same by the model in training, without gradient: with batch statistics if `label_mode` is
-    # 'train', with the model's own if it is 'eval' or if these views have no training pass. None for labelled images.
+    # by_local: float32 [B, C], the same by the model in training, without gradient: with batch statistics if
+    # `label_mode` is 'train', with the model's own if it is 'eval' or if these views have no training pass.
+    # logits: those of the two that `consistency.labels_from` names. Both are None for labelled images.
     by_local: jax.Array | None = None
+    logits: jax.Array | None = None
     # weak and strong: Outputs of the views in training mode, [B, ...]; None if they have no training pass.
     weak: Outputs | None = None
     strong: Outputs | None = None
 
 
-class TwoBatches(NamedTuple):
-    """What a step trains on: images with a label (B is 0 if no client has any), and images without."""
-
-    labelled: Views
-    unlabelled: Views
+# Probabilities, float32 [B, C] -> the largest class, int32 [B], and the label's weight by the phase's `confidence`,
+# float32 [B].
+Weigh = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class Rule(NamedTuple):
     """What a method computes for the unlabelled images of a step."""
 
-    # (batch, at) -> (targets, a pytree with leaves [B, ...]; weights, float32 [B], of each image in the loss). It is
-    # called before the strong views have passed through the network.
-    label: Callable[[TwoBatches, At], tuple[Any, jax.Array]]
-    # (model, batch, at, targets, weights) -> Loss without statistics, which is added to the cross-entropy of the
-    # labelled images. Its metrics include `unlabelled_loss`.
-    loss: Callable[[Model, TwoBatches, At, Any, jax.Array], Loss]
+    # (images, weigh) -> (targets, a pytree with leaves [B, ...]; weights, float32 [B], of each image in the loss). It
+    # is called before the strong views have passed through the network.
+    label: Callable[[Views, Weigh], tuple[Any, jax.Array]]
+    # (images, targets, weights) -> L_u, float32 [].
+    loss: Callable[[Views, Any, jax.Array], jax.Array]
+    # (model, labelled images, unlabelled images, at, targets, weights) -> Loss without statistics, which is added; B of
+    # the labelled ones is 0 if no client has any. None: there is none.
+    further: Callable[[Model, Views, Views, At, Any, jax.Array], Loss] | None = None
 
 
 class ConsistencyWork(NamedTuple):
@@ -133,31 +135,30 @@ def consistency_phase(
         weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
         weak, strong = problem.weak(weak_key, batch.inputs), problem.strong(strong_key, batch.inputs)
 
-        def logits_of(model: Model, images: jax.Array):
-            return network.predict(model, images).logits
-
-        def for_labels(logits, rows):
+        def for_labels(logits: jax.Array, rows: jax.Array) -> jax.Array:
             return debiased(as_told(at.data, rows, jax.lax.stop_gradient(logits)), at.work.prior)
 
-        by_received = for_labels(logits_of(at.received.model, weak), batch.rows)
-        unlabelled = Views(batch.mask, batch.labels, by_received)
+        def seen(images: jax.Array, batch: Batch) -> Views:
+            logits = network.predict(at.received.model, images).logits
+            return Views(batch.mask, batch.labels, for_labels(logits, batch.rows))
+
+        unlabelled = seen(weak, batch)
         if clients_have_labels:
             known = at.work.labelled.batch(at.step, config.batch_size).read(at.data)
             known_weak = problem.weak(labelled_key, known.inputs)
-            by_received = for_labels(logits_of(at.received.model, known_weak), known.rows)
-            labelled = Views(known.mask, known.labels, by_received)
-            groups = [([known_weak], known.mask)]
+            labelled, groups = seen(known_weak, known), [([known_weak], known.mask)]
         else:
-            labelled, groups = Views(jnp.zeros(0, bool), jnp.zeros(0, jnp.int32), by_received[:0]), []
+            labelled, groups = Views(jnp.zeros(0, bool), jnp.zeros(0, jnp.int32), unlabelled.by_received[:0]), []
 
         # The confident images are known only after the weak views' pass.
         views = [weak] * weak_in_training + [strong] * (not only_confident)
         passed, after = train_views(network, model, [*groups, (views, batch.mask)], together)
         of_labelled = passed.pop(0) if clients_have_labels else None
         of_weak = passed.pop(0) if weak_in_training else None
-        by_local = for_labels(of_weak.logits if weak_in_training else logits_of(model, weak), batch.rows)
-        both = TwoBatches(labelled._replace(weak=of_labelled), unlabelled._replace(by_local=by_local, weak=of_weak))
-        targets, weights = rule.label(both, at)
+        by_local = for_labels((of_weak or network.predict(model, weak)).logits, batch.rows)
+        logits = unlabelled.by_received if options.labels_from == "received" else by_local
+        unlabelled = unlabelled._replace(by_local=by_local, logits=logits, weak=of_weak)
+        targets, weights = rule.label(unlabelled, lambda p: confidence.label(at.work.confidence, p, at.work.deck.size))
 
         share = jnp.sum((weights > 0) & batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
         mask, counts = batch.mask, None
@@ -166,35 +167,23 @@ def consistency_phase(
             passed, after = train_views(network, after, [([strong], mask)])
             counts = jnp.any(mask) | jnp.any(labelled.mask)
         (of_strong,) = passed
-        if not clients_have_labels:
-            of_labelled = jax.tree.map(lambda leaf: leaf[:0], of_strong)
-        both = TwoBatches(
-            both.labelled._replace(weak=of_labelled), both.unlabelled._replace(mask=mask, strong=of_strong)
-        )
-        result = rule.loss(model, both, at, targets, weights)
-        labelled_loss = cross_entropy(of_labelled.logits, labelled.labels, labelled.mask)
-        value = labelled_loss + result.value
-        metrics = {"client_loss": value, "confident_share": share, **result.metrics}
+        unlabelled = unlabelled._replace(mask=mask, strong=of_strong)
+        labelled = labelled._replace(weak=of_labelled or jax.tree.map(lambda leaf: leaf[:0], of_strong))
+
+        unlabelled_loss = rule.loss(unlabelled, targets, weights)
+        value = options.unlabelled_weight * unlabelled_loss
+        metrics = {"confident_share": share, "unlabelled_loss": unlabelled_loss}
+        sums: Mapping[str, jax.Array] = {}
+        if rule.further is not None:
+            further = rule.further(model, labelled, unlabelled, at, targets, weights)
+            value, sums, metrics = value + further.value, further.sums, metrics | further.metrics
+        labelled_loss = cross_entropy(labelled.weak.logits, labelled.labels, labelled.mask)
+        metrics["client_loss"] = value = labelled_loss + value
         if clients_have_labels:
             metrics["labelled_loss"] = labelled_loss
-        return Loss(value, after.batch_stats, metrics, counts=counts, sums=result.sums)
+        return Loss(value, after.batch_stats, metrics, counts=counts, sums=sums)
 
     return local_sgd(problem, prepare, loss, parts, unlabelled_size)
-
-
-def by_one_model(problem: Problem, images: Views) -> jax.Array:
-    """Logits of the weak views by the model that `consistency.labels_from` names: float32 [B, C]."""
-    return images.by_received if problem.config.consistency.labels_from == "received" else images.by_local
-
-
-def weighed(confidence: Confidence, at: At, probabilities: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Hard labels of a batch, int32 [B], and their weights, float32 [B], by the client's state of the rule."""
-    return confidence.label(at.work.confidence, probabilities, at.work.deck.size)
-
-
-def in_last_epoch(at: At, epochs: int) -> jax.Array:
-    """bool [], whether the step belongs to the last local epoch."""
-    return at.step >= at.work.num_steps - at.work.num_steps // epochs
 
 
 def check_both_label(problem: Problem, name: str) -> None:
@@ -205,11 +194,6 @@ def check_both_label(problem: Problem, name: str) -> None:
     """
     if problem.config.consistency.labels_from != "local":
         raise UserError(f"consistency.labels_from='received' is for a method that labels by one model; {name} has both")
-
-
-def unlabelled_loss(problem: Problem, value: jax.Array) -> Loss:
-    """A rule's loss lambda_u L_u."""
-    return Loss(problem.config.consistency.unlabelled_weight * value, (), {"unlabelled_loss": value})
 
 
 def train_views(

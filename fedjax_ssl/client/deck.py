@@ -59,9 +59,7 @@ class Deck(NamedTuple):
     """Some of a client's examples, reshuffled for each local epoch. In `prepare` all leaves have a leading [M]."""
 
     rows: jax.Array  # int32 [n_max], all of the client's rows of the image table
-    # int32 [E, n_max], positions of the deck's examples in random order, then those of all others. [E, B] if an epoch
-    # is one batch, see `drawn`.
-    order: jax.Array
+    order: jax.Array  # int32 [E, n_max], positions of the deck's examples in random order, then those of all others
     size: jax.Array  # int32 [], number of examples in the deck
 
     @classmethod
@@ -69,18 +67,6 @@ class Deck(NamedTuple):
         """The decks of a cohort with the included examples, bool [M, n_max]."""
         order = jax.vmap(lambda key, chosen: epoch_orders(key, chosen, epochs))(keys, included)
         return cls(examples.rows, order, jnp.sum(included, axis=1))
-
-    @classmethod
-    def drawn(cls, examples: Examples, included: jax.Array, keys: jax.Array, steps: int, batch_size: int) -> "Deck":
-        """Decks for a number of steps, each on a batch drawn uniformly and without replacement from all included
-        examples.
-
-        An epoch of such a deck is one batch. If fewer examples are included than a batch has room for, it has all of
-        them.
-        """
-        deck = cls.shuffled(examples, included, keys, steps)
-        width = min(batch_size, included.shape[-1])
-        return cls(deck.rows, deck.order[..., :width], jnp.minimum(deck.size, width))
 
     def of_whole_batches(self, batch_size: int) -> "Deck":
         """The deck without each epoch's short last batch, unless it is the only one; the examples left out vary."""
@@ -93,20 +79,12 @@ class Deck(NamedTuple):
 
     def batch(self, index: jax.Array, batch_size: int) -> Batch:
         """The batch of local step `index`; after the last epoch the deck starts again with the first one."""
-        return self.cut(index, num_batches(self.size, batch_size), batch_size, batch_size)
+        epoch, number = jnp.divmod(index, jnp.maximum(num_batches(self.size, batch_size), 1))
+        return self.at(epoch, number * batch_size + jnp.arange(batch_size))
 
-    def cut(self, index: jax.Array, batches: jax.Array, size: jax.Array | int, room: int) -> Batch:
-        """The batch of local step `index` if each client has its own batch size and number of batches per epoch.
-
-        Args:
-            index: int32 [], local step, from 0.
-            batches: int32 [], batches per epoch; further examples are not used.
-            size: int32 [], examples per batch, at most `room`.
-            room: B, the length of the batch's arrays.
-        """
-        epoch, number = jnp.divmod(index, jnp.maximum(batches, 1))
-        places = number * size + jnp.arange(room)
-        mask = (places < self.size) & (jnp.arange(room) < size)
+    def at(self, epoch: jax.Array, places: jax.Array) -> Batch:
+        """The examples at some places in an epoch's list, int32 [B]; those beyond `size` are padding."""
+        mask = places < self.size
         places = jnp.minimum(places, self.order.shape[-1] - 1)
         positions = self.order[epoch % len(self.order), places]
         return Batch(self.rows[positions], positions, places, mask, epoch)

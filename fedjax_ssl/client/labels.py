@@ -200,24 +200,25 @@ class Labelled(NamedTuple):
 
 def label_cohort(
     problem: Problem,
-    scores: Callable[[jax.Array], jax.Array],
+    model: Model,
     data: FederatedData,
     examples: Examples,
     confidence: Confidence,
     num_views: int = 0,
 ) -> Labelled:
-    """Labels every example of a cohort by a model's scores, see `label_by_scores`.
+    """Labels every example of a cohort by a model in evaluation mode, see `label_by_scores`.
 
     Args:
         problem: the run's.
-        scores: images [B, H, W, C] -> probabilities, float32 [B, C].
+        model: one for all clients.
         data: the federation's.
         examples: of the cohort.
         confidence: the rule, from `make_confidence`.
         num_views: see `score_cohort`.
     """
-    scored = as_told(data, examples.rows, score_cohort(problem, scores, data.inputs, examples, num_views))
-    return label_by_scores(problem, scored, examples, confidence)
+    scores = functools.partial(problem.network.probabilities, model)
+    scored = score_cohort(problem, scores, data.inputs, examples, num_views)
+    return label_by_scores(problem, as_told(data, examples.rows, scored), examples, confidence)
 
 
 def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labelled:
@@ -229,7 +230,7 @@ def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, con
     if problem.config.confidence.debias != "none":
         prior = mean_prediction(scores, examples.present)
         scores = jax.nn.softmax(debiased(jnp.log(scores), prior[..., None, :]))
-    states, weights, own = once_a_round(problem, confidence, scores, examples.present, examples.own, examples.round)
+    states, weights, own = once_a_round(problem, confidence, scores, examples)
     labels = jnp.argmax(scores, axis=-1).astype(jnp.int32)
     best, second = jnp.moveaxis(jax.lax.top_k(scores, 2)[0], -1, 0)
     return Labelled(Report(labels, weights > 0, {}, {"score_gap": best - second}), own, weights, states, prior, best)
@@ -271,14 +272,8 @@ def label_for_steps(
     Returns:
         The Labelled. In its report visible labels count, too.
     """
-    made = label_cohort(
-        problem,
-        lambda images: problem.network.probabilities(model, images),
-        data,
-        examples._replace(present=included),
-        confidence=confidence,
-        num_views=int(problem.config.confidence.debias != "none"),  # APP-U uses weak views
-    )
+    num_views = int(problem.config.confidence.debias != "none")  # APP-U uses weak views
+    made = label_cohort(problem, model, data, examples._replace(present=included), confidence, num_views)
     return made._replace(report=made.report._replace(qualified=made.report.qualified | examples.labelled))
 
 

@@ -1,7 +1,7 @@
 """A client's local SGD, shared by all methods: a method prepares the data and gives the loss of a step."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +57,8 @@ class Loss(NamedTuple):
     sums: Mapping[str, jax.Array] = {}  # by name, summed over the client's steps and sent to the server
 
 
-class LossFunction(Protocol):
-    """The loss of one step: a pure function, differentiated with respect to the model's trained parts."""
-
-    def __call__(self, model: Model, batch: Batch, at: At) -> Loss: ...
+# The loss of one step: a pure function, differentiated with respect to the model's trained parts.
+LossFunction = Callable[[Model, Batch, At], Loss]
 
 
 class Hooks(NamedTuple):
@@ -71,8 +69,6 @@ class Hooks(NamedTuple):
     # (own, model, aux, step) -> entries of the client's memory after a step, such as a mean teacher; None: steps
     # change no memory.
     remember: Callable[[Any, Model, Any, jax.Array], dict[str, Any]] | None = None
-    # (received, work, model, totals) -> the uploaded model; None: the trained model.
-    send: Callable[[Broadcast, Any, Model, Metrics], Model] | None = None
     # The parts that are uploaded, clipped and subject to FedProx's term. The other trained parts come from `begin` and
     # are lost unless `remember` keeps them. None: all trained parts.
     sent: tuple[str, ...] | None = None
@@ -128,13 +124,10 @@ def local_sgd(
         optimizer = make_optimizer(config, learning_rate)
         return optimizer if hooks.adapt is None else hooks.adapt(optimizer)
 
-    def batch_at(data: FederatedData, work: Any, step: jax.Array) -> Batch:
-        return work.deck.batch(step, size).read(data)
-
     @jax.jit  # so that it is traced once for equal shapes
     def first_loss(model: Model, received: Broadcast, data: FederatedData, work: Any, own: Mapping[str, Any]) -> Loss:
         at = At(received, data, work, own, jax.random.key(0), jnp.int32(0))
-        return loss(model, batch_at(data, work, at.step), at)
+        return loss(model, work.deck.batch(at.step, size).read(data), at)
 
     def start(received: Broadcast, data: FederatedData, work, own) -> Training:
         model = received.model if hooks.begin is None else hooks.begin(received, work, own)
@@ -147,7 +140,7 @@ def local_sgd(
         return Training(learner, others, totals, {name: jnp.zeros(sum.shape) for name, sum in shapes.sums.items()})
 
     def step(received: Broadcast, data: FederatedData, work, carry: Training, index, key) -> Training:
-        batch, at = batch_at(data, work, index), At(received, data, work, carry.own, key, index)
+        batch, at = work.deck.batch(index, size).read(data), At(received, data, work, carry.own, key, index)
 
         def whole_loss(model: Model):
             result = loss(model, batch, at)
@@ -173,8 +166,7 @@ def local_sgd(
         own = {} if hooks.remember is None else carry.own
         if config.persistent:
             own = {**own, hooks.memory: carry.learner.opt_state}
-        model = trained if hooks.send is None else hooks.send(received, work, trained, carry.totals)
-        model = trained_parts(network, model, sent)
+        model = trained_parts(network, trained, sent)
         if clip_norm:
             model = model._replace(params=clip_update(model.params, select(received.model.params, sent), clip_norm))
         metadata = {} if hooks.metadata is None else hooks.metadata(work, trained, carry.totals)

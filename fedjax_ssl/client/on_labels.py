@@ -36,25 +36,14 @@ class OnLabels(NamedTuple):
         return cls(deck, config.logit_adjustment * jnp.log(class_shares(counts, config)))
 
 
-def jobs_on_labels(problem: Problem, steps: int = 0) -> Prepare:
-    """A `prepare` for `local_sgd`: `client.epochs` passes over a client's labelled images.
-
-    Args:
-        problem: the run's.
-        steps: if above 0, this number of steps instead, each on a batch drawn uniformly.
-
-    Returns:
-        The function; its work is an `OnLabels`.
-    """
+def jobs_on_labels(problem: Problem) -> Prepare:
+    """A `prepare`: `client.epochs` passes over a client's labelled images; its work is an `OnLabels`."""
     config = problem.config.client
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del received, previous
         examples = Examples.of(data, cohort)
-        if steps:
-            deck = Deck.drawn(examples, examples.labelled, examples.keys, steps, config.batch_size)
-        else:
-            deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
+        deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
         return Jobs(deck.num_steps(config.batch_size), OnLabels.of(problem, examples, deck))
 
     return prepare

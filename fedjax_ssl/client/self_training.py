@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.acr import acr, loss_of_both
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
-from fedjax_ssl.client.confidence import MEMORY, begun, make_confidence
+from fedjax_ssl.client.confidence import MEMORY, make_confidence, states_at_start
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import debiased, prior_of, score_cohort, told_outputs
 from fedjax_ssl.client.local_sgd import At, Hooks, Loss
@@ -68,22 +68,14 @@ def needs_prior(problem: Problem) -> bool:
 def own_trainer(problem: Problem, data: FederatedData) -> dict[str, Any]:
     """The entry of `State.clients` for the rule's state, every leaf [K, ...]."""
     num_clients, n_max = data.client_index.shape
-    return {MEMORY: fresh_states(make_trainer(problem), num_clients, n_max)}
-
-
-def fresh_states(trainer: Trainer, num_clients: int, n_max: int) -> Any:
-    """Initial states of the rule for this number of clients, every leaf [num_clients, ...]."""
-    return repeated(trainer.start(n_max), num_clients)
+    return {MEMORY: repeated(make_trainer(problem).init(n_max), num_clients)}
 
 
 def states_of_round(problem: Problem, trainer: Trainer, examples: Examples) -> dict[str, Any]:
     """The entry of the clients' memory with the rule's states at the beginning of a round, leaves [M, ...]."""
-    states = examples.own[MEMORY]
     if trainer.next_round is not None:
-        return {MEMORY: jax.vmap(trainer.next_round)(states)}
-    if problem.config.confidence.memory == "round":
-        states = fresh_states(trainer, *examples.rows.shape)
-    return {MEMORY: begun(trainer.begin, states, examples.round)}
+        return {MEMORY: jax.vmap(trainer.next_round)(examples.own[MEMORY])}
+    return {MEMORY: states_at_start(problem, trainer, examples)}
 
 
 def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Phase]:

@@ -41,7 +41,7 @@ class Target(NamedTuple):
 class Trainer(NamedTuple):
     """How clients train without labels: `by_confidence`, or ACR."""
 
-    start: Callable[[int], Any]  # n_max -> the initial state of a client
+    init: Callable[[int], Any]  # n_max -> the initial state of a client
     # (state, `Seen`) -> (a `Target` for the classifier and for each of `heads`; the state after the batch).
     targets: Callable[[Any, Seen], tuple[tuple[Target, ...], Any]]
     # (state after the batch, the classifier's logits of the strong views [B, C], their weights [B]) -> float32 [], an

@@ -179,31 +179,6 @@ def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Arra
     return jnp.sum(jnp.square(total / jnp.maximum(jnp.sum(mask), 1)))
 
 
-def disjoint_sets_losses(
-    vectors: jax.Array, positives: jax.Array, sets: jax.Array, present: jax.Array, least: float = -1.0
-) -> jax.Array:
-    """Each example's contrastive loss against the examples that share no candidate class with it (ICPL of ProxyFL).
-
-        l_i = -log( exp(s_i) / (exp(s_i) + sum_{j in R_i} exp(z_i . z_j)) ),    R_i = {j : xi_j and xi_i disjoint}
-
-    Args:
-        vectors: float32 [B, D], unit vectors z.
-        positives: float32 [B], s_i, the similarity to the example's positive.
-        sets: bool [B, C], xi, the candidate classes of each example; one with an empty set is never a negative.
-        present: bool [B], False for padding.
-        least: pairs with a lower similarity are no negatives.
-
-    Returns:
-        float32 [B]; undefined for absent examples and empty sets.
-    """
-    similarities = jnp.matmul(vectors, vectors.T, precision="highest")
-    shared = jnp.matmul(sets.astype(jnp.float32), sets.T.astype(jnp.float32)) > 0
-    usable = present & jnp.any(sets, axis=1)
-    negative = ~shared & usable[None, :] & (similarities >= least)
-    logits = jnp.concatenate([positives[:, None], jnp.where(negative, similarities, -jnp.inf)], axis=1)
-    return jax.nn.logsumexp(logits, axis=1) - positives
-
-
 def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: float) -> jax.Array:
     """The mean over 2B views of -log( exp(s_ij / tau) / sum_{k != i} exp(s_ik / tau) ), j the other view of i's image.
 

@@ -12,14 +12,12 @@ from FedAvg:
 
 import jax
 
-from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, make_confidence, own_confidence
-from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss, weighed
+from fedjax_ssl.client import Rule, Views, Weigh, consistency_phase, make_confidence, own_confidence
 from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, share, word
 from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
@@ -53,17 +51,15 @@ def fixmatch(problem: Problem) -> Method:
     options, data = problem.config.fixmatch, problem.config.data
     confidence = make_confidence(problem, options.threshold)
 
-    def label(batch: TwoBatches, at: At):
+    def label(images: Views, weigh: Weigh):
         """Eq. 4: hard labels of the weak views, with a weight of 1 where they are confident, else 0."""
-        return weighed(confidence, at, jax.nn.softmax(by_one_model(problem, batch.unlabelled)))
+        return weigh(jax.nn.softmax(images.logits))
 
-    def loss(model: Model, batch: TwoBatches, at: At, labels: jax.Array, weights: jax.Array) -> Loss:
+    def loss(images: Views, labels: jax.Array, weights: jax.Array) -> jax.Array:
         """Eq. 4: cross-entropy of the strong views, a mean over the whole batch."""
-        images = batch.unlabelled
-        return unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, images.mask, weights))
+        return cross_entropy(images.strong.logits, labels, images.mask, weights)
 
-    rule = Rule(label, loss)
-    phase = consistency_phase(problem, rule, confidence, options.label_mode, options.loss_over)
+    phase = consistency_phase(problem, Rule(label, loss), confidence, options.label_mode, options.loss_over)
     method = alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
     if options.server == "alternate":
         return method

@@ -136,14 +136,7 @@ def local_training(problem: Problem) -> Phase:
         del previous
         label_keys, shuffle_keys = jax.vmap(jax.random.split, out_axes=1)(cohort.keys())
         examples = Examples.of(data, cohort, label_keys)
-        made = label_cohort(
-            problem,
-            lambda images: network.probabilities(received.model, images),
-            data,
-            examples,
-            confidence=confidence,
-            num_views=options.label_views,
-        )
+        made = label_cohort(problem, received.model, data, examples, confidence, options.label_views)
         largest, present = made.largest, examples.present
         work = FL2Work(
             deck=Deck.shuffled(examples, made.report.qualified, shuffle_keys, config.epochs),

@@ -19,12 +19,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, make_confidence, own_confidence
-from fedjax_ssl.client.consistency import check_both_label, unlabelled_loss, weighed
+from fedjax_ssl.client import Rule, Views, Weigh, consistency_phase, make_confidence, own_confidence
+from fedjax_ssl.client.consistency import check_both_label
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, real, share
 from fedjax_ssl.learning.losses import soft_label_loss
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 
@@ -67,14 +66,12 @@ def sage(problem: Problem) -> Method:
     confidence = make_confidence(problem, options.threshold)
     check_both_label(problem, "sage")
 
-    def target(batch: TwoBatches, at: At):
-        local, received = (jax.nn.softmax(z) for z in (batch.unlabelled.by_local, batch.unlabelled.by_received))
-        labels = weighed(confidence, at, local), weighed(confidence, at, received)
-        return mixed_labels(local, received, *labels, half_gap=options.half_gap)
+    def target(images: Views, weigh: Weigh):
+        local, received = jax.nn.softmax(images.by_local), jax.nn.softmax(images.by_received)
+        return mixed_labels(local, received, weigh(local), weigh(received), half_gap=options.half_gap)
 
-    def loss(model: Model, batch: TwoBatches, at: At, targets, weights) -> Loss:
-        images = batch.unlabelled
-        return unlabelled_loss(problem, soft_label_loss(images.strong.logits, targets, weights, images.mask))
+    def loss(images: Views, targets: jax.Array, weights: jax.Array) -> jax.Array:
+        return soft_label_loss(images.strong.logits, targets, weights, images.mask)
 
     phase = consistency_phase(problem, Rule(target, loss), confidence)
     return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))

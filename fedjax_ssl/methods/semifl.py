@@ -57,19 +57,12 @@ def defaults() -> Section:
 
 def semifl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
-    options, network = problem.config.semifl, problem.network
+    options = problem.config.semifl
     confidence = make_confidence(problem, options.threshold)
 
     def label(received: Broadcast, data: FederatedData, examples: Examples) -> Labelled:
         """Eq. 4: the global model's hard labels, and whether each reaches the threshold."""
-        return label_cohort(
-            problem,
-            lambda images: network.probabilities(received.model, images),
-            data,
-            examples,
-            confidence=confidence,
-            num_views=options.label_views,
-        )
+        return label_cohort(problem, received.model, data, examples, confidence, options.label_views)
 
     local_training = fix_mix_phase(  # eq. 5 to 8
         problem,

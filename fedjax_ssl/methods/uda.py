@@ -9,12 +9,10 @@ The values are those of the common library of semi-supervised methods, without t
 
 import jax
 
-from fedjax_ssl.client import At, Loss, Rule, TwoBatches, consistency_phase, make_confidence, own_confidence
-from fedjax_ssl.client.consistency import by_one_model, unlabelled_loss, weighed
+from fedjax_ssl.client import Rule, Views, Weigh, consistency_phase, make_confidence, own_confidence
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, real, share, word
 from fedjax_ssl.learning.losses import soft_label_loss
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 
@@ -39,14 +37,12 @@ def uda(problem: Problem) -> Method:
     options = problem.config.uda
     confidence = make_confidence(problem, options.threshold)
 
-    def target(batch: TwoBatches, at: At):
-        logits = by_one_model(problem, batch.unlabelled)
-        _, weights = weighed(confidence, at, jax.nn.softmax(logits))
-        return jax.nn.softmax(logits / options.temperature), weights
+    def target(images: Views, weigh: Weigh):
+        _, weights = weigh(jax.nn.softmax(images.logits))
+        return jax.nn.softmax(images.logits / options.temperature), weights
 
-    def loss(model: Model, batch: TwoBatches, at: At, targets, weights) -> Loss:
-        images = batch.unlabelled
-        return unlabelled_loss(problem, soft_label_loss(images.strong.logits, targets, weights, images.mask))
+    def loss(images: Views, targets: jax.Array, weights: jax.Array) -> jax.Array:
+        return soft_label_loss(images.strong.logits, targets, weights, images.mask)
 
     phase = consistency_phase(problem, Rule(target, loss), confidence, options.label_mode)
     return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))

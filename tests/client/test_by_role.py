@@ -328,7 +328,7 @@ def test_a_class_without_labels_takes_no_image_from_the_others():
     sure = 8 * jnp.eye(CLASSES)
     seen = Seen(Outputs(sure, {STANDARD: sure}, ()), Batch(*[np.arange(3)] * 3, np.ones(3, bool), 0), 8, prior)
     trainer = make_trainer(problem)
-    targets, _ = jax.jit(lambda state: trainer.targets(state, seen))(trainer.start(8))
+    targets, _ = jax.jit(lambda state: trainer.targets(state, seen))(trainer.init(8))
     for target in targets:
         np.testing.assert_array_equal(target.labels, [0, 1, 2])
 

@@ -3,6 +3,8 @@
 Batch by batch they are in test_trainers.py.
 """
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,11 +38,16 @@ def problem_of(kind, **fields):
     return Problem(config, None, None, None, CLASSES)
 
 
+def examples_of(present, own, rounds=None):
+    """The examples of a cohort as a rule sees them."""
+    return Examples(present, present, present, None, own, rounds)
+
+
 def weights_of(problem, scores, present, tau=0.9, own=None, strictly=False):
     """The weights of one client's images, and its memory afterwards."""
     rule = make_confidence(problem, tau, strictly)
     own = {} if own is None else {MEMORY: jax.tree.map(lambda leaf: np.asarray(leaf)[None], own)}
-    label = jax.jit(lambda *client: once_a_round(problem, rule, *client))
+    label = jax.jit(lambda scores, *client: once_a_round(problem, rule, scores, examples_of(*client)))
     _, weights, memory = label(scores[None], present[None], own)
     assert np.all(np.asarray(weights)[0, ~np.asarray(present)] == 0)
     return np.asarray(weights)[0, :NUMBER], jax.tree.map(lambda leaf: np.asarray(leaf)[0], memory.get(MEMORY))
@@ -137,7 +144,7 @@ def test_a_client_without_examples_has_finite_weights(kind):
 
     @jax.jit
     def label(scores, present):
-        states, weights, _ = once_a_round(problem, rule, scores[None], present[None], {})
+        states, weights, _ = once_a_round(problem, rule, scores[None], examples_of(present[None], {}))
         return weights, rule.weigh(jax.tree.map(lambda leaf: leaf[0], states), scores, jnp.int32(0))
 
     weights, unmasked = label(scores, nobody)
@@ -172,11 +179,11 @@ def test_a_rule_gets_the_round(memory):
     )
     problem, scores = problem_of("fixed", memory=memory), jnp.array([[[0.3, 0.7], [0.45, 0.55]]])
     own, present = {MEMORY: jnp.full(1, 0.4)}, jnp.ones((1, 2), bool)
-    state, weights, after = once_a_round(problem, rule, scores, present, own, jnp.array([2]))
+    examples = examples_of(present, own, jnp.array([2]))
+    state, weights, after = once_a_round(problem, rule, scores, examples)
     assert state == pytest.approx(0.2 if memory == "round" else 0.6)
     np.testing.assert_array_equal(weights, [[1, memory == "round"]])
     assert after == ({} if memory == "round" else {MEMORY: state})
-    examples = Examples(jnp.zeros((1, 2), int), present, present, None, own, jnp.array([2]))
     assert states_of_round(problem, by_confidence(rule), examples)[MEMORY] == state
 
 
@@ -189,6 +196,7 @@ def test_the_averages_are_the_client_s_memory():
     assert own_confidence(problem_of("freematch"), data) == {}
     rng = np.random.default_rng(0)
     table = rng.uniform(size=(10, CLASSES)).astype(np.float32)
+    network = types.SimpleNamespace(probabilities=lambda model, images: jnp.array(table)[images[:, 0, 0, 0] // 10])
     old = Averages(*(jnp.asarray(rng.uniform(0.1, 0.9, leaf.shape), jnp.float32) for leaf in memory[MEMORY]))
     chosen = jnp.array([2, 0])
     own = {MEMORY: jax.tree.map(lambda leaf: leaf[chosen], old)}
@@ -196,10 +204,7 @@ def test_the_averages_are_the_client_s_memory():
 
     @jax.jit
     def label(data, examples):
-        rule = make_confidence(problem, 0.9)
-        return label_cohort(
-            problem, lambda images: jnp.array(table)[images[:, 0, 0, 0] // 10], data, examples, confidence=rule
-        )
+        return label_cohort(problem._replace(network=network), None, data, examples, make_confidence(problem, 0.9))
 
     made = label(data, examples)
     for row, (client, rows) in enumerate({2: [9, 1, 4], 0: [8, 2]}.items()):

@@ -1,7 +1,5 @@
 """FedDB's debiasing, of any method with softmax labels: against NumPy."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,8 +114,7 @@ def test_labels_of_a_whole_round_take_it_too(data):
     problem = small_problem("semifl", **DEBIASED)
     received = sent_down(problem)
     examples = Examples(data.client_index[:1], jnp.arange(10)[None] < SIZE, -jnp.ones((1, 10)), None, {})
-    scores = functools.partial(problem.network.probabilities, received.model)
-    made = label_cohort(problem, scores, data, examples, confidence=make_confidence(problem, THRESHOLD))
+    made = label_cohort(problem, received.model, data, examples, make_confidence(problem, THRESHOLD))
     rows = np.asarray(data.client_index[0])[:SIZE]
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
     p = divided(p, p.mean(axis=0))

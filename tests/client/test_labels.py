@@ -1,5 +1,7 @@
 """Pseudo-labels against NumPy: by anchors, FedAnchor's equations 3 to 5; by the received model, SemiFL's equation 4."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,9 +99,9 @@ def by_table(images):
 
 def labelled(examples, scores=by_table, threshold=0.5, strictly=False):
     """The labels of a cohort, in one program."""
-    problem = problem_with()
+    problem = problem_with()._replace(network=types.SimpleNamespace(probabilities=lambda model, x: scores(x)))
     rule = make_confidence(problem, threshold, strictly)
-    return jax.jit(lambda examples: label_cohort(problem, scores, DATA, examples, rule))(examples)
+    return jax.jit(lambda examples: label_cohort(problem, None, DATA, examples, rule))(examples)
 
 
 def test_scores_of_a_cohort():

@@ -215,16 +215,20 @@ def test_training_may_begin_with_another_model_and_have_an_optimiser_of_its_own(
     assert not np.allclose(in_numpy(received.model.params)["kernel"], in_numpy(other.params)["kernel"], atol=0.1)
 
 
-def test_what_is_sent_may_differ_from_what_was_trained_and_is_clipped_unless_it_is_handed_on():
-    """The upload is what `send` makes of the trained model, with the metrics' sums, and then clipped."""
+def test_what_is_sent_is_clipped_unless_it_is_handed_on():
+    """A method may also replace the trained model before `finish`; then its replacement is sent, and clipped."""
     problem = problem_with(**{"aggregation.clip_norm": 0.3, "client.clip_norm": 0.0})
 
-    def twice(received, work, model, totals):
-        factor = 2 + 0 * work.deck.size + 0 * totals["client_loss"]
-        return jax.tree.map(lambda new, old: old + factor * (new - old), model, received.model)
+    def doubled(phase):
+        def finish(received, work, carry, num_steps):
+            model = jax.tree.map(lambda new, old: old + 2 * (new - old), carry.learner.model, received.model)
+            carry = carry._replace(learner=carry.learner._replace(model=model))
+            return phase.finish(received, work, carry, num_steps)
+
+        return phase._replace(finish=finish)
 
     for handed_on in (False, True):
-        result, received, jobs = run(problem, phase_of(problem, send=twice, handed_on=handed_on))
+        result, received, jobs = run(problem, doubled(phase_of(problem, handed_on=handed_on)))
         start = in_numpy(received.model.params)
         for job in (0, 2):
             model, *_ = steps_by_hand(problem.config.client, start, row(jobs.work.deck, job))

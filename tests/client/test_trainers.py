@@ -49,7 +49,7 @@ def logits_of(seed=0, scale=3.0):
 def over_batches(trainer, logits, heads=None, prior=None):
     """The targets of each batch, [(present weights, present labels) of each output], and the last state."""
     step = jax.jit(trainer.targets)
-    state, found = trainer.start(N_MAX), []
+    state, found = trainer.init(N_MAX), []
     for positions in BATCHES:
         batch = batch_of(positions)
         places = np.asarray(batch.positions)
@@ -192,7 +192,7 @@ def test_acr_s_targets_and_its_estimate():
     balanced, standard = logits_of(2), logits_of(3)
     trainer = trainer_of("acr", estimate_from=0, estimate_momentum=0.9)
     begun = trainer._replace(
-        start=lambda n_max: trainer.next_round(trainer.start(n_max))._replace(strength=jnp.float32(0.4))
+        init=lambda n_max: trainer.next_round(trainer.init(n_max))._replace(strength=jnp.float32(0.4))
     )
     found, state = over_batches(begun, balanced, {STANDARD: standard}, jnp.float32(PRIOR))
     log_prior, b, s = np.log(PRIOR), balanced.astype(np.float64), standard.astype(np.float64)
@@ -217,12 +217,12 @@ def test_acr_waits_before_it_estimates():
     trainer, logits = trainer_of("acr"), logits_of(2)
     heads = {STANDARD: logits_of(3)}
     for rounds, moves in ((5, False), (6, True)):
-        old = trainer.start(N_MAX)._replace(rounds=jnp.int32(rounds))
-        _, state = over_batches(trainer._replace(start=lambda n_max, old=old: old), logits, heads, jnp.float32(PRIOR))
+        old = trainer.init(N_MAX)._replace(rounds=jnp.int32(rounds))
+        _, state = over_batches(trainer._replace(init=lambda n_max, old=old: old), logits, heads, jnp.float32(PRIOR))
         assert bool(np.any(state.shares != old.shares)) == moves == bool(state.steps > 0)
 
     def strength_after(rounds):
-        return float(trainer.next_round(trainer.start(N_MAX)._replace(rounds=jnp.int32(rounds))).strength)
+        return float(trainer.next_round(trainer.init(N_MAX)._replace(rounds=jnp.int32(rounds))).strength)
 
     # The first epoch that estimates has no distances before it, which are then 0 to all three.
     np.testing.assert_allclose([strength_after(rounds) for rounds in (-1, 4, 5)], [2.0, 2.0, 2.0 / 3], rtol=1e-6)

@@ -182,7 +182,7 @@ def test_a_liar_s_targets_are_the_next_class_by_every_trainer():
         def labels_of(data, trainer=trainer, outputs=outputs):
             told = told_outputs(data, rows, outputs, trainer.heads)
             seen = Seen(told, batch, jnp.int32(4), jnp.full(3, 1 / 3))
-            return [target.labels for target in trainer.targets(trainer.start(4), seen)[0]]
+            return [target.labels for target in trainer.targets(trainer.init(4), seen)[0]]
 
         for true, false in zip(labels_of(honest), labels_of(liar)):
             np.testing.assert_array_equal((np.asarray(true) + 1) % 3, false, err_msg=name)

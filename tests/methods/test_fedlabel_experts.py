@@ -1,13 +1,20 @@
-"""Which of two experts labels, and what the other one says, against NumPy."""
+"""Which of two experts labels, and what the other one says, against NumPy; and the batches of a client."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.fedlabel.client import choose, inverse_entropy, variance
+from fedjax_ssl.client import Examples
+from fedjax_ssl.engine.interface import Cohort
+from fedjax_ssl.methods.fedlabel.client import choose, drawn_deck, inverse_entropy, variance
 from tests.helpers.experts_by_hand import choose_by_hand
 from tests.helpers.linear_network import softmax
 from tests.helpers.small_problem import CLASSES
+from tests.helpers.toy_federation import federation
+
+CLIENTS = [[8, 2, 6, 9, 1], [], [7, 3]]
+DATA = federation(CLIENTS, {2: 1, 1: 0, 5: 1})
 
 
 @pytest.mark.parametrize("confidence", ["variance", "entropy"])
@@ -45,3 +52,32 @@ def test_two_equal_experts_are_one(logits):
     choice = jax.device_get(jax.jit(choose, static_argnums=2)(logits, logits, "variance"))
     np.testing.assert_allclose(np.exp(choice.other), softmax(logits), rtol=1e-5)
     assert choice.ratio == 1 and choice.labels == np.argmax(logits)
+
+
+def test_drawn_batches_are_subsets_without_repetition_each_drawn_anew():
+    """Each step has its own batch of so many; a deck with fewer examples gives all of them in each step."""
+    steps, size = 40, 3
+    examples = Examples.of(DATA, Cohort(jnp.array([2, 0, 1]), {}, jax.random.key(4)))
+    decks = drawn_deck(examples, examples.present, steps, size)
+    np.testing.assert_array_equal(decks.num_steps(size), [steps, steps, 0])
+    for job, client in ((0, 2), (1, 0)):
+        deck = jax.tree.map(lambda leaf, job=job: leaf[job], decks)
+        counts, width = dict.fromkeys(CLIENTS[client], 0), min(size, len(CLIENTS[client]))
+        for index in range(steps):
+            found = deck.batch(jnp.int32(index), size)
+            rows = found.rows[np.asarray(found.mask)].tolist()
+            assert len(set(rows)) == len(rows) == width
+            np.testing.assert_array_equal(np.array(CLIENTS[client])[found.positions[:width]], rows)
+            for row in rows:
+                counts[row] += 1
+        assert sum(counts.values()) == steps * width
+        if width == size:  # 40 draws of each example at 3/5: 24 +- 3.1, so these bounds are four deviations away
+            assert all(11 < count < 37 for count in counts.values())
+
+
+def test_a_drawn_batch_of_nothing_is_padding():
+    examples = Examples.of(DATA, Cohort(jnp.array([2, 0, 1]), {}, jax.random.key(4)))
+    decks = drawn_deck(examples, examples.labelled, 4, 2)
+    assert decks.order.shape == (3, 4, 2)
+    nothing = jax.tree.map(lambda leaf: leaf[0], decks)
+    assert not np.any(nothing.batch(jnp.int32(1), 2).mask) and nothing.num_steps(2) == 0

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.client import Deck, Examples
 from fedjax_ssl.engine.interface import Broadcast, Cohort
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.methods.fedmatch.paired_batches import largest_batch
+from fedjax_ssl.methods.fedmatch.paired_batches import cut, largest_batch
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau
+from tests.helpers import toy_federation
 from tests.helpers.fedmatch_by_hand import KEY, build, numbers, random_params
 from tests.helpers.small_problem import federation, small_problem, train
 
@@ -84,3 +86,28 @@ def test_the_order_of_batches_may_be_the_same_in_every_round(shuffle):
     works = [prepared(problem, method, data, key).work[0] for key in jax.random.split(KEY, 2)]
     for of_round in zip(*((work.deck.order, work.labelled.order) for work in works)):
         assert np.array_equal(*of_round) == (not shuffle)
+
+
+@pytest.mark.parametrize(
+    ("batches", "size", "room", "lengths"),
+    [
+        (2, 3, 4, [3, 2]),  # batches smaller than their room
+        (2, 2, 2, [2, 2]),  # one example has no step
+        (4, 2, 3, [2, 2, 1, 0]),  # more batches than examples
+    ],
+)
+def test_a_deck_may_be_cut_otherwise(batches, size, room, lengths):
+    client = np.array([8, 2, 6, 9, 1])
+    examples = Examples.of(toy_federation.federation([client]), Cohort(jnp.array([0]), {}, jax.random.key(4)))
+    decks = Deck.shuffled(examples, examples.present, examples.keys, 3)
+    deck = jax.tree.map(lambda leaf: leaf[0], decks)
+    found_at = jax.jit(lambda index: cut(deck, index, jnp.int32(batches), jnp.int32(size), room))
+    for epoch in range(3):
+        order = np.asarray(deck.order[epoch][: deck.size])
+        for number, length in enumerate(lengths):
+            found = found_at(epoch * batches + number)
+            assert found.rows.shape == (room,) and found.epoch == epoch
+            assert found.mask.sum() == length and np.all(found.mask[:length])
+            expected = order[number * size : number * size + length]
+            np.testing.assert_array_equal(found.positions[:length], expected)
+            np.testing.assert_array_equal(found.rows[:length], client[expected])

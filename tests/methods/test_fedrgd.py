@@ -11,7 +11,7 @@ from fedjax_ssl.engine.round import make_round, round_keys
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedrgd import Place
+from fedjax_ssl.methods.fedrgd.client import Place
 from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (

@@ -13,10 +13,10 @@ import pytest
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.learning.batches import epoch_orders
-from fedjax_ssl.learning.losses import disjoint_sets_losses
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.proxyfl import COUNTS, FEATURES, PRIOR, PROXIES, VARIANTS
+from fedjax_ssl.methods.proxyfl.client import disjoint_sets_losses
 from fedjax_ssl.methods.proxyfl.server import tuned_proxies
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.run.experiment import make_problem

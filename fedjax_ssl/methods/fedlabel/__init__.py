@@ -31,8 +31,8 @@ from fedjax_ssl.client import (
     Hooks,
     Loss,
     LossFunction,
+    OnLabels,
     global_model,
-    jobs_on_labels,
     local_sgd,
     loss_on_labels,
     own_optimizers,
@@ -45,6 +45,7 @@ from fedjax_ssl.engine import (
     Augmentation,
     Broadcast,
     Cohort,
+    Finished,
     Jobs,
     Method,
     Phase,
@@ -64,6 +65,7 @@ from fedjax_ssl.methods.fedlabel.client import (
     PARTNERS,
     ExpertChoice,
     divergence_of_other,
+    drawn_deck,
     label_drawn,
 )
 from fedjax_ssl.methods.frames import alternating
@@ -159,10 +161,17 @@ class FedLabelWork(NamedTuple):
 def fedlabel(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fedlabel
-    adapt = never_cleared if options.replica else None
+    adapt, size = never_cleared if options.replica else None, problem.config.client.batch_size
+
+    def prepare_labelled(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+        del received, previous
+        examples = Examples.of(data, cohort)
+        deck = drawn_deck(examples, examples.labelled, options.labelled_steps, size)
+        return Jobs(deck.num_steps(size), OnLabels.of(problem, examples, deck))
+
     supervised = local_sgd(  # tau steps of cross-entropy on labelled images (eq. 1)
         problem,
-        jobs_on_labels(problem, steps=options.labelled_steps),
+        prepare_labelled,
         loss_on_labels(problem, view=functools.partial(view, problem, problem.weak)),
         hooks=Hooks(handed_on=True),
     )
@@ -185,7 +194,7 @@ def unlabelled_phase(problem: Problem, adapt: Adapt | None) -> Phase:
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         examples, local = Examples.of(data, cohort), trained_models(received, previous)
-        deck = Deck.drawn(examples, examples.unlabelled, examples.keys, options.unlabelled_steps, size)
+        deck = drawn_deck(examples, examples.unlabelled, options.unlabelled_steps, size)
         choice, report = label_drawn(  # eq. 3 and 4
             problem,
             received.model,
@@ -204,12 +213,12 @@ def unlabelled_phase(problem: Problem, adapt: Adapt | None) -> Phase:
         return Jobs(num_steps, work, report, takes_part=previous.took_part | (num_steps > 0))
 
     hooks = Hooks(
-        send=both_changes if options.upload == "sum" else None,
         metadata=functools.partial(metadata, problem),
         adapt=adapt,
         memory=UNLABELLED,
     )
-    return local_sgd(problem, prepare, loss_on_kept(problem), hooks=hooks)
+    phase = local_sgd(problem, prepare, loss_on_kept(problem), hooks=hooks)
+    return with_both_changes(phase) if options.upload == "sum" else phase
 
 
 def loss_on_kept(problem: Problem) -> LossFunction:
@@ -238,6 +247,16 @@ def loss_on_kept(problem: Problem) -> LossFunction:
         return Loss(value, batch_stats, metrics, counts=jnp.any(kept))
 
     return loss
+
+
+def with_both_changes(phase: Phase) -> Phase:
+    """A phase of `local_sgd` that uploads the sum of both phases' changes."""
+
+    def finish(received: Broadcast, work: FedLabelWork, carry, num_steps) -> Finished:
+        model = both_changes(received, work, carry.learner.model, carry.totals)
+        return phase.finish(received, work, carry._replace(learner=carry.learner._replace(model=model)), num_steps)
+
+    return phase._replace(finish=finish)
 
 
 def both_changes(received: Broadcast, work: FedLabelWork, model: Model, totals) -> Model:

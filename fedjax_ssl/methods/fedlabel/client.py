@@ -108,6 +108,22 @@ def label_drawn(
     return choice, Report(choice.labels, kept | examples.labelled, jax.tree.map(jnp.int32, of_each), made=made)
 
 
+def drawn_deck(examples: Examples, included: jax.Array, steps: int, batch_size: int) -> Deck:
+    """Decks for a number of steps, each on a batch drawn uniformly and without replacement from all included examples.
+
+    An epoch of such a deck is one batch, and its `order` is [steps, B]. If fewer examples are included than a batch has
+    room for, it has all of them.
+
+    Args:
+        examples: of the cohort; their keys draw.
+        included: bool [M, n_max].
+        steps: each job's.
+        batch_size: B, or n_max if that is less.
+    """
+    deck, width = Deck.shuffled(examples, included, examples.keys, steps), min(batch_size, included.shape[-1])
+    return deck._replace(order=deck.order[..., :width], size=jnp.minimum(deck.size, width))
+
+
 def score_drawn(
     problem: Problem, received: Model, local: Model, data: FederatedData, examples: Examples, deck: Deck
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

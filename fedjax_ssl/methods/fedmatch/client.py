@@ -16,7 +16,7 @@ from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Phase, Previous
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import zeros_unless
-from fedjax_ssl.methods.fedmatch.paired_batches import labelled_batch, largest_batch, pair_decks
+from fedjax_ssl.methods.fedmatch.paired_batches import cut, labelled_batch, largest_batch, pair_decks
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau, in_turn, merged, with_plateau
 
 SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimizer has the usual entry
@@ -101,8 +101,8 @@ def disjoint_phase(
         return Loss(labelled_weight * value, batch_stats, {"labelled_loss": value}, counts=jnp.any(known.mask))
 
     def of_psi(model: Model, batch: Batch, at: At) -> Loss:
-        cut = at.work.deck.cut(at.step, at.work.batches, at.work.size, room_of(at.data))
-        return unlabelled_loss(model, cut.read(at.data), at)
+        unlabelled = cut(at.work.deck, at.step, at.work.batches, at.work.size, room_of(at.data))
+        return unlabelled_loss(model, unlabelled.read(at.data), at)
 
     def watched(work: FedMatchWork, of_visit) -> jax.Array:
         if work.labelled is None:

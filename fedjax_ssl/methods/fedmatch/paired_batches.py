@@ -48,7 +48,22 @@ def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int,
 
 def labelled_batch(deck: Deck, index: jax.Array, size: int) -> Batch:
     """The batch of labelled examples of local step `index`; the deck repeats."""
-    return deck.cut(index, whole_batches(deck.size, size), size, size)
+    return cut(deck, index, whole_batches(deck.size, size), size, size)
+
+
+def cut(deck: Deck, index: jax.Array, batches: jax.Array, size: jax.Array | int, room: int) -> Batch:
+    """The batch of local step `index` if each client has its own batch size and number of batches per epoch.
+
+    Args:
+        deck: of the client.
+        index: int32 [], local step, from 0.
+        batches: int32 [], batches per epoch; further examples are not used.
+        size: int32 [], examples per batch, at most `room`.
+        room: B, the length of the batch's arrays.
+    """
+    epoch, number = jnp.divmod(index, jnp.maximum(batches, 1))
+    batch = deck.at(epoch, number * size + jnp.arange(room))
+    return batch._replace(mask=batch.mask & (jnp.arange(room) < size))
 
 
 def whole_batches(count: jax.Array, size: int) -> jax.Array:

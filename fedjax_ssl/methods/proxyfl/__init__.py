@@ -21,33 +21,21 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import (
-    At,
-    Confidence,
-    Loss,
-    Rule,
-    TwoBatches,
-    consistency_phase,
-    global_model,
-    make_confidence,
-    own_confidence,
-)
-from fedjax_ssl.client.consistency import check_both_label, in_last_epoch, unlabelled_loss, weighed
+from fedjax_ssl.client import Rule, Views, Weigh, consistency_phase, global_model, make_confidence, own_confidence
+from fedjax_ssl.client.consistency import check_both_label
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received, State
 from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.losses import cross_entropy, disjoint_sets_losses, unit_vectors
+from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import add_up
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.proxyfl.client import COUNTS, FEATURES, PROXIES, contrastive_loss
 from fedjax_ssl.methods.proxyfl.server import tune_proxies
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.server import Flow, Link, fedavg
 
-FEATURES, PROXIES = "feature_projection", "proxy_projection"  # the heads P_f and P_w
-PRIOR, COUNTS = "prior", "class_counts"  # entries of the server's memory, and metadata of uploads
-
+PRIOR = "prior"  # the entry of the server's memory with the shares of the classes
 VARIANTS: Variants = {
     "code": {
         "proxyfl.confident": "either",
@@ -104,25 +92,19 @@ def proxyfl(problem: Problem) -> Method:
 
     check_both_label(problem, "proxyfl")
 
-    def label(batch: TwoBatches, at: At):
+    def label(images: Views, weigh: Weigh):
         """Labels of the received model, and their weights: int32 and float32 [B]."""
-        images = batch.unlabelled
-        labels, weights = weighed(confidence, at, jax.nn.softmax(images.by_received))
+        labels, weights = weigh(jax.nn.softmax(images.by_received))
         if options.confident == "either":
-            weights = jnp.maximum(weights, weighed(confidence, at, jax.nn.softmax(images.by_local))[1])
+            weights = jnp.maximum(weights, weigh(jax.nn.softmax(images.by_local))[1])
         return labels, weights
 
-    def loss(model: Model, batch: TwoBatches, at: At, labels: jax.Array, weights) -> Loss:
-        images = batch.unlabelled
+    def loss(images: Views, labels: jax.Array, weights: jax.Array) -> jax.Array:
         counted = images.mask if options.loss_over == "batch" else images.mask & (weights > 0)  # eq. 9
-        of_labels = unlabelled_loss(problem, cross_entropy(images.strong.logits, labels, counted, weights))
-        if not options.contrastive:
-            return of_labels
-        further = contrastive_loss(problem, confidence, model, batch, at, labels, weights > 0)
-        metrics = {**of_labels.metrics, **further.metrics}
-        return Loss(of_labels.value + further.value, (), metrics, sums=further.sums)
+        return cross_entropy(images.strong.logits, labels, counted, weights)
 
-    rule, links = Rule(label, loss), []
+    contrastive = functools.partial(contrastive_loss, problem, confidence) if options.contrastive else None
+    rule, links = Rule(label, loss, contrastive), []
     if options.tuning:
         links.append(
             tune_proxies(
@@ -147,57 +129,6 @@ def proxyfl(problem: Problem) -> Method:
     if not options.contrastive:
         return method
     return method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR]))
-
-
-def contrastive_loss(
-    problem: Problem,
-    confidence: Confidence,
-    model: Model,
-    batch: TwoBatches,
-    at: At,
-    labels: jax.Array,
-    counts: jax.Array,
-) -> Loss:
-    """ICPL: pulls every image to the proxies of its candidate classes, and away from images that share none of them.
-
-    The only candidate of a confident image is its label; those of other images are the classes more likely than in the
-    prior.
-    """
-    options, num_classes, prior = problem.config.proxyfl, problem.num_classes, at.received.extra
-    known, images = batch
-    p = jax.nn.softmax(images.by_received)
-
-    def candidates(p, labels, counts):  # xi_i
-        return jnp.where(counts[:, None], jax.nn.one_hot(labels, num_classes) > 0, p > prior)
-
-    xi = candidates(p, labels, counts)
-    weights = p if options.weights_from == "received" else jax.nn.softmax(images.by_local)
-    weights = jnp.where(counts[:, None], 1.0, weights) * xi
-    of_labelled = jax.nn.one_hot(known.labels, num_classes)
-    labelled_xi = of_labelled > 0
-    if options.labelled_sets == "received":
-        q = jax.nn.softmax(known.by_received)
-        of_known, weights_of_known = weighed(confidence, at, q)
-        labelled_xi = candidates(q, of_known, weights_of_known > 0)
-    # Both views of an image have the same candidates; labelled images are only negatives.
-    sets, mask = jnp.concatenate([xi, xi, labelled_xi]), jnp.concatenate([images.mask, images.mask, known.mask])
-    pulls, number = jnp.concatenate([weights, weights, jnp.zeros_like(of_labelled)]), len(images.mask)
-    told = jnp.concatenate([
-        jax.nn.one_hot(labels, num_classes) * (counts & images.mask)[:, None],
-        of_labelled * known.mask[:, None],
-    ])  # fmt: skip
-
-    z = unit_vectors(jnp.concatenate([view.heads[FEATURES] for view in (images.weak, images.strong, known.weak)]))
-    omega = model.params["classifier"]["kernel"].T
-    v = unit_vectors(jnp.matmul(omega, model.params[PROXIES]["kernel"], precision="highest"))
-    positives = jnp.sum(z * jnp.matmul(pulls, v, precision="highest"), axis=-1)
-    losses = disjoint_sets_losses(z, positives, sets, mask, options.least_similarity)[: 2 * number]
-    usable = (mask & jnp.any(sets, axis=1))[: 2 * number]
-    sure = jnp.tile(counts, 2)
-    groups = [usable] if options.contrastive_over == "all" else [usable & sure, usable & ~sure]
-    value = add_up(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
-    sums = {COUNTS: jnp.where(in_last_epoch(at, problem.config.client.epochs), jnp.sum(told, axis=0), 0.0)}
-    return Loss(options.contrastive_weight * value, (), {"contrastive_loss": value}, sums=sums)
 
 
 def update_prior(

@@ -1,0 +1,94 @@
+"""FedDure: Combating Data Imbalances in Federated Semi-supervised Learning with Dual Regulators.
+
+Bai et al., AAAI 2024 (arXiv 2307.05358). For clients with labels for a few of their images, whose labelled and
+unlabelled images have different classes. What differs from FedAvg+FixMatch: a client has three models,
+  1. the coarse regulator (C-reg), which labels; it is what travels, is averaged and tested;
+  2. the local model, which begins each round as a copy of it, learns from its labels alone, and is then forgotten;
+  3. the fine regulator (F-reg), a small network from C-reg's probabilities of an image to the image's weight in the
+     local model's loss; it begins afresh each round.
+Training is bi-level: F-reg descends the labelled loss that the local model would have after a step with its weights;
+then the local model takes the step; and C-reg learns from labels, from its own confident ones, and from the learning
+effect d, by which the step changed the local model's labelled loss (as in Meta Pseudo Labels, Pham et al., CVPR 2021).
+
+The paper's text was not at hand: this follows its abstract and its public code (White1973/FedDure, commit 50ecb77). The
+released method has no F-reg (groups/client_ssl/base_ssl.py:293-960, variant `code`). Its network, its input and the
+normalised weights are those of a base class (groups/models/model.py:12-24, base_ssl.py:110-173) that never trains it;
+how F-reg is trained here is ours, after Meta-Weight-Net (Shu et al., NeurIPS 2019): one step of plain SGD ahead.
+
+d is the loss after the step less the loss before it (base_ssl.py:782), the other way round than in the derivation of
+Meta Pseudo Labels: `feddure.effect`. The code's cosine behind the warm-up begins after its last step, and is left out.
+"""
+
+from typing import Any
+
+from fedjax_ssl.client import own_optimizers
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import CLASSIFIER, Method, Problem
+from fedjax_ssl.fields import Section, real, share, whole, word
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.feddure.client import local_training, rising
+from fedjax_ssl.methods.frames import alternating
+
+FIELDS = {"data.labels": "clients"}
+VARIANTS: Variants = {
+    "paper": {  # its public code's file for CIFAR-10
+        "num_rounds": 200,
+        "clients_per_round": 5,
+        "data.labels_per_class": 5,
+        "data.partition": "dirichlet_clients",
+        "data.alpha": 0.5,
+        "model.name": "resnet9",
+        "model.classifier_init": "torch_linear",
+        "client.batch_size": 10,
+        "client.optimizer": "adam",
+        "client.learning_rate": 6e-4,
+        "client.weight_decay": 0.0,
+        "client.clip_norm": 0.0,
+        "feddure.warm_up_steps": 10,
+        "feddure.wait_steps": 2,
+    },
+    "code": {"feddure.fine": False},
+    "no_coarse": {"feddure.coarse": False},
+}
+
+
+def defaults() -> Section:
+    """The section `config.feddure`."""
+    section = Section()
+    section.threshold = share(0.6)  # C-reg learns from its own label of an image if its probability reaches it
+    section.tuning_steps = whole(5, least=0)  # at first, of C-reg on labelled images alone
+    section.steps = whole(5, least=1)  # then, of all three
+    section.unlabelled_batch = whole(64, least=1)  # unlabelled images in a step, beside client.batch_size labelled ones
+    section.unlabelled_weight = real(8.0, least=0)  # of C-reg's loss on its own labels, at full strength
+    section.unlabelled_rise = whole(20, least=1)  # steps over which it rises to it
+    section.warm_up_steps = whole(0, least=0)  # steps of a round over which learning rates rise from 0
+    section.wait_steps = whole(0, least=0)  # of the local model, beforehand, at a rate of 0
+    section.coarse = True  # C-reg learns from d
+    section.effect = word("after_less_before", "before_less_after")  # d; the first is the code's
+    section.fine = True  # F-reg weights images; False: all weigh the same
+    section.fine_hidden = whole(100, least=1)  # width of F-reg's hidden layer
+    section.fine_learning_rate = real(1e-3, above=0)  # of its Adam
+    return section
+
+
+def feddure(problem: Problem) -> Method:
+    """FedDure as a Method."""
+
+    def own(data: FederatedData, model: Model) -> dict[str, Any]:
+        return own_optimizers(problem, data, model, CLASSIFIER, adapt=rising(problem))
+
+    return alternating(problem, (local_training(problem),), own)
+
+
+ENTRY = Entry(
+    feddure,
+    title="FedDure",
+    paper="https://arxiv.org/abs/2307.05358",
+    settings=("clients", "some_clients", "profile"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    confidence=(),
+    tiny={"feddure.threshold": 0.2, "feddure.tuning_steps": 1, "feddure.steps": 2, "feddure.fine_hidden": 4},
+)

@@ -1,0 +1,97 @@
+"""A client's three models: what C-reg learns, and the local model and F-reg beside it for one round."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, label_for_report, local_sgd
+from fedjax_ssl.client.consistency import train_views
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import select, where
+from fedjax_ssl.methods.feddure.pair import PAIR, Pair, fresh_regulator, optimizers, risen, taught
+
+
+class FedDureWork(NamedTuple):
+    """What one client trains on."""
+
+    deck: Deck  # its unlabelled images
+    labelled: Deck
+    regulator: dict[str, jax.Array]  # F-reg before its first step
+
+
+def local_training(problem: Problem) -> Phase:
+    """The tuning steps, then those of all three models."""
+    network, options, size = problem.network, problem.config.feddure, problem.config.client.batch_size
+    num_steps = options.tuning_steps + options.steps
+
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+        del previous
+        examples = Examples.of(data, cohort)
+        keys = jax.vmap(lambda key: jax.random.split(key, 3))(examples.keys)
+        deck = Deck.shuffled(examples, examples.unlabelled, keys[:, 0], num_steps)
+        labelled = Deck.shuffled(examples, examples.labelled, keys[:, 1], num_steps)
+        regulator = jax.vmap(lambda key: fresh_regulator(key, problem.num_classes, options.fine_hidden))(keys[:, 2])
+        report = label_for_report(problem, received.model, data, examples, options.threshold)
+        steps = jnp.where(jnp.any(examples.present, axis=1), num_steps, 0)
+        return Jobs(steps, FedDureWork(deck, labelled, regulator), report)
+
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
+        """C-reg's loss, with the step of the local model and of F-reg in it."""
+        labelled_key, weak_key, strong_key = jax.random.split(at.key, 3)
+        known = at.work.labelled.batch(at.step, size).read(at.data)
+        labelled = problem.weak(labelled_key, known.inputs)
+        weak, strong = problem.weak(weak_key, batch.inputs), problem.strong(strong_key, batch.inputs)
+
+        groups = [([labelled], known.mask), ([weak, strong], batch.mask)]
+        (of_labelled, of_weak, of_strong), after = train_views(network, model, groups, together=True)
+        labelled_loss = cross_entropy(of_labelled.logits, known.labels, known.mask)
+        p = jax.lax.stop_gradient(jax.nn.softmax(of_weak.logits))
+        confident = jnp.max(p, axis=-1) >= options.threshold
+        own_labels = -jnp.sum(p * jax.nn.log_softmax(of_strong.logits), axis=-1)
+        number = jnp.maximum(jnp.sum(batch.mask), 1)
+        own_loss = jnp.sum(jnp.where(batch.mask & confident, own_labels, 0.0)) / number
+
+        pair, effect = taught(problem, model, at, (labelled, known), (weak, batch), p)
+        towards = jnp.argmax(jax.lax.stop_gradient(of_strong.logits), axis=-1)
+        effect_loss = effect * cross_entropy(of_strong.logits, towards, batch.mask)
+
+        step = at.step - options.tuning_steps  # of all three
+        rise = options.unlabelled_weight * jnp.minimum(1.0, (step + 1) / options.unlabelled_rise)
+        further = rise * own_loss + (effect_loss if options.coarse else 0.0)
+        together = step >= 0
+        value = labelled_loss + jnp.where(together, further, 0.0)
+        metrics = {"labelled_loss": labelled_loss, "unlabelled_loss": jnp.where(together, own_loss, 0.0)}
+        metrics["learning_effect"] = jnp.where(together, effect, 0.0)
+        counts = jnp.any(known.mask) | (together & jnp.any(batch.mask))
+        return Loss(value, after.batch_stats, metrics, aux=where(together, pair, at.own[PAIR]), counts=counts)
+
+    hooks = Hooks(remember=lambda own, model, aux, step: {PAIR: aux}, adapt=rising(problem))
+    phase = local_sgd(problem, prepare, loss, batch_size=options.unlabelled_batch, hooks=hooks)
+    return with_pair(problem, phase)
+
+
+def with_pair(problem: Problem, phase: Phase) -> Phase:
+    """The phase with a fresh local model and F-reg at its beginning, which are forgotten at its end."""
+
+    def start(received: Broadcast, data: FederatedData, work: FedDureWork, own):
+        params = select(received.model.params, CLASSIFIER)
+        of_local, of_regulator = optimizers(problem, received.learning_rate)
+        pair = Pair(params, of_local.init(params), work.regulator, of_regulator.init(work.regulator))
+        return phase.start(received, data, work, {**own, PAIR: pair})
+
+    def finish(received: Broadcast, work: FedDureWork, carry, num_steps):
+        finished = phase.finish(received, work, carry, num_steps)
+        return finished._replace(own={name: value for name, value in finished.own.items() if name != PAIR})
+
+    return phase._replace(start=start, finish=finish)
+
+
+def rising(problem: Problem):
+    """C-reg's optimiser out of `config.client`'s: its rate rises over the first steps."""
+    rise = risen(problem.config.feddure.warm_up_steps)
+    return lambda of_client: optax.chain(of_client, optax.scale_by_schedule(rise))

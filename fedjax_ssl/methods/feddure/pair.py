@@ -1,0 +1,129 @@
+"""The local model and the fine regulator, and a step of both: F-reg's first, by the step that the local model takes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.client import At, Batch
+from fedjax_ssl.engine import Images, Problem
+from fedjax_ssl.learning.sgd import Model, make_optimizer
+from fedjax_ssl.learning.trees import norm
+
+PAIR = "pair"  # the entry of a client's memory while it trains: its local model and F-reg
+
+
+class Pair(NamedTuple):
+    """What a client has besides C-reg while it trains."""
+
+    params: Any  # the local model's
+    opt_state: Any
+    regulator: dict[str, jax.Array]  # F-reg
+    regulator_state: Any  # of its optimiser
+
+
+def optimizers(problem: Problem, learning_rate: jax.Array):
+    """Of the local model, which is `config.client`'s as C-reg's is, and of F-reg."""
+    options = problem.config.feddure
+    of_local = make_optimizer(problem.config.client, learning_rate)
+    rise = risen(options.warm_up_steps + options.wait_steps, options.wait_steps)
+    return optax.chain(of_local, optax.scale_by_schedule(rise)), optax.adam(options.fine_learning_rate)
+
+
+def risen(steps: int, wait: int = 0):
+    """Number of a step, from 0 -> the factor of its learning rate: i / steps, 0 for the first `wait`."""
+    return lambda i: jnp.where(i < wait, 0.0, jnp.minimum(1.0, i / steps)) if steps else jnp.float32(1)
+
+
+def taught(
+    problem: Problem,
+    model: Model,
+    at: At,
+    labelled: tuple[Images, Batch],
+    unlabelled: tuple[Images, Batch],
+    p: jax.Array,
+) -> tuple[Pair, jax.Array]:
+    """A step of F-reg, and with its weights one of the local model.
+
+    Args:
+        problem: the run.
+        model: C-reg; of it nothing is read but what the local model lacks.
+        at: of the step.
+        labelled: weak views, and their batch.
+        unlabelled: weak views, and their batch.
+        p: float32 [B, C], C-reg's probabilities of the unlabelled ones, which it labels by; no gradient.
+
+    Returns:
+        The pair after the step; and d, float32 [], the change of the local model's labelled loss.
+    """
+    options, pair, rate = problem.config.feddure, at.own[PAIR], at.received.learning_rate
+    of_local, of_regulator = optimizers(problem, rate)
+
+    def each(params, views: Images, labels: jax.Array, mask: jax.Array) -> jax.Array:
+        """l_i in training mode, float32 [B]; 0 for padding."""
+        (outputs,), _ = problem.network.train(model.with_parts(**params), (views,), mask)
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs.logits, jnp.where(mask, labels, 0))
+        return jnp.where(mask, losses, 0.0)
+
+    def labelled_loss(params) -> jax.Array:
+        views, known = labelled
+        return jnp.sum(each(params, views, known.labels, known.mask)) / jnp.maximum(jnp.sum(known.mask), 1)
+
+    views, batch = unlabelled
+
+    def taught_losses(params) -> jax.Array:
+        return each(params, views, jnp.argmax(p, axis=-1), batch.mask)
+
+    def shares_of(regulator) -> jax.Array:
+        """m_i / sum_j m_j, float32 [B]."""
+        weights = weights_of(regulator, p) if options.fine else jnp.ones(batch.mask.shape)
+        weights = jnp.where(batch.mask, weights, 0.0)
+        return weights / jnp.maximum(jnp.sum(weights), 1e-12)
+
+    def slope(shares: jax.Array):
+        return jax.grad(lambda params: jnp.sum(shares * taught_losses(params)))(pair.params)
+
+    regulator, regulator_state = pair.regulator, pair.regulator_state
+    if options.fine:
+        ahead = jax.tree.map(lambda leaf, g: leaf - rate * g, pair.params, slope(shares_of(regulator)))
+        # By the chain rule an image's share moves the loss ahead by -rate <its slope, the labelled slope there>.
+        gains = -rate * slopes_along(taught_losses, pair.params, jax.grad(labelled_loss)(ahead))
+        of_shares = jax.grad(lambda regulator: jnp.sum(gains * shares_of(regulator)))(regulator)
+        updates, regulator_state = of_regulator.update(of_shares, regulator_state, regulator)
+        regulator = optax.apply_updates(regulator, updates)
+    updates, opt_state = of_local.update(slope(shares_of(regulator)), pair.opt_state, pair.params)
+    params = optax.apply_updates(pair.params, updates)
+    effect = labelled_loss(params) - labelled_loss(pair.params)
+    if options.effect == "before_less_after":
+        effect = -effect
+    return jax.lax.stop_gradient((Pair(params, opt_state, regulator, regulator_state), effect))
+
+
+def slopes_along(function: Callable[[Any], jax.Array], params: Any, direction: Any) -> jax.Array:
+    """<gradient of f_i, direction> for each of a function's values f_i, float32 [B].
+
+    By a central difference over a length of 0.01 (as DARTS, Liu et al., ICLR 2019): no second derivative, which layers
+    with a gradient of their own do not have.
+    """
+    length = 0.01 / jnp.maximum(norm(direction), 1e-12)
+    ends = [jax.tree.map(lambda leaf, d, h=h: leaf + h * d, params, direction) for h in (length, -length)]
+    return (function(ends[0]) - function(ends[1])) / (2 * length)
+
+
+def fresh_regulator(key: jax.Array, num_classes: int, hidden: int) -> dict[str, jax.Array]:
+    """F-reg: C -> `hidden` -> 1, with PyTorch's initial values of linear layers."""
+    keys = jax.random.split(key, 4)
+    shapes = {"w1": (num_classes, hidden), "b1": (hidden,), "w2": (hidden,), "b2": ()}
+    bounds = {"w1": num_classes, "b1": num_classes, "w2": hidden, "b2": hidden}
+    return {
+        name: jax.random.uniform(own, shape, minval=-1.0, maxval=1.0) / jnp.sqrt(bounds[name])
+        for own, (name, shape) in zip(keys, shapes.items())
+    }
+
+
+def weights_of(regulator: dict[str, jax.Array], p: jax.Array) -> jax.Array:
+    """sigmoid(w2 relu(w1 p + b1) + b2), float32 [B], of probabilities float32 [B, C]."""
+    hidden = jax.nn.relu(jnp.matmul(p, regulator["w1"], precision="highest") + regulator["b1"])
+    return jax.nn.sigmoid(jnp.matmul(hidden, regulator["w2"], precision="highest") + regulator["b2"])
