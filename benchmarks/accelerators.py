@@ -207,6 +207,7 @@ def part_of(program, instruction) -> str:
 def layer_of(instruction) -> str:
     """The stage of the network, by its modules' names: 'backbone/stage0', 'classifier'; '' outside of it."""
     *names, _ = instruction.attribute(r'op_name="[^"]*Heads\)*/([^"]*)"').split("/")  # modules, and JAX's operation
+    names = [re.sub(r"^vmap\((\w+)\)$", r"\1", name) for name in names]  # layers that lanes in parts go through
     names = [name for name in names if not name.endswith(")")]  # without `jit(relu)`, `vmap()`
     return "/".join([*names[:1], *(name.partition("_")[0] for name in names[1:2] if names[0] == "backbone")])
 

@@ -35,8 +35,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        lanes = packing.lanes()
-        shape = (*self.kernel_size, x.shape[-1] // lanes, lanes * self.features)
+        shape = packing.of_lanes(*self.kernel_size, x.shape[-1] // packing.lanes(), self.features)
         kernel = self.param("kernel", self.init, shape, jnp.float32)
         return conv2d(x.astype(self.dtype), kernel.astype(self.dtype), self.strides)
 
@@ -50,8 +49,8 @@ def conv2d(x, kernel, stride=1, implementation=None):
 
     Args:
         x: [N, H, W, in] activations.
-        kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`. With fewer inputs than `x` has channels
-          the convolution is one in groups, for which there is 'lax' alone.
+        kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`. Of g lanes side by side, see `packing`,
+          [g, kernel_h, kernel_w, in / g, out / g], for which there is 'lax' alone.
         stride: 1 or 2, for both sides.
         implementation: 'lax' (XLA's convolution and its gradients), 'custom_backward' or 'winograd' (a CPU's, see
           `cpu/`; 'winograd' is for 3x3 with stride 1). None chooses the fastest: 'lax' but on a CPU. Where nothing is
@@ -63,12 +62,11 @@ def conv2d(x, kernel, stride=1, implementation=None):
     Raises:
         UserError: the implementation is unknown, or does not have this kernel or stride.
     """
-    if kernel.shape[2] < x.shape[-1]:
-        kernel = packing.block_diagonal(kernel, x.shape[-1] // kernel.shape[2])
-        parts = x.shape[-1] // kernel.shape[2]
+    if kernel.ndim == 5:
+        kernels = packing.block_diagonal(kernel)
 
         def convolve(x):
-            pairs = zip(jnp.split(x, parts, -1), jnp.split(kernel, parts, -1))
+            pairs = zip(jnp.split(x, len(kernels), -1), kernels)
             return jnp.concatenate([_conv2d(own, its, stride, "lax", "grouped") for own, its in pairs], -1)
 
         return packing.alone(convolve)(x)
@@ -116,9 +114,9 @@ class FlatDense(nn.Dense):
         lanes, positions = packing.lanes(), math.prod(x.shape[1:3])
         if lanes == 1:
             return super().__call__(x.reshape(len(x), -1))
-        kernel: jax.Array = self.get_variable("params", "kernel").reshape(positions, -1, lanes, self.features)
+        kernel: jax.Array = self.get_variable("params", "kernel").reshape(lanes, positions, -1, self.features)
         x = x.reshape(len(x), positions, lanes, -1)
-        y = jnp.einsum("npgc,pcgo->ngo", x.astype(self.dtype), kernel.astype(self.dtype))
+        y = jnp.einsum("npgc,gpco->ngo", x.astype(self.dtype), kernel.astype(self.dtype))
         return y.reshape(len(x), -1)
 
 

@@ -71,34 +71,32 @@ class Normalisation(nn.Module):
         if self.policy == "none":
             return x
         channels = x.shape[-1]
+        shape = packing.of_lanes(channels // packing.lanes())
         scale, bias = jnp.ones(channels), jnp.zeros(channels)
         if self.affine:
-            scale = self.param("scale", nn.initializers.ones, (channels,), jnp.float32)
-            bias = self.param("bias", nn.initializers.zeros, (channels,), jnp.float32)
+            scale = self.param("scale", nn.initializers.ones, shape, jnp.float32).reshape(-1)
+            bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32).reshape(-1)
         if self.policy == "group":
             return group_normalise(x, scale, bias)
 
         keeps = self.is_mutable_collection("batch_stats")
         if keeps or not train:
-            mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), jnp.float32)
-            var = self.variable("batch_stats", "var", jnp.ones, (channels,), jnp.float32)
+            mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
+            var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         if not train:
             if self.is_mutable_collection("moments") and not self.is_initializing():
                 centred = (x.astype(jnp.float32) - mean.value).reshape(x.shape[0], -1, channels)
                 self.put_variable("moments", "mean", centred.mean(axis=1))
                 self.put_variable("moments", "var", jnp.square(centred).mean(axis=1))
-            multiplier = scale * lax.rsqrt(var.value + EPSILON)
-            return ((x - mean.value) * multiplier + bias).astype(x.dtype)
+            multiplier = scale * lax.rsqrt(var.value.reshape(-1) + EPSILON)
+            return ((x - mean.value.reshape(-1)) * multiplier + bias).astype(x.dtype)
 
         y, batch_mean, batch_var, count = batch_normalise(x, scale, bias, mask, num_views)
         if keeps and not self.is_initializing():
             unbiased = batch_var * (count / jnp.maximum(count - 1, 1))
-            if self.policy == "static":
-                mean.value = _mean_over_views(batch_mean, count, mean.value)
-                var.value = _mean_over_views(unbiased, count, var.value)
-            else:
-                mean.value = _running_average(mean.value, batch_mean, count)
-                var.value = _running_average(var.value, unbiased, count)
+            combined = _mean_over_views if self.policy == "static" else _running_average
+            for statistic, batch in ((mean, batch_mean), (var, unbiased)):
+                statistic.value = combined(statistic.value.reshape(-1), batch, count).reshape(shape)
         return y
 
 
@@ -247,8 +245,8 @@ def _running_average(average, batch, count):
     return average
 
 
-def _mean_over_views(batch, count, otherwise):
-    """Plain mean [C] of [V, C] over the views that hold a valid example; `otherwise` where none does."""
+def _mean_over_views(otherwise, batch, count):
+    """Plain mean [C] of [V, C] over the views that hold a valid example; `otherwise` [C] where none does."""
     valid = (count > 0).astype(jnp.float32)
     mean = (batch * valid).sum(axis=0) / jnp.maximum(valid.sum(axis=0), 1)
     return jnp.where(valid.sum(axis=0) > 0, mean, otherwise)

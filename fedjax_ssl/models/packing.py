@@ -10,6 +10,7 @@ As 0 * NaN is NaN, a lane that diverges, or idles on without a valid example, wo
 
 import contextlib
 import contextvars
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -55,19 +56,30 @@ def in_parts(layer, x, train, mask, num_views):
 
     Args:
         layer: bound, of `x` and the arguments of `apply`; `mask` is [N, g], or None.
-        x: [N, H, W, g*C].
+        x: [N, H, W, g*C], or what the layer before gave.
+
+    Returns:
+        [N, H, W, g*D], or in P parts of the lanes [P, N, H, W, g*D / P]: then the next layer takes them as they are.
+        `joined` gives the former.
     """
-    number = lanes() // max(1, CHANNELS // (x.shape[-1] // lanes()))
+    width = x.shape[-1] * (len(x) if x.ndim == 5 else 1) // lanes()
+    number = lanes() // max(1, CHANNELS // width)
     if number <= 1 or lanes() % number:
-        return layer(x, train, mask, num_views)
+        return layer(joined(x), train, mask, num_views)
     one, variables, write = _as_function(layer, train, num_views)
-    arguments = variables["params"], x, variables["batch_stats"], mask
-    split = jax.tree.map(lambda leaf: jnp.split(leaf, number, axis=-1), arguments)
-    with _side_by_side(lanes() // number):
-        results = [one(*jax.tree.map(lambda _, of, part=part: of[part], arguments, split)) for part in range(number)]
-    features, updated = jax.tree.map(lambda *of: jnp.concatenate(of, axis=-1), *results)
-    write(updated)
+    each = lanes() // number
+    x = x if x.shape[0] == number and x.ndim == 5 else _unpack(joined(x)[None], number)
+    mask = None if mask is None else _unpack(mask[None], number)
+    variables = jax.tree.map(lambda leaf: _by_group(leaf, each), variables)
+    with _side_by_side(each):
+        features, updated = jax.vmap(one)(variables["params"], x, variables["batch_stats"], mask)
+    write(jax.tree.map(lambda leaf: _by_lane(leaf, each), updated))
     return features
+
+
+def joined(x):
+    """What `in_parts` gave as [N, H, W, g*C]."""
+    return _pack(x, len(x))[0] if x.ndim == 5 else x
 
 
 def _as_function(module, train, num_views):
@@ -110,7 +122,8 @@ def _differentiable(one, g):
         of_features = lambda *trained: one(*trained, batch_stats, mask)  # noqa: E731
         return jax.vjp(of_features, params, images, has_aux=True)[1](cotangent)
 
-    forward, backward = _in_lanes(one, g), _in_lanes(gradient, g)
+    forward = _in_lanes(one, g, (True, False, True, False), (False, True))
+    backward = _in_lanes(gradient, g, (True, False, True, False, False), (True, False))
     call = jax.custom_vjp(forward)
     call.defvjp(
         lambda *arguments: (forward(*arguments), arguments),
@@ -119,10 +132,16 @@ def _differentiable(one, g):
     return call
 
 
-def _in_lanes(function, most):
+def _in_lanes(function, most, takes_variables, gives_variables):
     """A function of arrays [..., C] which under `vmap` over its first argument takes them packed, [..., g*C].
 
     With fewer lanes than `most` g is their number, else the last group is filled up with some of the first lanes.
+
+    Args:
+        function: of several trees, to a tuple of trees.
+        most: lanes that are packed.
+        takes_variables: which arguments are a model's variables: those stay [g, ...], see `of_lanes`.
+        gives_variables: which results are.
     """
     over_lanes = jax.custom_batching.custom_vmap(function)
 
@@ -138,11 +157,41 @@ def _in_lanes(function, most):
 
     def packed(number, arguments):
         g = min(most, number)
+        arguments = _each(_by_group, _pack, takes_variables, arguments, g)
         with _side_by_side(g):
-            results = jax.vmap(function)(*jax.tree.map(lambda x: _pack(x, g), arguments))
-        return jax.tree.map(lambda x: _unpack(x, g)[:number], results)
+            if number == g:  # no axis of length 1, which would change how the compiler lays arrays out
+                first = function(*jax.tree.map(lambda x: x[0], arguments))
+                results = jax.tree.map(lambda x: x[None], first)
+            else:
+                results = jax.vmap(function)(*arguments)
+        results = _each(_by_lane, _unpack, gives_variables, results, g)
+        return jax.tree.map(lambda x: x[:number], results)
 
     return over_lanes
+
+
+def _each(of_variables, of_activations, are_variables, trees, g):
+    """Each leaf of several trees by the function for its kind."""
+    functions = (of_variables if own else of_activations for own in are_variables)
+    return tuple(
+        jax.tree.map(functools.partial(function, g=g), tree) for function, tree in zip(functions, trees, strict=True)
+    )
+
+
+def of_lanes(*shape):
+    """The shape of a variable inside of a packed layer: [g, ...], a lane after the other, [...] of one lane."""
+    return shape if lanes() == 1 else (lanes(), *shape)
+
+
+def _by_group(x, g):
+    """A variable [L, ...] as [G, g, ...], G groups of g lanes, as `of_lanes` has it."""
+    x = jnp.concatenate([x, x[: -len(x) % g]])
+    return x if g == 1 else x.reshape(len(x) // g, g, *x.shape[1:])
+
+
+def _by_lane(x, g):
+    """[G, g, ...] as [G*g, ...]."""
+    return x if g == 1 else x.reshape(-1, *x.shape[2:])
 
 
 def _pack(x, g):
@@ -189,20 +238,21 @@ def _with_finite_gradient(y):
 _with_finite_gradient.defvjp(lambda y: (y, ()), lambda _, gradient: (_finite(gradient),))
 
 
-def block_diagonal(kernel, groups):
-    """The kernel of a convolution in groups as one of fewer groups, which fill `CHANNELS`.
+def block_diagonal(kernel):
+    """The kernels of lanes as those of convolutions that fill `CHANNELS`.
 
     Args:
-        kernel: [kernel_h, kernel_w, in, groups*out].
-        groups: their number.
+        kernel: [g, kernel_h, kernel_w, in, out].
 
     Returns:
-        [kernel_h, kernel_w, b*in, groups*out], with zeros between the b groups that are joined. As many are as have
-        `CHANNELS` on the narrower side and divide their number: all sides then end at a multiple of it, where a TPU
-        splits arrays for free.
+        [P, kernel_h, kernel_w, b*in, b*out], with zeros between the b = g / P lanes that are joined. As many are as
+        have `CHANNELS` on the narrower side and divide their number: all sides then end at a multiple of it, where a
+        TPU splits arrays for free.
     """
-    inputs, features = kernel.shape[2], kernel.shape[3] // groups
+    lanes, *window, inputs, features = kernel.shape
     most = max(1, CHANNELS // min(inputs, features))
-    b = next(b for b in range(min(groups, most), 0, -1) if groups % b == 0)
-    rows, columns = jnp.arange(b * inputs) // inputs, jnp.arange(groups * features) // features % b
-    return jnp.where(rows[:, None] == columns, jnp.tile(kernel, (1, 1, b, 1)), 0)
+    b = next(b for b in range(min(lanes, most), 0, -1) if lanes % b == 0)
+    kernel = kernel.reshape(lanes // b, b, *window, inputs, features)
+    # Kernels with zeros around them, added up: the compiler has this in one pass, and its gradient, too.
+    around = [[(lane * side, (b - 1 - lane) * side) for side in (inputs, features)] for lane in range(b)]
+    return sum(jnp.pad(kernel[:, lane], [(0, 0)] * 3 + own) for lane, own in enumerate(around))

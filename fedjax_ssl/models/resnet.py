@@ -107,4 +107,4 @@ class ResNet(nn.Module):
                 name = f"stage{stage}_block{block}"
                 layer = block_type(self.width * 2**stage, strides, self.normalisation, self.dtype, name=name)
                 x = packing.in_parts(layer, x, train, mask, num_views)
-        return global_average_pool(x)
+        return global_average_pool(packing.joined(x))

@@ -68,5 +68,5 @@ class WideResNet(nn.Module):
                     name=f"stage{stage}_block{block}",
                 )
                 x = packing.in_parts(layer, x, train, mask, num_views)
-        x = nn.relu(Normalisation(self.normalisation, name="final_norm")(x, train, mask, num_views))
+        x = nn.relu(Normalisation(self.normalisation, name="final_norm")(packing.joined(x), train, mask, num_views))
         return global_average_pool(x)

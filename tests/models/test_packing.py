@@ -132,13 +132,15 @@ def test_activations_hold_lanes_side_by_side_on_a_tpu_alone():
     assert packing.lanes() == 1
 
 
-def test_four_lanes_have_a_dense_convolution_for_each_128_channels():
+def test_four_lanes_have_128_channels_in_each_group_of_a_convolution():
     heads, *arguments = network("wide_resnet", "static")
     four = jax.tree.map(lambda leaf: leaf[:4], arguments)
     with use_platform("tpu"):
         text = str(jax.make_jaxpr(jax.vmap(lambda *one: trained(heads, *one)))(*four))
-    assert set(re.findall(r"(?:feature|batch)_group_count=(\d+)", text)) == {"1"}
-    assert {int(inputs) for inputs in re.findall(r"\[3,3,(\d+),\d+\]", text)} == {12, 64, 128}
+    # One block a stage: the first of a stage is as wide as the stage before.
+    assert set(re.findall(r"(?:feature|batch)_group_count=(\d+)", text)) == {"1", "2"}
+    # The kernels of an input's gradient have both groups on this side.
+    assert {int(inputs) for inputs in re.findall(r"\[3,3,(\d+),\d+\]", text)} == {12, 64, 128, 2 * 128}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,9 @@ def test_four_lanes_have_a_dense_convolution_for_each_128_channels():
 )
 def test_a_block_diagonal_kernel_convolves_each_group(channels, features, left):
     x = jax.random.normal(jax.random.key(0), (1, 5, 5, 4 * channels))
-    kernel = jax.random.normal(jax.random.key(1), (3, 3, channels, 4 * features))
-    wide = block_diagonal(kernel, 4)
-    assert wide.shape == (3, 3, 4 // left * channels, 4 * features)
-    np.testing.assert_allclose(forward(x, wide, 1), forward(x, kernel, 1), atol=1e-4)
+    kernel = jax.random.normal(jax.random.key(1), (4, 3, 3, channels, features))
+    wide = block_diagonal(kernel)
+    assert wide.shape == (left, 3, 3, 4 // left * channels, 4 // left * features)
+    side_by_side = jnp.moveaxis(kernel, 0, 3).reshape(3, 3, channels, 4 * features)
+    blocks = [forward(part, own, 1) for part, own in zip(jnp.split(x, left, -1), wide)]
+    np.testing.assert_allclose(jnp.concatenate(blocks, -1), forward(x, side_by_side, 1), atol=1e-4)
