@@ -38,9 +38,6 @@ def use_fast_compiling_and_cache() -> pathlib.Path:
         os.environ["FEDJAX_SSL_TESTS_CACHE"] = str(given)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(given)
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        # Lowering would write the Python lines that made each operation, up to 100: a tenth of a test's time.
-        os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-        os.environ["JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS"] = "0"
         # The command line would give a run every core, and on each machine another program.
         os.environ["JAX_NUM_CPU_DEVICES"] = "1"
     return pathlib.Path(given)
