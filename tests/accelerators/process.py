@@ -67,14 +67,19 @@ class Compiler:
 
 def tiny_experiment(method: str, variant: str, labels: str, model: str):
     """A tiny run; without augmentations, which are the same for all methods."""
+    from fedjax_ssl.data import server_has_labels
     from fedjax_ssl.methods import METHODS
     from tests.helpers.tiny_methods import build, make_config
 
     config = make_config(method, labels)
     config.model.name = model or config.model.name
     if variant:
+        few = {field: config.data[field] for field in ("num_labelled", "labelled_share")}
         config.update_from_flattened_dict(dict(METHODS[method].variants[variant]))
         config.update_from_flattened_dict(dict(METHODS[method].tiny))
+        config.data.update(few)  # a paper's numbers of labels do not fit into a tiny run
+    if method == "fixmatch" and not server_has_labels(config.data):
+        config.fixmatch.server = "alternate"  # a server in parallel needs labels
     return build(config)
 
 
