@@ -7,7 +7,7 @@ Qiu et al., 2024 (arXiv 2402.10191). What differs from FedAvg:
   3. after each aggregation the server trains on its anchors: one epoch on each head.
 
 The paper does not give the temperature, batch sizes, clipping, normalisation and more. Each is a field below or in a
-shared section; docs/notebook/fedanchor.md has the measurements behind its default.
+shared section; docs/results/fedanchor.md has the measurements behind its default.
 """
 
 import functools
