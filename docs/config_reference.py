@@ -7,7 +7,6 @@ or, where there is none, the comment above it; a comment above an assignment tha
 A method's own fields and variants are on its page alone (`method_reference.py`).
 """
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,16 +18,16 @@ from fedjax_ssl.methods import METHODS
 
 INTRODUCTION = """# Configuration
 
-All methods share these fields. A method's own fields and variants are on [its page](methods.md). Set
-a field on the command line, or in Python after `config = base_config()` as `config.client.epochs = 1`:
+All methods share these fields. A method's own fields are on [its page](methods.md). Set a field on
+the command line, or in Python after `config = base_config()` as `config.client.epochs = 1`:
 
 ```
 python launch.py --config.client.epochs=1 --config.data.alpha=0.3
 ```
 
-In the tables, `[0, 1)` includes 0 and excludes 1; `choice` means one of the quoted words in the
-description. If a name is misspelt or a value out of range, the command stops with one line before it
-writes anything; for a misspelt name the line proposes the nearest one.
+The second column has the default and what else is allowed: `[0, 1)` includes 0 and excludes 1. A field
+with a whole default, such as `5`, takes whole numbers. If a name is misspelt or a value out of range,
+the command stops with one line before it writes anything.
 """
 
 SECTIONS = {
@@ -64,10 +63,10 @@ def _fields() -> Iterator[str]:
         if opens or field.group != group:
             group = field.group
             yield f"\n{text(group)}\n" if group else ""
-            yield "| field | default | values | meaning |\n|---|---|---|---|"
+            yield "| field | default | meaning |\n|---|---|---|"
         first = described.setdefault((name.rpartition(".")[2], field.meaning), name)
         meaning = text(field.meaning) if first == name else f"as `{first}`"
-        yield f"| `{name}` | `{values[name]!r}` | {allowed(may_be[name], field.meaning)} | {meaning} |"
+        yield f"| `{name}` | {default(repr(values[name]), may_be[name], field.meaning)} | {meaning} |"
 
 
 def _arguments() -> Iterator[str]:
@@ -103,26 +102,33 @@ def text(comment: str) -> str:
     return re.sub(r"\bdocs/([\w/]+)\.md", r"[\1](\1.md)", comment)
 
 
-def allowed(values: Range, meaning: str) -> str:
-    """A range as a cell of a table, as in 'int \u2265 1' or '[0, 1)'; 'choice' where the meaning quotes all words."""
+def default(value: str, values: Range, meaning: str) -> str:
+    """A default and the field's other values as a cell, as in '`5`, \u2265 1'; no words that the meaning quotes."""
+    others = _others(value, values, meaning)
+    return f"`{value}`, {others}" if others else f"`{value}`"
+
+
+def _others(value: str, values: Range, meaning: str) -> str:
     if values.each is not None:
-        each = dataclasses.replace(values.each, optional=False)
-        return f"tuple of {'different ' if values.distinct else ''}{allowed(each, meaning)}"
+        each = _bounds(values.each)
+        return f"each {each}" if each else ""
     if values.choices:
         quoted = all(f"'{choice}'" in meaning for choice in values.choices)
-        return "choice" if quoted else text(values.words())
+        return "" if quoted else text(", ".join(repr(choice) for choice in values.choices if repr(choice) != value))
     if values.kind not in (int, float):
-        return {bool: "bool", str: "text"}.get(values.kind) or text(values.words())
+        return ""
+    kind = "int" if values.kind is int and value == "None" else ""
+    return " ".join(filter(None, [kind, _bounds(values)]))
+
+
+def _bounds(values: Range) -> str:
     low, high = (values.least, values.above), (values.most, values.below)
     if low == high == (None, None):
-        ends = ""
-    elif high == (None, None):
-        ends = f"\u2265 {values.least}" if values.above is None else f"> {values.above}"
-    else:
-        opening = f"[{values.least}" if values.above is None else f"({values.above}"
-        ends = f"{opening}, {values.most}]" if values.below is None else f"{opening}, {values.below})"
-    kind = "int" if values.kind is int else "" if ends else "float"
-    return " ".join(filter(None, [kind, ends, "or None" if values.optional else ""]))
+        return ""
+    if high == (None, None):
+        return f"\u2265 {values.least}" if values.above is None else f"> {values.above}"
+    opening = f"[{values.least}" if values.above is None else f"({values.above}"
+    return f"{opening}, {values.most}]" if values.below is None else f"{opening}, {values.below})"
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
             if value.group != group:
                 group = value.group
                 yield f"\n{_cell(group)}\n" if group else ""
-                yield "| field | default | values | meaning |\n|---|---|---|---|"
-            values = reference.allowed(may_be[field], value.meaning)
-            yield f"| `{field}` | `{value.default}` | {values} | {_cell(value.meaning)} |"
+                yield "| field | default | meaning |\n|---|---|---|"
+            default = reference.default(value.default, may_be[field], value.meaning)
+            yield f"| `{field}` | {default} | {_cell(value.meaning)} |"
     yield ""
 
 
