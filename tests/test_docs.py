@@ -65,7 +65,7 @@ def test_descriptions_are_those_of_the_source(root):
     assert (root / "docs" / "configs.md").read_text(encoding="utf-8") == page, "python docs/config_reference.py"
     assert "| `lanes` | `None`, int \u2265 1 | clients trained side by side" in page
     assert "| `data.unknown_share` | `0.25`, [0, 1) |" in page and "| `cohorts` | `'keyed'` | How" in page
-    assert "| `schedule` | `'constant'`, 'cosine' | schedule" in page and "| `eval_shots` | `(20, 100)`, each \u2265" in page
+    assert "| `schedule` | `'constant'`, 'cosine' | sched" in page and "`(20, 100)`, each \u2265 0 | For" in page
     assert "| `server.epochs` | `1`, \u2265 0 | as `client.epochs` |" in page
     assert "| `iid` | `data.alpha=1000.0` |" in page
     of_method = script(root, "method_reference").page
