@@ -21,7 +21,7 @@ def data_fields() -> Section:
     # A data set, such as 'cifar10', 'mnist' or 'digits'; or a format, 'npz', 'folder', 'csv' or 'datasets' (Hugging
     # Face). All are listed in docs/data.md.
     section.source = "cifar10"
-    section.path = ""  # of the npz, csv, parquet file or folder; see docs/data.md
+    section.path = ""  # path of the npz, csv or parquet file, or of the folder
     section.test_path = ""  # a csv for testing; '': every fifth labelled row of each class
     section.label_column = ""  # csv or 'datasets': column of the labels; a row with an empty label is unlabelled
     section.client_column = ""  # csv or 'datasets': column of each row's client, for the partition 'natural'
@@ -48,8 +48,8 @@ def data_fields() -> Section:
     section.num_labelled = whole(0, least=0)  # with 'clients', instead: labelled images in all, balanced over classes
     section.labelled_clients = whole(1, least=1)  # with 'some_clients': how many clients have all their labels
     section.labelled_rule = word("random", "most_classes")  # which clients those are; see docs/data.md
-    # With 'profile': the share of each client's images that has labels, one number a client; or a word, by whose
-    # distribution the shares are drawn, as 'beta(a,b)'.
+    # With 'profile': the share of labelled images of each client; or the distribution from which shares are drawn,
+    # such as 'beta(a,b)'.
     section.label_profile = ("beta(0.3,0.3)",)
     # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed.
     section.imbalance = real(1.0)  # IF, largest class / smallest class; negative: reversed order; 1: no long tail

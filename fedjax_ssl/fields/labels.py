@@ -46,7 +46,7 @@ def trainer_fields() -> Section:
     section.strength = real(2.0, least=0)  # tau_2: the largest adjustment by log pi; the balanced head uses it always
     # A client estimates its class shares after so many rounds; ACR's code has `epoch > 5`, counted from 0.
     section.estimate_from = whole(6, least=0)
-    section.estimate_momentum = real(0.99, least=0, below=1)  # of the estimate, over batches
+    section.estimate_momentum = real(0.99, least=0, below=1)  # momentum of the estimate, over batches
     return section
 
 

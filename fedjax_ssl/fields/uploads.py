@@ -25,7 +25,7 @@ def aggregation_fields() -> Section:
     section.norm_bound = real(0.0, least=0)
     # The server's optimizer, which is applied to that mean.
     section.optimizer = word("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
-    section.learning_rate = real(1.0, above=0)  # of the server optimizer; 'fedavg' has none
+    section.learning_rate = real(1.0, above=0)  # learning rate of this optimizer; 'fedavg' has none
     # Momentum of 'fedavgm'; decay of the first moment of 'fedadam' and 'fedyogi'.
     section.momentum = real(0.5, least=0, below=1)
     section.adaptivity = real(1e-3, above=0)  # tau of the adaptive optimizers (Reddi et al., 2021)

@@ -36,7 +36,7 @@ def views_fields() -> Section:
     section = Section()
     # The smallest area of a random crop, as a share of the image; the crop is resized to the image's size.
     section.smallest_crop = real(0.08, above=0, most=1)
-    section.interpolation = word("bilinear", "bicubic")  # of the crop
+    section.interpolation = word("bilinear", "bicubic")  # interpolation of the crop
     section.jitter = share(0.8)  # probability of colour jitter, in random order
     section.brightness = real(0.8, least=0)  # b: the factor is drawn between max(0, 1 - b) and 1 + b
     section.contrast = real(0.8, least=0)  # the same for contrast

@@ -95,9 +95,9 @@ def defaults() -> Section:
     section.target_decay = share(0.999)
     # The clients' learning rate: 'shared', by `schedule`; or 'warm_up', a linear rise and a cosine over the run.
     section.client_schedule = word("shared", "warm_up")
-    section.warm_up_rounds = whole(10, least=0)  # rounds of the rise
+    section.warm_up_rounds = whole(10, least=0)  # rounds of the linear rise
     section.consistency_weight = real(1.0, least=0)  # weight of the server's consistency after the ramp
-    section.ramp_rounds = whole(100, least=0)  # R of its ramp exp(-5 (1 - t / R)^2)
+    section.ramp_rounds = whole(100, least=0)  # R of the ramp exp(-5 (1 - t / R)^2)
     # The student is the network's moving average; each round it starts as the averaged network.
     section.student_speed = share(4e-4)  # the largest share of the network that is added to the student in a step
     # Two bugs of the code: consistency is with the network's own predictions of the other view instead of the

@@ -71,7 +71,7 @@ def defaults() -> Section:
     """The section `config.feddb`."""
     section = Section()
     section.threshold = share(0.95)  # a label counts if its debiased probability reaches it
-    section.momentum = share(0.5)  # of P_k, which moves with each step
+    section.momentum = share(0.5)  # share of P_k that each step keeps
     # How the server finds its weights: the 'code's steps, the 'exact' minimum, or 'none': `aggregation.weights`.
     section.solver = word("code", "exact", "none")
     return section

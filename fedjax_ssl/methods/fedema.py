@@ -45,7 +45,7 @@ def defaults() -> Section:
     section.divergence = word("training", "received")  # d_k: of the last training, or to the received encoder
     # With partial participation: clients that did not train in the round before start from the global networks.
     section.selective = False
-    section.decay = share(0.99)  # of the target in each step
+    section.decay = share(0.99)  # decay of the target in each step
     section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself
     return section
 

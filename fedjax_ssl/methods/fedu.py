@@ -65,7 +65,7 @@ def defaults() -> Section:
     """The section `config.fedu`."""
     section = Section()
     section.threshold = real(0.4, least=0)  # a client whose divergence reaches this keeps its own predictor
-    section.decay = share(0.99)  # of the target, in each step
+    section.decay = share(0.99)  # decay of the target in each step
     section.update_encoder = word("online", "both")  # the networks that start from the global encoder in each round
     section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself
     return section

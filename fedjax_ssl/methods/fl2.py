@@ -89,7 +89,7 @@ def defaults() -> Section:
     section.strictly = True  # whether a confidence must exceed the threshold, as in the paper; False: may equal it
     # Probabilities are averaged over this many weak views; 0: the raw image.
     section.label_views = whole(1, least=0)
-    section.consistency_weight = real(1.0, least=0)  # of L_cs; 0: without SACR
+    section.consistency_weight = real(1.0, least=0)  # weight of SACR's loss; 0: without it
     section.radius = real(0.1, least=0)  # rho, the length of the perturbation; the paper has 1.0 on CIFAR-100
     section.perturbation = word("asam", "sam")  # section 5.1; 'sam': eq. 12 as printed
     # The target of the perturbed model's prediction: from the same strong view, or from a 'weak' one (its code's option

@@ -102,18 +102,19 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.twin_sight`."""
     section = Section()
-    section.temperature = real(0.07, above=0)  # of InfoNCE
-    section.contrastive_weight = real(0.5, least=0)  # of L_i
-    section.neighbourhood_weight = real(1.0, least=0)  # of L_n
+    section.temperature = real(0.07, above=0)  # temperature of InfoNCE
+    section.contrastive_weight = real(0.5, least=0)  # weight of L_i
+    section.neighbourhood_weight = real(1.0, least=0)  # weight of L_n
     section.replica = False  # a bug of the code: L_n is divided by B XOR 2 instead of B^2
     # The two views: weak and 'strong', two 'weak' ones, or both 'views' of `config.views`.
     section.second_view = word("strong", "weak", "views")
-    section.pseudo_labels = True  # at clients without labels; the code's default is False
-    section.pseudo_weight = real(0.5, least=0)  # of their loss
+    section.pseudo_labels = True  # whether clients without labels use them; the code's default is False
+    section.pseudo_weight = real(0.5, least=0)  # weight of their loss
     # The view that labels; the other one is trained. 'strong': the code's.
     section.labels_from = word("weak", "strong")
-    section.projector_hidden = whole(4096, least=1)  # of the twin's projector, linear, normalised, ReLU, linear
-    section.projector_dim = whole(2048, least=1)  # of the projections that InfoNCE compares
+    # Hidden width of the twin's projector: linear, normalisation, ReLU, linear.
+    section.projector_hidden = whole(4096, least=1)
+    section.projector_dim = whole(2048, least=1)  # width of the projections that InfoNCE compares
     return section
 
 

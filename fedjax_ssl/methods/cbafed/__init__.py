@@ -109,12 +109,12 @@ def defaults() -> Section:
     section.base = real(0.84)  # T_c = min(P_c + base - std(P), cap); P is each class's share of all labels times C / 10
     section.cap = share(0.95)  # largest threshold of a class
     section.second_labels = True  # whether an image below its threshold may get its second most likely class
-    section.rare = real(0.03, least=0)  # if P_c of this class is below it
+    section.rare = real(0.03, least=0)  # the second class is taken if its P_c is below this
     section.labelled_factor = real(1.0, least=0)  # factor of the given labels in an upload's weight
-    # Weight of the record relative to a labelled client's model, and to the global model in the first stage.
+    # Weight of the earlier model w_r, against 1 for a labelled client's model (in the first stage: the global one).
     section.local_record = real(4.0, least=0)
-    section.global_record = real(1.0, least=0)  # the same relative to the global model in the second stage
-    section.residual_every = whole(5, least=1)  # interval in epochs, and in rounds
+    section.global_record = real(1.0, least=0)  # the same in the second stage, against 1 for the global model
+    section.residual_every = whole(5, least=1)  # epochs, and rounds, between two such mixtures
     return section
 
 

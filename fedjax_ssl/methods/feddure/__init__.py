@@ -57,18 +57,18 @@ def defaults() -> Section:
     """The section `config.feddure`."""
     section = Section()
     section.threshold = share(0.6)  # C-reg learns from its own label of an image if its probability reaches it
-    section.tuning_steps = whole(5, least=0)  # at first, of C-reg on labelled images alone
-    section.steps = whole(5, least=1)  # then, of all three
+    section.tuning_steps = whole(5, least=0)  # first steps of a round: C-reg trains on labelled images alone
+    section.steps = whole(5, least=1)  # steps after these, in which all three models train
     section.unlabelled_batch = whole(64, least=1)  # unlabelled images in a step, beside client.batch_size labelled ones
-    section.unlabelled_weight = real(8.0, least=0)  # of C-reg's loss on its own labels, at full strength
-    section.unlabelled_rise = whole(20, least=1)  # steps over which it rises to it
+    section.unlabelled_weight = real(8.0, least=0)  # final weight of C-reg's loss on its own labels
+    section.unlabelled_rise = whole(20, least=1)  # steps over which this weight rises from 0
     section.warm_up_steps = whole(0, least=0)  # steps of a round over which learning rates rise from 0
-    section.wait_steps = whole(0, least=0)  # of the local model, beforehand, at a rate of 0
-    section.coarse = True  # C-reg learns from d
-    section.effect = word("after_less_before", "before_less_after")  # d; the first is the code's
-    section.fine = True  # F-reg weights images; False: all weigh the same
+    section.wait_steps = whole(0, least=0)  # first steps in which the local model's rate is 0
+    section.coarse = True  # whether C-reg learns from d
+    section.effect = word("after_less_before", "before_less_after")  # sign of d; the first is the code's
+    section.fine = True  # whether F-reg weights images
     section.fine_hidden = whole(100, least=1)  # width of F-reg's hidden layer
-    section.fine_learning_rate = real(1e-3, above=0)  # of its Adam
+    section.fine_learning_rate = real(1e-3, above=0)  # learning rate of its Adam
     return section
 
 

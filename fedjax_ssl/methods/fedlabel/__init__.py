@@ -127,9 +127,8 @@ def defaults() -> Section:
     section.consistency_weight = real(0.05, least=0)  # lambda_0 of eq. 7
     # The first round in which clients use unlabelled images; the code's is 50.
     section.unlabelled_from = whole(0, least=0)
-    # Where the code differs from the paper.
-    # What is sent and averaged. 'sum': w plus both changes, weighted by r_k (Algorithm 1). 'two_models': w_L and w_U;
-    # half the plain mean of w_L plus half the weighted mean of w_U: half the step, twice the bytes.
+    # What is sent and averaged. 'sum': w plus both changes, weighted by r_k (Algorithm 1). 'two_models', the code's:
+    # half the plain mean of w_L plus half the weighted mean of w_U, half the step and twice the bytes.
     section.upload = word("sum", "two_models")
     # r_k of an upload: 'used', labelled and accepted images of all steps; 'pseudo_labels', only accepted ones, at least
     # 1; 'shared', by aggregation.weights.

@@ -88,14 +88,15 @@ def defaults() -> Section:
     # How groups are formed: 'random', the users are assigned to places at random in each round, and the first M / G
     # places are the first group and so on; or 'fixed', clients with neighbouring numbers.
     section.grouping = word("fixed", "random")
-    section.users_go_on_from = word("group_mean", "global_mean")  # 'global_mean': that of the replicas
+    # The mean from which users continue: their group's, or with 'global_mean' the replicas'.
+    section.users_go_on_from = word("group_mean", "global_mean")
     # What a user minimises: 'fixmatch'; or 'self_training', cross-entropy of a weak view towards its own label from
     # evaluation mode.
     section.users = word("fixmatch", "self_training")
-    section.threshold = share(0.95)  # tau of both; a label counts if its probability reaches it
+    section.threshold = share(0.95)  # tau of both losses; a label counts if its probability reaches it
     # Learning rates of users and server: 'shared', by `schedule`; or 'warm_up', a linear rise and FixMatch's cosine.
     section.schedule = word("shared", "warm_up")
-    section.warm_up_rounds = whole(0, least=0)  # rounds of the rise
+    section.warm_up_rounds = whole(0, least=0)  # rounds of the linear rise
     # Rounds of rise and cosine; the cosine ends at a fifth of the rate; 0: num_rounds.
     section.decay_rounds = whole(0, least=0)
     return section

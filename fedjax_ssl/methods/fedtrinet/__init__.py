@@ -95,7 +95,7 @@ TUNING = "tuning_opt_state"  # and that of the optimizer that tunes the spliced 
 def defaults() -> Section:
     """The section `config.fedtrinet`."""
     section = Section()
-    section.warm_up_rounds = whole(40, least=0)  # on labels only, before round r = 0
+    section.warm_up_rounds = whole(40, least=0)  # rounds on labels only, before round r = 0
     # m is measured on the clients' unlabelled images; 'test': on the test images, as in the code.
     section.reference = word("unlabelled", "test")
     # The threshold of round 0 is factor m, for the SUM of the players' probabilities.
@@ -103,15 +103,15 @@ def defaults() -> Section:
     section.full_rounds = whole(10, least=0)  # rounds in which the threshold stays at this value
     section.decay_rounds = whole(50, least=1)  # afterwards it is (1 - r / decay_rounds) factor m
     section.protection = True  # the threshold ends at factor m / 2; False: it falls to 0
-    section.protected_from = whole(35, least=0)  # in rounds from this one on
+    section.protected_from = whole(35, least=0)  # first round in which protection applies
     # Who votes: 'three', the last local, the spliced and the global model; 'one', only the global one, from which
     # training then continues, without splicing.
     section.players = word("three", *PLAYERS)
     section.head_blocks = whole(1, least=1)  # backbone blocks in the head part; 2 in the code's demo and for MNIST
-    section.freeze_head = True  # in the tuning of the spliced network
+    section.freeze_head = True  # whether the head part is frozen while the spliced network is tuned
     # Number of new labels in a round from which on a client also trains on separate batches of accepted images.
     section.min_new_labels = whole(10, least=1)
-    section.accepted_weight = real(0.15, least=0)  # final weight of that loss
+    section.accepted_weight = real(0.15, least=0)  # final weight of the loss on these batches
     section.ramp_from = whole(50, least=0)  # local epochs, counted from r = 0, in which the weight is 0
     section.ramp_epochs = whole(100, least=1)  # epochs from there to the full weight
     return section

@@ -92,7 +92,7 @@ def defaults() -> Section:
     section.local_clusters = whole(16, least=1)  # clusters of each client; at most its memory
     section.memory = whole(128, least=1)  # projections that a client remembers
     section.temperature = real(0.1, above=0)  # temperature of the assignments to clusters
-    section.decay = share(0.996)  # of the target in each step
+    section.decay = share(0.996)  # decay of the target in each step
     section.clustering_steps = whole(500, least=1)  # steps of the server's clustering per round
     return section
 

@@ -73,11 +73,11 @@ def defaults() -> Section:
     section.least_similarity = real(-1.0, least=-1, most=1)
     # The prior: 'mean' of the clients' class shares in this round, or 'pooled' counts averaged over rounds (code).
     section.prior = word("mean", "pooled")
-    section.prior_momentum = share(0.99)  # of this average over rounds
+    section.prior_momentum = share(0.99)  # momentum of this average over rounds
     section.tuning = True  # GPT, the server's step
     section.tuning_epochs = whole(100, least=0)  # Q; 10 on CIFAR-100, where more epochs overfit
     section.tuning_batch_size = whole(4, least=1)  # proxies in a step
-    section.tuning_learning_rate = real(0.005, above=0)  # of plain SGD
+    section.tuning_learning_rate = real(0.005, above=0)  # learning rate of its plain SGD
     # Negatives: the other 'global' proxies (code), or a client's own others ('client', eq. 2).
     section.tuning_negatives = word("global", "client")
     section.tuning_margin = real(100.0, least=0)  # largest margin of the true class (code); 0: none, as printed
