@@ -44,9 +44,9 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
     if entry.fields:
         yield _bullet(f"Naming the method as an argument sets {_sets(entry.fields)}")
     if entry.variants:
-        yield "\n| variant | sets |\n|---|---|"
+        yield "\nVariants, and what they set:\n"
         for variant in entry.variants:
-            yield f"| `{variant}` | {_variant(variant, entry.variants)} |"
+            yield _bullet(f"`{variant}`: {_variant(variant, entry.variants)}")
     fields = {field: value for field, value in read_fields().items() if field.startswith(f"{name}.")}
     if fields:
         may_be, group = ranges(), None

@@ -70,7 +70,7 @@ def test_descriptions_are_those_of_the_source(root):
     assert "| `iid` | `data.alpha=1000.0` |" in page
     of_method = script(root, "method_reference").page
     assert "| `fedanchor.threshold` | `0.6`, \u2265 -1 | t of eq. 5" in of_method("fedanchor")
-    assert "| `no_label_set` | `fedil.label_set=False` |" in of_method("fedil")
+    assert "* `no_label_set`: `fedil.label_set=False`\n" in of_method("fedil")
 
 
 @pytest.mark.parametrize("name, picture", [("draw_round", "round.svg"), ("draw_results", "methods.svg")])
