@@ -8,6 +8,7 @@ A method's own fields and variants are on its page alone (`method_reference.py`)
 """
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,9 +26,9 @@ the command line, or in Python after `config = base_config()` as `config.client.
 python launch.py --config.client.epochs=1 --config.data.alpha=0.3
 ```
 
-The second column has the default and what else is allowed: `[0, 1)` includes 0 and excludes 1. A field
-with a whole default, such as `5`, takes whole numbers. If a name is misspelt or a value out of range,
-the command stops with one line before it writes anything.
+Each field is shown with its default and what else is allowed: `[0, 1)` includes 0 and excludes 1, and
+a whole default, such as `5`, takes whole numbers. If a name is misspelt or a value out of range, the
+command stops with one line before it writes anything.
 """
 
 SECTIONS = {
@@ -49,7 +50,7 @@ def page() -> str:
 
 
 def _fields() -> Iterator[str]:
-    """Every shared field in a table of its section, or of its group there."""
+    """Every shared field in a list of its section, or of its group there."""
     values, may_be, described = flatten(base_config().to_dict()), ranges(), {}
     section = group = None
     for name, field in read_fields().items():
@@ -59,14 +60,13 @@ def _fields() -> Iterator[str]:
         opens = new_section != section
         if opens:
             section = new_section
-            yield f"\n## {SECTIONS.get(section, section)} {{ #{section or 'run'} }}\n"
-        if opens or field.group != group:
+            yield f"\n## {SECTIONS.get(section, section)} {{ #{section or 'run'} }}"
+        if opens or field.group not in ("", group):
             group = field.group
             yield f"\n{text(group)}\n" if group else ""
-            yield "| field | default | meaning |\n|---|---|---|"
         first = described.setdefault((name.rpartition(".")[2], field.meaning), name)
         meaning = text(field.meaning) if first == name else f"as `{first}`"
-        yield f"| `{name}` | {default(repr(values[name]), may_be[name], field.meaning)} | {meaning} |"
+        yield entry(name, repr(values[name]), may_be[name], field.meaning, meaning)
 
 
 def _arguments() -> Iterator[str]:
@@ -81,14 +81,12 @@ An argument is short for some fields. Write arguments behind the config file's n
 * another method's name, such as `semifl`, if it takes labels in the same places; then one of its variants;
 * the name of a backbone: it sets `model.name`;
 * one of these:
-
-| argument | sets |
-|---|---|"""
+"""
     for name, field in ARGUMENT_FIELDS.items():
-        yield f"| `{name}=...` | `{field}` |"
+        yield bullet(f"`{name}=...` sets `{field}`")
     for name, changes in ARGUMENTS.items():
         if changes != {"model.name": name}:
-            yield f"| `{name}` | {_assigned(changes)} |"
+            yield bullet(f"`{name}` sets {_assigned(changes)}")
 
 
 def _assigned(fields: Mapping[str, Any]) -> str:
@@ -96,29 +94,35 @@ def _assigned(fields: Mapping[str, Any]) -> str:
 
 
 def text(comment: str) -> str:
-    """A comment as a cell of a table: pages it names become links, and nothing in it is markup."""
+    """A comment as Markdown: pages it names become links, and nothing in it is markup."""
     comment = comment.replace("|", "&#124;").replace("<", "&lt;").replace("*", "&#42;")
     comment = re.sub(r"\bfedjax_ssl/[\w/]+\.py", lambda found: f"`{found[0]}`", comment)
     return re.sub(r"\bdocs/([\w/]+)\.md", r"[\1](\1.md)", comment)
 
 
-def default(value: str, values: Range, meaning: str) -> str:
-    """A default and the field's other values as a cell, as in '`5`, \u2265 1'; no words that the meaning quotes."""
-    others = _others(value, values, meaning)
-    return f"`{value}`, {others}" if others else f"`{value}`"
+def bullet(text: str) -> str:
+    """An entry of a list, in lines of at most 100 characters."""
+    return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def entry(name: str, value: str, values: Range, meaning: str, shown: str) -> str:
+    """A field with its default, its other values and its meaning as shown; no words that the meaning quotes."""
+    return bullet(f"`{name}={value}`{_others(value, values, meaning)}: {shown}")
 
 
 def _others(value: str, values: Range, meaning: str) -> str:
     if values.each is not None:
-        each = _bounds(values.each)
-        return f"each {each}" if each else ""
+        return f", each {_bounds(values.each)}" if _bounds(values.each) else ""
     if values.choices:
         quoted = all(f"'{choice}'" in meaning for choice in values.choices)
-        return "" if quoted else text(", ".join(repr(choice) for choice in values.choices if repr(choice) != value))
+        others = text(", ".join(repr(choice) for choice in values.choices if repr(choice) != value))
+        return "" if quoted else f" or {others}"
     if values.kind not in (int, float):
         return ""
-    kind = "int" if values.kind is int and value == "None" else ""
-    return " ".join(filter(None, [kind, _bounds(values)]))
+    bounds = _bounds(values)
+    if value == "None":
+        return f" or {'int ' if values.kind is int else ''}{bounds}"
+    return f", {bounds}" if bounds else ""
 
 
 def _bounds(values: Range) -> str:
@@ -128,7 +132,7 @@ def _bounds(values: Range) -> str:
     if high == (None, None):
         return f"\u2265 {values.least}" if values.above is None else f"> {values.above}"
     opening = f"[{values.least}" if values.above is None else f"({values.above}"
-    return f"{opening}, {values.most}]" if values.below is None else f"{opening}, {values.below})"
+    return f"in {opening}, {values.most}]" if values.below is None else f"in {opening}, {values.below})"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Likewise the table of methods and kinds of inputs in docs/reference/kinds.md.
 
 import pathlib
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,26 +36,25 @@ def page(name: str) -> str:
 
 def _section(name: str, entry: Entry) -> Iterator[str]:
     yield "\n## Settings, variants and fields\n"
-    yield _bullet(f"`data.labels`: {', '.join(f'`{setting}`' for setting in entry.settings)}")
+    yield reference.bullet(f"`data.labels`: {', '.join(f'`{setting}`' for setting in entry.settings)}")
     configs = [f"`configs/{path.name}`" for path in sorted((ROOT / "configs").glob(f"{name}_*.py"))]
     if configs:
-        yield _bullet(f"Configurations: {', '.join(configs)}")
+        yield reference.bullet(f"Configurations: {', '.join(configs)}")
     if entry.fields:
-        yield _bullet(f"Naming the method as an argument sets {_sets(entry.fields)}")
+        yield reference.bullet(f"Naming the method as an argument sets {_sets(entry.fields)}")
     if entry.variants:
         yield "\nVariants, and what they set:\n"
         for variant in entry.variants:
-            yield _bullet(f"`{variant}`: {_variant(variant, entry.variants)}")
+            yield reference.bullet(f"`{variant}`: {_variant(variant, entry.variants)}")
     fields = {field: value for field, value in read_fields().items() if field.startswith(f"{name}.")}
     if fields:
-        may_be, group = ranges(), None
+        yield "\nFields, with their defaults:\n"
+        may_be, group = ranges(), ""
         for field, value in fields.items():
-            if value.group != group:
+            if value.group not in ("", group):
                 group = value.group
-                yield f"\n{_cell(group)}\n" if group else ""
-                yield "| field | default | meaning |\n|---|---|---|"
-            default = reference.default(value.default, may_be[field], value.meaning)
-            yield f"| `{field}` | {default} | {_cell(value.meaning)} |"
+                yield f"\n{_cell(group)}\n"
+            yield reference.entry(field, value.default, may_be[field], value.meaning, _cell(value.meaning))
     yield ""
 
 
@@ -76,8 +74,8 @@ def _kinds() -> Iterator[str]:
     yield ""
     for name, entry in METHODS.items():
         if entry.images_alone:
-            yield _bullet(f"`{name}` needs images: it {entry.images_alone}.")
-    yield _bullet("`fedcon`, `fedema`, `fedu` train a backbone; so they cannot use `model.name=linear`.")
+            yield reference.bullet(f"`{name}` needs images: it {entry.images_alone}.")
+    yield reference.bullet("`fedcon`, `fedema`, `fedu` train a backbone; so they cannot use `model.name=linear`.")
     yield ""
 
 
@@ -87,10 +85,6 @@ def _takes(name: str, entry: Entry, kind: str) -> str:
     fields = (entry.section() or Section()).config().items()
     mixes = [field for field, value in fields if "mixup" in field and value is True]
     return f"with `{name}.{mixes[0]}=false`" if kind == "text" and mixes else "yes"
-
-
-def _bullet(text: str) -> str:
-    return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _variant(name: str, variants: Mapping[str, Mapping[str, Any]]) -> str:

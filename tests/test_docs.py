@@ -63,13 +63,14 @@ def test_descriptions_are_those_of_the_source(root):
     assert fields["fedanchor.mix_weight"] == Field("1.0", "b of eq. 10", "Local training (section 4.3, appendix B).")
     page = script(root, "config_reference").page()
     assert (root / "docs" / "configs.md").read_text(encoding="utf-8") == page, "python docs/config_reference.py"
-    assert "| `lanes` | `None`, int \u2265 1 | clients trained side by side" in page
-    assert "| `data.unknown_share` | `0.25`, [0, 1) |" in page and "| `cohorts` | `'keyed'` | How" in page
-    assert "| `schedule` | `'constant'`, 'cosine' | sched" in page and "`(20, 100)`, each \u2265 0 | For" in page
-    assert "| `server.epochs` | `1`, \u2265 0 | as `client.epochs` |" in page
-    assert "| `iid` | `data.alpha=1000.0` |" in page
+    assert "* `lanes=None` or int \u2265 1: clients trained side by side" in page
+    assert "* `data.unknown_share=0.25`, in [0, 1): " in page and "* `cohorts='keyed'`: How" in page
+    assert "* `schedule='constant'` or 'cosine': schedule" in page
+    assert "* `eval_shots=(20, 100)`, each \u2265 0: For" in page
+    assert "* `server.epochs=1`, \u2265 0: as `client.epochs`\n" in page
+    assert "* `iid` sets `data.alpha=1000.0`\n" in page
     of_method = script(root, "method_reference").page
-    assert "| `fedanchor.threshold` | `0.6`, \u2265 -1 | t of eq. 5" in of_method("fedanchor")
+    assert "* `fedanchor.threshold=0.6`, \u2265 -1: t of eq. 5" in of_method("fedanchor")
     assert "* `no_label_set`: `fedil.label_set=False`\n" in of_method("fedil")
 
 
@@ -231,7 +232,7 @@ def test_the_site_builds_without_a_warning(site, root):
     for name in flatten(base_config().to_dict()):
         section = name.partition(".")[0]
         page = f"methods/{section}.html" if section in methods.METHODS else "configs.html"
-        assert f"<code>{name}</code>" in site[page], name
+        assert f"<code>{name}=" in site[page], name
 
 
 def test_equations_are_mathml(site):

@@ -51,13 +51,6 @@ def data_fields() -> Section:
     # With 'profile': the share of labelled images of each client; or the distribution from which shares are drawn,
     # such as 'beta(a,b)'.
     section.label_profile = ("beta(0.3,0.3)",)
-    # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed.
-    section.imbalance = real(1.0)  # IF, largest class / smallest class; negative: reversed order; 1: no long tail
-    section.largest_class = whole(0, least=0)  # n_max, images of the largest class; 0: the source's smallest class
-    # A separate tail for the labelled images, which are then drawn first (ACR): those of the server, of num_labelled
-    # with 'clients', or of the labelled clients with 'some_clients'. 0: they follow the tail above.
-    section.labelled_largest_class = whole(0, least=0)
-    section.labelled_imbalance = real(1.0)  # the IF of that tail
     section.balanced_test = False  # cuts the test set to equally many images of each class
     # Training images held out, equally many of each class. Rounds are then evaluated on them, not on the test set.
     section.validation = whole(0, least=0)
@@ -86,4 +79,11 @@ def data_fields() -> Section:
     section.partition_file = ""  # a saved partition to use instead
     section.reveal_labels = False  # shows hidden labels to the method, for an upper bound; every table marks it
     section.centralised = False  # the server holds all images and labels, for an upper bound; every table marks it
+    # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed.
+    section.imbalance = real(1.0)  # IF, largest class / smallest class; negative: reversed order; 1: no long tail
+    section.largest_class = whole(0, least=0)  # n_max, images of the largest class; 0: the source's smallest class
+    # A separate tail for the labelled images, which are then drawn first (ACR): those of the server, of num_labelled
+    # with 'clients', or of the labelled clients with 'some_clients'. 0: they follow the tail above.
+    section.labelled_largest_class = whole(0, least=0)
+    section.labelled_imbalance = real(1.0)  # the IF of that tail
     return section

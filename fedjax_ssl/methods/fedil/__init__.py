@@ -72,9 +72,9 @@ def defaults() -> Section:
     section.labels_from = word("local", "global")
     section.successive = whole(7, least=1)  # k: equal labels in a row until a label joins the set (Table III: 2 to 8)
     section.count_per = word("round", "epoch")  # t of eq. 17 to 19 counts a client's rounds; 'epoch': its local epochs
-    section.label_set = True  # xi_c of eq. 14; False: Table II's "without pseudo-label set"
+    section.label_set = True  # whether there is a set (xi_c of eq. 14; Table II)
     section.kl_weight = real(1.0, least=0)  # weight of xi_b in eq. 11
-    section.cosine_screening = True  # epsilon(S) of eq. 25; False: Table II's "without Cosine Similarity"
+    section.cosine_screening = True  # whether uploads are screened, eq. 25 (Table II)
     section.average_rounds = whole(20, least=1)  # rounds in the moving average of the increment's norm (Figure 4)
     section.stop_below = real(0.0, least=0)  # ends the run when the norm stays below it; 0: never
     section.stop_rounds = whole(20, least=1)  # rounds for which it must stay below
