@@ -67,7 +67,7 @@ class Records:
             state: after the round.
             metrics: of the round.
             seconds: that it took.
-            compiling: how many of these nodes compiled.
+            compiling: how many of these seconds the slowest node compiled.
             healthy: whether the state is usable.
         """
         line = to_record(metrics, COUNTED)
@@ -75,7 +75,7 @@ class Records:
         times = {"seconds": seconds - compiling, "compile_seconds": compiling}
         self._folder.append(TIMINGS, [{"round": line["round"], **times}])
         name = f"{measured_each_round(self._config)}_accuracy"
-        took = f"{seconds:.1f} s, of which nodes compiled {compiling:.1f}"
+        took = f"{seconds:.1f} s, {compiling:.1f} of them for compiling at nodes"
         say(f"round {line['round']}/{self._config.num_rounds}: {name} {line[name]:.4f}, {took}")
         if healthy and line["round"] % self._config.checkpoint_every == 0:
             self._save(state)

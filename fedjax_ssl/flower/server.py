@@ -1,7 +1,7 @@
 """The ServerApp: the server's stages of a round, with Flower's nodes as clients."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -203,7 +203,10 @@ class Server:
                 contents[node]["personal"] = to_record(personal)
             whose[node] = mine
         found = self._send(contents, "train", number)
-        self.compiling += max(map(read_compiling, found.values()), default=0.0)
+        compiling = {node: read_compiling(content) for node, content in found.items()}
+        self.compiling += max(compiling.values(), default=0.0)
+        if line := compiled_at(compiling):
+            say(f"round {number + 1}: {len(found)} of {len(contents)} nodes answered; {line}")
         replies = dict.fromkeys(of_turn.tolist(), Reply())
         for node, content in found.items():
             for place, job in enumerate(whose[node]):
@@ -313,6 +316,13 @@ class Server:
             trained={},
             lane_steps=_on_host(np.int32(0)),
         )
+
+
+def compiled_at(seconds: Mapping[int, float]) -> str:
+    """Which nodes compiled for a second or longer, the slowest first; '' if none did."""
+    slow = sorted((node for node, took in seconds.items() if took >= 1), key=lambda node: -seconds[node])
+    shown = ", ".join(f"node {node} compiled {seconds[node]:.1f} s" for node in slow[:3])
+    return shown + f" and {len(slow) - 3} more" * (len(slow) > 3)
 
 
 def _on_host(values: Any, dtype: Any = None) -> Any:

@@ -182,6 +182,15 @@ def test_a_node_with_images_of_its_own(tmp_path):
 
 
 @needs_flower
+def test_nodes_that_compile_are_named_the_slowest_first():
+    from fedjax_ssl.flower.server import compiled_at
+
+    assert compiled_at({100: 0.4, 101: 0.0}) == compiled_at({}) == ""
+    assert compiled_at({100: 2.0, 101: 0.1, 102: 6.04}) == "node 102 compiled 6.0 s, node 100 compiled 2.0 s"
+    assert compiled_at(dict.fromkeys(range(100, 105), 2.0)).endswith("node 102 compiled 2.0 s and 2 more")
+
+
+@needs_flower
 def test_an_answer_that_does_not_come(capsys):
     """The round is of the other client, and what the lost one learned does not count. So is it where a node sends
     again what it sent before, or has not the images that its first answer told."""
