@@ -56,8 +56,7 @@ def data_fields() -> Section:
     section.validation = whole(0, least=0)
     section.server_labels = whole(500, least=0)  # S, labelled images of the server; with 'server' and 'profile'
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class
-    # Numbers of unknown classes, such as (7, 8, 9): the model has no outputs for them, only clients hold their images,
-    # without labels, and they are tested separately. See docs/how_to/unknown_classes.md.
+    # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
     section.unknown_classes = several((), whole(least=0), distinct=True)
     section.unknown_drawn = whole(0, least=0)  # instead: this many classes, drawn by the seed
     # A second data set with unknown images only: a name of data.source, an npz file or a folder.
@@ -67,8 +66,7 @@ def data_fields() -> Section:
     of_dirichlet = ("dirichlet_clients", "dirichlet_pairs", "dirichlet_classes")
     # How the clients' images are partitioned; see docs/data.md.
     section.partition = word("lda", "iid", "stratified", *of_dirichlet, "shards", "profiles", "main_class", "natural")
-    # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder than the others
-    # at the same alpha, so their values cannot be compared.
+    # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder than the others.
     section.alpha = real(0.1, above=0)
     section.classes_per_client = whole(2, least=1)  # of the 'shards' partition
     section.main_share = share(0.4)  # of 'main_class': the share of a client's images that are of its main class
@@ -82,8 +80,7 @@ def data_fields() -> Section:
     # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed.
     section.imbalance = real(1.0)  # IF, largest class / smallest class; negative: reversed order; 1: no long tail
     section.largest_class = whole(0, least=0)  # n_max, images of the largest class; 0: the source's smallest class
-    # A separate tail for the labelled images, which are then drawn first (ACR): those of the server, of num_labelled
-    # with 'clients', or of the labelled clients with 'some_clients'. 0: they follow the tail above.
+    # A separate tail for the labelled images, which are then drawn first (ACR); 0: they follow the tail above.
     section.labelled_largest_class = whole(0, least=0)
     section.labelled_imbalance = real(1.0)  # the IF of that tail
     return section

@@ -26,8 +26,7 @@ def model_fields() -> Section:
     # In the mean of statistics all 'batches' count equally, or by their 'samples' ((FL)^2). 'moments' does not use it.
     section.statistics_weights = word("batches", "samples")
     # Initial classifier: 'lecun', a normal kernel of variance 1 / fan-in; 'torch', a uniform one with a third of that
-    # variance ((FL)^2, SemiFL); both with bias 0. 'torch_linear': kernels and biases of classifier and heads uniform
-    # within 1 / sqrt(fan-in), as in torch.nn.Linear (most public code).
+    # variance ((FL)^2, SemiFL); 'torch_linear', classifier and heads as torch.nn.Linear (most public code).
     section.classifier_init = word("lecun", "torch", "torch_linear")
     section.dtype = word("float32", "bfloat16")  # type of computations; parameters are float32
     # Precision of float32 products: the platform's 'default', which is bfloat16 on TPUs and may be TF32 on GPUs; or

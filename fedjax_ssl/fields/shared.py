@@ -47,8 +47,8 @@ def shared_fields() -> Section:
     # How a cohort is drawn from more than 16,384 clients: 'keyed', at a cost independent of their number; or
     # 'permuted', by sorting all of them, as versions before 0.2 did.
     config.cohorts = word("keyed", "permuted")
-    # Start from another run's model: RUN or RUN/checkpoints/ROUND. Parts that both models have are copied. If RUN has
-    # several seeds, the run with the same seed is taken. server.pretrain_epochs then train the model further.
+    # Start from another run's model: RUN or RUN/checkpoints/ROUND. Of several seeds the same one is taken. See
+    # docs/how_to/start_from_a_model.md.
     config.init_from = ""
     config.schedule = word("constant", "cosine")  # schedule of all learning rates over rounds; 'cosine' falls to 0
     # More measures after each round, any of 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; see
@@ -58,8 +58,8 @@ def shared_fields() -> Section:
     # 'many'.
     config.eval_shots = several((20, 100), whole(least=0))
     config.eval_neighbours = whole(200, least=1)  # for 'knn': number of neighbours that vote
-    # With data.client_test_share: test all clients on their own test images every so many rounds, in metrics.jsonl. 0:
-    # only at the end, in summary.json. Such a test trains every client once.
+    # With data.client_test_share: test all clients on their own images every so many rounds, which trains each of them
+    # once; 0: only at the end.
     config.eval_clients_every = whole(0, least=0)
     # Parts of the model that each client keeps and never sends, such as ('classifier',). See
     # docs/how_to/personal_models.md.

@@ -8,7 +8,7 @@ def aggregation_fields() -> Section:
     section = Section()
     # Weights of uploads in their mean: a client's 'size' in images, its 'qualified' images (those trained on), or
     # 'uniform'. Methods with their own weights ignore it: cbafed, semianagg, orchestra; by default fedlabel,
-    # fedavg_semi, isofed and fl2 (see fedlabel.weights, fedavg_semi.apart, isofed.unlabelled_loss, fl2.status_weights).
+    # fedavg_semi, isofed and fl2.
     section.weights = word("size", "qualified", "uniform")
     # Each client clips its update of the parameters to this norm before sending; 0: no clipping.
     section.clip_norm = real(0.0, least=0)
@@ -35,14 +35,11 @@ def aggregation_fields() -> Section:
 def attack_fields() -> Section:
     """Clients that lie."""
     section = Section()
-    # What attackers do: 'sign_flip', 'noise', 'scaled' and 'little' (A Little Is Enough) change their uploads; 'labels'
-    # trains on the next class's label and exaggerates the number of images; 'poison' replaces unlabelled images by
-    # crafted ones, so that images of one class get another's label. 'none': no attack. See docs/how_to/robustness.md.
+    # What attackers do: 'sign_flip', 'noise', 'scaled' and 'little' change their uploads; 'labels' trains on false
+    # labels; 'poison' crafts unlabelled images; 'none': no attack. See docs/how_to/robustness.md.
     section.kind = word("none", "sign_flip", "noise", "scaled", "little", "labels", "poison")
     section.share = share(0.2)  # share of attackers: floor(share K) clients, drawn by the seed
-    # Multiple of the honest update; 'labels': of the number of images; 'little': in standard deviations; 'poison':
-    # crafted images per 1,000 images of all clients. 0 is 1 for 'sign_flip' and 'noise', 10 for 'scaled' and 'labels',
-    # 5 for 'poison', the paper's formula for 'little'.
+    # Strength of the attack, in units of its kind; 0: the default of the kind. See docs/how_to/robustness.md.
     section.strength = real(0.0, least=0)
     section.from_class = whole(4, least=0)  # with 'poison': the class whose images should be mislabelled
     section.to_class = whole(9, least=0)  # with 'poison': the class they should be labelled as
@@ -75,9 +72,8 @@ def availability_fields() -> Section:
 def privacy_fields() -> Section:
     """Differential privacy of clients."""
     section = Section()
-    # z of differential privacy: each client clips its update to S = aggregation.clip_norm. The server sums updates,
-    # adds Gaussian noise of deviation z S and divides by clients_per_round; weights are ignored. 0: no noise. See
-    # docs/how_to/privacy.md.
+    # z of differential privacy: Gaussian noise of deviation z aggregation.clip_norm on the sum of updates; weights are
+    # ignored. 0: no noise. See docs/how_to/privacy.md.
     section.noise = real(0.0, least=0)
     section.delta = real(1e-5, above=0, below=1)  # delta for which epsilon is reported
     # 'poisson': each client joins independently, clients_per_round on average; 'fixed': always this number, with a far

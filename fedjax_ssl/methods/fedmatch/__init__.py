@@ -153,9 +153,8 @@ def defaults() -> Section:
     # The learning rate of a client (or of the server, if it has the labels) is divided by 3 after this many visits
     # without a new lowest training loss; 0: never. With labels at the server the paper has 20.
     section.patience = whole(5, least=0)
-    # At clients with labels an epoch has as many unlabelled batches as labelled ones, which determines their size: 450
-    # unlabelled images beside 50 labelled ones make 5 batches of 90. Above 0 this is the largest size, and an epoch has
-    # more steps if needed. 0: no bound; every step then has room for the largest batch of any client.
+    # Largest unlabelled batch at clients with labels, where an epoch has as many unlabelled batches as labelled ones; a
+    # longer epoch has more steps. 0: no bound, and every step has room for the largest batch of any client.
     section.unlabelled_batch = whole(0, least=0)
     section.shuffle = True  # False: batches have the same order in each round, as in the public code
     return section
