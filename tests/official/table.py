@@ -16,7 +16,7 @@ HEAD = """\
 and once with an independent float64 implementation, which follows the paper's equations in the
 order of the official code (`tests/official/`). There are three clients of unequal size, and both
 see the same initial numbers and batches. The table shows the largest difference of any parameter at
-the end, in float32 against float64, and how far the parameters moved. An empty cell is as above.
+the end, in float32 against float64, and how far the parameters moved.
 
 | method | compared | largest difference | moved | official code |
 |---|---|---|---|---|
@@ -31,13 +31,10 @@ it with NumPy by the paper's abstract.
 def table(folder: pathlib.Path) -> str:
     """The page."""
     lines = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-    rows, before = [], {}
-    for line in lines:
-        new = line["method"] != before.get("method")
-        method = f"`{line['method']}`" if new else ""
-        code = line["code"] if new or line["code"] != before["code"] else ""
-        rows.append(f"| {method} | {line['what']} | {line['difference']:.1e} | {line['moved']:.2g} | {code} |")
-        before = line
+    rows = [
+        f"| `{line['method']}` | {line['what']} | {line['difference']:.1e} | {line['moved']:.2g} | {line['code']} |"
+        for line in lines
+    ]
     return HEAD + "\n".join(rows) + TAIL
 
 
