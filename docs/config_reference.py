@@ -26,9 +26,9 @@ the command line, or in Python after `config = base_config()` as `config.client.
 python launch.py --config.client.epochs=1 --config.data.alpha=0.3
 ```
 
-Each field is shown with its default and what else is allowed: `[0, 1)` includes 0 and excludes 1, and
-a whole default, such as `5`, takes whole numbers. If a name is misspelt or a value out of range, the
-command stops with one line before it writes anything.
+Each field is shown with its default and what else is allowed: `[0, 1)` includes 0 and excludes 1;
+a field with a whole default, such as `5`, takes whole numbers. If a name is misspelt or a value out
+of range, the command stops with one line before it writes anything.
 """
 
 SECTIONS = {
@@ -63,7 +63,7 @@ def _fields() -> Iterator[str]:
             yield f"\n## {SECTIONS.get(section, section)} {{ #{section or 'run'} }}"
         if opens or field.group not in ("", group):
             group = field.group
-            yield f"\n{text(group)}\n" if group else ""
+            yield f"\n{textwrap.fill(text(group), 100)}\n" if group else ""
         first = described.setdefault((name.rpartition(".")[2], field.meaning), name)
         meaning = text(field.meaning) if first == name else f"as `{first}`"
         yield entry(name, repr(values[name]), may_be[name], field.meaning, meaning)
@@ -74,11 +74,11 @@ def _arguments() -> Iterator[str]:
     yield """
 ## Arguments of a config file { #arguments }
 
-An argument is short for some fields. Write arguments behind the config file's name and a colon, separated by commas:
-`--config=configs/fedanchor_mnist.py:semifl,strong,images=100`. They are applied in this order. Fields that follow as
-`--config.FIELD=VALUE` are applied last. An argument is
+An argument is short for some fields. Write arguments after the config file's name and a colon, as in
+`--config=configs/fedanchor_mnist.py:semifl,strong,images=100`. They are applied in this order, and
+then the fields as `--config.FIELD=VALUE`. An argument is
 
-* another method's name, such as `semifl`, if it takes labels in the same places; then one of its variants;
+* another method's name, such as `semifl`, then one of its variants;
 * the name of a backbone: it sets `model.name`;
 * one of these:
 """

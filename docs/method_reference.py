@@ -8,6 +8,7 @@ Likewise the table of methods and kinds of inputs in docs/reference/kinds.md.
 
 import pathlib
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,7 +54,7 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
         for field, value in fields.items():
             if value.group not in ("", group):
                 group = value.group
-                yield f"\n{_cell(group)}\n"
+                yield f"\n{textwrap.fill(_cell(group), 100)}\n"
             yield reference.entry(field, value.default, may_be[field], value.meaning, _cell(value.meaning))
     yield ""
 
