@@ -79,19 +79,19 @@ def score_pseudo_labels(
 
     Args:
         report: leaves [R, n_max].
-        truth: int32 [R, n_max], the true labels; -1 where nobody knows it, which counts for no accuracy; `UNKNOWN` for
-            images of no class, of which every label is wrong.
-        unlabelled: bool [R, n_max], False for padding and where the label is visible. Of these the ones count of which
-            the report says that a label was made.
+        truth: int32 [R, n_max], the true labels. -1: unknown to everybody, not counted. `UNKNOWN`: an image of an
+            unknown class, for which every label is wrong.
+        unlabelled: bool [R, n_max], False for padding and where the label is visible. Only examples that the report
+            says were labelled are counted.
         num_jobs: int32 [], how many of the rows are not padding.
         with_unknown: whether clients hold unknown images.
 
     Returns:
-        `pseudo_label_accuracy` of the labels in use, `pseudo_label_accuracy_<rule>` of each other rule,
-        `qualified_accuracy` of those that a client trains on (NaN without any), `qualified_per_client`, their mean
-        number over the cohort, and `qualified_share`, their share of all; and the mean of each of the report's facts
-        over the examples where it is finite. And with unknown images `qualified_unknown_share`, the share of them that
-        a client trains on.
+        `pseudo_label_accuracy` of the labels in use; `pseudo_label_accuracy_<rule>` of each other rule;
+        `qualified_accuracy` of the labels that clients train on (NaN without any); `qualified_per_client`, the mean
+        number of these over the cohort; `qualified_share`, their share of all examples; the mean of each of the
+        report's facts over the examples where it is finite; with unknown images `qualified_unknown_share`, the share of
+        unknown images that clients train on.
     """
     unknown = unlabelled & (truth == UNKNOWN)
     if report.made is not None:

@@ -25,7 +25,7 @@ MEASURES = {
     },
     "knn": {"knn_accuracy": "kNN accuracy"},
 }
-# The same of runs with unknown classes, whatever the configuration names.
+# Measures of runs with unknown classes, in addition to those of `eval_measures`.
 OPEN_SET = {"auroc": "AUROC of unknown images", "open_accuracy": "open-set accuracy"}
 KNN_TEMPERATURE = 0.1
 

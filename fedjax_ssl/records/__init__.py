@@ -1,1 +1,1 @@
-"""The files of a run's folder, written and read. Knows the configuration, and nothing of training."""
+"""The files of a run's folder, written and read. It imports the configuration and nothing of training."""

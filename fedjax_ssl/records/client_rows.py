@@ -33,7 +33,7 @@ class ClientRows:
         Args:
             path: of the file.
             run: names the run, such as by the checksum of what it is trained with: another run's file is refused.
-            from_round: the round that the run goes on from: later rows are deleted. None: the run begins, and all are.
+            from_round: the round to resume from; later rows are deleted. None: a new run; all rows are deleted.
 
         Raises:
             UserError: it is a link, damaged, another run's, or its rows do not reach the round.

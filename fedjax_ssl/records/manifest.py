@@ -28,7 +28,7 @@ from fedjax_ssl.records.workdir import (
 )
 
 MANIFEST = "run.json"  # in a checkpoint's folder
-RECORDS_SUM = "records.sha256"  # beside it: the checksum of the records that the state stands on
+RECORDS_SUM = "records.sha256"  # beside it: a checksum of the records up to the checkpoint
 _TOLERANCE = 1e-5  # of the images' mean and deviation, which another machine may round otherwise
 
 
@@ -67,7 +67,7 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest | None:
     """The manifest of a checkpoint; None in those of earlier versions.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is none.
+        OSError, ValueError: it cannot be read or is not a manifest.
     """
     if not (checkpoint / MANIFEST).exists():
         return None
@@ -82,12 +82,12 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest | None:
 
 
 def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | None) -> None:
-    """Checks that a checkpoint belongs to the files beside it, and to the run that goes on from it.
+    """Checks that a checkpoint belongs to the files beside it, and to the run that resumes from it.
 
     Args:
         checkpoint: RUN/checkpoints/ROUND.
         then: what it was trained with.
-        now: what the run in the memory is trained with; None: there is none.
+        now: what the resuming run is trained with; None if no run resumes.
 
     Raises:
         UserError: it was trained with something else, or a file cannot be read.

@@ -43,12 +43,12 @@ class Start(NamedTuple):
         host: its name.
         processor: its model and how many of its cores this process may use.
         python: version.
-        commit: of the checkout that the library lies in, else of the repository of the current folder; None: neither.
+        commit: of the checkout of the library, else of the repository of the current folder; None without either.
         dirty: whether its files differ from the commit, or a loaded file of the library is not in it;
             None without a commit.
         diff: SHA-256 of `git diff HEAD`; None without changes.
         library: SHA-256 of the library's files in Python.
-        files: name -> SHA-256 of config files, the user's methods and backbones, and whatever else was loaded that is
+        files: name -> SHA-256 of config files, the user's methods and backbones, and other loaded files that are
             neither installed nor in the commit.
         packages: name -> version of all that is installed; names have underscores for hyphens.
     """

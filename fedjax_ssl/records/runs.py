@@ -123,7 +123,7 @@ class RunRecords(NamedTuple):
         return bool(np.isfinite(self.values(name)).any())
 
     def labelling_rules(self) -> dict[str, str]:
-        """The metric of each of the method's ways to label, and the way's name in words; {} where nobody labels."""
+        """Metric -> the label rule in words, for each of the method's rules; {} if it makes no labels."""
         rules = {name: name.removeprefix(RULE) for name in self.metrics[0] if name.startswith(RULE)}
         if not rules and "pseudo_label_accuracy" in self.metrics[0]:
             rules = {"pseudo_label_accuracy": "all"}  # one way alone has no name
@@ -182,10 +182,10 @@ class RunRecords(NamedTuple):
         return {number: path for number, path in snapshot_files(self.folder / SNAPSHOTS).items() if number <= last}
 
     def client_accuracies(self) -> dict[str, np.ndarray]:
-        """Of which model -> its accuracy on each client's mix of classes, float [K]; see `fedjax_ssl.records.clients`.
+        """Model -> accuracy on each client's mix of classes, float [K]; see `fedjax_ssl.records.clients`.
 
-        The last model is that of the last round of the records, the best one that of the best round on validation
-        images; a model is missing whose predictions on the test set, or whose clients, are not in the folder.
+        The last model is that of the last recorded round, the best one that of the best round on validation images. A
+        model is left out if the folder lacks its predictions on the test set or the clients' classes.
         """
         counts, taken = self.class_counts(), {}
         end, best = self.metrics[-1]["round"], _or_empty(load_snapshot, self.folder / SNAPSHOTS / BEST)
@@ -204,7 +204,7 @@ class RunRecords(NamedTuple):
         }
 
     def client_tests(self) -> dict[str, np.ndarray]:
-        """Of which model -> its accuracy on each client's own test images after the last round, float [K]; {} without.
+        """Model -> accuracy on each client's own test images after the last round, float [K]; {} without such images.
 
         NaN for a client without such images.
         """

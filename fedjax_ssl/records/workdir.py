@@ -122,7 +122,7 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
 
 
 def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The fields by which a configuration is no longer that of a run, with their values; '' if there are none.
+    """The changed fields, with their values, that a run cannot be resumed with; '' if there are none.
 
     Fields that change no result may change, a run of a constant schedule may get more rounds, and what ends a run early
     (`config.stop`) may be eased.

@@ -30,11 +30,12 @@ ClientTests = Callable[..., dict[str, jax.Array]]
 
 
 def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTests:
-    """The function that tests some clients; nothing of it outlasts the call.
+    """The function that tests some clients. It changes no state of the run.
 
-    Fine-tuning is the method's own local training of one more round from the global model, at `client.learning_rate`
-    whatever the schedule: what the client would upload. A client that takes no part keeps the model that it received.
-    Under the policy 'static' the statistics of a fine-tuned model are those of the client's own training images.
+    Fine-tuning is one more round of the method's own local training from the global model, at a constant
+    `client.learning_rate`. The fine-tuned model is the one that the client would upload. A client that takes no part
+    keeps the received model. Under the policy 'static' a fine-tuned model has the statistics of the client's own
+    training images.
 
     Args:
         problem: the run.

@@ -195,12 +195,12 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
 
 
 def make_method(problem: Problem, **of_network: Any) -> Method:
-    """The run's method; its clients may have parts of the model for themselves.
+    """The run's method, with `personal_parts` if the configuration names any.
 
     Args:
         problem: the run.
-        of_network: fields of the network that the method's has otherwise, such as `given`: whatever it makes of the
-            first model, such as copies of it, it makes of that one.
+        of_network: fields to replace in the network. With `given`, the method makes copies and other models from this
+            model instead of a fresh one.
     """
     network = problem.network._replace(**of_network)
     problem = problem._replace(network=network)

@@ -38,7 +38,7 @@ def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None
 
     Args:
         config: of the run.
-        tell: is told how far reading is, see `load_dataset`.
+        tell: called with the progress of reading, see `load_dataset`.
 
     Raises:
         UserError: see `load_dataset`, `through_encoder` and `set_apart`.
@@ -120,7 +120,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     width = jax.eval_shape(features_of, variables, jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), np.uint8))
     total = sum(len(images) * (weak + strong) for images, weak, strong in sides.values())
     folder = private_cache("features", MOST_CACHE_BYTES)
-    kept = f"kept in {folder}" if folder else "not kept: others can write into the user's cache, or nobody can"
+    kept = f"kept in {folder}" if folder else "not kept: the user's cache is not writable, or others can write into it"
     size = total * width.shape[-1] * 4
     say(f"{options.name}: {total:,} views, {size / 1e6:,.0f} MB of features in memory, {kept}")
     weights_sum = checksum(weights)

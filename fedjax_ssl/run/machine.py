@@ -219,7 +219,7 @@ def use_compilation_cache() -> None:
         if folder is not None:
             jax.config.update("jax_compilation_cache_dir", str(folder))
         else:
-            warn(f"others can write into {cache_folder()}, or nobody can: compiled programs are not kept")
+            warn(f"compiled programs are not kept: {cache_folder()} is not writable, or other users can write into it")
 
 
 def memory_limit() -> int | None:

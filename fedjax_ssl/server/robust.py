@@ -72,7 +72,7 @@ def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: floa
 def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> tuple[jax.Array, jax.Array]:
     """Each upload's sum of squared distances to its nearest others, float32 [R], and their number, int32 [].
 
-    An upload that does not count has the score infinity and is nobody's neighbour. A square that overflows float32
+    An upload that does not count has an infinite score and is no neighbour of others. A square that overflows float32
     counts as infinite, and a sum with such a square as the largest number.
     """
     counted = weights > 0

@@ -31,10 +31,10 @@ class Sums(NamedTuple):
 def make_statistics(network: Network, section: Section, source: str | None = None) -> Statistics:
     """The `statistics` stage of a method.
 
-    With 'moments' owners report the moments of each layer's input, in evaluation mode, about the current statistics'
-    means. The new statistics are those of all images together, by the law of total variance. A layer's input depends on
-    the statistics of the layers below, so the exchange is repeated: after k passes the first k layers are exact up to
-    float32 rounding, whatever the statistics were before. Every image has the same weight.
+    With 'moments' the server and the clients report the moments of each layer's input, in evaluation mode, about the
+    current means. The new statistics are those of all images together, by the law of total variance. A layer's input
+    depends on the statistics of the layers below, so the exchange is repeated: after k passes the first k layers are
+    exact up to float32 rounding, regardless of the statistics before. Every image has the same weight.
 
     Args:
         network: the stage does nothing unless its policy is 'static'. With `network.gathered`, the `Sums` that clients

@@ -18,7 +18,7 @@ import time
 READY, GO = "ready", "go"  # it listens; all processes have connected
 VOICE = "fedjax_ssl: "  # starts every line between processes, since anything may connect to a port
 HERE = "process {} of {}\n"  # the line a process sends when it connects
-TELL_SECONDS = 20.0  # for which processes that connect are told what is wrong with the others
+TELL_SECONDS = 20.0  # after a failure, for so long processes that connect are told what is wrong
 # What the first process may say when it ends (all have left; the others have been told why) -> seconds until exit.
 SECONDS_TO_GO = {"done": 1.0, "told": 6.0}
 GRACE_SECONDS = 45.0  # until exit if the first process ends without a word; longer than `link.SILENCE_SECONDS`
