@@ -1,4 +1,4 @@
-"""RUN/clients.sqlite: the memory of clients, a row for each that was ever asked, as it was after each checkpoint.
+"""RUN/clients.sqlite: the memory of clients, a row for each checkpoint after which a client's memory had changed.
 
 A row lies there by client and by the round that wrote it. A checkpoint of round r sees of each client the newest row
 until r, so resuming from any checkpoint that is kept is exact. All rows between two checkpoints are one transaction:
@@ -25,7 +25,7 @@ _PAGE_BYTES = 32768  # rows are long
 
 
 class ClientRows:
-    """The file of one run. Every error of it is a `UserError` of one line, or an `OSError` where the disk is full."""
+    """The file of one run. Its errors are a `UserError` of one line, or an `OSError` if the disk is full."""
 
     def __init__(self, path: pathlib.Path, run: str, from_round: int | None):
         """Opens the file, or makes it.

@@ -116,7 +116,7 @@ def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: Traine
 
 
 def what_is_exchanged(folder: pathlib.Path) -> list[str]:
-    """A line for each file of a run's folder, its records included, that is not that of its newest checkpoint."""
+    """A line for each file of a run's folder, its records included, that does not belong to its newest checkpoint."""
     rounds = [int(path.name) for path in (folder / CHECKPOINTS).glob("[0-9]*") if path.name.isdecimal()]
     checkpoint = folder / CHECKPOINTS / str(max(rounds, default=0))
     try:

@@ -279,7 +279,7 @@ def _named(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _here() -> str:
-    """The current folder; the root where somebody has removed it."""
+    """The current folder, or the root if it was removed."""
     try:
         return os.path.realpath(os.getcwd())
     except OSError:

@@ -214,7 +214,7 @@ class RunRecords(NamedTuple):
         return {model: found[model] for model in TESTED if model in found}
 
     def client_figures(self) -> dict[str, float]:
-        """Both over clients, as the summary has them: in words -> percent; {} before it is written."""
+        """The summary's figures over clients: name in words -> percent; {} before the summary is written."""
         names = {
             figure_name(model, figure): words + (f" ({MODELS[model]})" if model else "")
             for model in MODELS
@@ -266,7 +266,7 @@ def _read_class_counts(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 @functools.lru_cache(maxsize=8)
 def _counts_in(path: pathlib.Path, written: int, size: int) -> dict[str, np.ndarray]:
-    """What a file has that was written then: a report asks several times, and a million clients take a second."""
+    """A file's arrays, read once: a report asks several times, and a million clients take a second."""
     del written, size
     return read_arrays(str(path), None)
 
@@ -413,7 +413,7 @@ def _name(given: pathlib.Path, run: pathlib.Path) -> str:
 
 
 def _tell_apart(groups: list[Group]) -> list[Group]:
-    """Groups of one name get what differs between their configurations behind it."""
+    """Adds to equal names what differs between the groups' configurations."""
     told = []
     for group in groups:
         others = [other for other in groups if other.name == group.name and other is not group]

@@ -95,7 +95,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     """A run's configuration as it was saved.
 
     Raises:
-        UserError: it cannot be read, or is none.
+        UserError: it cannot be read or is not a configuration.
     """
     try:
         saved = read_json(folder / CONFIG)
@@ -231,7 +231,7 @@ class Workdir:
         self._files[name].flush()
 
     def sync(self) -> None:
-        """Waits until all lines are on the disk itself, before a checkpoint stands on them."""
+        """Waits until all lines are on the disk itself, before a checkpoint relies on them."""
         for name in (METRICS, TIMINGS):
             os.fsync(self._files[name].fileno())
 

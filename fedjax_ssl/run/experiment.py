@@ -140,7 +140,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
 
 
 class _Place(NamedTuple):
-    """Where the federations of all seeds lie, in arrays of the same shapes."""
+    """Where the federations of all seeds are stored, in arrays of the same shapes."""
 
     residence: Residence
     widths: tuple[int, ...]  # of the rounds' tables, see `widths_of`
@@ -149,7 +149,7 @@ class _Place(NamedTuple):
 
 
 def _placed(problem: Problem, helds: list[Holdings]) -> _Place:
-    """Decides it from sizes alone, before anything is put on the device or compiled."""
+    """Chooses the place from sizes alone, before anything is put on the device or compiled."""
     config, held = problem.config, helds[0]
     method, small = make_method(problem), small_arrays(held)
     select = select_of(problem, method)
@@ -209,7 +209,7 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
 
 
 def _check_delivery(config: ConfigDict, method: Method) -> None:
-    """Raises a UserError if a method's uploads cannot have what befalls them on their way."""
+    """Raises a UserError if attacks, compression or delays are set that the method's uploads do not allow."""
     if config.stop.bytes and not method.phases:
         raise UserError(f"stop.bytes={config.stop.bytes:g} is not for {config.method}, which sends nothing to clients")
     if config.compression.kind != "none" and method.wire_bytes is not None:

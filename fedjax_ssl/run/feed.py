@@ -116,7 +116,7 @@ class CohortFeed:
         return result._replace(state=result.state._replace(clients={}))
 
     def close(self) -> None:
-        """Ends without waiting for a read in progress, whose result is not needed."""
+        """Waits for nobody: what is being read is not needed."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, number: int) -> tuple[np.ndarray, int, Any]:
@@ -324,7 +324,7 @@ def begin_memory(
 def resume_memory(
     experiment: Experiment, folder: Workdir, state: State, stack: contextlib.ExitStack
 ) -> tuple[State, ClientMemory | None]:
-    """The same for a resumed run, whose memory may have been in another place when it stopped."""
+    """The same of a run that goes on, wherever the memory was when it ended."""
     shapes, was_inside = experiment.state_shape.clients, bool(jax.tree.leaves(state.clients))
     if not jax.tree.leaves(shapes) or was_inside == (experiment.views is None):
         if experiment.views is None or not jax.tree.leaves(shapes):

@@ -49,7 +49,7 @@ class Run(NamedTuple):
 class RunsTogether(NamedTuple):
     """Runs that go through the lanes together, all from the same round: one alone, or those of several seeds.
 
-    Trees of a group are one run's as they are, or several runs' stacked.
+    A group of one run has its trees unchanged; trees of several runs are stacked.
     """
 
     runs: list[Run]  # one for each seed
@@ -57,11 +57,11 @@ class RunsTogether(NamedTuple):
     hidden_labels: jax.Array  # int32 [N], the same for every seed, on all devices
 
     def join(self, trees: list[Any]) -> Any:
-        """The group's tree of its runs' trees."""
+        """Joins the runs' trees into the group's tree."""
         return trees[0] if len(self.runs) == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
     def split(self, tree: Any) -> list[Any]:
-        """Each run's tree of the group's."""
+        """Splits the group's tree into the runs' trees."""
         return [tree] if len(self.runs) == 1 else [row(tree, number) for number in range(len(self.runs))]
 
 
