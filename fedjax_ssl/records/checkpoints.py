@@ -241,13 +241,13 @@ class Checkpoints:
 
 
 class _DamagedError(Exception):
-    """A checkpoint is not what was written; the message says in what."""
+    """A checkpoint differs from what was written; the message says how."""
 
 
 def _checkpointer(kind: Callable[..., Any]) -> ocp.Checkpointer:
     """Orbax's checkpointer with a handler of a kind, for this process alone.
 
-    Of several that train together every one has the whole state, and only the one that has the workdir comes here:
+    If several processes train together, each has the whole state and only the one with the workdir saves it. So
     Orbax must not wait for the others.
     """
     options = ocp.options.MultiprocessingOptions()
@@ -258,7 +258,7 @@ def _checkpointer(kind: Callable[..., Any]) -> ocp.Checkpointer:
 
 
 def _write_sums(folder: pathlib.Path) -> None:
-    """Writes the checksums of all files in a folder, when these are on the disk itself, and then to the disk, too."""
+    """Syncs all files of a folder to the disk, then writes their checksums and syncs these, too."""
     lines = []
     for file in _files(folder):
         with file.open("r+b") as opened:  # only what is open for writing can be synced everywhere
@@ -275,7 +275,7 @@ def _write_sums(folder: pathlib.Path) -> None:
 def _check_sums(folder: pathlib.Path) -> None:
     """Raises _DamagedError unless the folder holds the files of its checksums, and no others.
 
-    A checkpoint of an earlier version has no checksums: of such a one nothing can be said.
+    A checkpoint of an earlier version has no checksums and cannot be checked.
     """
     try:
         if not (folder / SUMS).exists():
@@ -302,7 +302,7 @@ def _check_sums(folder: pathlib.Path) -> None:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All that is in a folder and no folder itself, but for the checksums and hidden files, as file managers leave."""
+    """All files of a folder, without the checksums and without hidden files, which file managers leave."""
     found = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".")]
     return sorted(path for path in found if path != folder / SUMS)
 
@@ -313,7 +313,7 @@ def _item(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _metadata(folder: pathlib.Path) -> dict[str, Any]:
-    """What a checkpoint holds: a leaf's name -> something with its shape."""
+    """Leaf name -> metadata with its shape, for each leaf of a checkpoint."""
     try:
         with _checkpointer(ocp.PyTreeCheckpointHandler) as checkpointer:
             return dict(checkpointer.metadata(_item(folder)).item_metadata.tree)
