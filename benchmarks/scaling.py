@@ -40,9 +40,8 @@ lanes       Useful steps over all steps of the lanes, idle ones included, counte
             job. L = 10 is the plain `vmap`.
 
 partitions  CPU seconds to deal five labels of 10 balanced classes to each of --partitioned clients, by every
-            partition; `dirichlet_clients`, which promises each ten examples, has a hundredth of them. Then to save, read,
-            check and count the last one. Prints `scaling partitions X`,
-            the slowest.
+            partition; `dirichlet_clients`, which promises each ten examples, has a hundredth of them. Prints
+            `scaling partitions X`, the slowest. Then to save, read, check and count the last partition.
 """
 
 import argparse
