@@ -39,9 +39,9 @@ lanes       Useful steps over all steps of the lanes, idle ones included, counte
             that a job stays in one lane: all useful steps over L times the larger of the mean load and the longest
             job. L = 10 is the plain `vmap`.
 
-partitions  Seconds that it takes to deal 50,000 labels of 10 balanced classes to --partitioned clients, by every
-            partition; by `dirichlet_clients`, which promises each ten examples, to 100. Prints `scaling partitions X`,
-            the slowest.
+partitions  CPU seconds to deal five labels of 10 balanced classes to each of --partitioned clients, by every
+            partition; `dirichlet_clients`, which promises each ten examples, has a hundredth of them. Prints
+            `scaling partitions X`, the slowest. Then to save, read, check and count the last partition.
 """
 
 import argparse
@@ -64,7 +64,8 @@ from harness import describe, random_federation, seconds_of, write_tables
 
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.data import PARTITIONS, make_partition
+from fedjax_ssl.data import PARTITIONS, load_partition, make_partition, save_partition
+from fedjax_ssl.data.owners import class_counts as count_classes
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Phase, Problem
 from fedjax_ssl.engine.round import init_key, make_round
@@ -72,6 +73,7 @@ from fedjax_ssl.kinds import Images
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.records.manifest import partition_sum
 from fedjax_ssl.run.machine import find_machine
 
 IMAGE_SHAPE = (28, 28, 1)
@@ -322,19 +324,36 @@ def lanes_part(options) -> list[dict]:
 
 
 def partitions_part(options) -> list[dict]:
-    """Seconds of every partition, the median of the repeats."""
-    labels = np.random.default_rng(0).permutation(np.arange(LABELS) % CLASSES)
-    rows = []
-    for name in PARTITIONS:
+    """CPU seconds of every partition, the median of the repeats, and of what is done with the last one."""
+    num_clients = options.partitioned
+    labels = np.random.default_rng(0).permutation(np.arange(5 * num_clients) % CLASSES)
+    owners = np.random.default_rng(1).permutation(np.arange(len(labels)) % num_clients)
+    rows, partition = [], None
+    for name in (*PARTITIONS, "natural"):
         config = base_config().data
         config.partition = name
-        num_clients, seconds = 100 if name == "dirichlet_clients" else options.partitioned, []
+        clients = num_clients // 100 if name == "dirichlet_clients" else num_clients  # each has ten images at least
+        given = labels, CLASSES, config, clients
+        seconds = []
         for seed in range(options.repeats):
-            started = time.perf_counter()
-            make_partition(labels, CLASSES, config, num_clients, seed)
-            seconds.append(time.perf_counter() - started)
-        rows.append({"partition": name, "clients": num_clients, "s": statistics.median(seconds)})
+            started = time.process_time()
+            partition = make_partition(*given, seed, owners if name == "natural" else None)
+            seconds.append(time.process_time() - started)
+        rows.append({"partition": name, "clients": clients, "s": statistics.median(seconds)})
+        print(rows[-1], flush=True)
     print(f"scaling partitions {max(row['s'] for row in rows):.2f}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "partition.npz"
+        for what, do in {
+            "saved": lambda: save_partition(file, partition),
+            "read": lambda: load_partition(file, len(labels), num_clients),
+            "checksum": lambda: partition_sum(partition),
+            "counted by class": lambda: count_classes(labels, partition, CLASSES),
+        }.items():
+            started = time.process_time()
+            do()
+            rows.append({"partition": what, "clients": num_clients, "s": time.process_time() - started})
+            print(rows[-1], flush=True)
     return rows
 
 

@@ -5,8 +5,8 @@ import contextlib
 import math
 import struct
 import zipfile
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,21 @@ from fedjax_ssl.files import expanded
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 MOST_TOKENS = 2**24 - 1  # views of tokens pass through float32
 MEDMNIST_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the order of KEYS
+
+
+class Member(NamedTuple):
+    """An array of a file, by its header, before it is read."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    # Where its numbers begin in the file, if the array is stored uncompressed and in C order.
+    start: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Size in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def load_npz(path: str) -> Arrays:
@@ -39,22 +54,50 @@ def load_npz(path: str) -> Arrays:
     """
     with open_archive(path, "data.path", f"an npz file with the arrays {', '.join(KEYS)}") as archive:
         keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(archive.files)))
-        train, train_labels, test, test_labels = keys
-        members = _find(archive, path, keys, "data.path", mapped=(train, test))
-        # Labels first: images are not read if something else is wrong.
-        shapes = [_check_inputs(path, key, members[key]) for key in (train, test)]
-        if members[train].dtype != np.uint8 and members[train].dtype.kind == members[test].dtype.kind:
-            shapes[1] = (*shapes[0][:-1], *shapes[1][-1:])  # a test example may have fewer views
-        if shapes[0] != shapes[1] or (members[train].dtype == np.uint8) != (members[test].dtype == np.uint8):
-            raise UserError(
-                f"{path}: images of {train} have shape {shapes[0]}, those of {test} {shapes[1]}; "
-                "bring both to one height, width and number of channels"
-            )
-        y_train, y_test = (
-            _check_labels(path, of_labels, _read(archive, path, members[of_labels], "data.path"), key, members[key])
-            for key, of_labels in ((train, train_labels), (test, test_labels))
+        members = _find(archive, path, keys, "data.path", mapped=(keys[0], keys[2]))
+        return checked_arrays(
+            path,
+            keys,
+            members,
+            lambda member: _read(archive, path, member, "data.path"),
+            lambda member: _images(archive, path, member),
         )
-        x_train, x_test = (_read_inputs(archive, path, members[key], shapes[0]) for key in (train, test))
+
+
+def checked_arrays(
+    path: str,
+    keys: tuple[str, ...],
+    members: dict[str, Member],
+    read: Callable[[Member], np.ndarray],
+    read_inputs: Callable[[Member], np.ndarray],
+) -> Arrays:
+    """Reads the four arrays of a data set and checks them as `load_npz` says.
+
+    Args:
+        path: of the data set, for messages.
+        keys: names of the arrays, in the order of `KEYS`.
+        members: the arrays by name.
+        read: reads labels.
+        read_inputs: reads inputs, or maps them.
+
+    Raises:
+        UserError: an array is not as it must be.
+    """
+    train, train_labels, test, test_labels = keys
+    # Labels first: images are not read if something else is wrong.
+    shapes = [_check_inputs(path, key, members[key]) for key in (train, test)]
+    if members[train].dtype != np.uint8 and members[train].dtype.kind == members[test].dtype.kind:
+        shapes[1] = (*shapes[0][:-1], *shapes[1][-1:])  # a test example may have fewer views
+    if shapes[0] != shapes[1] or (members[train].dtype == np.uint8) != (members[test].dtype == np.uint8):
+        raise UserError(
+            f"{path}: images of {train} have shape {shapes[0]}, those of {test} {shapes[1]}; "
+            "bring both to one height, width and number of channels"
+        )
+    y_train, y_test = (
+        _check_labels(path, of_labels, read(members[of_labels]), key, members[key])
+        for key, of_labels in ((train, train_labels), (test, test_labels))
+    )
+    x_train, x_test = (_stored(path, key, read_inputs(members[key]), shapes[0]) for key in (train, test))
     classes = np.union1d(y_train[y_train >= 0], y_test)
     expected = np.arange(len(classes))
     if not np.array_equal(classes, expected):
@@ -67,21 +110,6 @@ def load_npz(path: str) -> Arrays:
         raise UserError(f"{path}: every label is 0; a classifier needs examples of at least 2 classes")
     names = tuple(map(str, range(len(classes))))
     return Arrays(x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32), len(classes), names)
-
-
-class Member(NamedTuple):
-    """An array of an npz file, by its header, before it is read."""
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    # Where its numbers begin in the file, if the array is stored uncompressed and in C order.
-    start: int | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Size in memory."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
@@ -163,23 +191,38 @@ def _header(archive: np.lib.npyio.NpzFile, path: str, key: str, field: str) -> M
     with _readable(path, key, field):
         name = f"{key}.npy" if f"{key}.npy" in archive.zip.namelist() else key
         with archive.zip.open(name) as opened:
-            version = np.lib.format.read_magic(opened)
-            read_header = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }.get(version)
-            if read_header is None:
-                raise ValueError("it is not an array of numbers")
-            shape, by_columns, dtype = read_header(opened)
             info = archive.zip.getinfo(name)
-            rest, start = info.file_size - opened.tell(), opened.tell()
-        as_it_is = info.compress_type == zipfile.ZIP_STORED and not by_columns
-        member = Member(key, shape, dtype, _offset(path, info) + start if as_it_is else None)
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects, which are code")
-        if min(shape, default=0) < 0 or member.bytes != rest:
-            raise ValueError(f"its header says {member.bytes} bytes, and it has {rest}")
-    return member
+            member, by_columns = read_header(key, opened, info.file_size)
+        if info.compress_type != zipfile.ZIP_STORED or by_columns:
+            return member._replace(start=None)
+        return member._replace(start=_offset(path, info) + member.start)
+
+
+def read_header(key: str, opened: IO[bytes], size: int) -> tuple[Member, bool]:
+    """An array by the header of its npy file, whose size is compared with it; and whether it is stored by columns.
+
+    Args:
+        key: its name.
+        opened: the file, from its beginning.
+        size: bytes of the file.
+
+    Raises:
+        ValueError: it is no array of numbers, or has another size.
+    """
+    version = np.lib.format.read_magic(opened)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read is None:
+        raise ValueError("it is not an array of numbers")
+    shape, by_columns, dtype = read(opened)
+    member, rest = Member(key, shape, dtype, opened.tell()), size - opened.tell()
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are code")
+    if min(shape, default=0) < 0 or member.bytes != rest:
+        raise ValueError(f"its header says {member.bytes} bytes, and it has {rest}")
+    return member, by_columns
 
 
 def _offset(path: str, info: zipfile.ZipInfo) -> int:
@@ -224,18 +267,18 @@ def _place(field: str, path: str) -> str:
     return f"{field}={path}" if field else path
 
 
-def _read_inputs(archive: np.lib.npyio.NpzFile, path: str, member: Member, shape: tuple[int, ...]) -> np.ndarray:
-    values = _images(archive, path, member)
+def _stored(path: str, key: str, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Inputs in their stored form, of examples of this shape."""
     if values.dtype == np.uint8:
         return values.reshape(-1, *shape)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
             values = values.astype(np.float32, copy=False)
         if not np.isfinite(values).all():
-            raise UserError(f"{path}: {member.key} has values that are not finite in float32")
+            raise UserError(f"{path}: {key} has values that are not finite in float32")
         return values
     if values.min() < 0 or values.max() > MOST_TOKENS:
-        raise UserError(f"{path}: {member.key} has {values.min()} to {values.max()}; tokens are 0 to {MOST_TOKENS}")
+        raise UserError(f"{path}: {key} has {values.min()} to {values.max()}; tokens are 0 to {MOST_TOKENS}")
     return values.astype(np.int32)
 
 

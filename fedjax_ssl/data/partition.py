@@ -144,7 +144,9 @@ def make_partition(
 
     def divide(rows: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         if config.partition == "natural":
-            shares = [np.flatnonzero(owners[rows] == client) for client in range(num_clients)]
+            own = owners[rows]
+            ends = np.cumsum(np.bincount(own, minlength=num_clients))
+            shares = np.split(np.argsort(own, kind="stable"), ends[:-1])
         else:
             shares = PARTITIONS[config.partition](kinds[rows], num_clients, config, rng)
         return [rows[rng.permutation(share)[:limit]].astype(np.int32) for share in shares]

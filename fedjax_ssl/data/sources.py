@@ -1,8 +1,8 @@
 """Data sources: they give the inputs and labels of a run as NumPy arrays on the host.
 
-All return the same `Dataset`: scikit-learn's handwritten digits; a user's npz file, folder of images, table or Hugging
-Face data set; data sets of other packages; and those of TensorFlow Datasets. Normalisation constants, and whether a
-horizontal flip keeps the class, are properties of the data set and part of it.
+All return the same `Dataset`: scikit-learn's handwritten digits; a user's npz file, npy files, folder of images, table
+or Hugging Face data set; data sets of other packages; and those of TensorFlow Datasets. Normalisation constants, and
+whether a horizontal flip keeps the class, are properties of the data set and part of it.
 """
 
 import string
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
+from fedjax_ssl.data import folder, hugging_face, npy, npz, packages, tables, tfds
 from fedjax_ssl.data.arrays import Arrays
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded
@@ -60,7 +60,7 @@ _PUBLISHED = {
 }
 
 SOURCES = (
-    "digits", "npz", "folder", "datasets", "csv", *_PUBLISHED, *packages.TABLES, *packages.CORPORA,
+    "digits", "npz", "npy", "folder", "datasets", "csv", *_PUBLISHED, *packages.TABLES, *packages.CORPORA,
     *(f"medmnist/{name}" for name in packages.MEDMNIST),
 )  # fmt: skip
 
@@ -76,8 +76,8 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     """Loads the data set that a configuration names.
 
     Args:
-        config: the `data` section. It reads `source` (one of `SOURCES`); for an npz or a folder `path` and `flip`, for
-          a folder also `image_size` and `fit`; for 'datasets' see `hugging_face.load_datasets`; for a csv see
+        config: the `data` section. It reads `source` (one of `SOURCES`); for an npz, npy or folder `path` and `flip`,
+          for a folder also `image_size` and `fit`; for 'datasets' see `hugging_face.load_datasets`; for a csv see
           `tables.load_table`; for a published data set `tfds_dir`, the folder of TensorFlow Datasets ('': its default);
           `balanced_test`; `standardise`; and `normalisation` (one of `NORMALISATIONS`).
 
@@ -115,16 +115,17 @@ def _unscaled(dataset: Dataset) -> Dataset:
 def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     if config.source == "digits":
         return _load_digits()
-    if config.source in ("npz", "folder"):
-        one = config.source == "npz"
+    if config.source in ("npz", "npy", "folder"):
         path = expanded(config.path).resolve()
-        arrays = (
-            npz.load_npz(config.path) if one else folder.load_folder(config.path, config.image_size, config.fit, tell)
-        )
-        if one and arrays.x_train.dtype != np.uint8:
-            return Dataset(path.stem, **_of_arrays(arrays, config), flip=False)
+        name = path.stem if config.source == "npz" else path.name
+        if config.source == "folder":
+            arrays = folder.load_folder(config.path, config.image_size, config.fit, tell)
+        else:
+            arrays = {"npz": npz.load_npz, "npy": npy.load_npy}[config.source](config.path)
+        if arrays.x_train.dtype != np.uint8:
+            return Dataset(name, **_of_arrays(arrays, config), flip=False)
         mean, std = channel_statistics(arrays.x_train)
-        return Dataset(path.stem if one else path.name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
+        return Dataset(name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
     if config.source in _PUBLISHED:
         facts = _PUBLISHED[config.source]._asdict()
         published = tfds.load_tfds(config.source, config.tfds_dir)._asdict()

@@ -18,8 +18,8 @@ def residence_fields() -> Section:
 def data_fields() -> Section:
     """The images, who holds them, and who has their labels."""
     section = Section()
-    # A data set, such as 'cifar10', 'mnist' or 'digits'; or a format, 'npz', 'folder', 'csv' or 'datasets' (Hugging
-    # Face). All are listed in docs/data.md.
+    # A data set, such as 'cifar10', 'mnist' or 'digits'; or a format, 'npz', 'npy', 'folder', 'csv' or 'datasets'
+    # (Hugging Face). All are listed in docs/data.md.
     section.source = "cifar10"
     section.path = ""  # path of the npz, csv or parquet file, or of the folder
     section.test_path = ""  # a csv for testing; '': every fifth labelled row of each class
@@ -36,7 +36,7 @@ def data_fields() -> Section:
     # How an image becomes square before it is resized: 'crop' takes the centre, 'stretch' resizes the whole image.
     section.fit = word("crop", "stretch")
     section.tfds_dir = ""  # data_dir of TensorFlow Datasets; '': its default, ~/tensorflow_datasets
-    section.flip = False  # npz, folder or 'datasets': whether mirroring an image keeps its class
+    section.flip = False  # npz, npy, folder or 'datasets': whether mirroring an image keeps its class
     section.standardise = True  # subtract channel means, divide by deviations; False: pixels are 0 to 1 (FedMatch)
     # The means and deviations for that: the data set's 'own', or always those of 'cifar10', as in FedLabel's code.
     section.normalisation = word("own", "cifar10")

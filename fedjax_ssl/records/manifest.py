@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.config import complete
-from fedjax_ssl.data import Partition
+from fedjax_ssl.data import Dataset, Partition, dataset_facts
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.partition_file import arrays_of
 from fedjax_ssl.errors import UserError
@@ -38,6 +38,7 @@ class TrainedWith(NamedTuple):
     config: dict[str, Any]  # nested dicts, as JSON gives them
     dataset: dict[str, Any] | None  # see `fedjax_ssl.data.dataset_facts`; None: not known
     partition: str | None  # the checksum of who owns which rows; None: not known
+    labels: str | None = None  # the checksum of all labels of the data set; None: not known
 
 
 class Manifest(NamedTuple):
@@ -47,9 +48,11 @@ class Manifest(NamedTuple):
     run: TrainedWith | None  # what it was trained with; None: it does not say
 
 
-def trained_with(config: dict[str, Any], facts: dict[str, Any], partition: Partition) -> TrainedWith:
+def trained_with(config: dict[str, Any], dataset: Dataset, partition: Partition) -> TrainedWith:
     """What a run is trained with, from its parts in the memory."""
-    return TrainedWith(config, json.loads(json.dumps(facts)), partition_sum(partition))
+    facts = json.loads(json.dumps(dataset_facts(dataset)))
+    labels = _checksum({"y_train": dataset.y_train, "y_test": dataset.y_test})
+    return TrainedWith(config, facts, partition_sum(partition), labels)
 
 
 def partition_sum(partition: Partition) -> str:
@@ -149,6 +152,8 @@ def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, na
         lines.append(f"{names[1]} {whose} ({odd})")
     if then.partition and now.partition and then.partition != now.partition:
         lines.append(f"{names[2]} {whose}")
+    if then.labels and now.labels and then.labels != now.labels:
+        lines.append(f"the data set {whose} (it has other labels, or examples in another order)")
     return lines
 
 
@@ -165,7 +170,7 @@ def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of a partition's numbers, whatever the file's compression and the size of its integers."""
+    """SHA-256 of arrays of integers, whatever a file's compression and their size; floats count by their shape."""
     # The name of the server's rows in the files of earlier versions, whose checksums stay what they are.
     arrays = {name.replace("server_index", "anchor_index"): array for name, array in arrays.items()}
     digest = hashlib.sha256()

@@ -192,6 +192,8 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
 def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
     """The share of each client's images that has labels, in ascending order, and the number of those images.
 
+    Of more clients than a picture can show, a bar is the mean of several clients.
+
     Args:
         counts: see `fedjax_ssl.data.class_counts`; {} makes no picture.
     """
@@ -200,13 +202,15 @@ def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
     sizes, labelled = counts["clients"].sum(axis=1), counts["labelled"].sum(axis=1)
     shares = labelled / np.maximum(sizes, 1)
     order = np.argsort(shares, kind="stable")
+    bars = np.array_split(order, min(len(order), MOST_COLUMNS))
+    each_bar = "" if len(bars) == len(order) else f", {len(order) / len(bars):,.0f} to a bar"
     figure, axes = subplots(1, 2, figsize=WIDE, squeeze=False)
     for each, numbers, title in (
         (axes[0, 0], 100 * shares, "percent of its images with labels"),
         (axes[0, 1], labelled, "its images with labels"),
     ):
-        each.bar(np.arange(len(order)), numbers[order], width=0.9, color=COLOURS[1])
-        each.set(xlabel="client, in the order of shares", title=title, ylim=(0, None))
+        each.bar(np.arange(len(bars)), [numbers[own].mean() for own in bars], width=0.9, color=COLOURS[1])
+        each.set(xlabel=f"client, in the order of shares{each_bar}", title=title, ylim=(0, None))
         each.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].set_ylim(0, 100)
     return figure

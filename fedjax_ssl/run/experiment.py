@@ -30,7 +30,6 @@ from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import build_network
-from fedjax_ssl.run import hosts
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.machine import memory_limit
@@ -168,7 +167,7 @@ def _placed(problem: Problem, helds: list[Holdings]) -> _Place:
         example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
     shape = jax.eval_shape(initialiser(problem, method), example)
     needed = memory_bytes(shape, config.num_clients)
-    residence = choose(config, held, needed, room, hosts.count(), widths[-1])
+    residence = choose(config, held, needed, room, widths[-1])
     if by_state and not residence.whole:
         raise UserError(
             f"method={config.method} draws its clients by the state of the round before, so all must be on the device: "

@@ -24,6 +24,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.records.client_rows import ClientRows
 from fedjax_ssl.records.manifest import partition_sum
 from fedjax_ssl.records.workdir import CLIENTS, Workdir
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.dependence import reads_each, trace
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.machine import Machine
@@ -112,7 +113,7 @@ class CohortFeed:
         result = self._programs[width](state, data, hidden, self._put(jnp.int32(1)))
         if self._memory is None:
             return result
-        self._memory.keep(clients, jax.device_get(result.state.clients), done + 1)
+        self._memory.keep(clients, result.state.clients, done + 1)
         return result._replace(state=result.state._replace(clients={}))
 
     def close(self) -> None:
@@ -126,11 +127,14 @@ class CohortFeed:
 
 
 class ClientMemory:
-    """The memory of clients on the host, or on the disk with a cache on the host."""
+    """The memory of clients on the host, or on the disk with a cache on the host.
+
+    Of several hosts the first one keeps it, and sends each round's rows to the others.
+    """
 
     def __init__(
         self,
-        path: pathlib.Path,
+        path: pathlib.Path | None,
         run: str,
         from_round: int | None,
         sizes: np.ndarray,
@@ -142,14 +146,15 @@ class ClientMemory:
         """Opens the file in the run's folder.
 
         Args:
-            path, run, from_round: see `ClientRows`.
+            path, run, from_round: see `ClientRows`. No path: another host keeps the memory.
             sizes: int [K], examples of each client.
             of_examples: for each leaf the axis of one client's memory whose length is n_max; -1: none.
             renewed: for each leaf whether it begins differently with each client.
             first: the memory of a view's clients before the first round.
             cache_bytes: of rows that may wait on the host; more go to the disk.
         """
-        self._rows, self._sizes, self._first = ClientRows(path, run, from_round), sizes, first
+        self._rows = None if path is None else ClientRows(path, run, from_round)
+        self._sizes, self._first = sizes, first
         self._structure = jax.tree.structure(of_examples)
         self._axes, self._renewed = jax.tree.leaves(of_examples), jax.tree.leaves(renewed)
         self._cache: dict[int, list[np.ndarray]] = {}
@@ -160,22 +165,28 @@ class ClientMemory:
     def begin(self, clients: Any) -> None:
         """Keeps how every client's memory begins: the first row of leaves [K', ...] of the largest width."""
         self._like = [np.asarray(leaf[0]) for leaf in jax.tree.leaves(clients)]
-        self._rows.write(DEFAULT, 0, _bytes(self._like))
+        if self._rows is not None:
+            self._rows.write(DEFAULT, 0, _bytes(self._like))
 
     def resume(self, shapes: Any) -> None:
         """Reads how it began, of leaves of these shapes."""
         self._like = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(shapes)]
+        self._like = hosts.tree_from_first(self._written_default, self._like)
+
+    def _written_default(self) -> list[np.ndarray]:
+        assert self._rows is not None
         written = self._rows.read(DEFAULT)
         if written is None or len(written) != len(_bytes(self._like)):
             raise UserError("the file of the clients' memory does not fit this run; train in another workdir")
-        self._like = _arrays(written, [(leaf.shape, leaf.dtype) for leaf in self._like])
+        return _arrays(written, [(leaf.shape, leaf.dtype) for leaf in self._like])
 
     def read(self, clients: np.ndarray, data: FederatedData) -> Any:
         """The memory of a view's clients, leaves [K', ...]; of one that was never asked what it begins with."""
         count, fresh = len(data.ids), None
         leaves = [np.repeat(self._cut(like, axis, data.width)[None], count, axis=0) for like, axis in self._leaves()]
         found = [self._row(int(client)) for client in clients]
-        if any(self._renewed) and any(row is None for row in found):
+        # All hosts must run a program, or none; whose rows there are only the first one knows.
+        if any(self._renewed) and (hosts.count() > 1 or any(row is None for row in found)):
             fresh = jax.tree.leaves(jax.device_get(self._first(data)))
             leaves = [new.copy() if renews else leaf for leaf, new, renews in zip(leaves, fresh, self._renewed)]
         for place, row in enumerate(found):
@@ -186,10 +197,14 @@ class ClientMemory:
                 )
                 leaf[there] = own
         self._bound_cache()
+        leaves = hosts.tree_from_first(lambda: leaves, leaves)
         return jax.tree.unflatten(self._structure, leaves)
 
     def keep(self, clients: np.ndarray, leaves: Any, round_number: int) -> None:
         """Keeps the memory of a view's clients after a round, leaves [K', ...]."""
+        if self._rows is None:
+            return
+        leaves = jax.device_get(leaves)
         for place, client in enumerate(int(client) for client in clients):
             size = int(self._sizes[client])
             own = [self._cut(leaf[place], axis, size) for leaf, axis in zip(jax.tree.leaves(leaves), self._axes)]
@@ -200,11 +215,13 @@ class ClientMemory:
     def commit(self, round_number: int, kept: list[int]) -> None:
         """The file has everything until a round; see `ClientRows.commit`."""
         self._write()
-        self._rows.commit(round_number, kept)
+        if self._rows is not None:
+            self._rows.commit(round_number, kept)
 
     def close(self) -> None:
         """What is not committed is lost."""
-        self._rows.close()
+        if self._rows is not None:
+            self._rows.close()
 
     def _bound_cache(self) -> None:
         if self._bytes > self._most:
@@ -221,7 +238,7 @@ class ClientMemory:
 
     def _row(self, client: int) -> list[np.ndarray] | None:
         if client not in self._cache:
-            written = self._rows.read(client)
+            written = None if self._rows is None else self._rows.read(client)
             if written is None:
                 return None
             size = int(self._sizes[client])
@@ -230,7 +247,7 @@ class ClientMemory:
         return self._cache[client]
 
     def _write(self) -> None:
-        for client, number in self._waiting.items():
+        for client, number in self._waiting.items() if self._rows is not None else ():
             self._rows.write(client, number, _bytes(self._cache[client]))
         self._waiting.clear()
 
@@ -252,12 +269,15 @@ def _arrays(data: bytes, like: list[tuple[tuple[int, ...], Any]]) -> list[np.nda
     return found
 
 
-def open_memory(experiment: Experiment, folder: pathlib.Path, from_round: int | None) -> ClientMemory:
+def open_memory(
+    machine: Machine, experiment: Experiment, folder: Workdir | None, from_round: int | None
+) -> ClientMemory:
     """The memory of a run's clients, in the file of its folder.
 
     Args:
+        machine: that the run is trained on.
         experiment: the run's.
-        folder: the run's.
+        folder: the run's; None on a host that writes nothing.
         from_round: see `ClientRows`.
     """
     views, shape = experiment.views, experiment.state_shape.clients
@@ -268,13 +288,13 @@ def open_memory(experiment: Experiment, folder: pathlib.Path, from_round: int | 
     traced = trace(lambda data: experiment.init(data).clients, experiment.data)
     renewed = [bool(found & {"[0].here", "[0].client_index"}) for found in reads_each(traced)]
     return ClientMemory(
-        folder / CLIENTS,
+        None if folder is None else folder.path / CLIENTS,
         f"seed {experiment.problem.config.seed}, partition {partition_sum(experiment.partition)}",
         from_round,
         np.array([len(rows) for rows in experiment.partition.client_rows]),
         of_examples,
         jax.tree.unflatten(jax.tree.structure(shape), renewed),
-        jax.jit(lambda data: experiment.init(data).clients),
+        machine.jit(lambda data: experiment.init(data).clients),
         CACHE_BYTES if held_on_disk else float("inf"),
     )
 
@@ -310,34 +330,34 @@ def make_feed(
 
 
 def begin_memory(
-    experiment: Experiment, folder: Workdir, state: State, stack: contextlib.ExitStack
+    machine: Machine, experiment: Experiment, folder: Workdir | None, state: State, stack: contextlib.ExitStack
 ) -> tuple[State, ClientMemory | None]:
     """The first state of a run without its clients' memory, and that; the stack closes it."""
     if experiment.views is None or not jax.tree.leaves(state.clients):
         return state, None
-    memory = stack.enter_context(contextlib.closing(open_memory(experiment, folder.path, None)))
+    memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, None)))
     memory.begin(jax.device_get(state.clients))
     memory.commit(0, [])
     return state._replace(clients={}), memory
 
 
 def resume_memory(
-    experiment: Experiment, folder: Workdir, state: State, stack: contextlib.ExitStack
+    machine: Machine, experiment: Experiment, folder: Workdir | None, state: State, stack: contextlib.ExitStack
 ) -> tuple[State, ClientMemory | None]:
     """The same of a run that goes on, wherever the memory was when it ended."""
     shapes, was_inside = experiment.state_shape.clients, bool(jax.tree.leaves(state.clients))
     if not jax.tree.leaves(shapes) or was_inside == (experiment.views is None):
         if experiment.views is None or not jax.tree.leaves(shapes):
             return state, None
-        memory = stack.enter_context(contextlib.closing(open_memory(experiment, folder.path, int(state.round))))
+        memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, int(state.round))))
         memory.resume(shapes)
         return state, memory
     if experiment.views is None:
-        with contextlib.closing(open_memory(experiment, folder.path, int(state.round))) as memory:
+        with contextlib.closing(open_memory(machine, experiment, folder, int(state.round))) as memory:
             memory.resume(shapes)
             number = experiment.problem.config.num_clients
-            return state._replace(clients=memory.read(np.arange(number), experiment.data)), None
-    memory = stack.enter_context(contextlib.closing(open_memory(experiment, folder.path, None)))
+            return state._replace(clients=memory.read(np.arange(number), machine.put(experiment.data))), None
+    memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, None)))
     rows = jax.device_get(state.clients)
     memory.begin(rows)
     memory.keep(np.arange(experiment.problem.config.num_clients), rows, int(state.round))

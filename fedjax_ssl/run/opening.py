@@ -10,7 +10,6 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import for_seed
-from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -81,8 +80,14 @@ def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -
     """The states of the runs that resume, on all hosts; see `restore_newest`."""
     shapes = [experiment.state_shape for experiment in experiments]
     found = [restore_newest(*pair) for pair in zip(folders, experiments)] if hosts.is_first() else []
-    are_resumed = hosts.from_first(lambda: [state is not None for state in found])
-    like = [shape if is_resumed else None for shape, is_resumed in zip(shapes, are_resumed)]
+    # Whether the clients' memory is in the state, or in a file beside it; None: nothing is resumed.
+    have_memory = hosts.from_first(
+        lambda: [None if state is None else bool(jax.tree.leaves(state.clients)) for state in found]
+    )
+    like = [
+        None if inside is None else shape._replace(clients=shape.clients if inside else {})
+        for shape, inside in zip(shapes, have_memory)
+    ]
     return hosts.tree_from_first(lambda: found, like)
 
 
@@ -104,7 +109,7 @@ def why_ended(
 
 def checkpoints_of(folder: Workdir, experiment: Experiment) -> Checkpoints:
     """A run's checkpoints, with the facts that they were trained with."""
-    run = trained_with(folder.config, dataset_facts(experiment.dataset), experiment.partition)
+    run = trained_with(folder.config, experiment.dataset, experiment.partition)
     return Checkpoints(folder.path / CHECKPOINTS, run=run)
 
 

@@ -21,9 +21,7 @@ class Residence(NamedTuple):
     whole: bool  # whether the device holds all images, rows and clients' memory
 
 
-def choose(
-    config: Any, held: Holdings, memory_bytes: int, device_bytes: int | None, num_hosts: int, width: int
-) -> Residence:
+def choose(config: Any, held: Holdings, memory_bytes: int, device_bytes: int | None, width: int) -> Residence:
     """Decides by `config.residence` and by sizes where the parts of a federation are stored.
 
     Args:
@@ -31,7 +29,6 @@ def choose(
         held: the federation, of any seed.
         memory_bytes: of all clients' memory.
         device_bytes: of a device's memory; None: unknown, and taken to be enough.
-        num_hosts: of the run.
         width: n_max, the largest number of images of a client.
 
     Raises:
@@ -59,11 +56,6 @@ def choose(
     if clients == "device" and not whole and memory_bytes:
         why = "residence.data='host'" if images == "host" else f"{num_clients:,} clients of up to {width:,} images"
         raise UserError(f"residence.clients='device' does not go with {why}; set residence.clients='host'")
-    if not whole and memory_bytes and num_hosts > 1:
-        raise UserError(
-            f"several hosts keep all clients' memory, here {memory_bytes / 2**30:.1f} GiB, on each device, and this "
-            f"needs residence.data and residence.clients to be 'device'; {config.method} runs on one host elsewhere"
-        )
     return Residence(images, clients, whole)
 
 

@@ -260,17 +260,17 @@ def _first_state(
     """
     experiment = run.experiment
     if run.state is not None:
-        return resume_memory(experiment, run.folder, run.state, stack)
+        return resume_memory(machine, experiment, run.folder, run.state, stack)
     before = time.monotonic()
     given = run.warm_start and run.warm_start.model
     state = jax.block_until_ready(program.init(*machine.put((experiment.data, given))))
     if run.folder is not None:
         run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
         run.folder.sync()
-        state, memory = begin_memory(experiment, run.folder, state, stack)
+    state, memory = begin_memory(machine, experiment, run.folder, state, stack)
+    if run.folder is not None:
         checkpoints_of(run.folder, experiment).save(0, jax.device_get(state), run.folder.checksum(0))
-        return state, memory
-    return state, None
+    return state, memory
 
 
 def _write_facts(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Data sources: the embedded digits, npz files and their errors one by one."""
+"""Data sources: the embedded digits, npz and npy files and their errors one by one."""
 
 import os
 import pathlib
@@ -202,9 +202,9 @@ def test_npz_with_bad_arrays(tmp_path, case):
     expect_line(write(tmp_path, **changes), parts)
 
 
-def expect_line(path, parts, source="npz"):
+def expect_line(path, parts, source="npz", given=None):
     with pytest.raises(UserError) as error:
-        load_dataset(data_config(source, path))
+        load_dataset(data_config(source, given or path))
     message = str(error.value)
     assert "\n" not in message and str(path) in message
     for part in parts:
@@ -279,6 +279,59 @@ def test_npz_with_two_members_of_one_name(tmp_path, second):
     expect_line(path, ["has 'x_train' twice", "np.savez"])
     with pytest.raises(UserError, match="has 'x_train' twice"):
         npz.read_arrays(str(path), None)
+
+
+def save(folder, **changes):
+    """The small arrays as npy files; bytes are written as they are."""
+    for key, value in (small_arrays() | changes).items():
+        if isinstance(value, bytes):
+            (folder / f"{key}.npy").write_bytes(value)
+        else:
+            np.save(folder / f"{key}.npy", value)
+    return folder
+
+
+def test_npy_files_are_mapped_and_equal_an_npz(tmp_path):
+    (tmp_path / "data").mkdir()
+    arrays = {"y_train": np.array([0, 1, 2, -1, 0, 1, 2, 0, 1], np.int8)}
+    one = load_dataset(data_config("npz", write(tmp_path, **arrays), flip=True))
+    other = load_dataset(data_config("npy", save(tmp_path / "data", **arrays), flip=True))
+    for name, value in one._asdict().items():
+        np.testing.assert_array_equal(getattr(other, name), value)
+    assert isinstance(other.x_train, np.memmap) and other.x_train.filename == tmp_path / "data" / "x_train.npy"
+    assert not isinstance(other.y_train, np.memmap)
+
+
+def test_npy_of_features(tmp_path):
+    features = {key: np.random.default_rng(0).normal(size=(n, 5)) for key, n in (("x_train", 9), ("x_test", 4))}
+    config = data_config("npy", save(tmp_path, **features))
+    config.weak_views = 1
+    read = load_dataset(config)
+    assert read.kind == "features" and read.x_train.dtype == np.float32
+    np.testing.assert_allclose(read.x_test, features["x_test"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", BAD_MEMBERS)
+@pytest.mark.parametrize("key", ["x_train", "y_test"])
+def test_npy_that_is_no_array(tmp_path, key, case):
+    content, words = BAD_MEMBERS[case]
+    save(tmp_path, **{key: content})
+    expect_line(tmp_path / f"{key}.npy", [words.replace("x_train", f"{key}.npy")], "npy", tmp_path)
+
+
+def test_npy_folder_that_is_none(tmp_path):
+    expect_line(tmp_path / "absent", ["does not exist", "x_train.npy"], "npy")
+    expect_line(write(tmp_path), ["is a file, not a folder"], "npy")
+    save(tmp_path)
+    images = small_arrays()["x_train"]
+    for value, words in ((np.asfortranarray(images), "by columns"), (images[:0], "it is empty")):
+        np.save(tmp_path / "x_train.npy", value)
+        expect_line(tmp_path / "x_train.npy", [words], "npy", tmp_path)
+    np.save(tmp_path / "x_train.npy", images[:8])
+    expect_line(tmp_path, ["x_train has 8 images but y_train 9 labels"], "npy")
+    (tmp_path / "x_train.npy").unlink()
+    os.mkfifo(tmp_path / "x_train.npy")
+    expect_line(tmp_path / "x_train.npy", ["is a pipe, a socket or a device, not a file"], "npy", tmp_path)
 
 
 def test_a_home_folder_that_nobody_has(tmp_path, monkeypatch):

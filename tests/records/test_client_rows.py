@@ -1,12 +1,14 @@
 """The file of the clients' memory: its rounds, its size, and what is wrong with it."""
 
 import os
+import pathlib
 import resource
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -106,6 +108,34 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert rows_of(ClientRows(path, "run", 1)) == {0: b"a" * 100_000}
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line_and_loses_nothing():
+    """Also of root, whom permissions do not stop: it is somebody else meanwhile."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
+        path = pathlib.Path(folder) / "clients.sqlite"
+        rows = ClientRows(path, "run", None)
+        rows.write(0, 1, b"a")
+        rows.commit(1, [])
+        rows.close()
+        path.chmod(0o444)
+        path.parent.chmod(0o555)
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            with pytest.raises(
+                OSError, match=r"^cannot write .*clients\.sqlite: attempt to write a readonly"
+            ) as caught:
+                ClientRows(path, "run", 1)
+            with pytest.raises(PermissionError, match=r"clients\.sqlite"):
+                ClientRows(path, "run", None)
+        finally:
+            os.seteuid(user)
+            path.parent.chmod(0o755)
+        assert "\n" not in str(caught.value)
+        path.chmod(0o644)
+        assert rows_of(ClientRows(path, "run", 1)) == {0: b"a"}
 
 
 WRITER = """

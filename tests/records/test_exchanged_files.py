@@ -15,6 +15,7 @@ from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.manifest import MANIFEST
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.run import experiment
 from tests.helpers.runs import forget_manifests, make_tiny_config
 
 FIELDS = {
@@ -121,8 +122,6 @@ def test_a_partition_that_is_gone_is_drawn_again(run, tmp_path):
 
 def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
     """As by another version of the library."""
-    from fedjax_ssl.run import experiment
-
     drawn = experiment.make_partition
     monkeypatch.setattr(experiment, "make_partition", lambda *given: drawn(*given[:4], 7, *given[5:]))
     (run / "partition.npz").unlink()
@@ -169,6 +168,27 @@ def test_images_of_another_run(run, changes):
     del facts["sha256"]
     write_dataset(run, {**facts, **changes})
     assert_refused(run, rf"dataset.json is not what the checkpoint .*/4 was trained with \({next(iter(changes))}: ")
+
+
+def exchange_two(labels):
+    first, second = 0, int(np.argmax(labels != labels[0]))
+    labels[[first, second]] = labels[[second, first]]
+
+
+@pytest.mark.parametrize("which", ["y_train", "y_test"])
+def test_labels_that_were_exchanged_in_the_data(run, which, monkeypatch):
+    """Counts, means and the partition file are what they were."""
+    read = experiment.read_data
+
+    def read_data(*given):
+        exchange_two(getattr(dataset := read(*given), which))
+        return dataset
+
+    before = everything_in(run)
+    monkeypatch.setattr(experiment, "read_data", read_data)
+    with pytest.raises(UserError, match=r"^the data set is not what the checkpoint .*/4 was trained with") as caught:
+        train(own(num_rounds=5), run)
+    assert "\n" not in str(caught.value) and everything_in(run) == before
 
 
 def test_statistics_of_images_may_be_rounded_otherwise(run):

@@ -19,7 +19,7 @@ from fedjax_ssl.records.runs import Group, read_groups, read_run, what_differs
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
-from fedjax_ssl.report.figures import confusion_matrix, label_profile, who_holds_what
+from fedjax_ssl.report.figures import MOST_COLUMNS, confusion_matrix, label_profile, who_holds_what
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.look import Look, as_text, best_cells, to_csv, to_latex, to_markdown
 from fedjax_ssl.report.model_card import model_card
@@ -229,6 +229,11 @@ def test_the_picture_of_a_profile_has_each_client_s_share_in_their_order():
     expected = sorted(zip(100 * labelled / sizes, labelled))
     np.testing.assert_allclose(list(zip(shares, numbers)), expected)
     assert shares[0] < shares[-1]
+    many = {name: np.repeat(COUNTS[name], 50_000, axis=0) for name in ("clients", "labelled")}
+    with style.styled():
+        shares, numbers = ([bar.get_height() for bar in axes.patches] for axes in label_profile(many).axes)
+    assert len(shares) == len(numbers) == MOST_COLUMNS  # each the mean of 150 clients
+    np.testing.assert_allclose([np.mean(shares), np.mean(numbers)], np.mean(expected, axis=0))
 
 
 @pytest.mark.parametrize("labels", ["clients", "some_clients", "profile"])

@@ -34,7 +34,7 @@ def config_of(num_rounds=4, **fields):
 def assert_same(one, other):
     """To rounding: with the flags of these tests XLA fuses programs of other shapes in other ways.
 
-    With its own flags they are equal to the bit: `benchmarks/unchanged.py --residence`.
+    With its own flags they are equal to the bit: `benchmarks/residences.py`.
     """
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # noqa: E731
     jax.tree.map(close, one, other)
@@ -156,26 +156,21 @@ def config_with(**fields):
     ],
 )
 def test_what_auto_chooses(gigabytes, memory, width, expected):
-    chosen = choose(config_with(), held(gigabytes), memory * 2**30, 16 * 2**30, 1, width)
+    chosen = choose(config_with(), held(gigabytes), memory * 2**30, 16 * 2**30, width)
     assert tuple(chosen) == expected
 
 
 @pytest.mark.parametrize(
-    "fields, hosts, words",
+    "fields, words",
     [
-        ({"residence.data": "device"}, 1, "residence.data='device' needs 20.0 GiB, but the device has 16.0"),
-        ({"residence.clients": "device"}, 1, "residence.clients='device' needs 30.0 GiB"),
-        ({}, 2, "several hosts keep all clients' memory, here 30.0 GiB, on each device"),
+        ({"residence.data": "device"}, "residence.data='device' needs 20.0 GiB, but the device has 16.0"),
+        ({"residence.clients": "device"}, "residence.clients='device' needs 30.0 GiB"),
     ],
 )
-def test_what_does_not_fit_is_said_by_arithmetic(fields, hosts, words):
+def test_what_does_not_fit_is_said_by_arithmetic(fields, words):
     with pytest.raises(UserError, match=words.replace("'", ".")) as caught:
-        choose(config_with(**fields), held(20), 30 * 2**30, 16 * 2**30, hosts, 50)
+        choose(config_with(**fields), held(20), 30 * 2**30, 16 * 2**30, 50)
     assert "\n" not in str(caught.value)
-
-
-def test_several_hosts_have_images_on_the_host_where_clients_remember_nothing():
-    assert choose(config_with(), held(20), 0, 16 * 2**30, 2, 50) == ("host", "host", False)
 
 
 def test_what_measures_or_serves_a_whole_federation_says_so():

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -132,12 +133,22 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     )
 
 
-def test_hosts_with_images_on_the_host_read_those_of_a_round(train, tmp_path):
-    runs, more = (tmp_path / "two", tmp_path / "one"), ("--config.residence.data=host", "--config.num_rounds=1")
-    assert train(runs[0], "nothing", "nothing", more=more)[0] == [0, 0]
-    assert train(runs[1], "nothing", devices=2, more=more)[0] == [0]
+def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
+    """Each client keeps its optimizer, in a file of host 0; the run of two hosts is resumed."""
+    runs, rounds = (tmp_path / "two", tmp_path / "one"), "--config.num_rounds="
+    more = ("--config.residence.data=host", "--config.residence.clients=disk", "--config.client.persistent=true")
+    for number in (1, 3):
+        statuses, said = train(runs[0], "nothing", "nothing", more=(*more, f"{rounds}{number}"))
+        assert statuses == [0, 0], said
+    assert train(runs[1], "nothing", devices=2, more=(*more, f"{rounds}3"))[0] == [0]
     two, one = ((run / "metrics.jsonl").read_bytes() for run in runs)
     assert two == one
+    rows = []
+    for run in runs:
+        with contextlib.closing(sqlite3.connect(run / "clients.sqlite")) as file:
+            newest = "SELECT client, max(round), data FROM rows GROUP BY client ORDER BY client"
+            rows.append(file.execute(newest).fetchall())
+    assert rows[0] == rows[1] and len(rows[0]) > 5  # of more clients than a round has, and how all begin
 
 
 # A script in place of the command line: it ends by a signal of host 1, or goes on after an error that all have come to.
