@@ -39,7 +39,7 @@ class Records:
         """
         self._config, self._facts = experiment.problem.config, dataset_facts(experiment.dataset)
         self._folder = Workdir(path, self._config.to_dict())
-        self._run = trained_with(self._folder.config, self._facts, experiment.partition)
+        self._run = trained_with(self._folder.config, experiment.dataset, experiment.partition)
         if self._folder.is_begun:
             self._folder.close()
             raise UserError(f"the workdir {path} holds a run, and a Flower run cannot be resumed: name another one")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.config import complete
-from fedjax_ssl.data import Partition
+from fedjax_ssl.data import Dataset, Partition, dataset_facts
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.partition_file import arrays_of
 from fedjax_ssl.errors import UserError
@@ -36,7 +36,8 @@ class TrainedWith(NamedTuple):
     """What decides a run's result, besides the code."""
 
     config: dict[str, Any]  # nested dicts, as JSON gives them
-    dataset: dict[str, Any] | None  # see `fedjax_ssl.data.dataset_facts`; None: not known
+    # See `fedjax_ssl.data.dataset_facts`, and a checksum of all labels, which dataset.json lacks; None: not known.
+    dataset: dict[str, Any] | None
     partition: str | None  # the checksum of who owns which rows; None: not known
 
 
@@ -47,8 +48,12 @@ class Manifest(NamedTuple):
     run: TrainedWith | None  # what it was trained with; None: it does not say
 
 
-def trained_with(config: dict[str, Any], facts: dict[str, Any], partition: Partition) -> TrainedWith:
+def trained_with(config: dict[str, Any], dataset: Dataset, partition: Partition) -> TrainedWith:
     """What a run is trained with, from its parts in the memory."""
+    labels = hashlib.sha256()  # they also tell the order of the examples, which a partition needs
+    for of_set in (dataset.y_train, dataset.y_test):
+        labels.update(np.asarray(of_set, "<i4").tobytes())
+    facts = {**dataset_facts(dataset), "labels": labels.hexdigest()}
     return TrainedWith(config, json.loads(json.dumps(facts)), partition_sum(partition))
 
 
@@ -167,7 +172,8 @@ def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of a partition's numbers, whatever the file's compression and the size of its integers."""
     # The name of the server's rows in the files of earlier versions, whose checksums stay what they are.
-    arrays = {name.replace("server_index", "anchor_index"): array for name, array in arrays.items()}
+    if "anchor_index" not in arrays:
+        arrays = {name.replace("server_index", "anchor_index"): array for name, array in arrays.items()}
     digest = hashlib.sha256()
     for name in sorted(arrays):
         if arrays[name].size:  # files of earlier versions lack what is empty

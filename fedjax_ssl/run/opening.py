@@ -10,7 +10,6 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import for_seed
-from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.records.checkpoints import Checkpoints
@@ -104,7 +103,7 @@ def why_ended(
 
 def checkpoints_of(folder: Workdir, experiment: Experiment) -> Checkpoints:
     """A run's checkpoints, with the facts that they were trained with."""
-    run = trained_with(folder.config, dataset_facts(experiment.dataset), experiment.partition)
+    run = trained_with(folder.config, experiment.dataset, experiment.partition)
     return Checkpoints(folder.path / CHECKPOINTS, run=run)
 
 

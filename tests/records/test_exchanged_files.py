@@ -12,9 +12,11 @@ import fedjax_ssl
 from fedjax_ssl import UserError, train
 from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.records import manifest
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.manifest import MANIFEST
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.run import experiment
 from tests.helpers.runs import forget_manifests, make_tiny_config
 
 FIELDS = {
@@ -169,6 +171,28 @@ def test_images_of_another_run(run, changes):
     del facts["sha256"]
     write_dataset(run, {**facts, **changes})
     assert_refused(run, rf"dataset.json is not what the checkpoint .*/4 was trained with \({next(iter(changes))}: ")
+
+
+def test_other_labels_in_the_data_file(run, monkeypatch):
+    """Their number and the images are what they were: with these rows another federation would be trained."""
+    read = experiment.read_data
+
+    def exchanged(*arguments):
+        dataset = read(*arguments)
+        return dataset._replace(y_train=np.roll(dataset.y_train, 1))
+
+    monkeypatch.setattr(experiment, "read_data", exchanged)
+    with pytest.raises(UserError, match=r"what is known of the data set is not what .*/4 was trained with \(labels: "):
+        train(own(num_rounds=5), run)
+
+
+def test_a_partition_with_the_old_and_the_new_name_of_the_server_s_rows():
+    """The file's reader takes the new name's, so the checksum must not be that of the old one's."""
+    rows = {"server_index": np.array([1, 2]), "client_index": np.array([3])}
+    earlier = {"anchor_index": np.array([1, 2]), "client_index": np.array([3])}
+    both = {**rows, "server_index": np.array([4, 5]), "anchor_index": np.array([1, 2])}
+    sums = [manifest._checksum(arrays) for arrays in (rows, earlier, both)]
+    assert sums[0] == sums[1] != sums[2]
 
 
 def test_statistics_of_images_may_be_rounded_otherwise(run):
