@@ -41,7 +41,7 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     try:
         exists = found.exists()
     except OSError as error:  # of a name that is too long, or a folder that may not be read
-        raise UserError(f"{field}={path[:200]} cannot be read: {error.strerror}") from error
+        raise UserError(f"{field}={path} cannot be read: {error.strerror}") from error
     if not exists:
         raise UserError(f"{field}={path} does not exist; give {wanted}")
     # Opening a pipe would wait for a writer.
