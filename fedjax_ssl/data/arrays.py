@@ -38,7 +38,11 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     if not path:
         raise UserError(f"{field} is empty; give {wanted}: --config.{field}={kind.upper()}")
     found = expanded(path)
-    if not found.exists():
+    try:
+        exists = found.exists()
+    except OSError as error:  # of a name that is too long, or a folder that may not be read
+        raise UserError(f"{field}={path} cannot be read: {error.strerror}") from error
+    if not exists:
         raise UserError(f"{field}={path} does not exist; give {wanted}")
     # Opening a pipe would wait for a writer.
     actual = "folder" if found.is_dir() else "file" if found.is_file() else "pipe, a socket or a device"

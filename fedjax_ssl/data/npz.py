@@ -306,7 +306,7 @@ def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, imag
     """Returns the labels; raises UserError that says what is expected."""
     if key in MEDMNIST_KEYS and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # one column for each task; several tasks are not supported
-    if not np.issubdtype(labels.dtype, np.integer):
+    if labels.dtype.kind not in "iu":  # NumPy counts periods of time among the integers
         raise UserError(f"{path}: {key} is {labels.dtype}; labels must be integers, 0 to C - 1")
     if labels.ndim != 1:
         raise UserError(f"{path}: {key} has shape {labels.shape}; labels must be [N], one integer per image")

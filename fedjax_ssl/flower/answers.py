@@ -62,6 +62,8 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
     classes = _counts(who, "classes") if num_classes else None
     if num_classes and len(classes) != num_classes:
         raise UserError(f"it tells the labels of {len(classes)} classes, of which there are {num_classes}")
+    if num_classes and sum(classes) != sum(labelled):
+        raise UserError(f"it tells {sum(classes)} labels of all classes, of {sum(labelled)} images with labels")
     return Hello(clients, sizes, labelled, classes)
 
 
@@ -121,7 +123,7 @@ def read_statistics(content: Any, like: BatchStats, num_images: int) -> tuple[Ba
     """
     total = from_record(content.get("sums", {}), like, "the answer", shapes=True)
     count = content.get("count", {}).get("count")
-    if not isinstance(count, int | float) or not 0 <= count <= num_images or (num_images and not count):
+    if not isinstance(count, int | float) or not min(1, num_images) <= count <= num_images:
         raise UserError(f"{num_images} images count {_short(count)}")
     for path, leaf in jax.tree.leaves_with_path(total):
         name = jax.tree_util.keystr(path)

@@ -55,6 +55,7 @@ VARIANTS: Variants = {
         "data.partition": "dirichlet_clients",
         "data.alpha": 0.3,
         "model.name": "wrn28_2",
+        "model.classifier_init": "torch",
         "client.batch_size": 64,
         "client.nesterov": True,
         "client.persistent": True,

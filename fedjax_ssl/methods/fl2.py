@@ -190,8 +190,8 @@ def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = Tr
         radius: rho, not negative.
         adaptive: ASAM; False: SAM.
 
-    A pytree like `params`; 0 if all gradients are 0.
-        A pytree like `params`; 0 where all gradients are.
+    Returns:
+        A pytree like `params`; 0 if all gradients are 0.
     """
 
     def scale(path, leaf):

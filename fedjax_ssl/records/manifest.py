@@ -172,7 +172,8 @@ def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of arrays of integers, whatever a file's compression and their size; floats count by their shape."""
     # The name of the server's rows in the files of earlier versions, whose checksums stay what they are.
-    arrays = {name.replace("server_index", "anchor_index"): array for name, array in arrays.items()}
+    if "anchor_index" not in arrays:
+        arrays = {name.replace("server_index", "anchor_index"): array for name, array in arrays.items()}
     digest = hashlib.sha256()
     for name in sorted(arrays):
         if arrays[name].size:  # files of earlier versions lack what is empty

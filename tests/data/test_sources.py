@@ -187,6 +187,7 @@ BAD_ARRAYS = {
     "empty": ({"x_test": ZEROS((0, 5, 6, 3), np.uint8), "y_test": ZEROS(0, int)}, ["x_test is empty"]),
     "no pixels": ({"x_train": ZEROS((9, 0, 6, 3), np.uint8)}, ["x_train is empty", "(9, 0, 6, 3)"]),
     "float labels": ({"y_train": ZEROS(9)}, ["y_train is float64", "integers"]),
+    "times for labels": ({"y_train": (np.arange(9) % 3).astype("m8[s]")}, ["y_train is timedelta64", "integers"]),
     "one-hot labels": ({"y_test": ZEROS((4, 3), int)}, ["y_test has shape (4, 3)"]),
     "negative label": ({"y_train": np.array([0, 1, 2, -5, 0, 1, 2, 0, 1])}, ["y_train[3] is -5"]),
     "label out of range": ({"y_test": np.array([0, 1, 2, 99])}, ["largest is 99", "label 3"]),
@@ -214,6 +215,7 @@ def expect_line(path, parts, source="npz", given=None):
 def test_npz_file_that_is_none(tmp_path):
     expect_line("", ["data.path is empty", "--config.data.path=FILE"])
     expect_line(tmp_path / "absent.npz", ["does not exist"])
+    expect_line("x" * 150 + "/" + "y" * 5000, ["cannot be read"])
     expect_line(tmp_path, ["is a folder"])
     text = tmp_path / "text.npz"
     text.write_text("not an archive\nat all")

@@ -27,6 +27,7 @@ ODD_HELLOS = {
     "more labels than images": {"labelled": [6, 0]},
     "a class too many": {"classes": [2, 0, 3, 0]},
     "fewer than none": {"classes": [2, -1, 3]},
+    "more labels than labelled images": {"classes": [2, 2**31 - 1, 3]},
 }
 
 
@@ -55,7 +56,7 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
     odd_answers = {
         name: {"node": ConfigRecord({field: value for field, value in told.items() if value is not None})}
         for name, change in ODD_HELLOS.items()
-        for told in [{**TWO, "digest": own, "classes": [0] * 10, **change}]
+        for told in [{**TWO, "digest": own, "classes": [5] + [0] * 9, **change}]
     }
     odd_answers |= {"nothing": {}, "arrays": {"node": arrays(clients=[0, 2])}}
     for name, odd in odd_answers.items():
@@ -148,7 +149,7 @@ def test_statistics_that_cannot_be():
     total, count = read_statistics({"sums": arrays(**good), "count": {"count": 2.0}}, like, 2)
     chex.assert_trees_all_equal(total, good)
     assert count == 2
-    odd_counts = ({"count": odd} for odd in (-1.0, 0.0, 3.0, float("nan"), float("inf"), [1.0], None))
+    odd_counts = ({"count": odd} for odd in (-1.0, 0.0, 0.5, 3.0, float("nan"), float("inf"), [1.0], None))
     odd_sums = ({"mean": odd} for odd in (np.float32([np.inf, 0]), np.zeros(1, np.float32), np.zeros(2)))
     for sums, counted in (
         *((good, odd) for odd in odd_counts),

@@ -14,9 +14,11 @@ HEAD = """\
 
 `make test-official` trains each method for a few rounds, once with the library's compiled round
 and once with an independent float64 implementation, which follows the paper's equations in the
-order of the official code (`tests/official/`). There are three clients of unequal size, and both
-see the same initial numbers and batches. The table shows the largest difference of any parameter at
-the end, in float32 against float64, and how far the parameters moved.
+order of the official code (`tests/official/`). There are three clients of unequal size (FedRGD:
+five), and both see the same initial numbers and batches. The network has batch normalisation,
+except where the official code has none (FedMatch, FedDB) or that of groups (FedRGD). The table
+shows the largest difference of any parameter at the end, in float32 against float64, and how far
+the parameters moved.
 
 | method | compared | largest difference | moved | official code |
 |---|---|---|---|---|

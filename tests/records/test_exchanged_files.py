@@ -12,6 +12,7 @@ import fedjax_ssl
 from fedjax_ssl import UserError, train
 from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.records import manifest
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.manifest import MANIFEST
 from fedjax_ssl.records.runs import read_run
@@ -189,6 +190,15 @@ def test_labels_that_were_exchanged_in_the_data(run, which, monkeypatch):
     with pytest.raises(UserError, match=r"^the data set is not what the checkpoint .*/4 was trained with") as caught:
         train(own(num_rounds=5), run)
     assert "\n" not in str(caught.value) and everything_in(run) == before
+
+
+def test_a_partition_with_the_old_and_the_new_name_of_the_server_s_rows():
+    """The file's reader takes the new name's, so the checksum must not be that of the old one's."""
+    rows = {"server_index": np.array([1, 2]), "client_index": np.array([3])}
+    earlier = {"anchor_index": np.array([1, 2]), "client_index": np.array([3])}
+    both = {**rows, "server_index": np.array([4, 5]), "anchor_index": np.array([1, 2])}
+    sums = [manifest._checksum(arrays) for arrays in (rows, earlier, both)]
+    assert sums[0] == sums[1] != sums[2]
 
 
 def test_statistics_of_images_may_be_rounded_otherwise(run):

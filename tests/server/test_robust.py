@@ -61,10 +61,10 @@ def by_hand(rule, rows, weights, share):
         return rows[np.argmin(scores_by_hand(rows, liars))]
     if rule == "multi_krum":
         return rows[np.argsort(scores_by_hand(rows, liars))[: max(len(rows) - liars - 2, 1)]].mean(axis=0)
-    beta = weights.astype(np.float64)
+    median = np.median(of_params(rows), axis=0)
     for _ in range(10):
-        median = np.average(of_params(rows), axis=0, weights=beta)
         beta = weights / np.maximum(np.linalg.norm(of_params(rows) - median, axis=1), 1e-5)
+        median = np.average(of_params(rows), axis=0, weights=beta)
     return np.average(rows, axis=0, weights=beta)
 
 
@@ -93,6 +93,18 @@ def test_a_number_whose_square_is_too_large_is_far_away(rule, large, everywhere)
     expected = by_hand(rule, rows.astype(np.float64), counted_weights, 0.25)
     assert np.abs(expected).max() < 10
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("large", [1e4, 1e19, -1e30, 3e38])
+def test_ten_steps_to_the_geometric_median_are_enough_whatever_is_sent(large):
+    """From the weighted mean they ended at 1e9 and more."""
+    uploads, weights, before, rows, counted_weights = drawn(6, absent=False)
+    uploads.params["kernel"][[1, 6]] = large
+    found, honest = flat(COMPILED["geometric_median"](uploads, weights, before, 0.0)), np.delete(rows, [1, 6], axis=0)
+    assert np.all((found[:-2] > honest[:, :-2].min(axis=0)) & (found[:-2] < honest[:, :-2].max(axis=0)))
+    if large < 1e19:  # the square of its distance is a float32
+        rows[[1, 6], 3:15] = large
+        np.testing.assert_allclose(found, by_hand("geometric_median", rows, counted_weights, 0.0), rtol=1e-3, atol=1e-4)
 
 
 def test_the_geometric_median_has_the_least_sum_of_distances():
