@@ -25,7 +25,20 @@ DOCS = pathlib.Path(__file__).parent
 SWEEP = DOCS.parent / "configs" / "sweeps" / "leaderboard.py"
 RECORDS = DOCS / "leaderboard"
 BOUND, ALONE = "All labels", "Labels alone"
-COLUMNS = ("method", "seed", "rounds", "accuracies", "MB", "seconds", "tries", "chosen", "commit", "jax", "processor", "records")
+COLUMNS = (
+    "method",
+    "seed",
+    "rounds",
+    "accuracies",
+    "MB",
+    "seconds",
+    "tries",
+    "chosen",
+    "commit",
+    "jax",
+    "processor",
+    "records",
+)
 HEAD = """# Leaderboard
 
 Every method at its best of the same number of tries, on the same partitions, weights and cohorts.
@@ -151,8 +164,10 @@ def page() -> str:
         data, _, labels = path.stem.partition("_")
         made = {name: sorted({line[name] for line in lines}) for name in ("commit", "jax", "processor")}
         parts.append(f"## {data}: labels at {labels.replace('_', ' ')}\n\n{table(lines)}\n")
-        of = f"{tries.pop()} tries a row. Commit {', '.join(made['commit'])}; JAX {', '.join(made['jax'])}; {'; '.join(made['processor'])}."
-        parts.append(of + "\n")
+        parts.append(
+            f"{tries.pop()} tries a row. Commit {', '.join(made['commit'])}; JAX {', '.join(made['jax'])}; "
+            f"{'; '.join(made['processor'])}.\n"
+        )
     return "\n".join(parts)
 
 

@@ -105,7 +105,12 @@ def test_ranks_and_paired_intervals(board):
     names = ("Labels alone", "Level", "Best", "All labels")
     accuracies = dict(zip(names, draws + np.array([[70.0], [79.9], [80.0], [90.0]])))
     lines = [
-        {**dict.fromkeys(board.COLUMNS, "1"), "method": name, "seed": str(seed), "accuracies": f"{value - 1:.6f} {value + 1:.6f}"}
+        {
+            **dict.fromkeys(board.COLUMNS, "1"),
+            "method": name,
+            "seed": str(seed),
+            "accuracies": f"{value - 1:.6f} {value + 1:.6f}",
+        }
         for name in names
         for seed, value in enumerate(accuracies[name])
     ]

@@ -47,6 +47,7 @@ NAMES = (
     "fedil",
     "fedlabel",
     "fedmatch",
+    "fedpdm",
     "fedrgd",
     "fedtrinet",
     "fedu",
