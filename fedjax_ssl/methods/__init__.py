@@ -47,6 +47,7 @@ NAMES = (
     "fedil",
     "fedlabel",
     "fedmatch",
+    "fedopenmatch",
     "fedpdm",
     "fedrgd",
     "fedtrinet",

@@ -57,14 +57,10 @@ def defaults() -> Section:
     """The section `config.fedpdm`."""
     section = Section()
     section.threshold = share(0.95)  # a label counts if its matched probability reaches it
-    section.sharpness = real(
-        10.0, above=0
-    )  # of the matched probabilities, the inverse of the transport's regularisation
+    section.sharpness = real(10.0, above=0)  # of matched probabilities: 1 / the transport's regularisation
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
     section.warm_up_rounds = whole(1, least=0)  # first rounds, in which labels are made without matching
-    section.adjustment = real(
-        0.0, least=0
-    )  # tau, of the log class shares in both losses in the last round; rises from 0
+    section.adjustment = real(0.0, least=0)  # of the log class shares in both losses; it rises to this over all rounds
     # Decay of the average model over the steps of a round, which is uploaded; 0: the trained model is. The code's 0.999
     # needs a thousand steps in a round: after 25 steps the average has moved 2.5 % of the way.
     section.ema_decay = share(0.0)
