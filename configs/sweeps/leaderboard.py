@@ -34,6 +34,7 @@ SPACE = {
             "FedDure": "feddure",
             "FedPDM": "fedpdm",
             "(FL)^2": "fl2",
+            "FedOpenMatch": "fedopenmatch",
             "SAGE": "sage",
             "ProxyFL": "proxyfl",
         }.items()
@@ -57,6 +58,7 @@ SERVER = {
     "FedU": ("fedu,plain", NARROW),
     "FedEMA": ("fedema,plain", NARROW),
     "Orchestra": "orchestra,plain",
+    "FedOpenMatch": "fedopenmatch,plain",
     "SAGE": "sage,plain",
     "ProxyFL": "proxyfl,plain",
     "FedAnchor": "plain",
@@ -72,6 +74,7 @@ CLIENTS = {
     "FedDB": "feddb,plain",
     "FedDure": "feddure,plain",
     "FedPDM": "fedpdm,plain",
+    "FedOpenMatch": "fedopenmatch,plain",
     "SAGE": "sage,plain",
     "ProxyFL": "proxyfl,plain",
     "FedAvg-Semi": "fedavg_semi,plain",
