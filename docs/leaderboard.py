@@ -3,8 +3,10 @@
     python docs/leaderboard.py add WORKDIR BOARD    # the finished runs of a sweep of configs/sweeps/leaderboard.py
     python docs/leaderboard.py > docs/leaderboard.md
 
-A record is a line for each run: its figures, the fields that the tries chose, and the commit, JAX and processor that
-made it. Lines of the same method and seed are replaced, so boards may grow on several machines.
+A record is a line for each run: its accuracies of the last rounds, bytes and seconds, the row's number of tries and
+the fields that they chose, the commit, JAX and processor, and the checksum of the run's metrics. The page has no figure
+that is not computed from these lines. `add` reads runs whose metrics have their checksum, and no others. Lines of the
+same method and seed are replaced, so boards may grow on several machines.
 """
 
 import csv
@@ -17,13 +19,26 @@ from fedjax_ssl.config import differences
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report.table import LAST, costs, half_interval
-from fedjax_ssl.sweep import load_sweep, plan
+from fedjax_ssl.sweep import TRIES, load_sweep, plan
 
 DOCS = pathlib.Path(__file__).parent
 SWEEP = DOCS.parent / "configs" / "sweeps" / "leaderboard.py"
 RECORDS = DOCS / "leaderboard"
 BOUND, ALONE = "All labels", "Labels alone"
-COLUMNS = ("method", "seed", "rounds", "accuracy", "MB", "seconds", "chosen", "commit", "jax", "processor", "records")
+COLUMNS = (
+    "method",
+    "seed",
+    "rounds",
+    "accuracies",
+    "MB",
+    "seconds",
+    "tries",
+    "chosen",
+    "commit",
+    "jax",
+    "processor",
+    "records",
+)
 HEAD = """# Leaderboard
 
 Every method at its best of the same number of tries, on the same partitions, weights and cohorts.
@@ -31,13 +46,15 @@ A board is one data set with one place of the labels. This page is made from the
 in `docs/leaderboard/`; the sweep's file, `configs/sweeps/leaderboard.py`, says what all rows share.
 
 ```
+export JAX_NUM_CPU_DEVICES=1   # these two: to compile sooner, where runs are as short as on digits
+export XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 python launch.py sweep configs/sweeps/leaderboard.py:BOARD --workdir=runs/BOARD --tries=6
 python docs/leaderboard.py add runs/BOARD BOARD
 python docs/leaderboard.py > docs/leaderboard.md
 ```
 
-The first command goes on where it was stopped. Runs of other machines are welcome as a pull request
-with their lines.
+The sweep goes on where it was stopped; `--rows='FixMatch;UDA'` runs some rows. Runs of other
+machines are welcome as a pull request with their lines.
 
 `accuracy` is the mean of the last five rounds on the test set in percent, over the seeds with their
 standard deviation. `minus labels alone` is the mean difference from the row *Labels alone* of the
@@ -53,11 +70,14 @@ def record(board: str, workdir: pathlib.Path) -> list[dict[str, str]]:
     lines = []
     sweep = load_sweep(f"{SWEEP}:{board}")
     for cell in plan(sweep, workdir):
+        tries = len(list((workdir / TRIES).glob(f"{cell.folder.name}_try_*/seed_*/summary.json")))
         for seed in cell.seeds:
             folder = cell.folder / f"seed_{seed}"
             if not (folder / "summary.json").exists():
                 continue
             run = read_run(folder)
+            if run.summary is None or run.damages:
+                raise SystemExit(f"{folder} is not recorded: {'; '.join(run.damages)}")
             own = json.loads(json.dumps(cell.config.to_dict()))
             drawn = sweep.search.of(cell.name)
             chosen = {field: value for field, (_, value) in differences(own, run.config).items() if field in drawn}
@@ -66,9 +86,10 @@ def record(board: str, workdir: pathlib.Path) -> list[dict[str, str]]:
                 "method": cell.name,
                 "seed": seed,
                 "rounds": len(run.metrics),
-                "accuracy": f"{100 * run.accuracy()[-LAST:].mean():.3f}",
+                "accuracies": " ".join(f"{100 * accuracy:.3f}" for accuracy in run.accuracy()[-LAST:]),
                 "MB": f"{size['MB down'] + size['MB up']:.4g}",
                 "seconds": f"{size['seconds']:.4g}",
+                "tries": tries,
                 "chosen": " ".join(f"{field}={value}" for field, value in sorted(chosen.items())),
                 "commit": (run.summary["commit"] or "")[:12],
                 "jax": run.summary["versions"]["jax"],
@@ -97,7 +118,8 @@ def table(lines: list[dict[str, str]]) -> str:
     """The Markdown table of a board."""
     methods: dict[str, dict[str, float]] = {}
     for line in lines:
-        methods.setdefault(line["method"], {})[line["seed"]] = float(line["accuracy"])
+        of_rounds = [float(accuracy) for accuracy in line["accuracies"].split()]
+        methods.setdefault(line["method"], {})[line["seed"]] = statistics.mean(of_rounds)
 
     def mean(method: str) -> float:
         return statistics.mean(methods[method].values())
@@ -137,11 +159,15 @@ def page() -> str:
     parts = [HEAD] if any(RECORDS.glob("*.csv")) else [HEAD, "No board has been run yet.\n"]
     for path in sorted(RECORDS.glob("*.csv")):
         lines = read(path.stem)
+        if len(tries := {line["tries"] for line in lines}) > 1:
+            raise SystemExit(f"{path} has rows of {' and '.join(sorted(tries))} tries; all need the same number")
         data, _, labels = path.stem.partition("_")
         made = {name: sorted({line[name] for line in lines}) for name in ("commit", "jax", "processor")}
         parts.append(f"## {data}: labels at {labels.replace('_', ' ')}\n\n{table(lines)}\n")
-        of = f"Commit {', '.join(made['commit'])}; JAX {', '.join(made['jax'])}; {'; '.join(made['processor'])}."
-        parts.append(of + "\n")
+        parts.append(
+            f"{tries.pop()} tries a row. Commit {', '.join(made['commit'])}; JAX {', '.join(made['jax'])}; "
+            f"{'; '.join(made['processor'])}.\n"
+        )
     return "\n".join(parts)
 
 

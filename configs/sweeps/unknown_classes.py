@@ -6,7 +6,8 @@
 The model knows the digits 0 to 6, of which the server has 10 labels each; 7, 8 and 9 are unknown. Clients hold 40 or on
 MNIST 100 images of known digits, the same in all rows, and besides none, a third of them or as many unknown ones: 0, 25
 or 50 %. The small CNN, 5 of 10 or 20 clients a round, 2 local epochs, 10 or 15 rounds, IID, recipe `plain`, 3 seeds.
-Each method has a row with its paper's threshold and one that takes every pseudo-label. To labels alone at the server
+Each method has a row with its paper's threshold and one that takes every pseudo-label; FedOpenMatch's one-vs-all head
+rejects images in both. To labels alone at the server
 clients mean nothing; they are run once. The table is in docs/results/unknown_classes.md.
 """
 
@@ -29,6 +30,7 @@ METHODS = {
     "FedAnchor": ("plain", {"fedanchor.threshold": -1.0}),
     "(FL)^2": ("fl2,plain", {"fl2.threshold": 0.0, "confidence.kind": "fixed"}),
     "FedIL": ("fedil,plain", {"fedil.threshold": 0.0}),
+    "FedOpenMatch": ("fedopenmatch,plain", {"fedopenmatch.threshold": 0.0}),
 }
 
 

@@ -3,13 +3,14 @@
 They are in the clients' memory, `State.clients`. A client puts its own into the model that it receives, trains them
 with the rest, and keeps them. They are never sent, aggregated or counted in bytes.
 
-Sources: FedPer, arXiv 1912.00818, which trains both parts together, as is done here; FedRep, arXiv 2102.07078, which
-trains one after the other.
+Sources: FedPer, arXiv 1912.00818, which trains all parts together; FedRep, arXiv 2102.07078, which trains a client's
+own parts first and then the others (`config.personal_first`).
 """
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
@@ -39,6 +40,9 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     it on its labels; no client gets that.
 
     Labels that a client makes once a round are made by its own model, client after client.
+
+    With `config.personal_first` the first steps of each phase leave the other parts as they are, with their optimizer's
+    state and statistics, and the later steps leave the client's own.
 
     Raises:
         UserError: the method has no clients. When a stage is traced: there is no such part, or it cannot be kept from
@@ -97,7 +101,7 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
         state, metrics = method.aggregate(state, data, received._replace(uploads=uploads._replace(model=whole)), key)
         return state._replace(model=with_parts(state.model, own)), metrics  # a mean of equal numbers is rounded
 
-    *before, last = map(_with_own, method.phases)
+    *before, last = (_with_own(phase, problem.config.personal_first) for phase in method.phases)
     finish = last.finish
     return method._replace(
         init=init,
@@ -117,8 +121,15 @@ def _without(model: Model, parts: tuple[str, ...]) -> Model:
     return model._replace(params={name: part for name, part in model.params.items() if name not in parts})
 
 
-def _with_own(phase: Phase) -> Phase:
-    """A phase in which every client receives the model with its own parts."""
+def _of_parts(path: Any, names: Any) -> bool:
+    """Whether a leaf of a training's state belongs to a part: a parameter, its optimizer's state or a statistic."""
+    return any(getattr(key, "key", None) in names for key in path)
+
+
+def _with_own(phase: Phase, first: float) -> Phase:
+    """A phase in which every client receives the model with its own parts, and first trains these alone for a share of
+    its steps, then the others alone; 0: all parts in all steps.
+    """
 
     def whole(received: Broadcast, parts: dict[str, Any]) -> Any:
         return received._replace(model=with_parts(received.model, parts))
@@ -134,13 +145,21 @@ def _with_own(phase: Phase) -> Phase:
             return jax.tree.map(lambda leaf: leaf[0], phase.prepare(whole(received, mine), data, one, left))
 
         jobs = jax.lax.map(of_one, (cohort.clients, cohort.own, cohort.group, cohort.personal, previous))
-        return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS]))
+        return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS], jnp.ceil(first * jobs.num_steps)))
 
     def start(received: Broadcast, data: FederatedData, work: Any, own: Any) -> Any:
         return phase.start(whole(received, work[1]), data, work[0], others(own))
 
     def step(received: Broadcast, data: FederatedData, work: Any, carry: Any, index: jax.Array, key: jax.Array) -> Any:
-        return phase.step(whole(received, work[1]), data, work[0], carry, index, key)
+        after = phase.step(whole(received, work[1]), data, work[0], carry, index, key)
+        if not first:
+            return after
+
+        def kept(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
+            stays = jnp.where(index < work[2], _of_parts(path, received.model.params), _of_parts(path, work[1]))
+            return jnp.where(stays, old, new)
+
+        return jax.tree_util.tree_map_with_path(kept, carry, after)
 
     def finish(received: Broadcast, work: Any, carry: Any, num_steps: jax.Array) -> Finished:
         return phase.finish(whole(received, work[1]), work[0], carry, num_steps)

@@ -105,6 +105,10 @@ def validate(config: ConfigDict) -> None:
             f"stop.patience={config.stop.patience} looks at the global model, whose {config.personal_parts[0]} nobody "
             "trains with personal_parts; set it to 0"
         )
+    if config.personal_first and not config.personal_parts:
+        raise UserError(
+            f"personal_first={config.personal_first:g} is of steps for personal_parts; set these, as in ('classifier',)"
+        )
     for name in ("client", "server"):
         check_optimizer(name, config[name])
     check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)

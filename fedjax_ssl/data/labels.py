@@ -246,7 +246,7 @@ def draw_labelled_rows(
             classes = labels[rows]
             drawn += [rows[classes == c][: config.labels_per_class] for c in np.unique(classes)]
         else:
-            drawn.append(own if share == 1 else rows[: math.floor(share * len(rows) + 0.5)])
+            drawn.append(share_of(own, rows, share))
     labelled_rows = np.concatenate(drawn).astype(np.int32)
     if not len(labelled_rows) and not server_has_labels(config):
         field, otherwise = f"labelled_share={config.labelled_share:g}", "use data.labels_per_class"
@@ -257,6 +257,11 @@ def draw_labelled_rows(
             f"or {otherwise}"
         )
     return labelled_rows
+
+
+def share_of(rows: np.ndarray, shuffled: np.ndarray, share: float) -> np.ndarray:
+    """A client's labelled rows: the first ones in random order, to the nearest whole number (halves up), or all."""
+    return rows if share == 1 else shuffled[: math.floor(share * len(rows) + 0.5)]
 
 
 def _by_most_classes(labels: np.ndarray, client_rows: list[np.ndarray]) -> np.ndarray:

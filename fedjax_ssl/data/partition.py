@@ -25,6 +25,8 @@ from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.data.unknown import UNKNOWN, deal_unknown
 from fedjax_ssl.errors import UserError, known_are
 
+LABEL_STREAM = 2  # of the seed's streams, that of the clients' labels
+
 
 def make_partition(
     labels: np.ndarray, num_classes: int, config: Any, num_clients: int, seed: int, owners: np.ndarray | None = None
@@ -90,7 +92,7 @@ def make_partition(
         raise UserError(f"num_clients={num_clients} must be at least 1")
     check_labels(config, num_clients)
     if config.partition_file:
-        return load_for(config, len(labels), num_clients)
+        return load_for(config, len(labels), num_clients, np.random.default_rng([seed, LABEL_STREAM]))
     known_words = (*PARTITIONS, "natural")
     if config.partition not in known_words:
         raise UserError(f"data.partition is {config.partition!r}{known_are(config.partition, known_words)}")

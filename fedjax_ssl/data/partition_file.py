@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.data import npz
+from fedjax_ssl.data.labels import share_of
 from fedjax_ssl.data.owners import NO_ROWS, Partition
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
@@ -15,6 +16,7 @@ from fedjax_ssl.files import replace_arrays
 _SERVER_KEY, _KEYS = "server_index", ("client_index", "client_size")
 _LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # missing in files of earlier versions
 _TEST_KEYS = ("client_test_index", "client_test_size")  # of runs whose clients have test images
+_SHARE_KEY = "label_share"  # of users' files, in place of labelled_index
 _OLD_SERVER_KEY = "anchor_index"  # the old name of the server's key
 
 
@@ -112,9 +114,9 @@ def load_partition(
     return Partition(at_server, client_rows, labelled, validation, tuple(tests))
 
 
-def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
+def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Generator) -> Partition:
     """The partition in `config.partition_file`, checked against `config.labels`, `config.validation` and
-    `config.examples_per_client`."""
+    `config.examples_per_client`. With the array label_share each client's labelled examples are drawn by `rng`."""
     path, labels = config.partition_file, config.labels
     at_server, profile = labels == "server", labels == "profile"
     server_labels = config.server_labels if at_server or profile else None
@@ -125,6 +127,7 @@ def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
     if bool(config.client_test_share) != bool(partition.client_test_rows):
         has = "test images of clients" if partition.client_test_rows else "no test images of clients"
         raise UserError(f"{path} has {has}, but data.client_test_share={config.client_test_share}")
+    partition = _with_shares(path, partition, labels, rng)
     sizes, most = [len(rows) for rows in partition.client_rows], config.examples_per_client
     if most and max(sizes) > most:
         client = int(np.argmax(sizes))
@@ -159,3 +162,20 @@ def load_for(config: Any, num_examples: int, num_clients: int) -> Partition:
                 f"{path} has {wholly} labelled clients, but data.labelled_clients={config.labelled_clients}"
             )
     return partition
+
+
+def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Generator) -> Partition:
+    """The partition with labels for a share of each client's examples, if the file has shares."""
+    shares = npz.read_arrays(path, (), "data.partition_file", optional=(_SHARE_KEY,)).get(_SHARE_KEY)
+    if shares is None:
+        return partition
+    number = len(partition.client_rows)
+    if labels != "profile" or len(partition.labelled_rows):
+        raise UserError(f"{path}: {_SHARE_KEY} is for data.labels='profile', in place of {_LABELLED_KEY}")
+    if shares.shape != (number,) or not (np.isreal(shares) & (shares >= 0) & (shares <= 1)).all():
+        raise UserError(f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client")
+    drawn = [share_of(own, rng.permutation(own), share) for own, share in zip(partition.client_rows, shares)]
+    labelled = np.concatenate(drawn).astype(np.int32)
+    if not len(labelled) and not len(partition.server_index):
+        raise UserError(f"{path}: {_SHARE_KEY} of a client's images is not one image at any client, nor has the server")
+    return partition._replace(labelled_rows=labelled)

@@ -4,7 +4,7 @@ from fedjax_ssl.fields.data import data_fields, residence_fields
 from fedjax_ssl.fields.encoder import encoder_fields
 from fedjax_ssl.fields.labels import confidence_fields, consistency_fields, trainer_fields
 from fedjax_ssl.fields.model import model_fields, probe_fields
-from fedjax_ssl.fields.section import MOST_SEED, Section, real, several, text, whole, word
+from fedjax_ssl.fields.section import MOST_SEED, Section, real, several, share, text, whole, word
 from fedjax_ssl.fields.training import client_fields, server_fields
 from fedjax_ssl.fields.uploads import (
     aggregation_fields,
@@ -64,6 +64,9 @@ def shared_fields() -> Section:
     # Parts of the model that each client keeps and never sends, such as ('classifier',). See
     # docs/how_to/personal_models.md.
     config.personal_parts = several((), text(), distinct=True)
+    # Share of a client's local steps, the first ones, that train only these parts; the others then train only the rest
+    # (FedRep). 0: every step trains all parts (FedPer).
+    config.personal_first = share(0.0)
     config.checkpoint_every = whole(10, least=1)  # rounds between two checkpoints
     # The same for methods whose checkpoints contain a model or an optimizer state for each client.
     config.checkpoint_every_persistent = whole(50, least=1)

@@ -47,6 +47,8 @@ NAMES = (
     "fedil",
     "fedlabel",
     "fedmatch",
+    "fedopenmatch",
+    "fedpdm",
     "fedrgd",
     "fedtrinet",
     "fedu",

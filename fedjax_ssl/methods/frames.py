@@ -30,6 +30,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server import (
     CLASSIFICATION,
     Aggregation,
+    MakeServerLoss,
     by_role,
     fedavg,
     make_statistics,
@@ -50,6 +51,7 @@ def alternating(
     *,
     parts: tuple[str, ...] = CLASSIFIER,
     aggregation: Aggregation | None = None,
+    server_loss: MakeServerLoss | None = None,
 ) -> Method:
     """Alternate training (SemiFL, section 3.1): clients' models are averaged, then the server trains on its labels.
 
@@ -61,20 +63,22 @@ def alternating(
         own: the method's entries of the clients' memory.
         parts: the parts of the model that clients train and upload.
         aggregation: of these parts; None: `config.aggregation`'s chain.
+        server_loss: of the server's steps, which train `parts`; None: cross-entropy of backbone and classifier.
 
     Returns:
         The Method.
     """
     config, aggregation = problem.config, aggregation or fedavg(problem, parts=parts)
+    at_server = CLASSIFIER if server_loss is None else parts
 
     def init(data: FederatedData, key: jax.Array) -> State:
-        state = pretrained_classifier(problem, data, key)
+        state = pretrained_classifier(problem, data, key, server_loss, at_server)
         model = state.model
         optimizers = own_optimizers(problem, data, model, parts) if phases else {}
         return state._replace(
             server={
                 **aggregation.init(model.params),
-                **own_optimizer(config.server, model, CLASSIFIER, CLASSIFICATION),
+                **own_optimizer(config.server, model, at_server, CLASSIFICATION),
                 **state.server,
             },
             clients={**optimizers, **(own(data, model) if own else {})},
@@ -85,7 +89,7 @@ def alternating(
         broadcast=lambda state, data, key: global_model(problem, state),
         phases=phases,
         aggregate=aggregation.aggregate,
-        server_after=lambda state, data, key: train_classifier(problem, state, data, key),
+        server_after=lambda state, data, key: train_classifier(problem, state, data, key, server_loss, at_server),
         # Without clients only the server has images.
         statistics=make_statistics(problem.network, config.model, None if phases else "server"),
     )

@@ -24,6 +24,7 @@ from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,
     SERVER_MODEL,
+    MakeServerLoss,
     ServerTask,
     add_server_model,
     own_optimizer,
@@ -42,6 +43,7 @@ __all__ = [
     "Aggregation",
     "Flow",
     "Link",
+    "MakeServerLoss",
     "ServerTask",
     "add_server_model",
     "by_role",

@@ -28,6 +28,9 @@ class ServerLoss(Protocol):
     ) -> ServerLossResult: ...
 
 
+MakeServerLoss = Callable[[Problem, FederatedData, str], ServerLoss]  # with the augmentation, 'strong' or 'weak'
+
+
 def train_on_server_labels(
     state: State,
     data: FederatedData,
@@ -169,41 +172,55 @@ def train_in_turn(
 CLASSIFICATION = "classification"  # the entry in `State.server` of the training with cross-entropy
 
 
-def train_classifier(problem: Problem, state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-    """The server's epochs of cross-entropy in a round, on augmented images; the metric is `server_loss`."""
+def train_classifier(
+    problem: Problem,
+    state: State,
+    data: FederatedData,
+    key: jax.Array,
+    make_loss: MakeServerLoss | None = None,
+    parts: tuple[str, ...] = CLASSIFIER,
+) -> tuple[State, Metrics]:
+    """The server's epochs in a round, by default of cross-entropy on augmented images; the metric is `server_loss`."""
     config = problem.config
     return train_on_server_labels(
         state,
         data,
-        supervised_loss(problem, data, config.server.augmentation),
+        (make_loss or supervised_loss)(problem, data, config.server.augmentation),
         config.server,
         learning_rate_at(config, config.server.learning_rate, state.round),
         key,
-        parts=CLASSIFIER,
+        parts=parts,
         epochs=config.server.epochs,
         batch_size=config.server.batch_size,
         memory=CLASSIFICATION,
     )
 
 
-def pretrained_classifier(problem: Problem, data: FederatedData, key: jax.Array) -> State:
-    """Initial weights, trained on the server's labels for `server.pretrain_epochs` of cross-entropy before round 1.
+def pretrained_classifier(
+    problem: Problem,
+    data: FederatedData,
+    key: jax.Array,
+    make_loss: MakeServerLoss | None = None,
+    parts: tuple[str, ...] = CLASSIFIER,
+) -> State:
+    """Initial weights, trained on the server's labels for `server.pretrain_epochs` before round 1, by default by
+    cross-entropy.
 
     With `server.pretrain_persistent` the state keeps the optimizer's state in its entry `CLASSIFICATION`.
     """
     config, (init_key, train_key) = problem.config, jax.random.split(key)
     model = problem.network.init(init_key)
     keeps = config.server.pretrain_persistent
-    memory = own_optimizer(config.server, model, CLASSIFIER, CLASSIFICATION) if keeps else {}
+    memory = own_optimizer(config.server, model, parts, CLASSIFICATION) if keeps else {}
     state = State(jnp.int32(0), model, memory)
     return train_on_server_labels(
         state,
         data,
-        supervised_loss(problem, data, config.server.augmentation),
+        (make_loss or supervised_loss)(problem, data, config.server.augmentation),
         config.server,
         jnp.float32(config.server.pretrain_learning_rate),
         train_key,
-        parts=CLASSIFIER,
+        parts=parts,
         epochs=config.server.pretrain_epochs,
         batch_size=config.server.batch_size,
         memory=CLASSIFICATION,

@@ -169,6 +169,38 @@ def test_a_partition_file_brings_its_shares(tmp_path):
     assert len(profile((), 250, partition_file=path).labelled_rows) == 0
 
 
+def test_a_partition_file_may_bring_shares_alone(tmp_path):
+    """Labels are then drawn by the seed, as those of a tuple are."""
+    path, shares = str(tmp_path / "own.npz"), np.linspace(0, 1, CLIENTS)
+    without = profile((0,) * CLIENTS, 250)
+    fields = {"label_profile": (), "server_labels": 250, "partition_file": path}
+
+    def written(**changes):
+        np.savez(path, **{**arrays_of(without), "label_share": shares, **changes})
+        return data_config(labels="profile", **fields)
+
+    written()
+    assert_same(profile((), 250, partition_file=path), profile(tuple(shares.tolist()), 250))
+    another = profile((), 250, partition_file=path, seed=4)
+    np.testing.assert_array_equal(num_labelled(another), np.floor(shares * sizes_of(without) + 0.5))
+    assert set(another.labelled_rows) != set(profile((), 250, partition_file=path).labelled_rows)
+    for changes, words in (
+        ({"label_share": shares[1:]}, "label_share must be 20 numbers from 0 to 1, one for each client"),
+        ({"label_share": shares + 0.1}, "label_share must be 20 numbers from 0 to 1"),
+        ({"label_share": np.full(CLIENTS, np.nan)}, "label_share must be 20 numbers from 0 to 1"),
+        ({"labelled_index": without.client_rows[0][:1]}, "in place of labelled_index"),
+        ({"label_share": 0 * shares, "server_index": np.zeros(0, int)}, "not one image at any client, nor has the"),
+    ):
+        config = written(**changes)
+        if "server_index" in changes:
+            config.server_labels = 0
+        expect_line([path, words], LABELS, 10, config, CLIENTS)
+    written()
+    fields["label_profile"] = ("beta(1,1)",)
+    config = data_config(labels="server", **fields)
+    expect_line([path, "is for data.labels='profile'"], LABELS, 10, config, CLIENTS)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -130,6 +130,43 @@ def test_figures_over_clients_are_in_the_summary_the_lines_and_a_picture(finishe
     np.testing.assert_allclose(curve, np.unique(100 * tests["global"]))
 
 
+def test_own_parts_train_first_and_then_the_others():
+    """The method itself, after each of whose steps what must stay is put back; plain SGD."""
+    fields = {"client.momentum": 0.0, "client.nesterov": False, "client.epochs": 2}
+    experiment = build_experiment(make_config(personal_first=0.3, **fields))
+    plain, data, key = find_method("fixmatch").factory(experiment.problem), experiment.data, jax.random.key(1)
+    state, client = jax.jit(experiment.init)(data), jnp.array([2])
+    head = jax.tree.map(lambda leaf: leaf + 0.1, state.model.params["classifier"])
+
+    def trained(phases, sent, own):
+        cohort = Cohort(client, own, key)
+        return jax.jit(lambda sent, data: train_cohort(phases, sent, data, cohort, lanes=1))(sent, data)
+
+    own = {OWN_PARTS: {"classifier": jax.tree.map(lambda leaf: leaf[None], head)}}
+    found = trained(experiment.method.phases, experiment.method.broadcast(state, data, key), own)
+    (phase,), received = plain.phases, plain.broadcast(state, data, key)
+    received = received._replace(model=with_parts(received.model, {"classifier": head}))
+    num_steps = int(found.num_steps[0])
+
+    def step(received, data, work, carry, index, key):
+        after = phase.step(received, data, work, carry, index, key)
+        old, new = carry.learner.model.params, after.learner.model.params
+        is_first = index < np.ceil(0.3 * num_steps)
+        params = {
+            "classifier": jax.tree.map(lambda a, b: jnp.where(is_first, b, a), old["classifier"], new["classifier"]),
+            "backbone": jax.tree.map(lambda a, b: jnp.where(is_first, a, b), old["backbone"], new["backbone"]),
+        }
+        return after._replace(learner=after.learner._replace(model=with_parts(after.learner.model, params)))
+
+    expected = trained((phase._replace(step=step),), received, {}).upload.model.params
+    assert num_steps > 3
+    assert_close(found.upload.model.params["backbone"], expected["backbone"])
+    assert_close(found.trained[OWN_PARTS]["classifier"], expected["classifier"])
+    for part in ("backbone", "classifier"):
+        before, after = (jax.tree.leaves(params[part])[0] for params in (received.model.params, expected))
+        assert not np.array_equal(before, after[0])
+
+
 def test_own_parts_are_in_no_message_and_not_in_the_bytes(finished):
     experiment = build_experiment(make_config())
     problem, method, shape, data = experiment.problem, experiment.method, experiment.state_shape, experiment.data
@@ -186,6 +223,7 @@ def test_own_parts_lie_where_the_clients_memory_lies(finished, tmp_path, monkeyp
         ({"personal_parts": ("backbone", "classifier")}, "leaves nothing to aggregate"),
         ({"model.normalisation": "running", "personal_parts": ("backbone",)}, "statistics are the server's"),
         ({"data.client_test_share": 0.0}, "eval_clients_every=1 needs test images of clients"),
+        ({"personal_first": 0.5, "personal_parts": ()}, "personal_first=0.5 is of steps for personal_parts"),
         ({"stop.patience": 3, "data.validation": 20}, "looks at the global model, whose classifier nobody trains"),
         ({"method": "fedrgd", "data.labels": "server"}, "is not for fedrgd: its message to each client has a"),
     ],

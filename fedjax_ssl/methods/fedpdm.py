@@ -1,0 +1,233 @@
+"""FedPDM: Progressive Distribution Matching for Federated Semi-Supervised Learning.
+
+Liao et al., AAAI 2025. For clients with labels for all, a few or none of their images. What differs from FedAvg with
+FixMatch:
+  1. a client keeps an estimate of the class shares of its unlabelled images, at first uniform: the histogram of the
+     received model's labels, averaged over rounds;
+  2. before pseudo-labels are made, the received model's probabilities of all these images are matched to the shares
+     estimated so far, which is optimal transport, by Sinkhorn's iterations: a class that is predicted too often gives
+     images to the others;
+  3. an upload is weighted by the number of labels, given and accepted, that it was trained on;
+  4. with `fedpdm.adjustment` both losses add the log of the class shares to the logits;
+  5. with `fedpdm.ema_decay` a client uploads the average of its models over the steps of the round.
+
+The paper's text was not at hand: this follows its abstract and its public code (ldpbuaa/FedPDM, commit 0b835db;
+fed/sessions/pdmprocess.py, fed/pretty/pdm.py). Ours: the labels are made once a round, from one weak view of each image
+and with all of them at once; the code does so batch by batch in the first local epoch, with what earlier rounds left of
+the other images, and later takes a new view for each step, with the same scaling of the classes.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.client import (
+    At,
+    Batch,
+    Deck,
+    Examples,
+    Loss,
+    class_counts,
+    local_sgd,
+    make_confidence,
+    own_confidence,
+    score_cohort,
+)
+from fedjax_ssl.client.consistency import train_views
+from fedjax_ssl.client.labels import as_told, label_by_scores
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import Broadcast, Cohort, Finished, Jobs, Method, Phase, Previous, Problem
+from fedjax_ssl.fields import Section, real, share, whole
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.server import fedavg
+from fedjax_ssl.server.aggregation import weights_told
+
+FIELDS = {"data.labels": "clients"}
+VARIANTS: Variants = {"code": {"fedpdm.ema_decay": 0.999}}
+SHARES = "unlabelled_shares"  # a client's memory: the estimated class shares of its unlabelled images
+LABELS = "labels_trained_on"  # metadata of an upload
+MOST_ITERATIONS, TOLERANCE = 20, 0.01  # of Sinkhorn; it ends sooner if the columns' sums miss by less than this share
+
+
+def defaults() -> Section:
+    """The section `config.fedpdm`."""
+    section = Section()
+    section.threshold = share(0.95)  # a label counts if its matched probability reaches it
+    section.sharpness = real(10.0, above=0)  # of matched probabilities: 1 / the transport's regularisation
+    section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
+    section.warm_up_rounds = whole(1, least=0)  # first rounds, in which labels are made without matching
+    section.adjustment = real(0.0, least=0)  # of the log class shares in both losses; it rises to this over all rounds
+    # Decay of the average model over the steps of a round, which is uploaded; 0: the trained model is. The code's 0.999
+    # needs a thousand steps in a round: after 25 steps the average has moved 2.5 % of the way.
+    section.ema_decay = share(0.0)
+    return section
+
+
+class FedPDMWork(NamedTuple):
+    """What one client trains on."""
+
+    deck: Deck  # its unlabelled images
+    labelled: Deck  # its labelled images
+    labels: jax.Array  # int32 [n_max], the pseudo-labels
+    weights: jax.Array  # float32 [n_max], of each pseudo-label; 0: it does not count
+    adjustment: jax.Array  # float32 [2, C], added to logits in the first epoch, and in later ones
+
+
+def fedpdm(problem: Problem) -> Method:
+    """FedPDM as a Method."""
+
+    def own(data: FederatedData, model: Model) -> dict[str, Any]:
+        del model
+        uniform = jnp.full((len(data.ids), problem.num_classes), 1 / problem.num_classes)
+        return {SHARES: uniform, **own_confidence(problem, data)}
+
+    aggregation = fedavg(problem, weighted_by=weights_told(LABELS))
+    return alternating(problem, (local_training(problem),), own, aggregation=aggregation)
+
+
+def local_training(problem: Problem) -> Phase:
+    """Labels once a round; then steps on a labelled and an unlabelled batch, as many as the unlabelled images make."""
+    config, options, network = problem.config.client, problem.config.fedpdm, problem.network
+    confidence = make_confidence(problem, options.threshold)
+
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+        del previous
+        examples = Examples.of(data, cohort)
+        found = score_cohort(
+            problem, lambda images: network.probabilities(received.model, images), data.inputs, examples, num_views=1
+        )
+        found, unlabelled = as_told(data, examples.rows, found), examples.unlabelled
+        before = examples.own[SHARES]
+        predicted = class_counts(jnp.where(unlabelled, jnp.argmax(found, axis=-1), -1), problem.num_classes)
+        number = jnp.sum(unlabelled, axis=1, keepdims=True)
+        after = options.shares_decay * before + (1 - options.shares_decay) * predicted / jnp.maximum(number, 1)
+        after = jnp.where(number > 0, after, before)
+
+        matched = jax.vmap(lambda p, mask, shares: match(p, mask, shares, options.sharpness))(found, unlabelled, before)
+        is_warm_up = examples.round < options.warm_up_rounds
+        matched = jnp.where(is_warm_up[:, None, None], found, matched)
+        made = label_by_scores(problem, matched, examples._replace(present=unlabelled), confidence)
+
+        deck = Deck.shuffled(examples, unlabelled, examples.keys, config.epochs)
+        keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
+        labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
+        steps = jnp.where(deck.size > 0, deck.num_steps(config.batch_size), labelled.num_steps(config.batch_size))
+        given = class_counts(examples.labels, problem.num_classes)
+        shares = jnp.stack([given + number * of_round for of_round in (before, after)], axis=1)
+        shares /= jnp.maximum(jnp.sum(shares, axis=-1, keepdims=True), 1)
+        tau = options.adjustment * (examples.round + 1) / problem.config.num_rounds
+        adjustment = tau[:, None, None] * jnp.log(shares + 1e-12)
+        work = FedPDMWork(deck, labelled, made.report.labels, made.weights, adjustment)
+        report = made.report._replace(qualified=made.report.qualified | examples.labelled)
+        return Jobs(steps, work, report, {SHARES: after, **made.own})
+
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
+        """CE(labelled, weak) + CE(confident, strong), both means over their whole batch."""
+        work, (weak_key, strong_key) = at.work, jax.random.split(at.key)
+        known = work.labelled.batch(at.step, config.batch_size).read(at.data)
+        views = problem.weak(weak_key, known.inputs), problem.strong(strong_key, batch.inputs)
+        groups = [([view], mask) for view, mask in zip(views, (known.mask, batch.mask))]
+        (of_labelled, of_strong), after = train_views(network, model, groups, together=True)
+        adjustment = work.adjustment[jnp.minimum(batch.epoch, 1)]
+        labels, weights = work.labels[batch.positions], work.weights[batch.positions]
+        labelled_loss = cross_entropy(of_labelled.logits + adjustment, known.labels, known.mask)
+        pseudo_loss = cross_entropy(of_strong.logits + adjustment, labels, batch.mask, weights)
+        number = jnp.sum(known.mask) + jnp.sum(batch.mask & (weights > 0))
+        metrics = {"labelled_loss": labelled_loss, "unlabelled_loss": pseudo_loss}
+        value = labelled_loss + pseudo_loss
+        return Loss(value, after.batch_stats, metrics, sums={LABELS: number.astype(jnp.float32)})
+
+    phase = local_sgd(problem, prepare, loss)
+    return averaged(problem, phase, options.ema_decay) if options.ema_decay else phase
+
+
+def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array, sharpness: float) -> jax.Array:
+    """The probabilities of a client's images, moved so that its classes have about given shares.
+
+    With s the sharpness and l(x, c) = log softmax_c of the *probabilities* of x, as in the code, they are
+
+        softmax over the classes c and one more of (v_c + s l(x, c), v_0)
+
+    without the additional one, which takes an image that fits nowhere. v scales the columns of the transport plan
+    exp(u_x + v_c + s l(x, c)) over n images and an additional row of mass C + 1, and over classes of mass 1 + n shares
+    and the additional one of mass 1.
+
+    Args:
+        probabilities: float32 [n_max, C].
+        mask: bool [n_max], the images that take part.
+        shares: float32 [C], of the classes, with sum 1.
+        sharpness: s.
+
+    Returns:
+        float32 [n_max, C], with sums of at most 1.
+    """
+    number, num_classes = jnp.sum(mask), len(shares)
+    plan = sharpness * jax.nn.log_softmax(probabilities)
+    plan = jnp.pad(jnp.where(mask[:, None], plan, 0.0), ((0, 1), (0, 1)))  # the additional row and column cost nothing
+    rows = jnp.append(jnp.where(mask, 0.0, -jnp.inf), jnp.log(num_classes + 1.0))  # log of their masses
+    columns = jnp.log(jnp.append(1 + number * shares, 1.0))
+
+    def scaled_rows(scale: jax.Array) -> jax.Array:
+        return rows - jax.nn.logsumexp(plan + scale, axis=1)
+
+    def iteration(_, carry):
+        row_scale, _, missed = carry
+        new = columns - jax.nn.logsumexp(plan + row_scale[:, None], axis=0)
+        new -= jnp.mean(new[:-1])
+        new_rows = scaled_rows(new)
+        sums = jnp.sum(jnp.exp(plan + new_rows[:, None] + new), axis=0)
+        miss = jnp.sum(jnp.abs(sums - jnp.exp(columns))) / jnp.sum(jnp.exp(columns))
+        going = missed >= TOLERANCE
+        return jax.tree.map(lambda a, b: jnp.where(going, a, b), (new_rows, new, miss), carry)
+
+    nothing = jnp.zeros(num_classes + 1)
+    start = scaled_rows(nothing).at[-1].set(0.0), nothing, jnp.inf
+    _, scale, _ = jax.lax.fori_loop(0, MOST_ITERATIONS, iteration, start)
+    return jax.nn.softmax(plan[:-1] + scale)[:, :-1]
+
+
+class Averaging(NamedTuple):
+    """The state of a local training loop, and the average of its models."""
+
+    training: Any
+    average: Model
+
+
+def averaged(problem: Problem, phase: Phase, decay: float) -> Phase:
+    """A phase of `local_sgd` that uploads the moving average of its models, statistics included.
+
+    It begins as the received model.
+    """
+
+    def start(received: Broadcast, data: FederatedData, work, own) -> Averaging:
+        training = phase.start(received, data, work, own)
+        return Averaging(training, training.learner.model)
+
+    def step(received: Broadcast, data: FederatedData, work, carry: Averaging, index, key) -> Averaging:
+        training = phase.step(received, data, work, carry.training, index, key)
+        moved = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, carry.average, training.learner.model)
+        return Averaging(training, moved)
+
+    def finish(received: Broadcast, work, carry: Averaging, num_steps) -> Finished:
+        learner = carry.training.learner._replace(model=carry.average)
+        return phase.finish(received, work, carry.training._replace(learner=learner), num_steps)
+
+    return phase._replace(start=start, step=step, finish=finish)
+
+
+ENTRY = Entry(
+    fedpdm,
+    title="FedPDM",
+    paper="https://doi.org/10.1609/aaai.v39i5.32551",
+    settings=("clients", "some_clients", "profile"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    confidence=("kind",),
+    mislabels=True,
+    tiny={"fedpdm.threshold": 0.2, "fedpdm.adjustment": 1.0, "fedpdm.ema_decay": 0.5},
+)
