@@ -80,6 +80,7 @@ CLIENTS = {
 }
 SOME_CLIENTS = {**CLIENTS, "IsoFed": "isofed,plain"}
 del SOME_CLIENTS["FedMatch"]
+NOT_ON_FEATURES = {"FedMatch", "Orchestra", "FedCon", "FedU", "FedEMA"}  # they need images, or train a backbone
 # Rows and common fields by the place of the labels.
 LABELS = {
     "server": (SERVER, {"data.labels": "server"}),
@@ -110,6 +111,8 @@ ROWS = {f"{data}_{labels}": (*DATA[data], *LABELS[labels]) for data in DATA for 
 
 def get_sweep(board="digits_server"):
     config, fields, labelled_clients, validation, methods, of_labels = by_argument(ROWS, board)
+    if board.startswith("features"):
+        methods = {name: method for name, method in methods.items() if name not in NOT_ON_FEATURES}
     return Sweep(
         config=config,
         methods=methods,

@@ -18,6 +18,7 @@ from fedjax_ssl.kinds import KINDS, kind_of, wrong_facts
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.predictor import load, predict_file
+from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.run.experiment import make_method, make_problem
 from tests.helpers.tiny_methods import make_config
 
@@ -139,6 +140,9 @@ def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "row,class,probability,true class" and len(lines) == 241 and found.labelled == 48
     assert lines[1].endswith(",low") and lines[2].endswith(",")
+    # 16 rows of each class have a label, of which 4 are for testing.
+    held = read_run(tmp_path / "run").who_has_labels()
+    assert held == "the data have labels for 36 of the clients' 228 rows"
     by_name = load(tmp_path / "run")({"age": ["25.0", ""], "colour": ["red", "violet"]})
     assert by_name.probabilities.shape == (2, CLASSES) and np.isfinite(by_name.probabilities).all()
 
