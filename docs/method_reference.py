@@ -15,7 +15,7 @@ from typing import Any
 from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ranges
 from fedjax_ssl.kinds import IMAGE, KINDS
-from fedjax_ssl.methods import METHODS, Section
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.entry import Entry
 
 sys.path.append(str(pathlib.Path(__file__).parent))
@@ -68,7 +68,7 @@ def _kinds() -> Iterator[str]:
     yield "\n## Methods and kinds\n"
     yield f"| method | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}"
     for name, entry in METHODS.items():
-        takes = [_takes(name, entry, kind) for kind in KINDS]
+        takes = ["no" if kind != IMAGE and entry.images_alone else "yes" for kind in KINDS]
         if set(takes) != {"yes"}:
             yield f"| [`{name}`](../methods/{name}.md) | {' | '.join(takes)} |"
     yield f"| the others | {' | '.join('yes' for _ in KINDS)} |"
@@ -78,14 +78,6 @@ def _kinds() -> Iterator[str]:
             yield reference.bullet(f"`{name}` needs images: it {entry.images_alone}.")
     yield reference.bullet("`fedcon`, `fedema`, `fedu` train a backbone; so they cannot use `model.name=linear`.")
     yield ""
-
-
-def _takes(name: str, entry: Entry, kind: str) -> str:
-    if kind != IMAGE and entry.images_alone:
-        return "no"
-    fields = (entry.section() or Section()).config().items()
-    mixes = [field for field, value in fields if "mixup" in field and value is True]
-    return f"with `{name}.{mixes[0]}=false`" if kind == "text" and mixes else "yes"
 
 
 def _variant(name: str, variants: Mapping[str, Mapping[str, Any]]) -> str:

@@ -6,8 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.errors import UserError
-
 MIX_ORDERS = ("mix_then_augment", "augment_then_mix")
 
 
@@ -55,7 +53,7 @@ def mix_inputs(
     """Mixtures of two batches, weakly augmented, with one lambda ~ Beta(alpha, alpha) for the batch.
 
     Args:
-        inputs: their kind, see `fedjax_ssl.kinds`; without a `mix` of its own it has `mix`.
+        inputs: their kind, see `fedjax_ssl.kinds`, which may have a `mix` and a `mix_order` of its own.
         weak: the weak augmentation, (key, inputs) -> inputs.
         key: a JAX random key.
         examples, partners: [B, ...], as they are stored.
@@ -64,16 +62,8 @@ def mix_inputs(
 
     Returns:
         float32 [B, ...] on the scale of the inputs, and lambda, float32 [].
-
-    Raises:
-        UserError: inputs of this kind cannot be mixed.
     """
-    mixed = getattr(inputs, "mix", mix)
-    if mixed is None:
-        raise UserError(
-            "mixup is not for texts, whose token ids have no average; set the method's switch to False: semifl.mixup, "
-            "fedanchor.client_mixup or fedanchor.server_mixup"
-        )
+    mixed, order = getattr(inputs, "mix", mix), getattr(inputs, "mix_order", order)
     lambda_key, weak_key, partner_key = jax.random.split(key, 3)
     mixing = sample_lambda(lambda_key, alpha)
     if order == "mix_then_augment":

@@ -39,13 +39,14 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     """The number of examples of each class at each owner, for figures and reports.
 
     Args:
-        labels: int [N], labels of the training set; -1 for none, which is not counted.
+        labels: int [N], labels of the training set; -1 for one that nobody knows.
         partition: its owners.
         num_classes: number of classes C.
 
     Returns:
         `train`, int [C], the whole training set; `server`, int [C], the server's part; `clients`, int [K, C];
-        `labelled`, int [K, C], the clients' examples with visible labels; `validation`, int [C].
+        `labelled`, int [K, C], the clients' examples with visible labels; `validation`, int [C]; and where there are
+        any, `unlabelled`, int [K], the clients' examples whose label nobody knows, of no class here.
     """
     is_labelled = np.zeros(len(labels), bool)
     is_labelled[partition.labelled_rows] = True
@@ -64,10 +65,12 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
         of_each = owners[known] * num_classes + labels[rows[known]]
         return np.bincount(of_each, minlength=number * num_classes).reshape(number, num_classes).astype(np.int32)
 
+    unlabelled = np.bincount(owners[labels[rows] == -1], minlength=number)
     return {
         "train": count(np.arange(len(labels))),
         "validation": count(partition.validation_index),
         "server": count(partition.server_index),
         "clients": count_each(np.ones(len(rows), bool)),
         "labelled": count_each(is_labelled[rows]),
+        **({"unlabelled": unlabelled} if unlabelled.any() else {}),
     }

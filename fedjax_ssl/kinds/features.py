@@ -5,6 +5,7 @@ others the strong view, and with one weak view the weak one, is made here: Gauss
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,9 +30,9 @@ class Features(NamedTuple):
         return (first(inputs) - self.mean) / self.std
 
     @staticmethod
-    def alone(inputs: jax.Array) -> jax.Array:
-        """The first view."""
-        return first(inputs)
+    def together(views: Sequence[jax.Array]) -> jax.Array:
+        """Views [B, D], or examples [B, V, D] of which the first view is taken, as one batch: float32 [., D]."""
+        return jnp.concatenate([first(view).astype(jnp.float32) for view in views])
 
 
 def first(inputs: jax.Array) -> jax.Array:

@@ -16,9 +16,10 @@ Facts = Mapping[str, Any]  # of a data set, see `fedjax_ssl.data.dataset_facts`
 class Inputs(Protocol):
     """The inputs of one data set. Their weak and strong views are those of the `Problem`.
 
-    Three attributes are optional. `mix`, (a, b, lambda) -> mixtures, is mixup where stored numbers cannot be averaged;
-    None refuses mixup. `alone` brings stored examples to the shape of views, where that is another. `keywords` are
-    keyword arguments that a backbone's factory gets.
+    Four attributes are optional. `mix`, (a, b, lambda) -> mixtures, is mixup where stored numbers cannot be averaged;
+    `mix_order` is its order where mixtures have no weak view. `together`, (views) -> one batch, float32, is for kinds
+    whose stored examples or mixtures have another shape than views. `keywords` are keyword arguments that a backbone's
+    factory gets.
 
     Attributes:
         shape: of one stored example, without the axis of the batch.

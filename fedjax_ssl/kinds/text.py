@@ -4,13 +4,14 @@ Weak views delete a few tokens, strong ones more, and mask some. Of V versions t
 and the others strong; a view is drawn for each text, and nothing else is changed in it.
 
 Source: back-translations as strong views are UDA's (Xie et al., NeurIPS 2020); deletion is one of EDA's operations (Wei
-and Zou, EMNLP 2019), and masking BERT's (Devlin et al., NAACL 2019).
+and Zou, EMNLP 2019), and masking BERT's (Devlin et al., NAACL 2019). Mixup is
+wordMixup (Guo et al., "Augmenting Data with Mixup for Sentence Classification", 2019).
 """
 
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ class Text(NamedTuple):
 
     shape: tuple[int, ...]  # (L,) or (V, L)
     num_tokens: int  # ids are below it; the mask is the id num_tokens itself
-    mix: None = None  # ids have no average, and embeddings are the backbone's
+    mix_order: str = "augment_then_mix"  # tokens of a mixture cannot be deleted
 
     @property
     def keywords(self) -> Mapping[str, Any]:
@@ -39,13 +40,22 @@ class Text(NamedTuple):
         return {"num_tokens": self.num_tokens + 1}
 
     def to_network(self, inputs: jax.Array) -> jax.Array:
-        """Texts [B, L] or [B, V, L], or views [B, L], to int32 [B, L]."""
-        return first(inputs).astype(jnp.int32)
+        """Texts [B, L] or [B, V, L], or views [B, L], to int32 [B, L]; mixtures [B, 3 L] to float32 [B, 3, L]."""
+        inputs = first(inputs)
+        if inputs.shape[1] == 3 * self.shape[-1]:
+            return inputs.reshape(len(inputs), 3, -1)
+        return inputs.astype(jnp.int32)
 
-    @staticmethod
-    def alone(inputs: jax.Array) -> jax.Array:
-        """The first version."""
-        return first(inputs)
+    def mix(self, a: jax.Array, b: jax.Array, lam: jax.Array) -> jax.Array:
+        """Mixup of embeddings, which is left to the backbone: ids of a, ids of b, a's weight, float32 [B, 3 L]."""
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+        return jnp.concatenate([a, b, jnp.full_like(a, lam)], axis=1)
+
+    def together(self, views: Sequence[jax.Array]) -> jax.Array:
+        """Views and examples as one batch; with a mixture among them all become mixtures, others with themselves."""
+        views = [first(view).astype(jnp.float32) for view in views]
+        longest = max(view.shape[1] for view in views)
+        return jnp.concatenate([v if v.shape[1] == longest else self.mix(v, v, jnp.float32(1.0)) for v in views])
 
 
 def weak_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int) -> jax.Array:

@@ -1,6 +1,6 @@
 """A model as pure functions of stored inputs: forward passes, batch statistics."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -107,7 +107,7 @@ class Network(NamedTuple):
     def _apply_train(self, model, views, mask):
         outputs, updated = self.module.apply(
             self._variables(model),
-            self.inputs.to_network(jnp.concatenate([self._alone(view).astype(jnp.float32) for view in views])),
+            self.inputs.to_network(self._together(views)),
             train=True,
             mask=jnp.tile(mask, len(views)),
             num_views=len(views),
@@ -117,9 +117,11 @@ class Network(NamedTuple):
         per_view = [jax.tree.map(lambda x, v=v: x[v * size : (v + 1) * size], outputs) for v in range(len(views))]
         return tuple(per_view), {**model.batch_stats, **updated.get("batch_stats", {})}
 
-    def _alone(self, inputs: jax.Array) -> jax.Array:
-        """Inputs in the shape of a view: of stored views the first."""
-        return getattr(self.inputs, "alone", lambda inputs: inputs)(inputs)
+    def _together(self, views: Sequence[jax.Array]) -> jax.Array:
+        """Views as one batch, float32 [V*B, ...]."""
+        if hasattr(self.inputs, "together"):
+            return self.inputs.together(views)
+        return jnp.concatenate([view.astype(jnp.float32) for view in views])
 
     def _variables(self, model: Model) -> dict[str, Any]:
         """The model's numbers as Flax takes them, without its companions'."""

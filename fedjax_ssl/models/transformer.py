@@ -22,12 +22,23 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, tokens, train=False, mask=None, num_views=1):
-        """Maps token ids, int32 [V*B, L], to features [V*B, width]; arguments as in `Heads`."""
+        """Maps token ids, int32 [V*B, L], to features [V*B, width]; arguments as in `Heads`.
+
+        Of mixtures, float32 [V*B, 3, L] with the ids of two texts and the first one's weight, embeddings are averaged;
+        padding counts as 0.
+        """
         del train, mask, num_views
         check_normalisation("transformer", self.normalisation)
-        seen = tokens != 0
         embed = nn.Embed(self.num_tokens, self.width, dtype=self.dtype, name="embed", embedding_init=_position_init)
-        x = embed(tokens) + self.param("positions", _position_init, (tokens.shape[1], self.width)).astype(self.dtype)
+        if tokens.ndim == 3:
+            ids, weight = tokens[:, :2].astype(jnp.int32), tokens[:, 2:]
+            weights = jnp.concatenate([weight, 1 - weight], axis=1) * (ids != 0)
+            x = jnp.sum(embed(ids) * weights[..., None].astype(self.dtype), axis=1)
+            tokens = ids.max(axis=1)  # 0 where both are padding
+        else:
+            x = embed(tokens)
+        seen = tokens != 0
+        x = x + self.param("positions", _position_init, (tokens.shape[1], self.width)).astype(self.dtype)
         for block in range(self.depth):
             x = Block(heads_of(self.width, head_width=32), dtype=self.dtype, name=f"block{block}")(x, seen)
         x = nn.LayerNorm(dtype=self.dtype, name="norm")(x) * seen[..., None]

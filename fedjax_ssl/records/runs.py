@@ -24,6 +24,7 @@ from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import read_json
+from fedjax_ssl.kinds import kind_of
 from fedjax_ssl.records.clients import (
     MODELS,
     OVER_CLIENTS,
@@ -163,10 +164,19 @@ class RunRecords(NamedTuple):
         counts.setdefault("validation", np.zeros_like(counts["train"]))  # and there were no validation images
         return counts
 
-    def who_has_labels(self) -> str:
-        """Who holds labels, in words, and how many the clients hold in all where that is written down."""
+    def who_has_labels(self, counted: bool = True) -> str:
+        """Who holds labels, in words; `counted`: and how many the clients hold in all, where that is written down."""
         counts = self.class_counts()
-        return who_has_labels(self.config, int(counts["labelled"].sum()) if counts else None)
+        labelled = int(counts["labelled"].sum()) if counts else None
+        if "unlabelled" in counts and self.config["data"]["labels"] == "clients":
+            number = int(counts["clients"].sum() + counts["unlabelled"].sum())
+            return f"the data have labels for {labelled:,} of the clients' {number:,} {self.noun}"
+        return who_has_labels(self.config, labelled if counted else None).replace("images", self.noun)
+
+    @property
+    def noun(self) -> str:
+        """What its examples are called, as in 'images' or 'rows'."""
+        return kind_of(self.dataset()).noun
 
     def snapshots(self) -> dict[int, dict[str, np.ndarray]]:
         """Round -> its snapshot, up to the last round of the records; without those that cannot be read."""

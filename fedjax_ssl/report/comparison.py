@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 
 from matplotlib.figure import Figure
 
-from fedjax_ssl.config import who_has_labels
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.records.clients import MODELS
 from fedjax_ssl.records.runs import Group, name_data_sets, read_groups, what_differs
@@ -149,7 +148,7 @@ def _what_differs(groups: list[Group]) -> str:
 
 def _labels_held(groups: list[Group]) -> str:
     """Who holds labels: a sentence if it is the same for all, else a table."""
-    held = {group.name: who_has_labels(group.runs[0].config) for group in groups}
+    held = {group.name: group.runs[0].who_has_labels(counted=False) for group in groups}
     if len(set(held.values())) == 1:
         (text,) = set(held.values())
         return page.paragraph(f"In all runs: {text}.")

@@ -139,12 +139,13 @@ def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure
 MOST_COLUMNS = 1_000  # clients that a heat map shows one by one
 
 
-def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Figure | None:
+def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str], noun: str = "images") -> Figure | None:
     """Clients by classes, those of their images that have labels, and how much of each class is labelled where.
 
     Args:
         counts: see `fedjax_ssl.data.class_counts`; {} makes no picture.
         class_names: of all classes.
+        noun: what examples are called.
     """
     if not counts:
         return None
@@ -158,10 +159,10 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
         squeeze=False,
         width_ratios=(3, 2),
     )
-    _client_heat(figure, axes[0, 0], clients, "Images at each client", class_names)
+    _client_heat(figure, axes[0, 0], clients, f"{noun.capitalize()} at each client", class_names, noun)
     bars = axes[0, 1]
     if at_clients:
-        _client_heat(figure, axes[1, 0], labelled, "Those of them that have labels", class_names)
+        _client_heat(figure, axes[1, 0], labelled, "Those of them that have labels", class_names, noun)
         bars = _merged(figure, axes[:, 1])
     before, unlabelled = "before: the training set", "after: all clients"
     if at_clients:
@@ -178,11 +179,12 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str]) -> Fig
             bars.barh(place + 0.2, numbers, 0.4, left=left, color=colour, label=label)
             left += numbers
     bars.invert_yaxis()
-    title = f"{at_server.sum():,} labels at the server,\n{clients.sum():,} images at {num_clients:,} clients"
+    held = int(clients.sum() + np.sum(counts.get("unlabelled", 0)))
+    title = f"{at_server.sum():,} labels at the server,\n{held:,} {noun} at {num_clients:,} clients"
     if at_clients:
-        title = f"{labelled.sum():,} of {clients.sum():,} images labelled"
+        title = f"{labelled.sum():,} of {held:,} {noun} labelled"
         title += f",\n{at_server.sum():,} labels at the server" if at_server.any() else ""
-    bars.set(xlabel="images", title=title)
+    bars.set(xlabel=noun, title=title)
     label_classes(bars.yaxis, class_names)
     handles, labels = bars.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
@@ -206,8 +208,8 @@ def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
     each_bar = "" if len(bars) == len(order) else f", {len(order) / len(bars):,.0f} to a bar"
     figure, axes = subplots(1, 2, figsize=WIDE, squeeze=False)
     for each, numbers, title in (
-        (axes[0, 0], 100 * shares, "percent of its images with labels"),
-        (axes[0, 1], labelled, "its images with labels"),
+        (axes[0, 0], 100 * shares, "percent of its examples with labels"),
+        (axes[0, 1], labelled, "its examples with labels"),
     ):
         each.bar(np.arange(len(bars)), [numbers[own].mean() for own in bars], width=0.9, color=COLOURS[1])
         each.set(xlabel=f"client, in the order of shares{each_bar}", title=title, ylim=(0, None))
@@ -216,7 +218,9 @@ def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
     return figure
 
 
-def _client_heat(figure: Figure, axes: Axes, numbers: np.ndarray, title: str, class_names: list[str]) -> None:
+def _client_heat(
+    figure: Figure, axes: Axes, numbers: np.ndarray, title: str, class_names: list[str], noun: str
+) -> None:
     """Clients by classes [K, C] as a heat map, grey for none, so that a single image can be seen.
 
     Of more clients than a picture can show: how many clients have how many images of a class.
@@ -229,7 +233,7 @@ def _client_heat(figure: Figure, axes: Axes, numbers: np.ndarray, title: str, cl
         image = axes.pcolormesh(
             edges - 0.5, np.arange(len(shown) + 1) - 0.5, np.ma.masked_equal(shown, 0), cmap=scale, vmin=0
         )
-        axes.set(xlabel="images of the class", ylabel="class", title=title, xscale="log")
+        axes.set(xlabel=f"{noun} of the class", ylabel="class", title=title, xscale="log")
         axes.invert_yaxis()
         axes.grid(False)
         figure.colorbar(image, ax=axes, label="clients that have so many", ticks=MaxNLocator(6, integer=True))
@@ -240,7 +244,7 @@ def _client_heat(figure: Figure, axes: Axes, numbers: np.ndarray, title: str, cl
     axes.set(xlabel="client", ylabel="class", title=title)
     axes.grid(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, ax=axes, label="images", ticks=MaxNLocator(6, integer=True))
+    figure.colorbar(image, ax=axes, label=noun, ticks=MaxNLocator(6, integer=True))
     label_classes(axes.yaxis, class_names)
 
 
@@ -311,7 +315,7 @@ def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: lis
     axes.barh(place, share, color=COLOURS[0])
     axes.axvline(100 * np.mean(labels == predictions), color=COLOURS[5], linestyle="--")
     axes.invert_yaxis()
-    xlabel = f"{of} images of the class classified right (%), and of all (dashed)"
+    xlabel = f"{of} examples of the class classified right (%), and of all (dashed)"
     axes.set(xlabel=xlabel, ylabel="class", xlim=(0, 100))
     label_classes(axes.yaxis, class_names)
     axes.grid(False, axis="y")

@@ -11,7 +11,6 @@ from fedjax_ssl.config import base_config, complete, differences, flatten, other
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import expanded, read_json
-from fedjax_ssl.kinds import kind_of
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import Group, RunRecords, read_run
@@ -73,7 +72,7 @@ class _Pictures:
 
 
 def _draw(run: RunRecords, pictures: _Pictures) -> None:
-    alone, measured = [Group(section_of(run.config["method"]), [run])], run.measured
+    alone, measured, noun = [Group(section_of(run.config["method"]), [run])], run.measured, run.noun
     pictures.add(
         f"{measured}_accuracy",
         figures.accuracy(alone, measured),
@@ -82,7 +81,7 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     pictures.add(
         "measures",
         figures.measures(run),
-        f"What else is measured on the {measured} set after each round; most are means over classes, not over images.",
+        f"What else is measured on the {measured} set after each round; most are means over classes, not over {noun}.",
     )
     pictures.add("losses", figures.losses(run), f"Losses, means over a round; the {measured} loss is cross-entropy.")
     pictures.add(
@@ -100,7 +99,7 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         "scores",
         figures.scores(run),
         "The scores that labels are made by: how far the best class is ahead of the second, and, with an anchor head, "
-        "the cosine of an image's embedding with the direction that all anchors share. The nearer that is to 1, the "
+        "the cosine of an embedding with the direction that all anchors share. The nearer that is to 1, the "
         "less a cosine says about the class.",
     )
     names = class_names(run)
@@ -108,20 +107,22 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     if counts and counts["labelled"].any():
         at_clients, number = True, int(np.sum(counts["labelled"].sum(axis=1) == 0))
         without = f" {number} of {len(counts['labelled'])} clients {'has' if number == 1 else 'have'} no label."
-    also = "and each class before and after the server took its labelled images"
+    also = f"and each class before and after the server took its labelled {noun}"
+    unlabelled = int(counts["unlabelled"].sum()) if "unlabelled" in counts else 0
+    beside = f" {unlabelled:,} more have no label in the data, and are in no class here." if unlabelled else ""
     pictures.add(
         "who_holds_what",
-        figures.who_holds_what(counts, names),
-        f"Who holds what: images of each class at each client, "
-        f"{'those of them that have labels, and both by class' if at_clients else also}. Clients may hold fewer images "
-        f"than there are where their number is limited. Grey cells have none.{without}",
+        figures.who_holds_what(counts, names, noun),
+        f"Who holds what: {noun} of each class at each client, "
+        f"{'those of them that have labels, and both by class' if at_clients else also}. Clients may hold fewer {noun} "
+        f"than there are where their number is limited. Grey cells have none.{without}{beside}",
         wide=True,
     )
     if run.config["data"]["labels"] == "profile":  # of the other settings one sentence says it all
         pictures.add(
             "label_profile",
             figures.label_profile(counts),
-            "The share of each client's images that has labels, and how many that are; clients in the order of their "
+            f"The share of each client's {noun} that has labels, and how many that are; clients in the order of their "
             "shares.",
         )
     snapshots = run.snapshots()
@@ -131,16 +132,16 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         planes = {when: (to_plane(taken["embeddings"]), taken["embedding_labels"]) for when, taken in snapshots.items()}
         sets, of = {when: str(taken["of"]) for when, taken in snapshots.items()}, str(last["of"])
         sizes = {str(taken["of"]): len(taken["embeddings"]) for taken in snapshots.values()}
-        images = " or ".join(f"{number:,} {name} images" for name, number in sizes.items())
+        pictured = " or ".join(f"{number:,} {name} {noun}" for name, number in sizes.items())
         pictures.add(
             "latent_space",
             figures.latent_space(planes, names, sets if len(sizes) > 1 else {}),
-            f"The latent space by t-SNE: {images}, coloured by class; a star is the middle of its class in the "
+            f"The latent space by t-SNE: {pictured}, coloured by class; a star is the middle of its class in the "
             "picture.",
             wide=len(planes) > 1,
         )
         shown = (last["labels"], last["predictions"], names)
-        caption = f"{of.capitalize()} images after round {end}, percent of a class."
+        caption = f"{of.capitalize()} {noun} after round {end}, percent of a class."
         pictures.add("confusion", figures.confusion(*shown), caption)
         caption = f"Accuracy by class after round {end}, on the {of} set."
         pictures.add("class_accuracy", figures.class_accuracy(*shown, of), caption)
@@ -154,8 +155,8 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     tests = {TESTED[model]: values for model, values in run.client_tests().items()}
     pictures.add(
         "client_tests",
-        figures.client_accuracy({name: [values] for name, values in tests.items()}, "the client's own test images"),
-        "Accuracy on each client's own test images, which nobody trained on, from the lowest client to the highest; "
+        figures.client_accuracy({name: [values] for name, values in tests.items()}, f"the client's own test {noun}"),
+        f"Accuracy on each client's own test {noun}, which nobody trained on, from the lowest client to the highest; "
         f"the lowest tenth is shaded; {'; '.join(_of_clients(name, values) for name, values in tests.items())}.",
     )
     pictures.add("bytes", figures.bytes_over_rounds(run), "What travels between server and clients.", wide=True)
@@ -259,7 +260,7 @@ def _mistakes(run: RunRecords) -> list[str]:
     taken = [snapshot for _, snapshot in sorted(run.snapshots().items()) if str(snapshot["of"]) == "test"]
     if inputs is None or not taken or len(taken[-1]["labels"]) != len(inputs):
         return []
-    last, names, noun = taken[-1], class_names(run), kind_of(facts).noun
+    last, names, noun = taken[-1], class_names(run), run.noun
     wrong = last["predictions"] != last["labels"]
     groups = mistakes.most_mistaken(facts, inputs, wrong)
     rows = [

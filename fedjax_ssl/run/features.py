@@ -28,7 +28,7 @@ from fedjax_ssl.run.observe.clock import Doing, doing
 from fedjax_ssl.run.observe.log import say, warn
 
 MOST_CACHE_BYTES = 20_000_000_000  # of all features; the least recently used are removed
-BLOCK = 1024  # images in a file
+BLOCK = 256  # images in a file, but never fewer than in a batch: a stop loses at most these
 # The fields of `config.augment` that the views of images depend on.
 _AUGMENTATION = ("flip", "padding", "border", "resized", "flavour", "num_ops", "magnitude", "order")
 
@@ -107,15 +107,16 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     def features_of(variables: Any, pixels: jax.Array) -> jax.Array:
         return encode(encoder, variables, pixels.astype(jnp.float32) / 255, side)
 
-    def of_view(pixels: np.ndarray, rows: np.ndarray, number: int) -> np.ndarray:
-        """Features float32 [n, F], computed in batches of one size."""
+    def of_view(pixels: np.ndarray, rows: np.ndarray, number: int, tell: Callable[[int], None]) -> np.ndarray:
+        """Features float32 [n, F], computed in batches of one size; `tell` is told how many images each had."""
         size, found = options.batch_size, []
         for start in range(0, len(rows), size):
             short = size - len(rows[start : start + size])
             batch = np.pad(pixels[start : start + size], [(0, short), (0, 0), (0, 0), (0, 0)])
             at = jnp.asarray(np.pad(rows[start : start + size], (0, short)))
-            found.append(features_of(variables, views_of(jnp.asarray(batch), at, number))[: size - short])
-        return np.concatenate([np.asarray(part) for part in found])
+            found.append(np.asarray(features_of(variables, views_of(jnp.asarray(batch), at, number)))[: size - short])
+            tell(size - short)
+        return np.concatenate(found)
 
     width = jax.eval_shape(features_of, variables, jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), np.uint8))
     total = sum(len(images) * (weak + strong) for images, weak, strong in sides.values())
@@ -137,12 +138,13 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
         sort_keys=True,
     )
     arrays: dict[str, np.ndarray] = {}
+    step = max(BLOCK, options.batch_size)
     with doing(f"encoding {total:,} views") as task:
         progress = _Progress(task, total)
         for part, (images, weak, strong) in sides.items():
             arrays[part] = np.empty((len(images), weak + strong, width.shape[-1]), np.float32)
-            for start in range(0, len(images), BLOCK):
-                rows = np.arange(start, min(start + BLOCK, len(images)))
+            for start in range(0, len(images), step):
+                rows = np.arange(start, min(start + step, len(images)))
                 block = arrays[part][rows[0] : rows[-1] + 1]  # a view, so that the array is filled in place
                 known_by = f"{settings} {weak} {strong} {start} {images.shape[1:]} ".encode() + images[rows].tobytes()
                 file = folder and folder / f"{hashlib.sha256(known_by).hexdigest()}.safetensors"
@@ -150,8 +152,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
                     progress.skip(block.shape[0] * block.shape[1])
                     continue
                 for view in range(weak + strong):
-                    block[:, view] = of_view(images[rows], rows, view)
-                    progress.add(len(rows))
+                    block[:, view] = of_view(images[rows], rows, view, progress.add)
                 if file is not None:
                     _write(file, block)
     train, plain = arrays["train"], arrays["train"][:, 0]

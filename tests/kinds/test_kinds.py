@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, base_config, train
+from fedjax_ssl.augment.mixup import MIX_ORDERS, mix_inputs
 from fedjax_ssl.config import validate
 from fedjax_ssl.data import federate, load_dataset, make_partition
 from fedjax_ssl.data.sources import dataset_facts
@@ -17,6 +18,7 @@ from fedjax_ssl.kinds import KINDS, kind_of, wrong_facts
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.predictor import load, predict_file
+from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.run.experiment import make_method, make_problem
 from tests.helpers.tiny_methods import make_config
 
@@ -71,8 +73,6 @@ def config_of(method, fields, kind):
     )
     if config.data.labels == "server":
         config.data.server_labels = 30
-    if kind == "text":  # token ids have no average
-        config.semifl.mixup = config.fedanchor.client_mixup = False
     if kind == "features":
         config.model.normalisation = "none"
     validate(config)
@@ -112,13 +112,6 @@ def test_every_method_takes_every_kind_or_says_why_not(files, method, kind):
         assert "test_accuracy" in shapes_of_a_round(config)
 
 
-def test_mixup_of_texts_is_refused(files):
-    config = config_of("semifl", files["text"], "text")
-    config.semifl.mixup = True
-    with pytest.raises(UserError, match=r"mixup is not for texts.* semifl\.mixup"):
-        shapes_of_a_round(config)
-
-
 @pytest.mark.parametrize(("kind", "name"), [("table", "transformer"), ("text", "mlp"), ("features", "resnet8")])
 def test_a_backbone_of_another_kind_is_refused(files, kind, name):
     with pytest.raises(UserError, match=rf"={name} is not for {KINDS[kind].noun}; those for them: "):
@@ -147,6 +140,9 @@ def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "row,class,probability,true class" and len(lines) == 241 and found.labelled == 48
     assert lines[1].endswith(",low") and lines[2].endswith(",")
+    # 16 rows of each class have a label, of which 4 are for testing.
+    held = read_run(tmp_path / "run").who_has_labels()
+    assert held == "the data have labels for 36 of the clients' 228 rows"
     by_name = load(tmp_path / "run")({"age": ["25.0", ""], "colour": ["red", "violet"]})
     assert by_name.probabilities.shape == (2, CLASSES) and np.isfinite(by_name.probabilities).all()
 
@@ -204,6 +200,27 @@ def test_padding_changes_no_output_of_a_transformer(files):
     positions = model.params["backbone"]["positions"].at[3:].set(9.0)  # of what is padding
     moved = model._replace(params={**model.params, "backbone": {**model.params["backbone"], "positions": positions}})
     np.testing.assert_allclose(network.predict(moved, text).logits, logits, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", MIX_ORDERS)
+def test_mixup_of_texts_averages_embeddings_place_by_place(files, order, monkeypatch):
+    """As if ids that no text has were embedded at the averages; padding is 0, and the texts beside keep theirs."""
+    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.25))
+    config = config_of("fixmatch", {**files["text"], "augment.deleted": 0.0}, "text")
+    facts = dataset_facts(load_dataset(config.data))
+    network = build_network(config, facts)
+    model = network.init(jax.random.key(0))
+    a, b = jnp.array([[1, 4, 0, 0, 0]], jnp.int32), jnp.array([[3, 2, 5, 0, 0]], jnp.int32)
+    weak = kind_of(facts).views(config, facts).weak
+    mixture, _ = mix_inputs(network.inputs, weak, jax.random.key(1), a, b, 0.75, order)
+    (beside, mixed), _ = network.train(model, (a, mixture), jnp.array([True]))
+    np.testing.assert_allclose(beside.logits, network.predict(model, a).logits, atol=1e-6)
+    table = np.array(model.params["backbone"]["embed"]["embedding"])
+    table[6:8], table[8] = 0.25 * table[[1, 4]] + 0.75 * table[[3, 2]], 0.75 * table[5]
+    backbone = {**model.params["backbone"], "embed": {"embedding": table}}
+    other = model._replace(params={**model.params, "backbone": backbone})
+    by_hand = network.predict(other, jnp.array([[6, 7, 8, 0, 0]]))
+    np.testing.assert_allclose(mixed.logits, by_hand.logits, atol=1e-6)
 
 
 def test_vit_refuses_a_patch_that_does_not_divide_the_image():

@@ -208,6 +208,9 @@ def test_the_picture_of_clients_shows_which_images_have_labels():
         "at clients, with labels": [(0, 1), (0, 3)],
         "at clients, without labels": [(1, 8), (3, 4)],
     }
+    figure = who_holds_what(COUNTS | {"unlabelled": np.array([1, 2, 3])}, ["cat", "dog"], "rows")
+    assert figure.axes[0].get_title() == "Rows at each client"
+    assert any(axes.get_title() == "4 of 22 rows labelled" for axes in figure.axes)
     heats, bars = drawn(AT_SERVER)
     assert list(heats) == ["Images at each client"]
     assert bars == {
