@@ -17,6 +17,7 @@ from fedjax_ssl.records.manifest import MANIFEST
 from fedjax_ssl.records.runs import read_run
 from tests.helpers.runs import forget_manifests, make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 FIELDS = {
     "data.labels": "clients",
     "data.labelled_share": 0.5,
