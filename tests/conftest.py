@@ -89,22 +89,38 @@ def root():
     return ROOT
 
 
+@pytest.fixture(scope="module")
+def quick_runs():
+    """For files that are about neither programs nor t-SNE: runs take programs of earlier ones, a report draws two
+    coordinates of its embeddings.
+    """
+    from fedjax_ssl.report import run_report
+    from tests.helpers.kept_programs import keep_programs
+
+    with keep_programs(), mock.patch.object(run_report, "to_plane", lambda embeddings: embeddings[:, :2]):
+        yield
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """(workdir, state) of the tiny run that nobody interrupted."""
     from fedjax_ssl import train
+    from tests.helpers.kept_programs import keep_programs
 
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    return workdir, train(make_tiny_config(), workdir)
+    with keep_programs():
+        return workdir, train(make_tiny_config(), workdir)
 
 
 @pytest.fixture(scope="session")
 def finished_fedanchor_run(tmp_path_factory):
     """The same of FedAnchor, whose records have all that a method can report."""
     from fedjax_ssl import train
+    from tests.helpers.kept_programs import keep_programs
 
     workdir = tmp_path_factory.mktemp("finished_fedanchor") / "run"
-    return workdir, train(make_fedanchor_config(**SMALL), workdir)
+    with keep_programs():
+        return workdir, train(make_fedanchor_config(**SMALL), workdir)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from fedjax_ssl.predictor import BATCH_SIZE
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 @pytest.fixture(scope="module")
 def predict(finished_fedanchor_run):

@@ -114,7 +114,9 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     told = config.data.reveal_labels, config.data.centralised
     helds = [hold(dataset, partition, c.seed, *told, c.attack) for c, partition in zip(configs, partitions)]
     shared = make_problem(config, dataset_facts(dataset))
-    place = _placed(shared, helds)
+    method = make_method(shared)
+    init = initialiser(shared, method)
+    place = _placed(shared, method, init, helds)
     experiments: list[Experiment] = []
     first: FederatedData | None = None
     for c, partition, held in zip(configs, partitions, helds):
@@ -125,15 +127,13 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             views = Views(held, place.widths, place.clients, place.images, place.residence.images == "device")
             data, hidden_labels = views.first()
         first = first or data
-        method = make_method(problem)
         if experiments:
-            init, shape = experiments[0].init, experiments[0].state_shape
+            shape = experiments[0].state_shape
         else:
             _check_delivery(config, method)
-            init = initialiser(problem, method)
             shape = jax.eval_shape(init, data)
             check_private(problem, method, shape, data)
-        parts = problem, method, data, hidden_labels, partition, dataset, init, shape
+        parts = problem, make_method(problem), data, hidden_labels, partition, dataset, init, shape
         experiments.append(Experiment(*parts, views, place.residence))
     return experiments
 
@@ -147,10 +147,10 @@ class _Place(NamedTuple):
     images: tuple[int, ...]  # of a view of each width, at most
 
 
-def _placed(problem: Problem, helds: list[Holdings]) -> _Place:
+def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], State], helds: list[Holdings]) -> _Place:
     """Chooses the place from sizes alone, before anything is put on the device or compiled."""
     config, held = problem.config, helds[0]
-    method, small = make_method(problem), small_arrays(held)
+    small = small_arrays(held)
     select = select_of(problem, method)
     begins, by_state = State(jnp.int32(0), Model({}, ())), False
     try:
@@ -165,7 +165,7 @@ def _placed(problem: Problem, helds: list[Holdings]) -> _Place:
         example = Views(held, widths, clients, images, on_device=False).shapes(widths[-1])[0]
     else:
         example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
-    shape = jax.eval_shape(initialiser(problem, method), example)
+    shape = jax.eval_shape(init, example)
     needed = memory_bytes(shape, config.num_clients)
     residence = choose(config, held, needed, room, widths[-1])
     if by_state and not residence.whole:

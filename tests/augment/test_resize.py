@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_ssl import UserError, base_config
-from fedjax_ssl.augment import check_resized, rand_augment, resize, strong_augment, weak_augment
+from fedjax_ssl import UserError, augment, base_config
+from fedjax_ssl.augment import check_resized, rand_augment, strong_augment
+
+# Jitted: each operation of its own would be a program of its own.
+resize = jax.jit(augment.resize, static_argnames="side")
+weak_augment = jax.jit(augment.weak_augment, static_argnames=("flip", "padding", "resized"))
 
 
 def images_of(batch, side, channels, seed=0):

@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.augment import flip_and_crop, weak_augment
+from fedjax_ssl import augment
 
+# Jitted: each operation of its own would be a program of its own.
+flip_and_crop = jax.jit(augment.flip_and_crop, static_argnames=("padding", "border"))
+weak_augment = jax.jit(augment.weak_augment, static_argnames=("flip", "padding", "border"))
 NUMPY_MODES = {"reflect": "reflect", "zeros": "constant"}
 
 

@@ -12,6 +12,7 @@ from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import apply_arguments, differences, load_config_file, parse_config, validate
 from tests.helpers.runs import make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 QUICKSTART = str(launch.QUICKSTART)
 
 

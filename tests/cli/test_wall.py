@@ -24,6 +24,7 @@ from fedjax_ssl.run import under_way
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, WriteRecords
 from tests.helpers.runs import ROOT, make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 FULL = OSError(28, "No space left on device", "runs/a/metrics.jsonl")
 
 

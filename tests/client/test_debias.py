@@ -14,7 +14,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
 from tests.helpers.linear_network import divided, softmax
-from tests.helpers.runs import make_fedanchor_config
+from tests.helpers.runs import SMALL, make_fedanchor_config
 from tests.helpers.small_problem import (
     federation,
     in_numpy,
@@ -125,7 +125,7 @@ def test_labels_of_a_whole_round_take_it_too(data):
 # Those of training by hand are here and in test_by_role.py, test_cbafed.py and test_twin_sight.py.
 @pytest.mark.parametrize("name", ["proxyfl", "sage", "fl2", "semifl", "uda", "fedlabel", "fedmatch", "fedtrinet"])
 def test_a_round_of_every_method_with_softmax_labels_traces_with_it(name):
-    config = apply_arguments(make_fedanchor_config(**DEBIASED, **{"augment.flavour": "none"}), name)
+    config = apply_arguments(make_fedanchor_config(**DEBIASED, **SMALL, **{"server.pretrain_epochs": 0}), name)
     config.model.statistics = "all"
     experiment = build_experiment(config)
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)

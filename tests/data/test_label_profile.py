@@ -87,7 +87,7 @@ def test_a_method_cannot_tell_a_special_case(name):
             experiment = build(config)
             round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
             arguments = experiment.state_shape, experiment.data, experiment.hidden_labels
-            found.append((round_fn.lower(*arguments).as_text(), experiment.data))
+            found.append((round_fn.lower(*arguments).as_text(), (experiment.data, experiment.hidden_labels)))
         (text, data), (other_text, other_data) = found
         assert text == other_text
         jax.tree.map(np.testing.assert_array_equal, data, other_data)
@@ -95,24 +95,14 @@ def test_a_method_cannot_tell_a_special_case(name):
     assert len(texts) == 2  # with labels at the server, and at clients
 
 
-def test_runs_of_special_cases_are_the_same_to_the_bit(tmp_path):
-    """FedAvg on the visible labels; the runs of each place share their programs."""
-    at_clients = {"data.server_labels": 0, "model.statistics": "cohort"}
-    cases = {
-        "server": ((0,) * 8, {}),
-        "clients": ((0.3,) * 8, {"data.labelled_share": 0.3, **at_clients}),
-        "some_clients": (None, {"data.labelled_clients": 3, **at_clients}),
-    }
-    models = set()
-    for labels, (shares, fields) in cases.items():
-        state, folder = _trained(tmp_path / labels, labels, **fields)
-        if shares is None:
-            shares = wholly_labelled(load_partition(folder / "partition.npz", 1437, 8))
-        same, other = _trained(tmp_path / f"as {labels}", "profile", **{**fields, "data.label_profile": shares})
-        jax.tree.map(np.testing.assert_array_equal, state, same)
-        assert (folder / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
-        models.add(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.model.params)]).tobytes())
-    assert len(models) == 3
+def test_runs_of_a_special_case_are_the_same_to_the_bit(tmp_path):
+    """FedAvg on the visible labels; of the other cases program and data are the same, see above."""
+    fields = {"data.server_labels": 0, "model.statistics": "cohort", "data.labelled_clients": 3}
+    state, folder = _trained(tmp_path / "some", "some_clients", **fields)
+    shares = wholly_labelled(load_partition(folder / "partition.npz", 1437, 8))
+    same, other = _trained(tmp_path / "as some", "profile", **{**fields, "data.label_profile": shares})
+    jax.tree.map(np.testing.assert_array_equal, state, same)
+    assert (folder / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
 
 
 def _trained(folder, labels, **fields):

@@ -85,7 +85,8 @@ def test_a_run_on_features(weights, tmp_path):
 
 
 def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
-    config = make_config(weights, **{"encoder.adapters.rank": 2, "encoder.adapters.blocks": 1, "num_rounds": 1})
+    adapters = {"encoder.adapters.rank": 2, "encoder.adapters.blocks": 1, "augment.flavour": "none"}
+    config = make_config(weights, **adapters, num_rounds=1)
     experiment = build_experiment(config)
     assert isinstance(experiment.problem.network.module.backbone, Adapted)
     backbone = experiment.state_shape.model.params["backbone"]

@@ -255,8 +255,9 @@ def test_crafted_images_are_a_seed_s_own_and_how_far_they_lead_is_measured():
     assert stacked.inputs.shape == (2, 80, 2, 2, 1) and stacked.test_inputs.shape == (9, 2, 2, 1)
     model = network.init(jax.random.key(2))
     problem = types.SimpleNamespace(config=config, network=network, num_classes=3)
-    apart = [measure_model(problem, model, data, jnp.asarray(dataset.y_train)) for data in (one, two)]
-    both = over_seeds(lambda model, data, hidden: measure_model(problem, model, data, hidden))
+    measured = lambda model, data, hidden: measure_model(problem, model, data, hidden)  # noqa: E731
+    apart = [jax.jit(measured)(model, data, jnp.asarray(dataset.y_train)) for data in (one, two)]
+    both = jax.jit(over_seeds(measured))
     together = both(jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), model), stacked, jnp.asarray(dataset.y_train))
     given = lambda images: np.argmax(network.predict(model, jnp.asarray(images)).logits, axis=1)  # noqa: E731
     of_class = dataset.y_test == 1

@@ -19,6 +19,8 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiments, initialise
 from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 def test_a_round_on_eight_devices_equals_one_device():
     command = [sys.executable, "-m", "tests.helpers.devices_process", "8"]

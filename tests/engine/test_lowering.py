@@ -1,4 +1,7 @@
-"""Rounds lowered for GPUs and TPUs, which are not here, in the forms that those take. Nothing of it is run."""
+"""Steps and rounds lowered for GPUs and TPUs, which are not here, in the forms that those take. Nothing of it is run.
+
+Every backbone's step is lowered by itself, for a round traces its backbone seven times; whole rounds of one backbone.
+"""
 
 import itertools
 import re
@@ -12,17 +15,20 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.learning.devices import AXIS, use_platform
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import BACKBONES, packing
-from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.experiment import build_experiment, make_problem
 from tests.helpers.runs import make_tiny_config
 
 LANES, SIDE = 3, 16
 POLICIES = {"lenet": "none", "vit": "group"}  # which normalise nothing, and tokens
 IMAGES_ALONE = [name for name in BACKBONES if name not in ("mlp", "linear", "transformer")]
 # Each backbone once, for one of them in turn; one backbone for all.
+OF_ROUNDS = "resnet8"
 KINDS = list(itertools.product(("cuda", "tpu"), ("float32", "bfloat16")))
 LOWERED = [(name, *KINDS[number % 4]) for number, name in enumerate(IMAGES_ALONE)]
-LOWERED += [("resnet8", *kind) for kind in KINDS if ("resnet8", *kind) not in LOWERED]
+LOWERED += [(OF_ROUNDS, *kind) for kind in KINDS if (OF_ROUNDS, *kind) not in LOWERED]
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +39,41 @@ def npz(tmp_path_factory):
     return path
 
 
-def lower(npz, name, platform, dtype, devices=1):
-    """(the exported round, the experiment): clients train on labels, `LANES` side by side on each device; no server."""
-    fields = {
-        "data.source": "npz",
-        "data.path": str(npz),
-        "data.examples_per_client": 10,
-        "model.name": name,
-        "model.dtype": dtype,
-        "model.normalisation": POLICIES.get(name, "static"),
-        "server.epochs": 0,
-        "num_clients": 24,
-        "clients_per_round": LANES * devices,
-    }
+def make_config(name, dtype, **fields):
+    """Clients train on labels, `LANES` side by side on each device; the server trains nothing."""
+    return make_tiny_config(**{
+        "model.name": name, "model.dtype": dtype, "model.normalisation": POLICIES.get(name, "static"),
+        "server.epochs": 0, "server.pretrain_epochs": 0, "num_clients": 24, "clients_per_round": LANES, **fields,
+    })  # fmt: skip
+
+
+def lower_step(name, platform, dtype):
+    """(the exported gradients of `LANES` models and outputs of one in evaluation, the network, a model's shapes)."""
+    of_images = {"image_shape": [SIDE, SIDE, 3], "mean": [0.5], "std": [0.25], "flip": True}
+    network = make_problem(make_config(name, dtype), {"name": "npz", "num_classes": 10, **of_images}).network
+
+    def loss(params, statistics, images, labels):
+        mask = jnp.ones(len(images), bool)
+        (outputs,), after = network.train(Model(params, statistics), (images,), mask)
+        return cross_entropy(outputs.logits, labels, mask), after
+
+    def step(model, models, images, labels):
+        of_lanes = jax.vmap(jax.grad(loss, has_aux=True))(*models, images, labels)
+        return of_lanes, network.predict(model, images[0]).logits
+
     with use_platform("gpu" if platform == "cuda" else platform):
-        experiment = build_experiment(make_tiny_config(**fields))
+        model = jax.eval_shape(network.init, jax.random.key(0))
+        models = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((LANES, *leaf.shape), leaf.dtype), model)
+        images = jax.ShapeDtypeStruct((LANES, 10, SIDE, SIDE, 3), np.uint8)
+        labels = jax.ShapeDtypeStruct((LANES, 10), np.int32)
+        return export.export(jax.jit(step), platforms=[platform])(model, models, images, labels), network, model
+
+
+def lower_round(npz, platform, dtype, devices=1):
+    """(the exported round of `OF_ROUNDS`, the experiment)."""
+    fields = {"data.source": "npz", "data.path": str(npz), "data.examples_per_client": 10}
+    with use_platform("gpu" if platform == "cuda" else platform):
+        experiment = build_experiment(make_config(OF_ROUNDS, dtype, **fields, clients_per_round=LANES * devices))
         round_fn = make_round(experiment.problem, experiment.method, LANES)
         arguments = experiment.state_shape, experiment.data, experiment.hidden_labels
         if devices == 1:
@@ -65,21 +91,16 @@ def convolutions(text):
     return [(dtype, int(groups)) for groups, dtype in found]
 
 
-@pytest.mark.parametrize(("name", "platform", "dtype"), LOWERED)
-def test_a_round_of_every_backbone(npz, name, platform, dtype):
-    exported, experiment = lower(npz, name, platform, dtype)
-    assert exported.platforms == (platform,)
-    with use_platform("gpu"):
-        predict = experiment.problem.network.predict
-        images = jnp.zeros((4, SIDE, SIDE, 3), jnp.uint8)
-        forward = str(jax.make_jaxpr(predict)(experiment.state_shape.model, images)).count("conv_general_dilated")
+def check_convolutions(exported, network, model, platform, dtype, plain):
+    """Those of training in lanes, and of some `plain` forward passes; all in `dtype`, and of parameters in float32."""
+    forward = sum(leaf.ndim == 4 for leaf in jax.tree.leaves(model.params))  # kernels
     found = convolutions(exported.mlir_module())
     # In lanes: forward; to the input but of the first layer; to the kernel, of a GPU by matrix products. A packed
-    # backbone has its forward pass twice, which the compiler joins. Evaluation and statistics: plain.
-    narrow = getattr(experiment.problem.network.module.backbone, "narrow_channels", packing.CHANNELS)
+    # backbone has its forward pass twice, which the compiler joins.
+    narrow = getattr(network.module.backbone, "narrow_channels", packing.CHANNELS)
     packed = platform == "tpu" and narrow < packing.CHANNELS
     in_lanes = {"cuda": 2, "tpu": 4 if packed else 3}[platform] * forward - 1
-    expected = in_lanes + (1 + (name not in POLICIES)) * forward
+    expected = in_lanes + plain * forward
     if packed:
         # A block of 128 channels is dense; several blocks of them are the groups of one convolution. Where a layer's
         # lanes fill more than a block, they are in as many more groups, at most one for each lane.
@@ -92,13 +113,28 @@ def test_a_round_of_every_backbone(npz, name, platform, dtype):
     if platform == "cuda":
         assert sum(groups == LANES for _, groups in found) == in_lanes
     assert {numbers for numbers, _ in found} == {"bf16" if dtype == "bfloat16" else "f32"}
-    trained = jax.tree.leaves(experiment.state_shape.model)
-    assert {leaf.dtype for leaf in trained} == {np.dtype("float32")}  # parameters stay so
+    assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {np.dtype("float32")}  # parameters stay so
+
+
+@pytest.mark.parametrize(("name", "platform", "dtype"), LOWERED)
+def test_a_step_of_every_backbone(name, platform, dtype):
+    exported, network, model = lower_step(name, platform, dtype)
+    assert exported.platforms == (platform,)
+    check_convolutions(exported, network, model, platform, dtype, plain=1)
+
+
+@pytest.mark.parametrize(("platform", "dtype"), [("cuda", "float32"), ("tpu", "bfloat16")])
+def test_a_round(npz, platform, dtype):
+    exported, experiment = lower_round(npz, platform, dtype)
+    assert exported.platforms == (platform,)
+    model = experiment.state_shape.model
+    # Plain passes: evaluation and statistics.
+    check_convolutions(exported, experiment.problem.network, model, platform, dtype, plain=2)
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("cuda", "bfloat16"), ("tpu", "float32")])
 def test_a_round_on_eight_devices(npz, platform, dtype):
-    exported, _ = lower(npz, "resnet8", platform, dtype, devices=8)
+    exported, _ = lower_round(npz, platform, dtype, devices=8)
     text = exported.mlir_module()
     assert exported.nr_devices == 8 and exported.platforms == (platform,)
     # Lanes, statistics and evaluation are split; the mean of the uploads is left to the partitioner.

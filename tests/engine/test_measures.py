@@ -32,6 +32,7 @@ from fedjax_ssl.run.observe.trackers import curves
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.small_problem import federation
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 ALL = tuple(MEASURES)
 
 

@@ -68,9 +68,10 @@ def files(tmp_path_factory):
 
 def config_of(method, fields, kind):
     config = make_config(method)
-    config.update_from_flattened_dict(
-        {"model.name": BACKBONES[kind], "model.normalisation": "group", "data.partition": "iid", **fields}
-    )
+    config.update_from_flattened_dict({
+        "model.name": BACKBONES[kind], "model.depth": 1, "model.normalisation": "group", "data.partition": "iid",
+        **fields,
+    })  # fmt: skip
     if config.data.labels == "server":
         config.data.server_labels = 30
     if kind == "features":
@@ -192,14 +193,14 @@ def test_views_of_texts_delete_and_mask(files):
 def test_padding_changes_no_output_of_a_transformer(files):
     config = config_of("fixmatch", files["text"], "text")
     network = build_network(config, {**dataset_facts(load_dataset(config.data)), "shape": [LENGTH + 3]})
-    model = network.init(jax.random.key(0))
+    model, predict = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.predict)
     text = jnp.array([[1, 4, 2, 0, 0, 0, 0, 0], [0] * 8], jnp.int32)
     other = text.at[0, 5].set(7)
-    logits, changed = (network.predict(model, tokens).logits for tokens in (text, other))
+    logits, changed = (predict(model, tokens).logits for tokens in (text, other))
     assert np.isfinite(logits).all() and not np.allclose(logits[0], changed[0])
     positions = model.params["backbone"]["positions"].at[3:].set(9.0)  # of what is padding
     moved = model._replace(params={**model.params, "backbone": {**model.params["backbone"], "positions": positions}})
-    np.testing.assert_allclose(network.predict(moved, text).logits, logits, atol=1e-6)
+    np.testing.assert_allclose(predict(moved, text).logits, logits, atol=1e-6)
 
 
 @pytest.mark.parametrize("order", MIX_ORDERS)
@@ -225,7 +226,9 @@ def test_mixup_of_texts_averages_embeddings_place_by_place(files, order, monkeyp
 
 def test_vit_refuses_a_patch_that_does_not_divide_the_image():
     config = make_config("fixmatch")
-    config.update_from_flattened_dict({"model.name": "vit", "model.normalisation": "group", "model.patch": 3})
+    config.update_from_flattened_dict(
+        {"model.name": "vit", "model.depth": 1, "model.normalisation": "group", "model.patch": 3}
+    )
     with pytest.raises(UserError, match=r"model\.patch=3 does not divide images of 8 x 8 pixels"):
         shapes_of_a_round(config)
     config.model.patch = 4

@@ -272,7 +272,10 @@ def test_every_setting_traces(name, labels):
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)
     state, _ = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
-    check_flower(name, experiment)
+    # Which clients have labels is data, of which no trace depends.
+    settings = METHODS[name].settings
+    if (labels == "server") not in [before == "server" for before in settings[: settings.index(labels)]]:
+        check_flower(name, experiment)
 
 
 @pytest.mark.parametrize(("labels", "with_labels"), [("clients", NUM_CLIENTS), ("some_clients", 1)])

@@ -16,6 +16,7 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import write_report
 from tests.helpers.runs import make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 NAMES = [f"client_accuracy_{figure}" for figure in ("mean", "worst_tenth", "spread")]
 
 

@@ -24,18 +24,14 @@ from fedjax_ssl.report import write_comparison, write_report
 from fedjax_ssl.report.model_card import model_card
 from tests.helpers.runs import make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 @pytest.fixture
 def run(finished_run, tmp_path):
     """A copy of the finished run, which has checkpoints of rounds 2 and 4."""
     shutil.copytree(finished_run[0], tmp_path / "run")
     return tmp_path / "run"
-
-
-@pytest.fixture(autouse=True)
-def no_t_sne(monkeypatch):
-    """It takes seconds, and none of these tests is about it."""
-    monkeypatch.setattr("fedjax_ssl.report.run_report.to_plane", lambda embeddings: embeddings[:, :2])
 
 
 def flip(path, place=-1):

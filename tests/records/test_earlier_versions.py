@@ -12,6 +12,8 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import write_report
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 # Of each kind of translation one that changes what is trained.
 FIELDS = {
     **SMALL,

@@ -19,6 +19,7 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.run import experiment
 from tests.helpers.runs import forget_manifests, make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 FIELDS = {
     "data.labels": "clients",
     "data.labelled_share": 0.5,

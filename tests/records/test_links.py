@@ -23,6 +23,8 @@ from fedjax_ssl.records.workdir import (
 from fedjax_ssl.report import write_report
 from tests.helpers.runs import make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 @pytest.fixture
 def run(finished_run, tmp_path):

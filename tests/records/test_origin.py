@@ -21,6 +21,8 @@ from fedjax_ssl.report import run_report
 from fedjax_ssl.report.model_card import model_card
 from tests.helpers.runs import ROOT, make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 def git(folder, *words):
     names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]

@@ -12,6 +12,8 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.records.resuming import save_seeds, saved_config
 from tests.helpers.runs import TINY_BACKBONE, make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_configuration_is_the_one_that_was_saved(method, tmp_path):

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from fedjax_ssl.report.run_report import lead_of, profile_of
 from fedjax_ssl.report.table import Interval, MeanOfSeeds, OverSeeds, Row, make_runs_table, make_table
 from tests.helpers.runs import make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 PICTURES = {
     "test_accuracy", "losses", "pseudo_labels", "qualified", "scores", "who_holds_what", "latent_space", "confusion",
     "class_accuracy", "client_accuracy", "bytes", "accuracy_over_bytes", "time",
@@ -35,10 +37,11 @@ PICTURES = {
 
 @pytest.fixture(scope="module")
 def reported_run(finished_fedanchor_run, tmp_path_factory):
-    """A copy of the finished run, with its report."""
+    """A copy of the finished run, with its report, with t-SNE."""
     workdir = tmp_path_factory.mktemp("reported") / "run"
     shutil.copytree(finished_fedanchor_run[0], workdir)
-    assert launch.main(["report", str(workdir)]) == 0
+    with mock.patch("fedjax_ssl.report.run_report.to_plane", to_plane):
+        assert launch.main(["report", str(workdir)]) == 0
     return workdir
 
 

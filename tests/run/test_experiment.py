@@ -29,6 +29,8 @@ from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.under_way import folder_under_way
 from tests.helpers.runs import ROOT, SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -13,6 +13,8 @@ from fedjax_ssl.report import write_report
 from fedjax_ssl.run.features import read_data
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 def unknown_digits(path, turned):
     """The digits without 8 and 9, which are unknown; `turned`: each of these is labelled as the other one."""

@@ -19,6 +19,7 @@ from fedjax_ssl.run import features
 from fedjax_ssl.run.machine import Machine
 from tests.helpers.runs import make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 VALIDATION = 50
 
 

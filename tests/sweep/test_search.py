@@ -9,6 +9,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.sweep import run_sweep
 from fedjax_ssl.sweep.search import LogUniform, Search, tries_of, with_best
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 CONFIG = """
 from tests.helpers.runs import make_tiny_config
 from fedjax_ssl.config import apply_arguments

@@ -24,6 +24,7 @@ from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep, work
 from tests.helpers.runs import ROOT
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 FILE = """
 from fedjax_ssl.sweep import Sweep
 

@@ -17,6 +17,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.sweep import load_sweep, plan, run_sweep, warm_ups_of, work
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
 CONFIG = """
 from tests.helpers.runs import make_tiny_config
 from fedjax_ssl.config import apply_arguments

@@ -28,32 +28,40 @@ from fedjax_ssl.run.observe.listeners import HearSignals, StopOnSignal
 from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
 
-CONFIG = """
+# Clients on labels, for what happens to processes; FedAnchor's, whose images all hosts label.
+CONFIGS = {
+    "tiny": """
+from tests.helpers.runs import make_tiny_config
+
+def get_config():
+    less = {"server.epochs": 0, "server.pretrain_epochs": 0, "log.tensorboard": False}
+    return make_tiny_config(num_rounds=6, **less)
+""",
+    "fedanchor": """
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
 def get_config():
     less = {"fedanchor.client_mixup": False, "fedanchor.contrastive": False, "server.epochs": 0}
-    config = make_fedanchor_config(num_rounds=6, **SMALL, **less)
-    config.log.tensorboard = False
-    return config
-"""
+    return make_fedanchor_config(num_rounds=6, **SMALL, **less, **{"log.tensorboard": False})
+""",
+}
 
 
 @pytest.fixture
 def train(tmp_path):
     """Starts a process for each of `happens` and waits for all: (statuses, what they said)."""
-    (tmp_path / "tiny.py").write_text(CONFIG)
+    for name, text in CONFIGS.items():
+        (tmp_path / f"{name}.py").write_text(text)
     started = []
 
-    def train(folder, *happens, devices=1, more=()):
+    def train(folder, *happens, devices=1, config="tiny", more=()):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
         processes = []
         for index, what in enumerate(happens):
-            words = [what, f"--config={tmp_path / 'tiny.py'}", f"--workdir={folder}"]
-            words += more
+            words = [what, f"--config={tmp_path / config}.py", f"--workdir={folder}", *more]
             if len(happens) > 1:
                 # Only the first may need the folder.
                 words[2] = words[2] if index == 0 else f"--workdir={tmp_path / 'no_such_folder'}"
@@ -138,9 +146,9 @@ def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
     runs, rounds = (tmp_path / "two", tmp_path / "one"), "--config.num_rounds="
     more = ("--config.residence.data=host", "--config.residence.clients=disk", "--config.client.persistent=true")
     for number in (1, 3):
-        statuses, said = train(runs[0], "nothing", "nothing", more=(*more, f"{rounds}{number}"))
+        statuses, said = train(runs[0], "nothing", "nothing", config="fedanchor", more=(*more, f"{rounds}{number}"))
         assert statuses == [0, 0], said
-    assert train(runs[1], "nothing", devices=2, more=(*more, f"{rounds}3"))[0] == [0]
+    assert train(runs[1], "nothing", devices=2, config="fedanchor", more=(*more, f"{rounds}3"))[0] == [0]
     two, one = ((run / "metrics.jsonl").read_bytes() for run in runs)
     assert two == one
     rows = []

@@ -8,6 +8,8 @@ import launch
 from fedjax_ssl.run.observe import clock, log
 from fedjax_ssl.run.observe.progress import RoundProgress
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 @pytest.fixture(autouse=True)
 def clean():

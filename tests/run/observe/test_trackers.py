@@ -15,6 +15,8 @@ from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_records
 from fedjax_ssl.run.observe.trackers import Trackers, curves, open_trackers
 from tests.helpers.runs import SMALL, make_fedanchor_config, make_tiny_config
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 def events_of(workdir):
     return EventAccumulator(str(workdir / "tensorboard"), size_guidance={"scalars": 0}).Reload()

@@ -1,0 +1,65 @@
+"""Compiled programs of runs, kept for later runs of the same process that would trace and compile the very same.
+
+Most runs of tests are about files, signals or what is shown, and train the tiny run of `tests.helpers.runs` again; to
+trace and lower it takes most of their time. Runs of several processes, of own methods and rules, and tests that replace
+a part of what is traced compile as ever: a file asks for `quick_runs` of conftest.py.
+"""
+
+import contextlib
+from unittest import mock
+
+import jax
+
+from fedjax_ssl.config import flatten
+from fedjax_ssl.data.sources import dataset_facts
+from fedjax_ssl.imports import is_own
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.run.client_tests import most_test_images
+from fedjax_ssl.run.programs import compile_program
+from tests.helpers.runs import TINY_BACKBONE
+
+BUILT_IN = dict(METHODS)
+# No program depends on them; of the seed its data has what depends on it.
+NOT_IN_PROGRAMS = ("checkpoint_every", "checkpoint_every_persistent", "seed", "seeds")
+READ_THE_LAST_ROUND = ("fedcon", "fedrgd")  # in schedules of their own
+
+_kept = {}
+
+
+@contextlib.contextmanager
+def keep_programs():
+    """While it is open, `train` in this process takes programs of earlier runs."""
+    with mock.patch("fedjax_ssl.run.train.compile_program", _compile_or_take):
+        yield
+
+
+def _compile_or_take(machine, experiments, with_init, given):
+    key = _key(machine, experiments, given)
+    if key is None:
+        return compile_program(machine, experiments, with_init, given)
+    if key not in _kept or (with_init and _kept[key].init is None):
+        _kept[key] = compile_program(machine, experiments, with_init, given)
+    else:
+        machine.check_memory(list(_kept[key].dispatch.values())[-1])
+        if with_init:
+            machine.check_memory(_kept[key].init, "the first state")
+    return _kept[key]
+
+
+def _key(machine, experiments, given):
+    """What programs depend on; None where it may be more than this knows of."""
+    first = experiments[0]
+    config = first.problem.config
+    own = is_own(config.model.name) and config.model.name != TINY_BACKBONE
+    if own or first.problem.own_rule is not None or config.encoder.name or config.method not in BUILT_IN:
+        return None
+    if METHODS[config.method] is not BUILT_IN[config.method]:
+        return None
+    without = set(NOT_IN_PROGRAMS)
+    if config.schedule == "constant" and config.method not in READ_THE_LAST_ROUND and not config.snapshot_rounds:
+        without.add("num_rounds")
+    fields = {name: value for name, value in flatten(config).items() if name not in without and name[:4] != "log."}
+    leaves, structure = jax.tree.flatten((first.state_shape, first.largest, first.hidden_labels, given))
+    shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+    others = most_test_images(experiments), len(experiments), dataset_facts(first.dataset)
+    return repr((sorted(fields.items()), machine, shapes, others)), structure
