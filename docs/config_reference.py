@@ -26,9 +26,9 @@ the command line, or in Python after `config = base_config()` as `config.client.
 python launch.py --config.client.epochs=1 --config.data.alpha=0.3
 ```
 
-Each field is shown with its default and what else is allowed: `[0, 1)` includes 0 and excludes 1;
-a field with a whole default, such as `5`, takes whole numbers. If a name is misspelt or a value out
-of range, the command stops with one line before it writes anything.
+Each field is shown with its default and what else is allowed: `[0, 1)` includes 0 and excludes 1.
+Numbers are at least 0 where nothing else is said, and whole where the default is, such as `5`. If a
+name is misspelt or a value out of range, the command stops with one line before it writes anything.
 """
 
 SECTIONS = {
@@ -121,16 +121,16 @@ def _others(value: str, values: Range, meaning: str) -> str:
         return ""
     bounds = _bounds(values)
     if value == "None":
-        return f" or {'int ' if values.kind is int else ''}{bounds}"
+        return f" or {'int ' if values.kind is int else ''}{bounds or 'a number'}"
     return f", {bounds}" if bounds else ""
 
 
 def _bounds(values: Range) -> str:
     low, high = (values.least, values.above), (values.most, values.below)
     if low == high == (None, None):
-        return ""
+        return "" if values.kind is str else "any number"
     if high == (None, None):
-        return f"\u2265 {values.least}" if values.above is None else f"> {values.above}"
+        return "" if values.least == 0 else f"\u2265 {values.least}" if values.above is None else f"> {values.above}"
     opening = f"[{values.least}" if values.above is None else f"({values.above}"
     return f"in {opening}, {values.most}]" if values.below is None else f"in {opening}, {values.below})"
 

@@ -49,7 +49,7 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
             yield reference.bullet(f"`{variant}`: {_variant(variant, entry.variants)}")
     fields = {field: value for field, value in read_fields().items() if field.startswith(f"{name}.")}
     if fields:
-        yield "\nFields, with their defaults:\n"
+        yield "\nFields, with [their defaults](../configs.md):\n"
         may_be, group = ranges(), ""
         for field, value in fields.items():
             if value.group not in ("", group):

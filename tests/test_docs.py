@@ -66,8 +66,8 @@ def test_descriptions_are_those_of_the_source(root):
     assert "* `lanes=None` or int \u2265 1: clients trained side by side" in page
     assert "* `data.unknown_share=0.25`, in [0, 1): " in page and "* `cohorts='keyed'`: How" in page
     assert "* `schedule='constant'` or 'cosine': schedule" in page
-    assert "* `eval_shots=(20, 100)`, each \u2265 0: For" in page
-    assert "* `server.epochs=1`, \u2265 0: as `client.epochs`\n" in page
+    assert "* `eval_neighbours=200`, \u2265 1: for 'knn'" in page and "* `data.imbalance=1.0`, any number: IF" in page
+    assert "* `server.epochs=1`: as `client.epochs`\n" in page
     assert "* `iid` sets `data.alpha=1000.0`\n" in page
     of_method = script(root, "method_reference").page
     assert "* `fedanchor.threshold=0.6`, \u2265 -1: t of eq. 5" in of_method("fedanchor")

@@ -18,7 +18,7 @@ order of the official code (`tests/official/`). There are three clients of unequ
 five), and both see the same initial numbers and batches. The network has batch normalisation,
 except where the official code has none (FedMatch, FedDB) or that of groups (FedRGD). The table
 shows the largest difference of any parameter at the end, in float32 against float64, and how far
-the parameters moved.
+the parameters moved. An empty cell is as above.
 
 | method | compared | largest difference | moved | official code |
 |---|---|---|---|---|
@@ -33,10 +33,13 @@ it with NumPy by the paper's abstract.
 def table(folder: pathlib.Path) -> str:
     """The page."""
     lines = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-    rows = [
-        f"| `{line['method']}` | {line['what']} | {line['difference']:.1e} | {line['moved']:.2g} | {line['code']} |"
-        for line in lines
-    ]
+    rows, before = [], {}
+    for line in lines:
+        new = line["method"] != before.get("method")
+        method = f"`{line['method']}`" if new else ""
+        code = line["code"] if new or line["code"] != before["code"] else ""
+        rows.append(f"| {method} | {line['what']} | {line['difference']:.1e} | {line['moved']:.2g} | {code} |")
+        before = line
     return HEAD + "\n".join(rows) + TAIL
 
 
