@@ -56,6 +56,7 @@ class Views:
             on_device: whether all images are kept there, so that a view has rows alone.
         """
         self.held, self.widths, self.clients, self._images = held, widths, clients, images
+        self.on_device = on_device
         self._shared = small_arrays(held)._replace(
             test_inputs=image_table(held.test_inputs),
             test_labels=jnp.asarray(held.test_labels),
@@ -99,12 +100,14 @@ class Views:
         wider = [(0, 0), (0, self.widths[-1] - width)]
         return data._replace(client_index=jnp.pad(data.client_index, wider)), hidden
 
-    def of(self, clients: np.ndarray, width: int) -> tuple[FederatedData, jax.Array]:
+    def of(self, clients: np.ndarray, width: int, share: tuple[int, int] = (0, 1)) -> tuple[FederatedData, jax.Array]:
         """The view of some clients, and the true labels of its rows.
 
         Args:
             clients: int [at most K'], increasing.
             width: one of `widths`, at least each one's size.
+            share: (i, n): where images are not on the device, only the i-th of n equal parts of their table is read,
+                and `inputs` is that part; see `joined`.
 
         Raises:
             UserError: the file of the images has changed.
@@ -132,20 +135,27 @@ class Views:
         taken = np.concatenate([self._fixed, rows])
         room = max(1, first + self._images[self.widths.index(width)])
 
-        def table(values: np.ndarray) -> Any:
+        def table(values: np.ndarray, index: int = 0, count: int = 1) -> Any:
             """The rows that are here, behind them room for those of larger cohorts."""
-            chosen = _aligned_zeros((room, *values.shape[1:]), values.dtype)
-            np.take(values, taken, axis=0, out=chosen[: len(taken)], mode="clip")  # other modes copy once more
+            size = -(-room // count)
+            own = taken[index * size : (index + 1) * size]
+            chosen = _aligned_zeros((size, *values.shape[1:]), values.dtype)
+            np.take(values, own, axis=0, out=chosen[: len(own)], mode="clip")  # other modes copy once more
             return image_table(chosen, jax.device_put)
 
         data = self._shared._replace(
-            inputs=table(held.inputs),
+            inputs=table(held.inputs, *share),
             visible_labels=table(held.visible_labels),
             client_index=jnp.asarray(index),
             mislabelled=None if held.mislabelled is None else table(held.mislabelled),
             here=jnp.asarray(here),
         )
         return data, table(held.hidden_labels)
+
+    def joined(self, width: int, rows: Any) -> Any:
+        """The table of images of a view, of the rows of all its parts one after the other, see `of`."""
+        number = len(self.shapes(width)[1])
+        return jax.tree.map(lambda leaf: leaf[:number], rows)
 
     def shapes(self, width: int) -> tuple[FederatedData, Any]:
         """The shapes of a view of this width, and of the true labels of its rows."""

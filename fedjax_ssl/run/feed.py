@@ -105,7 +105,9 @@ class CohortFeed:
         del rounds
         if self._next is None or self._next[0] != done:
             self._next = done, self._reader.submit(self._read, done)
-        clients, width, (data, hidden) = self._next[1].result()
+        clients, width, (data, hidden), images = self._next[1].result()
+        if images is not None:  # all processes exchange something in the same order, so not in the thread
+            data = data._replace(inputs=self._put(self._views.joined(width, hosts.rows_of_all(images))))
         if self._memory is not None:
             state = state._replace(clients=self._put(self._memory.read(clients, data)))
         if done + 1 < self._last:
@@ -120,10 +122,14 @@ class CohortFeed:
         """Waits for nobody: what is being read is not needed."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, number: int) -> tuple[np.ndarray, int, Any]:
+    def _read(self, number: int) -> tuple[np.ndarray, int, Any, Any]:
+        """The clients, the width, the view; and of several hosts the part of the images that this one reads."""
         clients = self._cohort(number)
         width = self._views.width_for(clients)
-        return clients, width, self._put(self._views.of(clients, width))
+        data, hidden = self._views.of(clients, width, (hosts.index(), hosts.count()))
+        if hosts.count() == 1 or self._views.on_device:
+            return clients, width, self._put((data, hidden)), None
+        return clients, width, self._put((data._replace(inputs=jnp.zeros(0)), hidden)), data.inputs
 
 
 class ClientMemory:

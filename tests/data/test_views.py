@@ -62,6 +62,16 @@ def test_a_view_has_the_images_and_labels_of_its_clients_and_nothing_else_of_the
         view.at_clients("the measure 'shots'", "eval_measures without 'shots'")
 
 
+@pytest.mark.parametrize("hosts", [2, 5])
+def test_each_of_several_hosts_reads_a_part_of_the_images(hosts):
+    held = held_federation()
+    views = Views(held, (5,), 3, most_images(held.sizes, (5,), 3), on_device=False)
+    whole, _ = views.of(np.array([0, 2]), 5)
+    parts = [views.of(np.array([0, 2]), 5, (index, hosts))[0].inputs for index in range(hosts)]
+    assert len({len(part) for part in parts}) == 1 and hosts * (len(parts[0]) - 1) < len(whole.inputs)
+    np.testing.assert_array_equal(views.joined(5, np.concatenate(parts)), whole.inputs)
+
+
 def test_a_usual_federation_has_one_width():
     assert widths_of([np.array([3, 90, 5])], 2) == (90,)
     assert widths_of([np.zeros(3, int)], 2) == (1,)

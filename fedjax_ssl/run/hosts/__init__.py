@@ -36,9 +36,14 @@ def count() -> int:
     return 1 if _joined is None else _joined.place.count
 
 
+def index() -> int:
+    """Which of them this process is, from 0."""
+    return 0 if _joined is None else _joined.place.index
+
+
 def is_first() -> bool:
     """Whether this process reads and writes the workdir: the first of several, or the only one."""
-    return _joined is None or _joined.place.index == 0
+    return index() == 0
 
 
 @contextlib.contextmanager
@@ -122,6 +127,15 @@ def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
         found.append(held[start:end].view(np.dtype(name)).reshape(shape).copy())
         start = end
     return jax.tree.unflatten(jax.tree.structure(like), found)
+
+
+def rows_of_all(rows: Any) -> Any:
+    """The rows of all processes one after the other, in all processes; each has equally many. Leaves [n, ...]."""
+    if _joined is None:
+        return rows
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(rows, tiled=True)
 
 
 def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False, is_given: bool = True) -> ConfigDict:
