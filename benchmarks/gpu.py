@@ -14,8 +14,8 @@ table. For 45 minutes of a GPU: the parts stand in the order of their worth. Par
           last, with bfloat16, and by torch.compile; beside it ours, see benchmarks/peer.py. A step is SemiFL's and
           FedAnchor's: a fix pass and a mix pass on batches of 10
   steps   our local step alone, under every form of the lanes' convolutions, for several numbers of lanes
-  pfl     rounds of pfl-research's benchmark on CIFAR-10 (1,000 independent clients of 50 images, 50 a round, an epoch in
-          batches of 10), to set beside the minutes for 1,500 rounds of Granqvist et al., NeurIPS 2024, table 1
+  pfl     rounds of pfl-research's benchmark on CIFAR-10 (1,000 independent clients of 50 images, 50 a round, an epoch
+          in batches of 10), to set beside the minutes for 1,500 rounds of Granqvist et al., NeurIPS 2024, table 1
   run     FedAnchor's 500 rounds in bfloat16 with their accuracy; it takes several starts if it does not fit into one
 
 Milliseconds a step are those of one client: the time of all lanes, divided by them.

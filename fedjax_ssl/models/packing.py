@@ -20,7 +20,6 @@ from fedjax_ssl.models import passes
 
 CHANNELS = 128  # of a TPU's registers and matrix units
 _lanes = contextvars.ContextVar("lanes", default=1)
-_one_model = contextvars.ContextVar("one_model", default=False)
 
 
 def lanes():
@@ -28,20 +27,9 @@ def lanes():
     return _lanes.get()
 
 
-@contextlib.contextmanager
-def one_model():
-    """What is traced inside trains one model, not lanes of them: nothing is packed, and `in_turn` may scan."""
-    token = _one_model.set(True)
-    try:
-        yield
-    finally:
-        _one_model.reset(token)
-
-
 def lanes_together(backbone):
     """How many lanes of a backbone are packed: as many as fill `CHANNELS` with its `narrow_channels`, if any are."""
-    packed = passes.lane_form() == "packed" and not _one_model.get()
-    narrow = getattr(backbone, "narrow_channels", CHANNELS) if packed else CHANNELS
+    narrow = getattr(backbone, "narrow_channels", CHANNELS) if passes.lane_form() == "packed" else CHANNELS
     return max(1, CHANNELS // narrow)
 
 
@@ -93,14 +81,14 @@ def in_parts(layer, x, train, mask, num_views):
 def in_turn(layers, x, train, mask, num_views):
     """Equal layers one after the other, each as by `in_parts`.
 
-    On a TPU they are a scan, which compiles one of them, in evaluation and for `one_model`. Clients' steps have no
-    scan: it would keep the compiler from finding that the passes of `_differentiable` compute the same.
+    In evaluation on a TPU they are a scan, which compiles one of them. In training it would keep the compiler from
+    finding that the passes of `_differentiable` compute the same.
 
     Args:
         layers: bound, with equal shapes of their parameters.
         x, train, mask, num_views: as in `in_parts`.
     """
-    scans = platform() == "tpu" and lanes() == 1 and (_one_model.get() or not train) and len(layers) > 1
+    scans = platform() == "tpu" and lanes() == 1 and not train and len(layers) > 1
     if not scans or layers[0].is_initializing() or layers[0].is_mutable_collection("moments"):
         for layer in layers:
             x = in_parts(layer, x, train, mask, num_views)

@@ -15,7 +15,6 @@ from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import BatchStats, Model, make_optimizer
 from fedjax_ssl.learning.trees import select
-from fedjax_ssl.models import packing
 from fedjax_ssl.server.statistics import make_statistics
 
 ServerLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]
@@ -99,8 +98,7 @@ def train_on_server_labels(
     remembers = memory in state.server
     if remembers:
         learner = learner._replace(opt_state=state.server[memory])
-    with packing.one_model():
-        learner, metrics = jax.lax.scan(step, learner, jnp.arange(num_steps))
+    learner, metrics = jax.lax.scan(step, learner, jnp.arange(num_steps))
     last_steps = jax.tree.map(lambda metric: jnp.mean(metric[-steps_per_epoch:]), metrics)
     server = {**state.server, memory: learner.opt_state} if remembers else state.server
     return state._replace(model=learner.model, server=server), last_steps
