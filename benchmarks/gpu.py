@@ -14,6 +14,8 @@ table. For 45 minutes of a GPU: the parts stand in the order of their worth. Par
           last, with bfloat16, and by torch.compile; beside it ours, see benchmarks/peer.py. A step is SemiFL's and
           FedAnchor's: a fix pass and a mix pass on batches of 10
   steps   our local step alone, under every form of the lanes' convolutions, for several numbers of lanes
+  pfl     rounds of pfl-research's benchmark on CIFAR-10 (1,000 independent clients of 50 images, 50 a round, an epoch
+          in batches of 10), to set beside the minutes for 1,500 rounds of Granqvist et al., NeurIPS 2024, table 1
   run     FedAnchor's 500 rounds in bfloat16 with their accuracy; it takes several starts if it does not fit into one
 
 Milliseconds a step are those of one client: the time of all lanes, divided by them.
@@ -54,12 +56,19 @@ def rounds(options):
     for backbone, dtype, method in itertools.product(
         options.backbones.split(","), ("bfloat16", "float32"), ("fedanchor", "semifl")
     ):
-        what = f"{method}, {backbone}, {dtype}"
-        yield what, functools.partial(time_rounds, method, backbone, dtype, options)
+        config = functools.partial(cifar10_config, method, backbone, dtype, options)
+        yield f"{method}, {backbone}, {dtype}", functools.partial(time_rounds, config, 500, options)
 
 
-def time_rounds(method: str, backbone: str, dtype: str, options) -> dict:
-    """Seconds a round, and how far that is from the floors."""
+def pfl_rounds(options):
+    """The same of pfl-research's configuration."""
+    for dtype in ("bfloat16", "float32"):
+        config = functools.partial(pfl_config, dtype, options)
+        yield f"FedAvg, pfl-research's CNN, {dtype}", functools.partial(time_rounds, config, 1500, options)
+
+
+def time_rounds(make_config, whole: int, options) -> dict:
+    """Seconds a round, and how far that is from the floors; a run has `whole` rounds."""
     import jax
     import jax.numpy as jnp
 
@@ -68,7 +77,7 @@ def time_rounds(method: str, backbone: str, dtype: str, options) -> dict:
     from fedjax_ssl.run.observe.profiling import step_flops
     from fedjax_ssl.run.programs import compile_dispatch
 
-    config = cifar10_config(method, backbone, dtype, options)
+    config = make_config()
     config.rounds_per_dispatch = max(options.rounds, options.warm_rounds)
     config.semifl.threshold = 0.0  # a model of so few rounds is sure of nothing, and would train on nothing
     experiment = build_experiment(config)
@@ -89,7 +98,7 @@ def time_rounds(method: str, backbone: str, dtype: str, options) -> dict:
             local_steps = jax.device_get(result.results.metrics["local_steps"])
             steps.append(float(local_steps[: options.rounds].sum()) / options.rounds)
         lanes = machine.lanes(config.clients_per_round)
-    second, step = statistics.median(seconds), statistics.mean(steps)
+    dtype, second, step = config.model.dtype, statistics.median(seconds), statistics.mean(steps)
     # A step reads and writes parameters, momentum and gradient; activations come on top.
     numbers = sum(leaf.size for leaf in jax.tree.leaves(state.model.params))
     return {
@@ -98,7 +107,7 @@ def time_rounds(method: str, backbone: str, dtype: str, options) -> dict:
         "more": {
             "lanes": lanes,
             "compile s": compile_seconds,
-            "500 rounds, min": 500 * second / 60,
+            f"{whole} rounds, min": whole * second / 60,
             "local steps a round": step,
             "share of matrix products": flops * step / second / matrix_product_rate(dtype),
             "share of memory rate": 5 * 4 * numbers * step / second / memory_rate(),
@@ -224,6 +233,41 @@ def cifar10_config(method: str, backbone: str, dtype: str, options):
     return config
 
 
+def pfl_config(dtype: str, options):
+    """pfl-research's benchmarks/image_classification/configs/baseline.yaml, without its model's dropout."""
+    from fedjax_ssl import base_config
+    from fedjax_ssl.config import apply_arguments
+
+    config = apply_arguments(base_config(), "supervised,all_labels,no_server,no_pretraining,plain")
+    config.data.source, config.data.path = "npz", options.npz or random_npz(options)
+    config.data.labels, config.data.partition = "clients", "iid"
+    config.augment.flip, config.augment.padding = "never", 0
+    config.num_clients, config.clients_per_round = (8, 4) if options.tiny else (1000, 50)
+    config.data.examples_per_client, config.client.epochs, config.client.batch_size = 50, 1, 10
+    config.client.learning_rate = 0.1
+    config.client.momentum = config.client.weight_decay = config.client.clip_norm = 0.0
+    config.model.name, config.model.dtype = f"{__file__}:pfl_cnn", dtype
+    return config
+
+
+def pfl_cnn(dtype):
+    """pfl-research's simple_cnn without dropout: two convolutions without padding, a maximum, a hidden layer of 128."""
+    import flax.linen as nn
+
+    from fedjax_ssl.models.layers import max_pool2d
+
+    class SimpleCnn(nn.Module):
+        @nn.compact
+        def __call__(self, images):
+            x = images
+            for features in (32, 64):
+                x = nn.relu(nn.Conv(features, (3, 3), padding="VALID", dtype=dtype)(x))
+            x = max_pool2d(x)
+            return nn.relu(nn.Dense(128, dtype=dtype)(x.reshape(len(x), -1)))
+
+    return SimpleCnn()
+
+
 def random_npz(options) -> str:
     """Random images in the shape of CIFAR-10, beside the results."""
     import numpy as np
@@ -262,7 +306,7 @@ def memory_rate(megabytes: int = 256) -> float:
     return 10 * 2 * x.nbytes / min(seconds_of({"copy": lambda: copy(x)}, 5)["copy"])
 
 
-PARTS = {"rounds": rounds, "torch": torch_steps, "steps": steps, "run": run}
+PARTS = {"rounds": rounds, "torch": torch_steps, "steps": steps, "pfl": pfl_rounds, "run": run}
 
 
 # --- A process and a time for each part. ------------------------------------------------------------------------------

@@ -41,6 +41,11 @@ def mix(images_a: jax.Array, images_b: jax.Array, lam: jax.Array) -> jax.Array:
     return lam * images_a + (1.0 - lam) * images_b
 
 
+def lambda_of(key: jax.Array, alpha: float) -> jax.Array:
+    """The lambda that `mix_inputs` draws with its key, float32 []."""
+    return sample_lambda(jax.random.split(key, 3)[0], alpha)
+
+
 def mix_inputs(
     inputs: Any,
     weak: Callable[[jax.Array, jax.Array], jax.Array],
@@ -49,6 +54,7 @@ def mix_inputs(
     partners: jax.Array,
     alpha: float,
     order: str,
+    mixing: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Mixtures of two batches, weakly augmented, with one lambda ~ Beta(alpha, alpha) for the batch.
 
@@ -59,13 +65,14 @@ def mix_inputs(
         examples, partners: [B, ...], as they are stored.
         alpha: of the Beta distribution.
         order: one of `MIX_ORDERS`.
+        mixing: `lambda_of` this key; None: it is drawn here.
 
     Returns:
         float32 [B, ...] on the scale of the inputs, and lambda, float32 [].
     """
     mixed, order = getattr(inputs, "mix", mix), getattr(inputs, "mix_order", order)
-    lambda_key, weak_key, partner_key = jax.random.split(key, 3)
-    mixing = sample_lambda(lambda_key, alpha)
+    _, weak_key, partner_key = jax.random.split(key, 3)
+    mixing = lambda_of(key, alpha) if mixing is None else mixing
     if order == "mix_then_augment":
         return weak(weak_key, mixed(examples, partners, mixing)), mixing
     return mixed(weak(weak_key, examples), weak(partner_key, partners), mixing), mixing

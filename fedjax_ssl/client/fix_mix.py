@@ -10,14 +10,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.augment.mixup import MIX_ORDERS, mix_inputs
+from fedjax_ssl.augment.mixup import MIX_ORDERS, lambda_of, mix_inputs
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import Labelled
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Augmentation, Broadcast, Cohort, Jobs, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.batches import draw_with_replacement
+from fedjax_ssl.learning.batches import draw_with_replacement, num_batches
+from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.learning.sgd import Model
 
@@ -32,6 +33,8 @@ class FixMix(NamedTuple):
     weights: jax.Array  # float32 [n_max], weight of each image in the loss
     # int32 [1, n_max], the mix set's positions, drawn once a round; or [E, n_max], drawn for each epoch.
     mix: jax.Array
+    # float32 [S], lambda of each step; None: a step draws its own.
+    mixing: jax.Array | None = None
 
 
 def fix_mix_phase(
@@ -68,6 +71,20 @@ def fix_mix_phase(
     network, config, view = problem.network, problem.config.client, view or problem.strong
     with_mixup = mixup_alpha > 0
 
+    def mixings(cohort: Cohort, steps: int) -> jax.Array | None:
+        """Every lambda of a cohort, [M, S]: drawn by rejection, whose loops hold up the steps of accelerators.
+
+        Steps draw the same up to rounding; on a CPU that costs less.
+        """
+        if not with_mixup or platform() == "cpu" or cohort.step_key is None:
+            return None
+
+        def of_step(key, step):
+            return lambda_of(jax.random.split(jax.random.fold_in(key, step))[1], mixup_alpha)
+
+        keys = cohort._replace(key=cohort.step_key).keys()
+        return jax.vmap(lambda key: jax.vmap(of_step, (None, 0))(key, jnp.arange(steps)))(keys)
+
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         label_keys, shuffle_keys, mix_keys = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(cohort.keys())
@@ -83,6 +100,7 @@ def fix_mix_phase(
             labels=labelled.report.labels,
             weights=weights.astype(jnp.float32),
             mix=mix.reshape(-1, draws, n_max),
+            mixing=mixings(cohort, config.epochs * num_batches(n_max, config.batch_size)),
         )
         report = labelled.report._replace(qualified=qualified)
         return Jobs(work.deck.num_steps(config.batch_size), work, report, labelled.own)
@@ -95,7 +113,8 @@ def fix_mix_phase(
             drawn = at.work.mix[batch.epoch % len(at.work.mix), batch.places]
             x_mix, y_mix = at.data.inputs[at.work.deck.rows[drawn]], at.work.labels[drawn]
             kind, weak = network.inputs, problem.weak
-            mixture, mixing = mix_inputs(kind, weak, mix_key, x_fix, x_mix, mixup_alpha, mix_order)
+            mixing = None if at.work.mixing is None else at.work.mixing[at.step]
+            mixture, mixing = mix_inputs(kind, weak, mix_key, x_fix, x_mix, mixup_alpha, mix_order, mixing)
             views += (mixture,)
 
         outputs, batch_stats = network.train(model, views, batch.mask)

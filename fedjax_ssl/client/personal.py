@@ -141,7 +141,7 @@ def _with_own(phase: Phase, first: float) -> Phase:
         def of_one(row: Any) -> Jobs:
             clients, own, group, personal, left = jax.tree.map(lambda leaf: leaf[None], row)
             mine = jax.tree.map(lambda leaf: leaf[0], own[OWN_PARTS])
-            one = Cohort(clients, others(own), cohort.key, group, personal)
+            one = Cohort(clients, others(own), cohort.key, group, personal, step_key=cohort.step_key)
             return jax.tree.map(lambda leaf: leaf[0], phase.prepare(whole(received, mine), data, one, left))
 
         jobs = jax.lax.map(of_one, (cohort.clients, cohort.own, cohort.group, cohort.personal, previous))

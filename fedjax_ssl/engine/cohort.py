@@ -108,7 +108,7 @@ def _train(
         prepare_keys, step_keys = (
             jax.vmap(lambda key, n=2 * number + part: jax.random.fold_in(key, n))(round_keys) for part in range(2)
         )
-        cohort = cohort._replace(key=prepare_keys)
+        cohort = cohort._replace(key=prepare_keys, step_key=step_keys)
         with jax.named_scope("label"):
             jobs = _prepare(phase, source, cohort, previous)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
@@ -116,8 +116,8 @@ def _train(
         if number == 0 and num_devices() > 1:  # In later phases each job stays on its model's device.
             dealt = deal(jnp.where(present, jobs.num_steps, 0), num_devices())
             job = jnp.minimum(dealt, num_jobs - 1)
-            jobs, moved, done = _take_rows((jobs, cohort._replace(key=None), present), job)
-            present, cohort = done & (dealt < num_jobs), moved._replace(key=cohort.key)
+            jobs, moved, done = _take_rows((jobs, cohort._replace(key=None, step_key=None), present), job)
+            present, cohort = done & (dealt < num_jobs), moved._replace(key=cohort.key, step_key=cohort.step_key)
         num_steps = jnp.where(present, jobs.num_steps, 0)
         takes_part = jobs.takes_part & present
         own = {**cohort.own, **jobs.own}

@@ -115,12 +115,12 @@ class Cohort(NamedTuple):
 
     clients: jax.Array  # int32 [M], the client of each job (a client may have several jobs)
     own: Any  # the clients' memory after the previous phase, leaves [M, ...]; {} for a method without memory
-    # The key of the phase's `prepare`; steps have another one. A client's keys are folded from it by client and group,
-    # not by lane or device.
+    # The key of the phase's `prepare`. A client's keys are folded from it by client and group, not by lane or device.
     key: jax.Array
     group: jax.Array | None = None  # int32 [M], or None
     personal: Any = ()  # the message to each client, leaves [M, ...]
     round: jax.Array | None = None  # int32 [M], rounds done before this one, the same for all jobs
+    step_key: jax.Array | None = None  # as `key`, of the steps; None where only `prepare` runs
 
     def keys(self) -> jax.Array:
         """A key for each job, [M]."""

@@ -316,7 +316,7 @@ def one_job(problem: Problem, method: Method, state: State, data: FederatedData)
     group = client if selection.turns > 1 and selection.group is None else selection.group
     personal = () if method.personal is None else method.personal(state, data, client, key)
     own = jax.tree.map(lambda leaf: leaf[data.place(client)], state.clients)
-    cohort = Cohort(client, own, key, None if group is None else group[:1], personal, state.round[None])
+    cohort = Cohort(client, own, key, None if group is None else group[:1], personal, state.round[None], key)
     return selection, method.broadcast(state, data, key), cohort
 
 

@@ -15,6 +15,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models import passes
 
 CHANNELS = 128  # of a TPU's registers and matrix units
@@ -75,6 +76,33 @@ def in_parts(layer, x, train, mask, num_views):
         features, updated = jax.vmap(one)(variables["params"], x, variables["batch_stats"], mask)
     write(jax.tree.map(lambda leaf: _by_lane(leaf, each), updated))
     return features
+
+
+def in_turn(layers, x, train, mask, num_views):
+    """Equal layers one after the other, each as by `in_parts`.
+
+    In evaluation on a TPU they are a scan, which compiles one of them. In training it would keep the compiler from
+    finding that the passes of `_differentiable` compute the same.
+
+    Args:
+        layers: bound, with equal shapes of their parameters.
+        x, train, mask, num_views: as in `in_parts`.
+    """
+    scans = platform() == "tpu" and lanes() == 1 and not train and len(layers) > 1
+    if not scans or layers[0].is_initializing() or layers[0].is_mutable_collection("moments"):
+        for layer in layers:
+            x = in_parts(layer, x, train, mask, num_views)
+        return x
+    functions, variables, writes = zip(*(_as_function(layer, train, num_views) for layer in layers))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
+
+    def body(x, one):
+        return functions[0](one["params"], x, one["batch_stats"], mask)
+
+    x, updated = jax.lax.scan(body, x, stacked)
+    for number, write in enumerate(writes):
+        write(jax.tree.map(lambda leaf, n=number: leaf[n], updated))
+    return x
 
 
 def joined(x):

@@ -102,9 +102,16 @@ class ResNet(nn.Module):
             x = overlapping_max_pool2d(x)
         block_type = Bottleneck if self.bottleneck else BasicBlock
         for stage, blocks in enumerate(self.blocks):
-            for block in range(blocks):
-                strides = 2 if stage > 0 and block == 0 else 1
-                name = f"stage{stage}_block{block}"
-                layer = block_type(self.width * 2**stage, strides, self.normalisation, self.dtype, name=name)
-                x = packing.in_parts(layer, x, train, mask, num_views)
+            first, *others = (
+                block_type(
+                    self.width * 2**stage,
+                    2 if stage > 0 and block == 0 else 1,
+                    self.normalisation,
+                    self.dtype,
+                    name=f"stage{stage}_block{block}",
+                )
+                for block in range(blocks)
+            )
+            x = packing.in_parts(first, x, train, mask, num_views)
+            x = packing.in_turn(others, x, train, mask, num_views)
         return global_average_pool(packing.joined(x))

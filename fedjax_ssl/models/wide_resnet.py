@@ -58,15 +58,17 @@ class WideResNet(nn.Module):
         """Maps images [V*B, H, W, C] to features [V*B, 64k]; arguments as in `Heads`."""
         x = Conv(16, dtype=self.dtype, name="stem_conv")(images)
         for stage, features in enumerate((16, 32, 64)):
-            for block in range((self.depth - 4) // 6):
-                strides = 2 if stage > 0 and block == 0 else 1
-                layer = PreActivationBlock(
+            first, *others = (
+                PreActivationBlock(
                     features * self.width,
-                    strides,
+                    2 if stage > 0 and block == 0 else 1,
                     self.normalisation,
                     self.dtype,
                     name=f"stage{stage}_block{block}",
                 )
-                x = packing.in_parts(layer, x, train, mask, num_views)
+                for block in range((self.depth - 4) // 6)
+            )
+            x = packing.in_parts(first, x, train, mask, num_views)
+            x = packing.in_turn(others, x, train, mask, num_views)
         x = nn.relu(Normalisation(self.normalisation, name="final_norm")(packing.joined(x), train, mask, num_views))
         return global_average_pool(x)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import augment
+from fedjax_ssl.learning.devices import use_platform
 
 # Jitted: each operation of its own would be a program of its own.
 flip_and_crop = jax.jit(augment.flip_and_crop, static_argnames=("padding", "border"))
@@ -35,7 +36,7 @@ def reference(images, flipped, offsets, padding, border="reflect"):
     ],
 )
 def test_flip_and_crop_equals_numpy(shape, padding, dtype, border):
-    """Every offset, with and without a flip."""
+    """Every offset, with and without a flip; of grey levels by a TPU's products, too."""
     draws = [
         (mirror, top, left)
         for mirror in (False, True)
@@ -44,9 +45,11 @@ def test_flip_and_crop_equals_numpy(shape, padding, dtype, border):
     ]
     flipped, offsets = np.array([d[0] for d in draws]), np.array([d[1:] for d in draws])
     images = np.random.default_rng(0).integers(0, 256, (len(draws), *shape[1:])).astype(dtype)
-    ours = flip_and_crop(jnp.asarray(images), jnp.asarray(flipped), jnp.asarray(offsets), padding, border)
-    assert ours.dtype == dtype
-    np.testing.assert_array_equal(ours, reference(images, flipped, offsets, padding, border))
+    for platform in ("cpu", "tpu")[: 1 + (dtype == np.uint8)]:
+        with use_platform(platform):
+            ours = jax.jit(lambda *arrays: augment.flip_and_crop(*arrays, padding, border))(images, flipped, offsets)
+        assert ours.dtype == dtype
+        np.testing.assert_array_equal(ours, reference(images, flipped, offsets, padding, border))
 
 
 def recover_draws(augmented, image, padding, may_flip, border="reflect"):

@@ -1,5 +1,7 @@
 """Local training on a fix set and a mix set against NumPy: FedAnchor's equations 5 to 10, SemiFL's 5 to 8."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,10 @@ import pytest
 
 from fedjax_ssl import State, UserError
 from fedjax_ssl.client import Labelled, fix_mix_phase
-from fedjax_ssl.engine.interface import Report
+from fedjax_ssl.engine.cohort import train_cohort
+from fedjax_ssl.engine.interface import Cohort, Report
 from fedjax_ssl.learning.batches import draw_with_replacement
+from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.methods import METHODS
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
@@ -177,3 +181,19 @@ def test_the_mix_set_is_drawn_with_replacement_from_the_whole_client(data):
 def test_an_unknown_order_is_refused():
     with pytest.raises(UserError, match="unknown mix order 'never'; known: mix_then_augment, augment_then_mix"):
         fix_mix_phase(small_problem("semifl"), None, mix_order="never")
+
+
+def test_lambdas_are_drawn_before_the_steps_but_on_a_cpu(data, monkeypatch):
+    """All that a cohort may need at once, with the keys of the steps: the same."""
+    of_key = lambda key, alpha: jax.random.uniform(key) ** alpha  # noqa: E731
+    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", of_key)
+    problem = small_problem("semifl", weak=squared, **METHOD_FIELDS["semifl"])
+    phase, received = METHODS["semifl"].factory(problem).phases[0], sent_down(problem)
+    cohort, results = Cohort(jnp.arange(2), {}, jax.random.key(5)), []
+    for platform in ("cpu", "gpu"):
+        with use_platform(platform):
+            jobs = jax.eval_shape(lambda: phase.prepare(received, data, cohort._replace(step_key=cohort.key), None))
+            results.append(jax.jit(lambda: train_cohort((phase,), received, data, cohort, 2).upload)())
+        assert (jobs.work.mixing is None) == (platform == "cpu")
+    assert jobs.work.mixing.shape == (2, 2 * 4)  # two epochs of four batches
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *results)

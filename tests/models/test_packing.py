@@ -123,6 +123,21 @@ def test_one_lane_equals_the_model_without_lanes():
     assert_close(*results)
 
 
+def test_equal_blocks_are_a_scan_of_one_in_evaluation_on_a_tpu():
+    """Two equal blocks in each of three stages."""
+    heads = Heads(WideResNet(depth=22, width=1, normalisation="running"), 3, {})
+    images = jax.random.normal(jax.random.key(3), (4, 8, 8, 3))
+    variables = jax.jit(heads.init)(jax.random.key(1), images)
+    results = []
+    for platform in ("cpu", "tpu"):
+        with use_platform(platform):
+            lowered = jax.jit(lambda variables: heads.apply(variables, images)).lower(variables)
+        results.append(lowered.compile()(variables))
+    assert_close(*results)
+    # The stem, each stage's first block (of two stages with a shortcut), and one for its two others.
+    assert lowered.as_text().count("stablehlo.convolution") == 1 + 3 * 2 + 2 + 3 * 2
+
+
 def test_activations_hold_lanes_side_by_side_on_a_tpu_alone():
     heads, *arguments = network("wide_resnet", "static")
     for platform, channels in (("tpu", 4 * 32), ("gpu", 32)):
