@@ -3,8 +3,6 @@
     python benchmarks/unchanged.py before.json              # with the old code; an hour of one core
     python benchmarks/unchanged.py after.json --against=before.json
     python benchmarks/unchanged.py after.json --against=before.json --only='fixmatch*'
-    python benchmarks/unchanged.py device.json --residence=device --only='*labels*'
-    python benchmarks/unchanged.py host.json --residence=host --only='*labels*' --against=device.json
 
 Each run has two rounds on the digits. The file holds a hash of every array of its last state, and the metrics of each
 round. A file that is there already is completed. Both files must be from one machine: processors round differently.
@@ -113,20 +111,15 @@ def config_of(arguments, fields):
     return config
 
 
-def result_of(arguments, fields, place=""):
-    """Hashes of the last state's arrays and the metrics of all rounds, or why the run was refused.
-
-    With a place for the clients' memory images are on the host, and the state's arrays are those of the server.
-    """
-    if place:
-        fields = {**fields, "residence.data": "device" if place == "device" else "host", "residence.clients": place}
+def result_of(arguments, fields):
+    """Hashes of the last state's arrays and the metrics of all rounds, or why the run was refused."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = pathlib.Path(folder) / "run"
         try:
             state = train(config_of(arguments, fields), workdir)
         except UserError as error:
             return {"refused": str(error).replace(folder, "")}
-        hashes = sorted(digest(leaf) for leaf in jax.tree.leaves((state.model, state.server) if place else state))
+        hashes = sorted(digest(leaf) for leaf in jax.tree.leaves(state))
         metrics = {
             f"{path.relative_to(workdir)}, line {number}": json.loads(line)
             for path in sorted(workdir.rglob("metrics.jsonl"))
@@ -161,9 +154,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("--against", type=pathlib.Path, help="a file of the old code, to be compared with")
-    parser.add_argument(
-        "--residence", default="", choices=("", "device", "host", "disk"), help="of the clients' memory"
-    )
     parser.add_argument("--only", default="*", help="names of runs, with * and ?")
     options = parser.parse_args()
     results = json.loads(options.file.read_text()) if options.file.exists() else {}
@@ -171,7 +161,7 @@ def main():
     for number, (name, case) in enumerate(chosen.items(), start=1):
         if name not in results:
             print(f"{number} of {len(chosen)}: {name}", file=sys.stderr, flush=True)
-            results[name] = result_of(*case, options.residence)
+            results[name] = result_of(*case)
             options.file.write_text(json.dumps(results, indent=1))
             jax.clear_caches()
     if options.against is None:
