@@ -29,7 +29,20 @@ from tests.helpers.small_problem import (
 )
 
 BY_ROLE = {"fedavg_semi", "semianagg", "isofed", "twin_sight"}
-BY_CONFIDENCE = {"fedanchor", "semifl", "fedmatch", "fixmatch", "uda", "sage", "proxyfl", "fl2", "feddb", *BY_ROLE}
+BY_CONFIDENCE = {
+    "fedanchor",
+    "semifl",
+    "fedmatch",
+    "fixmatch",
+    "uda",
+    "sage",
+    "proxyfl",
+    "fl2",
+    "feddb",
+    "fedopenmatch",
+    "fedpdm",
+    *BY_ROLE,
+}
 BY_SOFTMAX = BY_CONFIDENCE - {"fedanchor"} | {"fedlabel", "fedtrinet", "cbafed"}
 THRESHOLD, DEBIASED = 0.6, {"confidence.debias": "app_u"}
 SIZE, KNOWN = 9, [0, 3, 4, 6]

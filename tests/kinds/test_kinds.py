@@ -69,7 +69,8 @@ def files(tmp_path_factory):
 def config_of(method, fields, kind):
     config = make_config(method)
     config.update_from_flattened_dict({
-        "model.name": BACKBONES[kind], "model.depth": 1, "model.normalisation": "group", "data.partition": "iid",
+        "model.name": BACKBONES[kind], "model.depth": int(kind != "features"), "model.normalisation": "group",
+        "data.partition": "iid",
         **fields,
     })  # fmt: skip
     if config.data.labels == "server":
