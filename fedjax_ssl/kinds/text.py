@@ -4,8 +4,8 @@ Weak views delete a few tokens, strong ones more, and mask some. Of V versions t
 and the others strong; a view is drawn for each text, and nothing else is changed in it.
 
 Source: back-translations as strong views are UDA's (Xie et al., NeurIPS 2020); deletion is one of EDA's operations (Wei
-and Zou, EMNLP 2019), and masking BERT's (Devlin et al., NAACL 2019). Mixup is
-wordMixup (Guo et al., "Augmenting Data with Mixup for Sentence Classification", 2019).
+and Zou, EMNLP 2019), and masking BERT's (Devlin et al., NAACL 2019). Mixup is wordMixup (Guo et al., "Augmenting Data
+with Mixup for Sentence Classification", 2019).
 """
 
 import functools

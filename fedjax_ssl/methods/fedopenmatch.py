@@ -29,6 +29,7 @@ from fedjax_ssl.client import (
     own_confidence,
     score_cohort,
 )
+from fedjax_ssl.client.confidence import mean_present
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
@@ -74,13 +75,18 @@ def fedopenmatch(problem: Problem) -> Method:
         of_labelled = one_vs_all_loss(one_vs_all(model, labelled.weak), labelled.labels, labelled.mask)
         weak, strong = one_vs_all(model, unlabelled.weak), one_vs_all(model, unlabelled.strong)
         uncertain = (binary_entropy(weak, unlabelled.mask) + binary_entropy(strong, unlabelled.mask)) / 2
-        apart = _mean(jnp.mean(jnp.square(weak - strong), axis=-1), unlabelled.mask)
+        apart = mean_present(jnp.mean(jnp.square(weak - strong), axis=-1), unlabelled.mask)
         value = of_labelled + options.entropy_weight * uncertain + options.consistency_weight * apart
         return Loss(value, {}, {"one_vs_all_loss": value})
 
     phase = with_inliers(problem, consistency_phase(problem, Rule(label, loss, further), confidence, parts=PARTS))
-    own = lambda data, model: own_confidence(problem, data)  # noqa: E731
-    return alternating(problem, (phase,), own, parts=PARTS, server_loss=server_loss)
+    return alternating(
+        problem,
+        (phase,),
+        own=lambda data, model: own_confidence(problem, data),
+        parts=PARTS,
+        server_loss=server_loss,
+    )
 
 
 def server_loss(problem: Problem, data: FederatedData, augmentation: str) -> ServerLoss:
@@ -138,17 +144,13 @@ def one_vs_all_loss(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> ja
     """
     is_label = jnp.arange(logits.shape[-1]) == labels[:, None]
     positive = jnp.sum(jnp.where(is_label, jax.nn.softplus(-logits), 0.0), axis=-1)
-    return _mean(positive + jnp.max(jnp.where(is_label, 0.0, jax.nn.softplus(logits)), axis=-1), mask)
+    return mean_present(positive + jnp.max(jnp.where(is_label, 0.0, jax.nn.softplus(logits)), axis=-1), mask)
 
 
 def binary_entropy(logits: jax.Array, mask: jax.Array) -> jax.Array:
     """The mean over images and classes of the entropy of (s, 1 - s), s = sigmoid(z) (OpenMatch, eq. 2)."""
     s = jax.nn.sigmoid(logits)
-    return _mean(jnp.mean(s * jax.nn.softplus(-logits) + (1 - s) * jax.nn.softplus(logits), axis=-1), mask)
-
-
-def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+    return mean_present(jnp.mean(s * jax.nn.softplus(-logits) + (1 - s) * jax.nn.softplus(logits), axis=-1), mask)
 
 
 ENTRY = Entry(

@@ -142,7 +142,7 @@ def local_training(problem: Problem) -> Phase:
         return Loss(value, after.batch_stats, metrics, sums={LABELS: number.astype(jnp.float32)})
 
     phase = local_sgd(problem, prepare, loss)
-    return averaged(problem, phase, options.ema_decay) if options.ema_decay else phase
+    return averaged(phase, options.ema_decay) if options.ema_decay else phase
 
 
 def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array, sharpness: float) -> jax.Array:
@@ -197,7 +197,7 @@ class Averaging(NamedTuple):
     average: Model
 
 
-def averaged(problem: Problem, phase: Phase, decay: float) -> Phase:
+def averaged(phase: Phase, decay: float) -> Phase:
     """A phase of `local_sgd` that uploads the moving average of its models, statistics included.
 
     It begins as the received model.
