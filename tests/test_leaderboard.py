@@ -28,7 +28,7 @@ def test_a_board_has_every_method_of_its_setting(root, data):
         sweep = load_sweep(f"{root / 'configs' / 'sweeps' / 'leaderboard.py'}:{data}_{labels}")
         rows = [row if isinstance(row, str) else row[0] for row in sweep.methods.values()]
         words = {word for row in rows for word in row.split(",")}
-        named = METHODS.keys() & words | ({"fedanchor"} if labels == "server" else set())  # the config's own method
+        named = METHODS.keys() & words
         fitting = {name: entry for name, entry in METHODS.items() if data == "digits" or not entry.images_alone}
         assert named == {name for name, entry in fitting.items() if labels in entry.settings}
 

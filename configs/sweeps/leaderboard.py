@@ -4,11 +4,12 @@
     python docs/leaderboard.py add runs/BOARD BOARD
     python docs/leaderboard.py > docs/leaderboard.md
 
-A board is named DATA_LABELS: `digits`, `mnist`, `cifar10` or `table`, and `server`, `clients` or `some_clients`.
-Digits and MNIST have the small CNN, as CIFAR-10 has, and the last two 100 images a client; `table` has the digits as
-rows of 64 features and an MLP, without the methods that need images. All rows have the recipe `plain`, one local epoch,
-LDA 0.5 and seeds 0 to 4. Tries draw the learning rates of clients and server, and the threshold of methods that have
-one; they have validation images and a seed of their own.
+A board is named DATA_LABELS: `digits`, `mnist`, `cifar10`, `table` or `features`, and `server`, `clients` or
+`some_clients`. Digits, MNIST and CIFAR-10 have the small CNN. `table` has the digits as rows of 64 features and an MLP,
+without the methods that need images. `features` has a linear head on the features of EfficientNet-Lite0, without the
+methods that train a backbone of their own; docs/results/frozen_encoders.md says how to name its data and weights. All
+rows have the recipe `plain`, one local epoch, LDA 0.5 and seeds 0 to 4. Tries draw the learning rates of clients and
+server, and the threshold of methods that have one; they have validation images and a seed of their own.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -61,7 +62,7 @@ SERVER = {
     "FedOpenMatch": "fedopenmatch,plain",
     "SAGE": "sage,plain",
     "ProxyFL": "proxyfl,plain",
-    "FedAnchor": "plain",
+    "FedAnchor": "fedanchor,plain",
 }
 CLIENTS = {
     "All labels": "supervised,all_labels,plain",
@@ -107,6 +108,7 @@ DATA = {
     "mnist": ("configs/fedanchor_mnist.py", LARGER, 2, 500),
     "cifar10": ("configs/fedanchor_cifar10.py", {**LARGER, "model.name": "cnn", "data.server_labels": 500}, 2, 500),
     "table": ("configs/quickstart_table.py", {}, 3, 100),
+    "features": ("configs/cifar10_frozen.py", {**LARGER, "data.server_labels": 250}, 2, 500),
 }
 NEED_IMAGES = ("FedMatch", "Orchestra")
 LEFT_OUT = {"table": NEED_IMAGES, "features": (*NEED_IMAGES, "FedCon", "FedU", "FedEMA")}  # these train a backbone
