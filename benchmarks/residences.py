@@ -39,6 +39,10 @@ OPTIONS = {
     "late": {"availability.late": 0.5, "availability.late_weight": 0.5},
     "own classifiers": {"personal_parts": ("classifier",)},
 }
+OF_METHODS = {
+    "fedpdm": {"fedpdm.adjustment": 0.0},  # grows with round / num_rounds, and the moved run gets more rounds each time
+    "fedtrinet": {"fedtrinet.reference": "test"},  # the default reads all images at once
+}
 
 
 def cases():
@@ -46,7 +50,8 @@ def cases():
     # Statistics of all clients are refused where only a round's are on the device.
     always = {"model.normalisation": "running"}
     of_methods = {
-        name: (name, {"data.labels": entry.settings[0], **always, **entry.tiny}) for name, entry in METHODS.items()
+        name: (name, {"data.labels": entry.settings[0], **always, **entry.tiny, **OF_METHODS.get(name, {})})
+        for name, entry in METHODS.items()
     }
     own = tiny_of("fixmatch")
     return of_methods | {

@@ -40,7 +40,8 @@ lanes       Useful steps over all steps of the lanes, idle ones included, counte
             job. L = 10 is the plain `vmap`.
 
 partitions  CPU seconds to deal five labels of 10 balanced classes to each of --partitioned clients, by every
-            partition; `dirichlet_clients`, which promises each ten examples, has a hundredth of them. Prints
+            partition; `dirichlet_clients`, which promises each ten examples and seldom can with many clients, has a
+            hundredth of them, at most 1,000. Prints
             `scaling partitions X`, the slowest. Then to save, read, check and count the last partition.
 """
 
@@ -332,7 +333,7 @@ def partitions_part(options) -> list[dict]:
     for name in (*PARTITIONS, "natural"):
         config = base_config().data
         config.partition = name
-        clients = num_clients // 100 if name == "dirichlet_clients" else num_clients  # each has ten images at least
+        clients = min(num_clients // 100, 1_000) if name == "dirichlet_clients" else num_clients
         given = labels, CLASSES, config, clients
         seconds = []
         for seed in range(options.repeats):

@@ -194,17 +194,18 @@ def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
 
 
 def _is_ours_alone(folder: pathlib.Path) -> bool:
-    """Whether no other user but root can put files into a folder, or another folder in its place."""
+    """Whether no other user but root can put files into a folder, or another folder or a link in its place."""
     if not hasattr(os, "getuid"):
         return False
-    own, real = os.getuid(), pathlib.Path(os.path.realpath(folder))
-    for place in (real, *real.parents):
-        state = place.stat()
-        if state.st_uid not in (own, 0):
-            return False
-        of_group = (
-            state.st_mode & stat.S_IWGRP and state.st_gid != own
-        )  # a user's own group has often the user's number
-        if (of_group or state.st_mode & stat.S_IWOTH) and not state.st_mode & stat.S_ISVTX:
-            return False
+    own = os.getuid()
+    for path in (folder.absolute(), pathlib.Path(os.path.realpath(folder))):
+        for place in (path, *path.parents):
+            state = place.stat()
+            if {state.st_uid, place.lstat().st_uid} - {own, 0}:
+                return False
+            of_group = (
+                state.st_mode & stat.S_IWGRP and state.st_gid != own
+            )  # a user's own group has often the user's number
+            if (of_group or state.st_mode & stat.S_IWOTH) and not state.st_mode & stat.S_ISVTX:
+                return False
     return True

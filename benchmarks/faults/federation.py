@@ -173,6 +173,7 @@ def _federation(folder: pathlib.Path, does: dict[int, str], trial: Trial, distur
             _until(lambda: recorded(KILLED_AFTER), trial)
             _kill(nodes[2])
         _until(lambda: recorded(ROUNDS) and (workdir / SUMMARY).exists(), trial)
+        _until(lambda: f"round {ROUNDS}/{ROUNDS}: " in said(), trial)  # Flower passes lines on a little later
         return workdir, said()
     finally:
         processes.stop()

@@ -35,7 +35,7 @@ from fedjax_ssl.run.machine import use_compilation_cache
 
 from .common import ROUNDS, Row, Trial, config_of, in_processes, limit_memory, row_of, same
 
-MINUTES, COUNT = 20, 103
+MINUTES, COUNT = 20, 105
 MEMORY, SECONDS = 3 << 30, 180
 BOMB = 4 << 30  # bytes, less than a data set may have
 MARK, RUN = "executed", "run"  # in the part's folder: a file that hostile code makes, and a good run
@@ -129,6 +129,7 @@ def hostile_files(folder: pathlib.Path) -> list[tuple[str, str, str, Callable[[p
         labels = np.zeros(0, int)
         write = arrays(x_train=images, y_train=labels, images=images, labels=labels)
         add(crashes, name, "npz predict node", write)
+    add(crashes, "whole arrays of something else", "run/class_counts.npz run/snapshots", arrays())
     for name, text in {
         "100,000 brackets": b"[" * 100_000,
         "a number of a million digits": b'{"round": ' + b"9" * 10**6 + b"}",

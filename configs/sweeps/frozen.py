@@ -4,13 +4,15 @@
     python launch.py sweep configs/sweeps/frozen.py:server --workdir=runs/frozen_server DATA
     python launch.py sweep configs/sweeps/frozen.py:clients_choose --workdir=runs/frozen_clients_choose DATA
     python launch.py sweep configs/sweeps/frozen.py:clients --workdir=runs/frozen_clients DATA
+    python launch.py sweep configs/sweeps/frozen.py:mnist_clients --workdir=runs/frozen_mnist_clients DATA
     python launch.py sweep configs/sweeps/frozen.py:scratch --workdir=runs/frozen_scratch DATA
 
 DATA stands for --config.data.source=npz --config.data.path=FILE --config.data.flip=True
 --config.encoder.weights=FILE; `scratch` takes no weights. A linear head on the features of EfficientNet-Lite0; 40
 clients of 80 images, 8 a round, 20 rounds. The labels are the server's or the clients'. `choose` has 500 validation
 images, 40 labels, LDA 0.1 and seed 7: four learning rates, of clients and server alike, for every method. The best of a
-method is in `CHOSEN`. The comparison has 10 (at the server), 40, 250 and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
+method is in `CHOSEN`; `mnist_clients` is `clients` with the best on MNIST. The comparison has 10 (at the server), 40,
+250 and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
 `scratch` has the small CNN on the images themselves, its usual recipe, and so many rounds that a run takes at least as
 long as the encoder took for all images of all runs.
 """
@@ -34,8 +36,8 @@ CLIENTS = {
     "FedLabel": "fedlabel,plain",
     "FedAvg-Semi": "fedavg_semi,plain",
 }
-# The best of RATES by the validation accuracy of the last five rounds on CIFAR-10, at the server the same for all
-# methods.
+# The best of RATES by the validation accuracy of the last five rounds; at the server the same for all methods and for
+# CIFAR-10 and MNIST.
 CHOSEN = {
     "server": dict.fromkeys(SERVER, 0.03),
     "clients": {
@@ -46,6 +48,7 @@ CHOSEN = {
         "FedLabel": 0.003,
         "FedAvg-Semi": 0.3,
     },
+    "mnist_clients": {**dict.fromkeys(CLIENTS, 0.03), "FedLabel": 0.003, "FedAvg-Semi": 0.3},
 }
 WITHOUT_CLIENTS = {"server_only,plain": {"data.alpha": 1000.0}}  # to which the clients' partition means nothing
 FEDERATION = {
@@ -65,7 +68,7 @@ PARTS = {
     "server": ("configs/cifar10_frozen.py", FROZEN, SERVER, "data.server_labels", (10, 40, 250, 500)),
     "clients": ("configs/cifar10_frozen.py", AT_CLIENTS, CLIENTS, "data.num_labelled", (40, 250, 500)),
 }
-ROWS = ("server_choose", "server", "clients_choose", "clients", "scratch")
+ROWS = ("server_choose", "server", "clients_choose", "clients", "mnist_clients", "scratch")
 
 
 def with_rate(arguments, rate):
@@ -78,10 +81,10 @@ def get_sweep(part="server"):
         methods = {name: SERVER[name].replace("plain", "strong") for name in ("labels alone", "SemiFL", "FedAnchor")}
         fields = {"data.server_labels": (40, 500), "data.alpha": (0.1,)}
         return Sweep("configs/fedanchor_cifar10.py", methods, (0, 1, 2), fields, SCRATCH)
-    place, _, choose = part.partition("_")
+    place, choose = part.removeprefix("mnist_").removesuffix("_choose"), part.endswith("_choose")
     config, common, methods, labels, numbers = by_argument(PARTS, place)
-    if choose == "choose":
+    if choose:
         rows = {f"{name}, {rate:g}": with_rate(words, rate) for name, words in methods.items() for rate in RATES}
         return Sweep(config, rows, (7,), common={**common, "data.validation": 500, labels: 40, "data.alpha": 0.1})
-    rows = {name: with_rate(words, CHOSEN[place][name]) for name, words in methods.items()}
+    rows = {name: with_rate(words, CHOSEN[part][name]) for name, words in methods.items()}
     return Sweep(config, rows, (0, 1, 2), {labels: numbers, "data.alpha": (0.1, 1000.0)}, common)

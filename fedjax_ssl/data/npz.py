@@ -132,8 +132,10 @@ def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
         raise UserError(f"{_place(field, path)} is not an npz file{reason}; write it with np.savez") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
         raise UserError(f"{_place(field, path)} holds one array and is not an npz file; write it with np.savez")
-    # NumPy drops the ending: with two such members it could combine the header of one with the numbers of the other.
-    counts = collections.Counter(name.removesuffix(".npy") for name in archive.zip.namelist())
+    # NumPy takes a member by its name with or without the ending: with two of one name it could combine the header of
+    # one with the numbers of the other.
+    names = archive.zip.namelist()
+    counts = collections.Counter([*names, *(name.removesuffix(".npy") for name in names if name.endswith(".npy"))])
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         archive.close()

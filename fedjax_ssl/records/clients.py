@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_arrays
 
 OVER_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of clients", "spread": "spread over clients"}
@@ -42,10 +43,18 @@ def load_client_tests(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """The same; {} without the file.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or has no such arrays.
     """
     path = folder / CLIENT_TESTS
-    return read_arrays(str(path), None) if path.exists() else {}
+    if not path.exists():
+        return {}
+    found = read_arrays(str(path), None)
+    round_number, models = found.get("round", np.zeros(1)), [found[name] for name in TESTED if name in found]
+    if round_number.ndim or round_number.dtype.kind not in "iu":
+        raise UserError(f"{path} does not say of which round it is")
+    if any(accuracies.ndim != 1 or accuracies.dtype.kind != "f" for accuracies in models):
+        raise UserError(f"{path} has no accuracies of clients")
+    return found
 
 
 def accuracy_of_clients(labels: np.ndarray, predictions: np.ndarray, held: np.ndarray) -> np.ndarray:

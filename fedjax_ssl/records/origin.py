@@ -292,8 +292,9 @@ def _copy_name(digest: str, name: str) -> str:
 
 def _command() -> str:
     program, *words = sys.argv or ["python"]
-    name = os.path.basename(program)
-    return "a notebook" if "ipykernel" in program else shlex.join([name or "python", *words])
+    folder, name = os.path.split(program)
+    started = ["python", "-m", os.path.basename(folder)] if name == "__main__.py" else [name or "python"]
+    return "a notebook" if "ipykernel" in program else shlex.join([*started, *words])
 
 
 def _processor() -> str:

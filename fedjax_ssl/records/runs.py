@@ -155,14 +155,7 @@ class RunRecords(NamedTuple):
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read, or in folders of earlier
         versions.
         """
-        counts = _or_empty(_read_class_counts, self.folder)
-        if not counts:
-            return {}
-        if "anchors" in counts:  # the name of earlier versions
-            counts["server"] = counts.pop("anchors")
-        counts.setdefault("labelled", np.zeros_like(counts["clients"]))  # in earlier versions no client had labels
-        counts.setdefault("validation", np.zeros_like(counts["train"]))  # and there were no validation images
-        return counts
+        return _or_empty(functools.partial(_read_class_counts, classes=self._classes), self.folder)
 
     def who_has_labels(self, counted: bool = True) -> str:
         """Who holds labels, in words; `counted`: and how many the clients hold in all, where that is written down."""
@@ -180,12 +173,33 @@ class RunRecords(NamedTuple):
 
     def snapshots(self) -> dict[int, dict[str, np.ndarray]]:
         """Round -> its snapshot, up to the last round of the records; without those that cannot be read."""
-        found = {number: _or_empty(load_snapshot, path) for number, path in self._snapshot_files().items()}
+        found = {number: _or_empty(self._load_snapshot, path) for number, path in self._snapshot_files().items()}
         return {number: snapshot for number, snapshot in found.items() if snapshot}
 
     def test_inputs(self) -> np.ndarray | None:
         """The test set as it is stored, [T, ...], of inputs that are no images; None if it cannot be read."""
-        return _or_empty(lambda folder: read_arrays(str(folder / TEST_INPUTS), None), self.folder).get("inputs")
+        return _or_empty(self._read_test_inputs, self.folder).get("inputs")
+
+    def _read_test_inputs(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
+        """The array of test_inputs.npz; {} without the file. Raises a UserError if it has other examples."""
+        path, facts = folder / TEST_INPUTS, self.dataset()
+        if not path.exists() or not facts:
+            return {}
+        found = read_arrays(str(path), ("inputs",))
+        inputs = found["inputs"]
+        try:
+            kind_of(facts).given(inputs[:, 0] if inputs.ndim == 3 else inputs, facts)  # of several views the first
+        except UserError as error:
+            raise UserError(f"{path} has {error}") from error
+        return found
+
+    @property
+    def _classes(self) -> int | None:
+        """The number of the data set's classes; None if it cannot be read."""
+        return self.dataset().get("num_classes")
+
+    def _load_snapshot(self, path: pathlib.Path) -> dict[str, np.ndarray]:
+        return load_snapshot(path, self._classes)
 
     def _snapshot_files(self) -> dict[int, pathlib.Path]:
         last = self.metrics[-1]["round"]
@@ -198,10 +212,10 @@ class RunRecords(NamedTuple):
         model is left out if the folder lacks its predictions on the test set or the clients' classes.
         """
         counts, taken = self.class_counts(), {}
-        end, best = self.metrics[-1]["round"], _or_empty(load_snapshot, self.folder / SNAPSHOTS / BEST)
+        end, best = self.metrics[-1]["round"], _or_empty(self._load_snapshot, self.folder / SNAPSHOTS / BEST)
         last = self._snapshot_files().get(end)
         if last is not None:
-            taken[""] = _or_empty(load_snapshot, last)
+            taken[""] = _or_empty(self._load_snapshot, last)
         if self.measured == "validation" and best.get("round") == self.best()[1]:
             taken["best_"] = best
         return {
@@ -243,13 +257,15 @@ class RunRecords(NamedTuple):
 
     def unreadable(self) -> list[str]:
         """A line for each file of the folder that a report needs and that cannot be read."""
-        lines = []
-        for read, path in [
+        readers: list[tuple[Callable[[pathlib.Path], Any], pathlib.Path]] = [
             (read_dataset, self.folder),
-            (_read_class_counts, self.folder),
+            (functools.partial(_read_class_counts, classes=self._classes), self.folder),
             (load_client_tests, self.folder),
-            *((load_snapshot, path) for path in self._snapshot_files().values()),
-        ]:
+            (self._read_test_inputs, self.folder),
+            *((self._load_snapshot, path) for path in self._snapshot_files().values()),
+        ]
+        lines = []
+        for read, path in readers:
             try:
                 read(path)
             except UserError as error:
@@ -265,13 +281,29 @@ def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path
         return {}
 
 
-def _read_class_counts(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of class_counts.npz; {} without the file."""
+def _read_class_counts(folder: pathlib.Path, classes: int | None) -> dict[str, np.ndarray]:
+    """The arrays of class_counts.npz, with those that earlier versions left out; {} without the file.
+
+    Raises:
+        UserError: it cannot be read, or has no counts of so many classes.
+    """
     path = folder / CLASS_COUNTS
     if not path.exists():
         return {}
-    found = path.stat()
-    return dict(_counts_in(path, found.st_mtime_ns, found.st_size))
+    written = path.stat()
+    counts = dict(_counts_in(path, written.st_mtime_ns, written.st_size))
+    if "anchors" in counts:  # the name of earlier versions
+        counts["server"] = counts.pop("anchors")
+    shape = counts["clients"].shape if "clients" in counts else ()
+    wanted = {"clients": shape, "train": shape[1:], "server": shape[1:]}
+    optional = {"validation": shape[1:], "labelled": shape, "unlabelled": shape[:1]}
+    wanted |= {name: of_name for name, of_name in optional.items() if name in counts}
+    found = {name: array.shape for name, array in counts.items() if array.dtype.kind in "iu"}
+    if len(shape) != 2 or not wanted.items() <= found.items() or classes not in (None, shape[1]):
+        raise UserError(f"{path} has no counts of this run's classes")
+    counts.setdefault("labelled", np.zeros_like(counts["clients"]))  # in earlier versions no client had labels
+    counts.setdefault("validation", np.zeros_like(counts["train"]))  # and there were no validation images
+    return counts
 
 
 @functools.lru_cache(maxsize=8)

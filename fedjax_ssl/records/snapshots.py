@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 
 from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import make_folder, replace_arrays
 
 
@@ -43,10 +44,34 @@ def snapshot_files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
     return {int(number): path for number, path in names.items() if number.isdecimal()}
 
 
-def load_snapshot(path: pathlib.Path) -> dict[str, np.ndarray]:
+def load_snapshot(path: pathlib.Path, classes: int | None = None) -> dict[str, np.ndarray]:
     """One snapshot; those of earlier versions are of the test set.
 
+    Args:
+        path: of `save_snapshot` or `save_best`.
+        classes: C of the data set; None: unknown.
+
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or is no snapshot of so many classes.
     """
-    return {"of": np.array("test"), **read_arrays(str(path), None)}
+    found = {"of": np.array("test"), **read_arrays(str(path), None)}
+    if not _is_snapshot(found, classes, with_embeddings=path.name != BEST):
+        raise UserError(f"{path} is no snapshot of this run")
+    return found
+
+
+def _is_snapshot(found: dict[str, np.ndarray], classes: int | None, with_embeddings: bool) -> bool:
+    """Whether these are labels and predictions [T], from 0 to C - 1, and finite embeddings [n, D]."""
+    labels = [found.get(name) for name in ("labels", "predictions", "embedding_labels")[: 2 + with_embeddings]]
+    if any(each is None or each.ndim != 1 or each.dtype.kind not in "iu" or not len(each) for each in labels):
+        return False
+    if any(each.min() < 0 or (classes is not None and each.max() >= classes) for each in labels):
+        return False
+    if with_embeddings:
+        embeddings = found.get("embeddings", np.zeros(0))
+        if embeddings.ndim != 2 or embeddings.dtype.kind != "f" or not np.isfinite(embeddings).all():
+            return False
+        if len(embeddings) != len(labels[2]):
+            return False
+    numbers = [found[name].ndim for name in ("of", "loss", "auc", "round") if name in found]
+    return len(labels[0]) == len(labels[1]) and not any(numbers)

@@ -94,7 +94,7 @@ def shown(facts: Mapping[str, Any], example: np.ndarray) -> str:
     values = example.reshape(-1, example.shape[-1])[0]
     categories = facts.get("categories") or [None] * len(values)
     texts = [
-        "missing" if np.isnan(value) else f"{value:.4g}" if names is None else names[int(value)]
+        "missing" if np.isnan(value) else names[int(value)] if value in range(len(names or ())) else f"{value:.4g}"
         for value, names in zip(values, categories)
     ]
     return ", ".join(f"{name} {text}" for name, text in zip(columns(facts, len(values)), texts))

@@ -4,6 +4,8 @@ import collections
 import contextlib
 import functools
 import os
+import pathlib
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -217,9 +219,32 @@ def use_compilation_cache() -> None:
     if set_by_user["jax_compilation_cache_dir"] is None and set_by_user["jax_enable_compilation_cache"]:
         folder = private_cache("xla", MOST_CACHE_BYTES)
         if folder is not None:
+            remove_torn(folder)
             jax.config.update("jax_compilation_cache_dir", str(folder))
         else:
             warn(f"compiled programs are not kept: {cache_folder()} is not writable, or other users can write into it")
+
+
+def remove_torn(folder: pathlib.Path) -> None:
+    """Removes compiled programs that a kill or a full disk left unfinished: JAX can neither read nor replace them.
+
+    Only programs that were written since the last call are read.
+
+    Args:
+        folder: JAX's cache.
+    """
+    from jax._src.compilation_cache import decompress_executable  # JAX has no public name for its format
+
+    looked = folder / ".looked"
+    with contextlib.suppress(OSError):
+        before = looked.stat().st_mtime_ns if looked.exists() else time.time_ns()
+        looked.touch()
+        for entry in folder.glob("*-cache"):
+            if entry.stat().st_mtime_ns >= before:
+                try:
+                    decompress_executable(entry.read_bytes())
+                except Exception:  # of zlib or zstandard
+                    entry.unlink(missing_ok=True)
 
 
 def memory_limit() -> int | None:

@@ -365,6 +365,16 @@ def test_pre_training_has_both_losses_or_one(data, contrastive):
     assert state.round == 0 and state.server == {} and state.clients == {}
 
 
+@pytest.mark.parametrize("lasts", [True, False])
+def test_the_optimizers_of_pre_training_may_last(data, lasts):
+    """Both trainings go on with their momentum, or begin at rest."""
+    fields = {"pretrain_epochs": 1, "momentum": 0.5, "persistent": True, "pretrain_persistent": lasts}
+    _, method, _ = build(**SERVER, **{f"server.{name}": value for name, value in fields.items()})
+    state = method.init(data, jax.random.key(3))
+    for name in ("classification", "contrastive"):
+        assert np.any(leaves(state.server[name])) == lasts
+
+
 def test_the_server_s_fix_and_mix_losses_are_those_of_the_equations(data, monkeypatch):
     """FedAnchor (mix): L_fix on the batch plus b L_mix with partners from all anchors."""
     drawn = np.array([5, 0, 5, 7])

@@ -11,6 +11,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.fedmatch import PARTS, UPLOADS
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau
 from fedjax_ssl.methods.fedmatch.server import Uploads, noise_image
+from fedjax_ssl.server import CLASSIFICATION
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, numbers, random_params
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
@@ -82,6 +83,15 @@ def test_the_server_s_batches_may_be_the_same_in_every_round(shuffle, weak):
     of_round = lambda key: numbers(method.server_before(state, data, key)[0].server[PARTS][SIGMA])  # noqa: E731
     first, second = map(of_round, jax.random.split(KEY, 2))
     assert np.array_equal(first, second) == (weak is mirrored and not shuffle)
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_the_optimizer_of_pre_training_may_last(lasts):
+    problem, method = build("server", weak=itself)
+    fields = {"batch_size": 4, "momentum": 0.5, "persistent": True, "pretrain_epochs": 1, "pretrain_persistent": lasts}
+    problem.config.server.update(fields)
+    state = method.init(federation([[-1] * 3], at_server=[0, 1, 2, 2]), KEY)
+    assert np.any(numbers(state.server[CLASSIFICATION])) == lasts
 
 
 def test_a_server_without_labels_does_not_train():

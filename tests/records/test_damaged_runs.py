@@ -470,3 +470,40 @@ def test_a_run_in_a_folder_of_any_name(run, tmp_path):
     write_report(folder)
     text = write_comparison([folder], tmp_path / "page.html").read_bytes().decode()
     assert "<b>" not in text and "\x07" not in text
+
+
+OTHERS = {
+    "nothing": {},
+    "labels alone": {"labels": np.zeros(3, int)},
+    "numbers": {name: np.array(1.5) for name in ("labels", "predictions", "embeddings", "clients", "train", "server")},
+    "other classes": {
+        "labels": np.full(3, 70), "predictions": np.full(3, 70), "embeddings": np.zeros((3, 2)),
+        "embedding_labels": np.full(3, 70), "clients": np.ones((8, 71), int), "train": np.ones(71, int),
+        "server": np.ones(71, int),
+    },
+    "fewer predictions than labels": {
+        "labels": np.zeros(3, int), "predictions": np.zeros(2, int), "embeddings": np.zeros((3, 2)),
+        "embedding_labels": np.zeros(3, int), "clients": np.ones((8, 10), int), "train": np.ones(9, int),
+        "server": np.ones(10, int),
+    },
+    "embeddings that are no numbers": {
+        "labels": np.zeros(3, int), "predictions": np.zeros(3, int), "embeddings": np.full((3, 2), np.nan),
+        "embedding_labels": np.zeros(3, int), "clients": np.ones((8, 10)), "train": np.ones(10), "server": np.ones(10),
+    },
+    "tests of a client": {"round": np.zeros(2, int), "global": np.zeros(8)},
+    "tests that are no shares": {"round": np.array(4), "global": np.array("a")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arrays", OTHERS.values(), ids=OTHERS)
+def test_whole_files_with_other_arrays_are_named_in_the_report(arrays, run):
+    """Of a run of ten classes. The summary that training writes anew leaves their figures out."""
+    (snapshot,) = (run / "snapshots").glob("*.npz")
+    names = ["client_tests.npz"] if "round" in arrays else ["class_counts.npz", f"snapshots/{snapshot.name}"]
+    for name in names:
+        np.savez(run / name, **arrays)
+    page = write_report(run).read_text()
+    assert all(name.rpartition("/")[2] in page for name in names)
+    (run / "summary.json").unlink()
+    train(make_tiny_config(), run)
+    assert (run / "summary.json").exists()

@@ -52,7 +52,7 @@ def test_a_run_says_where_it_comes_from(finished_run):
     folder = finished_run[0]
     (start,) = origin.read_starts(folder)
     assert start.host == socket.gethostname() and start.python == sys.version.split()[0]
-    assert shlex.split(start.command)[1:] == sys.argv[1:]
+    assert shlex.split(start.command)[-len(sys.argv) + 1 :] == sys.argv[1:]
     assert start.start <= start.end and start.start.endswith("+00:00")
     real = {re.sub("[-_.]+", "_", found.metadata["Name"]).lower(): found.version
             for found in importlib.metadata.distributions()}  # fmt: skip
@@ -148,6 +148,16 @@ def test_a_run_resumed_with_other_code_says_in_a_line_what_differs(run, capfd):
     ]
     first, second = origin.read_starts(run)
     assert first.packages["jax"] == "0.1.2" and second.library == start.library and second.end
+
+
+@pytest.mark.parametrize(
+    "program, typed",
+    [("/a/fedjax_ssl/__main__.py", "python -m fedjax_ssl"), ("/a/bin/fedjax-ssl", "fedjax-ssl"), ("", "python")],
+)
+def test_the_command_can_be_typed_again(monkeypatch, tmp_path, program, typed):
+    monkeypatch.setattr(sys, "argv", [program, "report", "a run"])
+    origin.note_start(tmp_path)
+    assert origin.read_starts(tmp_path)[0].command == f"{typed} report 'a run'"
 
 
 @pytest.mark.parametrize("text", ["", "{", "3", "[3, null, {}]", '{"a": 1}', '[{"command": 3}]'])

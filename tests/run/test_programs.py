@@ -1,11 +1,15 @@
-"""What is remembered of compiling: its seconds, which the next start of such a run says."""
+"""What is remembered of compiling: its seconds, which the next start of such a run says, and whole programs alone."""
 
+import os
 from unittest import mock
 
+import jax
+import numpy as np
 import pytest
 
 from fedjax_ssl.run import choices, programs
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.machine import remove_torn
 from tests.helpers.runs import make_tiny_config
 
 
@@ -45,3 +49,39 @@ def test_remembered_seconds_are_few_and_a_damaged_file_is_as_none(cache, tmp_pat
     assert [choices.recall_seconds(config, (side, side, 1)) for side in (8, 1, 2, 3)] == [None, None, 2, 3]
     monkeypatch.setattr(choices, "replace_file", mock.Mock(side_effect=OSError(28, "full")))
     choices.remember_seconds(config, (8, 8, 1), 5.0)
+
+
+def test_programs_that_a_kill_has_cut_short_are_compiled_and_kept_again(tmp_path):
+    """JAX reads such a file in vain, and writes none in its place."""
+    own = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in own}
+    jax.config.update(own[0], str(tmp_path))
+    jax.config.update(own[1], 0.0)
+    jax.experimental.compilation_cache.compilation_cache.reset_cache()
+
+    def compiled():
+        jax.jit(lambda x: x * 3 + 1).lower(np.zeros(7)).compile()
+        (entry,) = tmp_path.glob("*-cache")
+        return entry
+
+    try:
+        remove_torn(tmp_path)
+        entry = compiled()
+        whole = entry.read_bytes()
+        for kept in (whole[:-9], b""):
+            entry.write_bytes(kept)
+            with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
+                assert compiled().read_bytes() == kept
+            remove_torn(tmp_path)
+            assert not entry.exists()
+            assert len(compiled().read_bytes()) > len(whole) // 2
+        remove_torn(tmp_path)
+        assert entry.exists()
+        entry.write_bytes(b"")
+        os.utime(entry, (0, 0))  # looked at before
+        remove_torn(tmp_path)
+        assert entry.exists()
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        jax.experimental.compilation_cache.compilation_cache.reset_cache()

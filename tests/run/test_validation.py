@@ -128,6 +128,14 @@ def test_a_run_that_goes_on_opens_the_test_set_again_at_its_new_end(finished, di
     assert {name: summary_of(tmp_path)[name] for name in figures} == expected
 
 
+def test_where_the_counts_of_classes_are_damaged_the_summary_has_no_test_figures(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "run" / "class_counts.npz").write_bytes(b"no zip")
+    train(make_config(), tmp_path / "run")
+    assert summary_of(tmp_path / "run")["test_accuracy"] is None
+
+
 def test_another_number_of_them_is_another_run_and_a_bad_one_none(finished, tmp_path):
     with pytest.raises(UserError, match=r"data.validation: 50 there, 60 here"):
         train(make_config(**{"data.validation": 60}), finished[0])
@@ -227,7 +235,8 @@ def test_a_model_card_without_validation_images_is_as_it_was(finished_run):
     summary = summary_of(finished_run[0])
     accuracy, best = (f"{100 * summary[name]:.2f} %" for name in ("test_accuracy", "best_test_accuracy"))
     assert f"| test accuracy | {accuracy} (best {best}, round {summary['best_round']}) |\n| test loss | " in card
-    assert "validation" not in card and "no round was picked by it" in card
+    words = ("validation accuracy", "held out for validation")  # the card has the command, which may name this file
+    assert not any(each in card for each in words) and "no round was picked by it" in card
 
 
 def test_a_run_that_bytes_have_ended_says_so_and_goes_on_when_they_are_eased(finished, tmp_path, capfd):

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import flatten, measured_each_round
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.engine.measures import MEASURES, OPEN_SET, words_of
-from fedjax_ssl.files import make_folder, replace_file
+from fedjax_ssl.files import make_folder, refuse_link, replace_file
 from fedjax_ssl.records.workdir import METRICS, TENSORBOARD, TIMINGS, Workdir
 from fedjax_ssl.run.observe.log import warn
 
@@ -186,6 +186,8 @@ class WandbWriter:
         import wandb
 
         path = folder.path.resolve()
+        for name in ("wandb", ".wandb"):  # where W&B writes its files
+            refuse_link(path / name)
         if not (path / WANDB_ID).exists():
             replace_file(path / WANDB_ID, secrets.token_hex(8) + "\n")
         is_one_of_several = path.name == f"seed_{folder.config['seed']}"

@@ -203,6 +203,13 @@ def test_wandb_has_one_run_that_goes_on(copied, reopen, wandb):
     assert wandb.ends == [1, 0]
 
 
+@pytest.mark.parametrize("name", ["wandb", ".wandb"])
+def test_wandb_writes_through_no_link(name, copied, reopen, wandb, tmp_path, capsys):
+    (copied / name).symlink_to(tmp_path)
+    reopen(3, **{"log.wandb_project": "digits", "log.tensorboard": False})
+    assert not wandb.inits and f"{name} is a link" in capsys.readouterr().err
+
+
 def test_wandb_from_the_configuration_on(finished_run, tmp_path, wandb):
     """Seeds have runs of their own, in one group; the rounds that were there before are sent, too."""
     shutil.copytree(finished_run[0], tmp_path / "both" / "seed_0")
