@@ -376,6 +376,7 @@ def main() -> int:
     if options.tiny:
         vars(options).update(TINY)
     if options.in_this_process:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background commands ignore
         with contextlib.suppress(KeyboardInterrupt):  # at the end of its time
             measure(options.in_this_process, options)
         return 0

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.augment.mixup import mix_inputs
+from fedjax_ssl.augment.mixup import lambda_of, mix_inputs
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.learning import sgd
 from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
+from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import BatchStats, Model, make_optimizer
@@ -34,7 +35,7 @@ MakeServerLoss = Callable[[Problem, FederatedData, str], ServerLoss]  # with the
 def train_on_server_labels(
     state: State,
     data: FederatedData,
-    loss_fn: ServerLoss,
+    loss_fn: Callable[..., ServerLossResult],
     config,
     learning_rate: jax.Array | float,
     key: jax.Array,
@@ -46,13 +47,14 @@ def train_on_server_labels(
     steps: int | None = None,
     shuffle: bool = True,
     after_step: Callable[[Model, Model, jax.Array], Model] | None = None,
+    draw: Callable[[jax.Array], jax.Array] | None = None,
 ) -> tuple[State, Metrics]:
     """SGD over the server's labelled images, reshuffled in each epoch.
 
     Args:
         state: its model is trained.
         data: the federation's data.
-        loss_fn: of one step.
+        loss_fn: of one step, a `ServerLoss`.
         config: the optimizer's section, see `sgd.make_optimizer`.
         learning_rate: float32 [].
         key: of this training.
@@ -65,6 +67,8 @@ def train_on_server_labels(
         shuffle: False: every training uses the same orders.
         after_step: (model before, model after, step from 0) -> the model after a step, in which it may change parts
             that are not trained.
+        draw: (a step's key) -> what `loss_fn` otherwise draws with it by rejection, whose loops hold up the steps of
+            accelerators. There it is drawn for all steps before them, and `loss_fn` has it as a further argument.
 
     Returns:
         The state with the trained model (and the optimizer's state in its entry), and each metric's mean over the last
@@ -83,14 +87,18 @@ def train_on_server_labels(
     orders = jax.vmap(lambda k: jax.random.permutation(k, labelled))(jax.random.split(shuffle_key, epochs))
     optimizer = make_optimizer(config, learning_rate)
 
-    def step(learner, index):
+    def key_of(index):
+        return jax.random.fold_in(steps_key, index)
+
+    def step(learner, inputs):
+        index, *drawn = inputs
         epoch, batch = jnp.divmod(index, steps_per_epoch)
         positions, mask = batch_positions(batch, batch_size, len(labelled))
         rows = orders[epoch, jnp.minimum(positions, len(labelled) - 1)]
-        step_key = jax.random.fold_in(steps_key, index)
+        step_key = key_of(index)
 
         def loss_of_batch(model: Model):
-            return loss_fn(model, rows, data.visible_labels[rows], mask, step_key)
+            return loss_fn(model, rows, data.visible_labels[rows], mask, step_key, *drawn)
 
         after, metrics = sgd.step(loss_of_batch, optimizer, learner, parts)
         if after_step is not None:
@@ -101,7 +109,9 @@ def train_on_server_labels(
     remembers = memory in state.server
     if remembers:
         learner = learner._replace(opt_state=state.server[memory])
-    learner, metrics = jax.lax.scan(step, learner, jnp.arange(num_steps))
+    indices = jnp.arange(num_steps)
+    drawn = (jax.vmap(lambda index: draw(key_of(index)))(indices),) if draw and platform() != "cpu" else ()
+    learner, metrics = jax.lax.scan(step, learner, (indices, *drawn))
     last_steps = jax.tree.map(lambda metric: jnp.mean(metric[-steps_per_epoch:]), metrics)
     server = {**state.server, memory: learner.opt_state} if remembers else state.server
     return state._replace(model=learner.model, server=server), last_steps
@@ -126,6 +136,7 @@ class ServerTask(NamedTuple):
     loss: Callable[[FederatedData], ServerLoss]  # of its steps
     parts: tuple[str, ...]  # the trained parts
     batch_size: int  # of its steps
+    draw: Callable[[jax.Array], jax.Array] | None = None  # see `train_on_server_labels`
 
 
 def train_in_turn(
@@ -164,6 +175,7 @@ def train_in_turn(
             epochs=num_epochs,
             batch_size=training.batch_size,
             memory=training.memory,
+            draw=training.draw,
         )
         metrics |= of_training
     return state, metrics
@@ -268,13 +280,20 @@ def supervised_mixup_loss(
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
-    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
+    def loss_fn(
+        model: Model,
+        rows: jax.Array,
+        labels: jax.Array,
+        mask: jax.Array,
+        key: jax.Array,
+        mixing: jax.Array | None = None,
+    ) -> ServerLossResult:
         augment_key, partner_key, mix_key = jax.random.split(key, 3)
         labelled = data.server_index
         partners = labelled[draw_with_replacement(partner_key, len(labelled), len(rows))]
         images = data.inputs[rows]
         others, kind = data.inputs[partners], problem.network.inputs
-        mixture, mixing = mix_inputs(kind, problem.weak, mix_key, images, others, alpha, mix_order)
+        mixture, mixing = mix_inputs(kind, problem.weak, mix_key, images, others, alpha, mix_order, mixing)
         views = (augment(augment_key, images), mixture)
         outputs, batch_stats = problem.network.train(model, views, mask)
         fix_loss = cross_entropy(outputs[0].logits, labels, mask)
@@ -283,6 +302,11 @@ def supervised_mixup_loss(
         return fix_loss + mix_weight * mix_loss, (batch_stats, metrics)
 
     return loss_fn
+
+
+def server_lambda(key: jax.Array, alpha: float) -> jax.Array:
+    """The lambda that a step of `supervised_mixup_loss` draws with its key, float32 []."""
+    return lambda_of(jax.random.split(key, 3)[2], alpha)
 
 
 SERVER_MODEL = "model"  # the entry of the server's model in `State.server`

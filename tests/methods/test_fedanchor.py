@@ -3,6 +3,8 @@
 A client's local training is in test_fix_mix.py.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from fedjax_ssl import State, UserError
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, Upload
+from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedanchor import HEAD, VARIANTS
 from fedjax_ssl.methods.fedanchor.client import (
@@ -390,6 +393,23 @@ def test_the_server_s_fix_and_mix_losses_are_those_of_the_equations(data, monkey
     mix = loss_and_gradient(model, mixture, mixture.mean(axis=0), targets)[0]
     found = [metrics["server_loss"], metrics["server_mix_loss"], loss]
     np.testing.assert_allclose(found, [fix, mix, fix + 2 * mix], rtol=1e-5)
+
+
+def test_the_server_s_lambdas_are_drawn_before_its_steps_but_on_a_cpu(data, monkeypatch):
+    """With the keys of the steps: the same. Beta's loops, which take long to compile, are only traced."""
+    _, method, state = build("fedanchor,mix", **{**SERVER, "fedanchor.contrastive": False})
+    in_steps, results = [], []
+    for platform in ("cpu", "gpu"):
+        stage = lambda state: method.server_after(state, data, jax.random.key(3))  # noqa: E731
+        with use_platform(platform), monkeypatch.context() as patch:
+            scan = next(e for e in jax.make_jaxpr(stage)(state).eqns if e.primitive.name == "scan")
+            in_steps.append("random_gamma" in str(scan.params["jaxpr"]))
+            of_key = lambda key, alpha: jax.random.uniform(key) ** alpha  # noqa: E731
+            patch.setattr("fedjax_ssl.augment.mixup.sample_lambda", of_key)
+            results.append(jax.jit(lambda state: method.server_after(state, data, jax.random.key(3)))(state))
+    assert in_steps == [True, False]
+    assert results[0][1].keys() == {"server_loss", "server_mix_loss"}
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *results)
 
 
 # --- Variants and choices. -------------------------------------------------------------------------------------------

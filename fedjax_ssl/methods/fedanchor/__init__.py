@@ -52,6 +52,7 @@ from fedjax_ssl.server import (
     fedavg,
     make_statistics,
     own_optimizer,
+    server_lambda,
     supervised_loss,
     supervised_mixup_loss,
     train_in_turn,
@@ -216,8 +217,9 @@ def fedanchor(problem: Problem) -> Method:
         mixup = options.mixup_alpha, options.mix_weight, options.mix_order  # FedAnchor (mix)
         return supervised_mixup_loss(problem, data, config.server.augmentation, *mixup)
 
+    lambdas = functools.partial(server_lambda, alpha=options.mixup_alpha) if options.server_mixup else None
     trainings = (
-        ServerTask(CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size),
+        ServerTask(CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size, lambdas),
         ServerTask("contrastive", anchor_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
     )
 
