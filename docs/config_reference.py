@@ -27,8 +27,9 @@ python launch.py --config.client.epochs=1 --config.data.alpha=0.3
 ```
 
 Each field is shown with its default and what else is allowed: `[0, 1)` includes 0 and excludes 1.
-Numbers are at least 0 where nothing else is said, and whole where the default is, such as `5`. If a
-name is misspelt or a value out of range, the command stops with one line before it writes anything.
+Unless stated otherwise, numbers are at least 0, and integers where the default is one. A wrong name
+or value stops the command before it writes anything. Without `--config`, `launch.py` runs
+`configs/quickstart.py`, which changes some of these defaults.
 """
 
 SECTIONS = {

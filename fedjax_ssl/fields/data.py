@@ -30,7 +30,7 @@ def data_fields() -> Section:
     section.text_versions = ""  # a second csv with as many rows, whose columns are versions of the texts
     section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
     section.vocabulary = whole(5000, least=1)  # largest number of words; the most frequent ones are kept
-    section.weak_views = whole(1, least=1)  # features or texts with V views: the first so many are weak
+    section.weak_views = whole(1, least=1)  # features or texts with V views: the first this many are weak
     # Folder or 'datasets': resize images to N x N pixels; 0: all have the same size.
     section.image_size = whole(0, least=0)
     # How an image becomes square before it is resized: 'crop' takes the centre, 'stretch' resizes the whole image.
@@ -68,8 +68,8 @@ def data_fields() -> Section:
     section.partition = word("lda", "iid", "stratified", *of_dirichlet, "shards", "profiles", "main_class", "natural")
     # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder than the others.
     section.alpha = real(0.1, above=0)
-    section.classes_per_client = whole(2, least=1)  # of the 'shards' partition
-    section.main_share = share(0.4)  # of 'main_class': the share of a client's images that are of its main class
+    section.classes_per_client = whole(2, least=1)  # with 'shards': classes of each client
+    section.main_share = share(0.4)  # with 'main_class': the share of a client's images that are of its main class
     section.examples_per_client = whole(0, least=0)  # upper bound for each client; 0: none
     # Share of each client's images that become its own test images, which nobody trains on; see
     # docs/how_to/personal_models.md.

@@ -12,19 +12,19 @@ def confidence_fields() -> Section:
     section.kind = word("fixed", "share", "client_mean", "sat", "flexmatch", "freematch", "softmatch", code=True)
     # How long a client keeps the rule's state: one 'round' or the whole 'run'.
     section.memory = word("round", "run")
-    section.share = real(0.5, above=0, most=1)  # of 'share': the share of each client's images that count
-    section.momentum = real(0.999, least=0, below=1)  # of the moving averages of 'freematch' and 'softmatch'
-    section.warm_up = True  # of 'flexmatch': images without a stored label lower the thresholds
-    # Of 'freematch': weight of its fairness term, which fedavg_semi, semianagg, isofed and twin_sight use. The
+    section.share = real(0.5, above=0, most=1)  # with 'share': the share of each client's images that count
+    section.momentum = real(0.999, least=0, below=1)  # of 'freematch' and 'softmatch': momentum of their averages
+    section.warm_up = True  # with 'flexmatch': images without a stored label lower the thresholds
+    # With 'freematch': weight of its fairness term, which fedavg_semi, semianagg, isofed and twin_sight use. The
     # reference code also has 0.001.
     section.fairness_weight = real(0.01, least=0)
-    # Of 'freematch': tau_t averages this quantile of the largest probabilities (the reference code offers 0.8);
+    # With 'freematch': tau_t averages this quantile of the largest probabilities (the reference code offers 0.8);
     # 0: their mean.
     section.quantile = share(0.0)
-    section.level_cap = share(1.0)  # of 'freematch': the upper bound of tau_t; the reference code uses 0.95
-    section.clamp_least = share(0.0)  # of 'freematch': a threshold's lower bound; its paper uses 0.9 on SVHN
-    section.clamp_most = share(1.0)  # of 'freematch': a threshold's upper bound; its paper uses 0.95 on SVHN
-    section.uniform_alignment = True  # of 'softmatch': aligns probabilities to equally frequent classes
+    section.level_cap = share(1.0)  # with 'freematch': the upper bound of tau_t; the reference code uses 0.95
+    section.clamp_least = share(0.0)  # with 'freematch': a threshold's lower bound; its paper uses 0.9 on SVHN
+    section.clamp_most = share(1.0)  # with 'freematch': a threshold's upper bound; its paper uses 0.95 on SVHN
+    section.uniform_alignment = True  # with 'softmatch': aligns probabilities to equally frequent classes
     section.n_sigma = real(2.0, above=0)  # n of 'softmatch': with a larger n weights fall faster below the mean
     # 'app_u' divides probabilities by the client's mean prediction before labelling (FedDB). Only methods with labels
     # from a softmax accept it, see docs/concepts/confidence.md. 'none': no division.
@@ -44,7 +44,7 @@ def trainer_fields() -> Section:
     section.accepted = word("trained_on", "confident")
     # Of 'acr', which estimates the class shares of a client's unlabelled images and keeps them between rounds.
     section.strength = real(2.0, least=0)  # tau_2: the largest adjustment by log pi; the balanced head uses it always
-    # A client estimates its class shares after so many rounds; ACR's code has `epoch > 5`, counted from 0.
+    # A client estimates its class shares after this many rounds; ACR's code has `epoch > 5`, counted from 0.
     section.estimate_from = whole(6, least=0)
     section.estimate_momentum = real(0.99, least=0, below=1)  # momentum of the estimate, over batches
     return section

@@ -20,7 +20,7 @@ def model_fields() -> Section:
     section.projector_hidden = whole(4096, least=1)
     section.projector_dim = whole(2048, least=1)  # width of their outputs
     section.normalisation = word("running", "static", "group", "none")  # see docs/concepts/statistics.md
-    # Of 'static': which images the statistics are computed from; see docs/concepts/statistics.md.
+    # With 'static': the images from which statistics are computed; see docs/concepts/statistics.md.
     section.statistics = word("server", "cohort", "all", "all_mixed", "moments")
     section.statistics_passes = whole(2, least=1)  # exchanges per round under 'moments', at most one per layer
     # In the mean of statistics all 'batches' count equally, or by their 'samples' ((FL)^2). 'moments' does not use it.
@@ -41,7 +41,7 @@ def probe_fields() -> Section:
     section = Section()
     # lambda of ridge regression, for features standardised to deviation 1.
     section.strength = real(0.1, least=1e-4)
-    # Before testing, fine-tune the whole model on the labelled images for so many epochs, with the server's optimizer
-    # at a constant learning rate. Clients continue with the model from before.
+    # Before testing, fine-tune the whole model on the labelled images for this many epochs, with the
+    # server's optimizer at a constant learning rate. Clients continue with the model from before.
     section.epochs = whole(0, least=0)
     return section

@@ -58,8 +58,8 @@ def shared_fields() -> Section:
     # 'many'.
     config.eval_shots = several((20, 100), whole(least=0))
     config.eval_neighbours = whole(200, least=1)  # for 'knn': number of neighbours that vote
-    # With data.client_test_share: test all clients on their own images every so many rounds, which trains each of them
-    # once; 0: only at the end.
+    # With data.client_test_share: number of rounds between tests of all clients on their own images, each of which
+    # trains every client once; 0: only at the end.
     config.eval_clients_every = whole(0, least=0)
     # Parts of the model that each client keeps and never sends, such as ('classifier',). See
     # docs/how_to/personal_models.md.
@@ -104,9 +104,9 @@ def shared_fields() -> Section:
 def stop_fields() -> Section:
     """What ends a run before `num_rounds`. See docs/how_to/resume.md."""
     section = Section()
-    section.patience = whole(0, least=0)  # stop after so many rounds without better accuracy on data.validation; 0: off
-    section.bytes = real(0.0, least=0)  # stop when all rounds together have sent so many bytes, up and down; 0: off
-    # Stop after so many seconds of rounds, without compiling. A resumed run has as many again. 0: off.
+    section.patience = whole(0, least=0)  # stop after this many rounds without better validation accuracy; 0: off
+    section.bytes = real(0.0, least=0)  # stop when all rounds together have sent this many bytes, up and down; 0: off
+    # Stop after this many seconds of rounds, without compiling. A resumed run has as many again. 0: off.
     section.seconds = real(0.0, least=0)
     return section
 

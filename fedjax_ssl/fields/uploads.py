@@ -19,7 +19,7 @@ def aggregation_fields() -> Section:
     # 'trimmed_mean' of each number; 'krum', 'multi_krum' or 'geometric_median' of whole models. See
     # docs/how_to/robustness.md.
     section.mean = word("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
-    # Of 'trimmed_mean', 'krum' and 'multi_krum': the share of a cohort that may lie.
+    # With 'trimmed_mean', 'krum' or 'multi_krum': the share of a cohort that may lie.
     section.byzantine_share = real(0.2, least=0, below=0.5)
     # The server clips longer updates to this norm; 0: no clipping.
     section.norm_bound = real(0.0, least=0)
@@ -53,7 +53,7 @@ def compression_fields() -> Section:
     # Compression of uploads: 'none', 'int8' with random rounding, or 'top_k', only the largest numbers; see
     # docs/how_to/failures.md.
     section.kind = word("none", "int8", "top_k")
-    section.share = real(0.05, above=0, most=1)  # of 'top_k': k / number of parameters
+    section.share = real(0.05, above=0, most=1)  # with 'top_k': k / number of parameters
     # With 'top_k': a client adds its compression error to its next update; needs one more model for each client.
     section.error_feedback = True
     return section

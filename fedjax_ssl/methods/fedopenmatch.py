@@ -50,8 +50,8 @@ def defaults() -> Section:
     section = Section()
     section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
     section.inlier = share(0.5)  # and its one-vs-all probability reaches this
-    section.entropy_weight = real(0.1, least=0)  # of the one-vs-all probabilities' entropy
-    section.consistency_weight = real(0.5, least=0)  # of the squared difference of both views' one-vs-all logits
+    section.entropy_weight = real(0.1, least=0)  # weight of the one-vs-all probabilities' entropy
+    section.consistency_weight = real(0.5, least=0)  # weight of the squared difference of both views' one-vs-all logits
     return section
 
 

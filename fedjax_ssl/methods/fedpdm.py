@@ -57,7 +57,7 @@ def defaults() -> Section:
     """The section `config.fedpdm`."""
     section = Section()
     section.threshold = share(0.95)  # a label counts if its matched probability reaches it
-    section.sharpness = real(10.0, above=0)  # of matched probabilities: 1 / the transport's regularisation
+    section.sharpness = real(10.0, above=0)  # for matched probabilities: 1 / the transport's regularisation
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
     section.warm_up_rounds = whole(1, least=0)  # first rounds, in which labels are made without matching
     section.adjustment = real(0.0, least=0)  # of the log class shares in both losses; it rises to this over all rounds
