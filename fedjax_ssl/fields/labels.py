@@ -18,12 +18,12 @@ def confidence_fields() -> Section:
     # With 'freematch': weight of its fairness term, which fedavg_semi, semianagg, isofed and twin_sight use. The
     # reference code also has 0.001.
     section.fairness_weight = real(0.01, least=0)
-    # With 'freematch': tau_t averages this quantile of the largest probabilities (the reference code offers 0.8);
-    # 0: their mean.
+    # With 'freematch' or 'sat': tau_t averages this quantile of the largest probabilities (the reference code offers
+    # 0.8); 0: their mean.
     section.quantile = share(0.0)
-    section.level_cap = share(1.0)  # with 'freematch': the upper bound of tau_t; the reference code uses 0.95
-    section.clamp_least = share(0.0)  # with 'freematch': a threshold's lower bound; its paper uses 0.9 on SVHN
-    section.clamp_most = share(1.0)  # with 'freematch': a threshold's upper bound; its paper uses 0.95 on SVHN
+    section.level_cap = share(1.0)  # with 'freematch' or 'sat': the upper bound of tau_t; the reference code uses 0.95
+    section.clamp_least = share(0.0)  # with 'freematch' or 'sat': a threshold's lower bound; its paper uses 0.9 on SVHN
+    section.clamp_most = share(1.0)  # with 'freematch' or 'sat': a threshold's upper bound; its paper uses 0.95 on SVHN
     section.uniform_alignment = True  # with 'softmatch': aligns probabilities to equally frequent classes
     section.n_sigma = real(2.0, above=0)  # n of 'softmatch': with a larger n weights fall faster below the mean
     # 'app_u' divides probabilities by the client's mean prediction before labelling (FedDB). Only methods with labels
