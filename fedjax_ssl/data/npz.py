@@ -139,7 +139,7 @@ def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         archive.close()
-        raise UserError(f"{_place(field, path)} has {twice[0]!r:.60} twice; write it again with np.savez")
+        raise UserError(f"{_place(field, path)} has {min(twice, key=len)!r:.60} twice; write it again with np.savez")
     return archive
 
 

@@ -165,7 +165,9 @@ def relabelled(folder, fields, counts):
     config = json.loads((folder / "config.json").read_text())
     config["data"].update(fields)
     (folder / "config.json").write_text(json.dumps(config))
-    np.savez(folder / "class_counts.npz", **counts)
+    classes = json.loads((folder / "dataset.json").read_text())["num_classes"]
+    wide = {name: np.pad(of, [(0, 0)] * (of.ndim - 1) + [(0, classes - of.shape[-1])]) for name, of in counts.items()}
+    np.savez(folder / "class_counts.npz", **wide)
     return read_run(folder)
 
 
@@ -188,7 +190,7 @@ def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs,
         config["data"].pop(field)
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "server", "clients")})
-    assert run.class_counts()["labelled"].tolist() == [[0, 0]] * 3
+    assert run.class_counts()["labelled"].tolist() == [[0] * 10] * 3
     assert "40 labels at the server" in lead_of(run)
     text = write_report(tmp_path / "run").read_text()
     assert "before and after the server took its labelled images" in text and "Who holds what:" in text
