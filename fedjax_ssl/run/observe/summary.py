@@ -11,12 +11,14 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import labels_revealed, measured_each_round, measures_of
 from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import read_json
 from fedjax_ssl.learning import devices
 from fedjax_ssl.records.clients import MODELS, figure_name, over_clients, test_figures
 from fedjax_ssl.records.origin import packages, read_starts
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.workdir import INIT_FROM, METRICS, METRICS_SUM, TIMINGS, Workdir
+from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
+from fedjax_ssl.records.workdir import INIT_FROM, METRICS, METRICS_SUM, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.privacy import Accountant
 
@@ -124,9 +126,12 @@ def _began_with(folder: Workdir) -> dict[str, Any]:
 def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, float | None]:
     """The last model's test figures from the last snapshot, where rounds are evaluated on another set."""
     names = ["accuracy", "loss", *measures_of(config)]
-    run = read_run(folder.path)
-    taken, counts = run.snapshots().get(last_round), run.class_counts()
-    if taken is None or taken["of"] != "test" or not counts:  # deleted or damaged
+    counts, file = read_run(folder.path).class_counts(), snapshot_files(folder.path / SNAPSHOTS).get(last_round)
+    try:
+        taken = load_snapshot(file, len(counts["train"])) if counts and file is not None else None
+    except UserError:
+        taken = None
+    if taken is None or taken["of"] != "test":  # deleted or damaged
         return {f"test_{name}": None for name in names}
     num_training = counts["server"] + counts["clients"].sum(axis=0)
     matrix = confusion_matrix(taken["labels"], taken["predictions"], len(num_training))
