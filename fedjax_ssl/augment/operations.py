@@ -161,11 +161,11 @@ def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> j
     source = jnp.floor(jnp.matmul(matrix, positions, precision=jax.lax.Precision.HIGHEST))
     x, y = source[:, 0].astype(jnp.int32), source[:, 1].astype(jnp.int32)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    source = jnp.where(inside, y * width + x, 0)[:, None, :]
-    outside = jnp.where(operation == Operation.ROTATE_ON_GREY, _GREY, 0)[:, None, None].astype(planes.dtype)
-    flat = planes.reshape(batch, channels, pixels)
-    sampled = jnp.take_along_axis(flat, source, axis=2, mode="promise_in_bounds")
-    return jnp.where(inside[:, None, :], sampled, outside).reshape(planes.shape)
+    source = jnp.where(inside, y * width + x, pixels)[:, None, :]
+    behind = jnp.where(operation == Operation.ROTATE_ON_GREY, _GREY, 0)[:, None, None]
+    behind = jnp.broadcast_to(behind, (batch, channels, 1)).astype(planes.dtype)
+    flat = jnp.concatenate([planes.reshape(batch, channels, pixels), behind], axis=2)
+    return jnp.take_along_axis(flat, source, axis=2, mode="promise_in_bounds").reshape(planes.shape)
 
 
 def _affine_matrix(operation: jax.Array, strength: jax.Array, height: int, width: int) -> jax.Array:
