@@ -198,7 +198,7 @@ def test_a_round_of_the_example_of_two_models(adding_a_method, monkeypatch):
 @pytest.fixture(scope="module")
 def site_folder(root, tmp_path_factory):
     """The built site."""
-    for package in ("mkdocs", "material", "latex2mathml"):
+    for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (pip install -e '.[docs]')")
     folder = tmp_path_factory.mktemp("site")
@@ -228,6 +228,11 @@ def test_the_site_builds_without_a_warning(site, root):
         section = name.partition(".")[0]
         page = f"methods/{section}.html" if section in methods.METHODS else "configs.html"
         assert f"<code>{name}=" in site[page], name
+
+
+def test_the_page_of_the_api_has_every_public_name(site):
+    page = site["reference/api.html"]
+    assert [n for n in fedjax_ssl.__all__ if n != "__version__" and not re.search(rf'id="[\w.]+\.{n}"', page)] == []
 
 
 def test_equations_are_mathml(site):
