@@ -2,7 +2,7 @@
 # CPU:  docker build -t fedjax-ssl .
 # CUDA: docker build -t fedjax-ssl:cuda --build-arg EXTRA=cuda12 .    and docker run --gpus all ...
 # TPU:  docker build -t fedjax-ssl:tpu --build-arg EXTRA=tpu .        and docker run --privileged --net=host ...
-# Run:  docker run --rm -v "$PWD/runs:/home/trainer/runs" fedjax-ssl --workdir=runs/first
+# Run:  mkdir -p runs && docker run --rm -v "$PWD/runs:/home/trainer/runs" fedjax-ssl --workdir=runs/first
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS wheel

@@ -3,7 +3,7 @@
     python launch.py --config=configs/semianagg_isic.py:supervised --config.num_rounds=250 --workdir=runs/warm_up
     python launch.py --config=configs/semianagg_isic.py --config.init_from=runs/warm_up
 
-8,012 images of HAM10000 to train, 2,003 to test; docs/how_to/own_data.md makes ham10000.npz of them. The setting of
+8,012 images of HAM10000 to train, 2,003 to test; examples/ham10000.py makes ham10000.npz of them. The setting of
 configs/semianagg_svhn.py with the ImageNet stem, and the balanced softmax at the labelled client under every method.
 The test set is imbalanced. Accuracy as published, of which round is not said:
     FedAvg, all labels     80.78

@@ -24,7 +24,7 @@ import config_reference as reference
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
 KINDS_PAGE = ROOT / "docs" / "reference" / "kinds.md"
-MARK = "<!-- From here on: python docs/method_reference.py -->"
+MARK = "<!-- docs/method_reference.py -->"
 LEAST = 4  # fields of a variant that another variant names instead of repeating them
 
 
@@ -36,7 +36,7 @@ def page(name: str) -> str:
 
 
 def _section(name: str, entry: Entry) -> Iterator[str]:
-    yield "\n## Settings, variants and fields\n"
+    yield "\n## Settings\n"
     yield reference.bullet(f"`data.labels`: {', '.join(f'`{setting}`' for setting in entry.settings)}")
     configs = [f"`configs/{path.name}`" for path in sorted((ROOT / "configs").glob(f"{name}_*.py"))]
     if configs:
@@ -44,12 +44,12 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
     if entry.fields:
         yield reference.bullet(f"Naming the method as an argument sets {_sets(entry.fields)}")
     if entry.variants:
-        yield "\nVariants, and what they set:\n"
+        yield "\nVariants:\n"
         for variant in entry.variants:
             yield reference.bullet(f"`{variant}`: {_variant(variant, entry.variants)}")
     fields = {field: value for field, value in read_fields().items() if field.startswith(f"{name}.")}
     if fields:
-        yield "\nFields, with [their defaults](../configs.md):\n"
+        yield "\nFields:\n"
         may_be, group = ranges(), ""
         for field, value in fields.items():
             if value.group not in ("", group):

@@ -1,6 +1,6 @@
 """A user's data set as a folder of images by class, checked before it is used.
 
-    FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE
+    FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE; training images without a label in FOLDER/unlabelled/IMAGE
     FOLDER/CLASS/IMAGE, where every fifth image of a class, in the order of their names, is for the test
 
 Classes and images are taken in the order of their names (by code points, so 'B' stands before 'a' and '10' before '2'),
@@ -19,6 +19,7 @@ from fedjax_ssl.errors import UserError, first_line
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 TEST_EVERY = 5  # where the folder has no test set of its own
+UNLABELLED = "unlabelled"  # the folder beside train and test
 
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
@@ -43,7 +44,7 @@ def load_folder(
         tell: gets a line that says how far decoding is.
 
     Returns:
-        The arrays. A class's label is the place of its folder's name among the sorted names.
+        The arrays. A class's label is the place of its folder's name among the sorted names; -1 is none.
 
     Raises:
         UserError: the folder is missing, not laid out as above, or larger than the cache holds; a file is no
@@ -51,11 +52,11 @@ def load_folder(
     """
     root = existing_path(path, "data.path", "folder", "a folder of images by class, FOLDER/CLASS/IMAGE")
     try:
-        train, test = _find_images(root)
+        train, unlabelled, test = _find_images(root)
     except OSError as error:
         raise UserError(f"data.path={path} cannot be listed ({first_line(error)}); make it readable") from error
     names = tuple(train)
-    files = [file for images in (*train.values(), *test.values()) for file in images]
+    files = [file for images in (*train.values(), unlabelled, *test.values()) for file in images]
     known_by = [str(root.resolve())]
     for file in files:
         found = file.stat()
@@ -65,6 +66,7 @@ def load_folder(
         np.concatenate([np.full(len(split[name]), names.index(name), np.int32) for name in split])
         for split in (train, test)
     )
+    y_train = np.concatenate([y_train, np.full(len(unlabelled), -1, np.int32)])
     count = len(y_train)
     return Arrays(images[:count], y_train, images[count:], y_test, len(names), names)
 
@@ -114,8 +116,10 @@ def load_pictures(path: str, image_shape: tuple[int, int, int], fit: str, field:
     return Pictures(images, names, [file.parent.name for file in files] if folders else None)
 
 
-def _find_images(root: pathlib.Path) -> tuple[dict[str, list[pathlib.Path]], dict[str, list[pathlib.Path]]]:
-    """The images of the training and of the test set by class, all in the order of their names."""
+def _find_images(
+    root: pathlib.Path,
+) -> tuple[dict[str, list[pathlib.Path]], list[pathlib.Path], dict[str, list[pathlib.Path]]]:
+    """Training images by class, those without a label, and test images by class; all in the order of their names."""
     folders = [root / name for name in ("train", "test")]
     exists = [folder.is_dir() for folder in folders]
     if any(exists) and not all(exists):
@@ -138,7 +142,7 @@ def _find_images(root: pathlib.Path) -> tuple[dict[str, list[pathlib.Path]], dic
             name: [image for row, image in enumerate(images) if row not in rows[name]]
             for name, images in classes.items()
         }
-        return train, test
+        return train, [], test
     train, test = map(_classes, folders)
     _check_number(folders[0], train)
     unknown = [name for name in test if name not in train]
@@ -148,7 +152,8 @@ def _find_images(root: pathlib.Path) -> tuple[dict[str, list[pathlib.Path]], dic
         )
     if not test:
         raise UserError(f"{folders[1]} has no class's folder; add {folders[1]}/CLASS/IMAGE")
-    return train, test
+    unlabelled = root / UNLABELLED
+    return train, _images(unlabelled) if unlabelled.is_dir() else [], test
 
 
 def _check_number(folder: pathlib.Path, classes: dict[str, list[pathlib.Path]]) -> None:

@@ -40,9 +40,9 @@ def load_npz(path: str) -> Arrays:
     Args:
         path: the file. It holds x_train and x_test, and y_train and y_test, integers [N] from 0 to num_classes - 1.
           Every class must occur; -1 in y_train means no label. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1
-          or 3, features floats [N, D] or [N, V, D], texts integers [N, L] or [N, V, L], the tokens' ids. A file of
-          MedMNIST also works, with train_images, train_labels, test_images and test_labels, labels [N, 1]; its
-          val_images and val_labels are ignored.
+          or 3, features floats [N, D] or, of V views, [N, V, D], texts integers [N, L] or [N, V, L], the tokens' ids.
+          x_test has one view. A file of MedMNIST also works, with train_images, train_labels, test_images and
+          test_labels, labels [N, 1]; its val_images and val_labels are ignored.
 
     Returns:
         The arrays: images with a channel axis, features as float32, texts as int32; and the classes, named by number.
@@ -87,7 +87,8 @@ def checked_arrays(
     # Labels first: images are not read if something else is wrong.
     shapes = [_check_inputs(path, key, members[key]) for key in (train, test)]
     if members[train].dtype != np.uint8 and members[train].dtype.kind == members[test].dtype.kind:
-        shapes[1] = (*shapes[0][:-1], *shapes[1][-1:])  # a test example may have fewer views
+        _check_one_view(path, members[test])
+        shapes[1] = (*shapes[0][:-1], *shapes[1][-1:])
     if shapes[0] != shapes[1] or (members[train].dtype == np.uint8) != (members[test].dtype == np.uint8):
         raise UserError(
             f"{path}: images of {train} have shape {shapes[0]}, those of {test} {shapes[1]}; "
@@ -302,6 +303,17 @@ def _check_inputs(path: str, key: str, images: Member) -> tuple[int, ...]:
     if images.bytes == 0:
         raise UserError(f"{path}: {key} is empty, its shape is {images.shape}; give at least one image")
     return (*images.shape[1:], 1)[:3]
+
+
+def _check_one_view(path: str, inputs: Member) -> None:
+    """Raises a UserError for several views of a test example: examples of two axes look like views."""
+    if len(inputs.shape) == 3 and inputs.shape[1] > 1:
+        views, size = inputs.shape[1:]
+        raise UserError(
+            f"{path}: {inputs.key} is {inputs.dtype} {inputs.shape}, {views} views of each example, but a test example "
+            f"has one: give {inputs.key}[:, 0]. If these are no views, save {views} x {size} numbers as "
+            f"[N, {views * size}], images as uint8"
+        )
 
 
 def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, images: Member) -> np.ndarray:

@@ -6,9 +6,8 @@ from fedjax_ssl.fields.section import Section, real, share, whole, word
 def confidence_fields() -> Section:
     """Which pseudo-labels count, and how much: see fedjax_ssl/client/confidence.py."""
     section = Section()
-    # The rule: 'fixed', the method's threshold; or one that adapts to the client or the class: 'share', 'client_mean',
-    # 'sat', 'flexmatch', 'freematch', 'softmatch', see docs/concepts/confidence.md; or your own FILE.py:RULE, see
-    # docs/how_to/change_a_method.md. Methods with their own rule accept no other.
+    # The rule: 'fixed', the method's threshold; 'share', 'client_mean', 'sat', 'flexmatch', 'freematch', 'softmatch',
+    # see docs/concepts/confidence.md; or your own FILE.py:RULE, see docs/how_to/change_a_method.md.
     section.kind = word("fixed", "share", "client_mean", "sat", "flexmatch", "freematch", "softmatch", code=True)
     # How long a client keeps the rule's state: one 'round' or the whole 'run'.
     section.memory = word("round", "run")

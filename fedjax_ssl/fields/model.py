@@ -29,8 +29,8 @@ def model_fields() -> Section:
     # variance ((FL)^2, SemiFL); 'torch_linear', classifier and heads as torch.nn.Linear (most public code).
     section.classifier_init = word("lecun", "torch", "torch_linear")
     section.dtype = word("float32", "bfloat16")  # type of computations; parameters are float32
-    # Precision of float32 products: the platform's 'default', which is bfloat16 on TPUs and may be TF32 on GPUs; or
-    # 'highest', full float32, several times slower there. On a CPU both are the same.
+    # Precision of float32 products: the platform's 'default', bfloat16 on TPUs and perhaps TF32 on GPUs; or 'highest',
+    # full float32, several times slower there.
     section.float32_products = word("default", "highest")
     return section
 

@@ -17,7 +17,7 @@ def aggregation_fields() -> Section:
     section.longest_update = real(1000.0, least=0)
     # How uploads become one model: the weighted 'mean', or a rule that a few lying clients cannot move far: 'median' or
     # 'trimmed_mean' of each number; 'krum', 'multi_krum' or 'geometric_median' of whole models. See
-    # docs/how_to/robustness.md.
+    # docs/reference/attacks.md.
     section.mean = word("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
     # With 'trimmed_mean', 'krum' or 'multi_krum': the share of a cohort that may lie.
     section.byzantine_share = real(0.2, least=0, below=0.5)
@@ -36,10 +36,10 @@ def attack_fields() -> Section:
     """Clients that lie."""
     section = Section()
     # What attackers do: 'sign_flip', 'noise', 'scaled' and 'little' change their uploads; 'labels' trains on false
-    # labels; 'poison' crafts unlabelled images; 'none': no attack. See docs/how_to/robustness.md.
+    # labels; 'poison' crafts unlabelled images; 'none': no attack. See docs/reference/attacks.md.
     section.kind = word("none", "sign_flip", "noise", "scaled", "little", "labels", "poison")
     section.share = share(0.2)  # share of attackers: floor(share K) clients, drawn by the seed
-    # Strength of the attack, in units of its kind; 0: the default of the kind. See docs/how_to/robustness.md.
+    # Strength of the attack, in units of its kind; 0: the default of the kind. See docs/reference/attacks.md.
     section.strength = real(0.0, least=0)
     section.from_class = whole(4, least=0)  # with 'poison': the class whose images should be mislabelled
     section.to_class = whole(9, least=0)  # with 'poison': the class they should be labelled as

@@ -61,8 +61,7 @@ def defaults() -> Section:
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
     section.warm_up_rounds = whole(1, least=0)  # first rounds, in which labels are made without matching
     section.adjustment = real(0.0, least=0)  # of the log class shares in both losses; it rises to this over all rounds
-    # Decay of the average model over the steps of a round, which is uploaded; 0: the trained model is. The code's 0.999
-    # needs a thousand steps in a round: after 25 steps the average has moved 2.5 % of the way.
+    # Decay of the average model over the steps of a round, which is uploaded (code: 0.999); 0: the trained model is.
     section.ema_decay = share(0.0)
     return section
 

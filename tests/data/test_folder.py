@@ -76,6 +76,21 @@ def test_train_and_test_folders_pixel_by_pixel(tmp_path, channels):
     assert load(tmp_path / "pets").flip is False
 
 
+def test_images_without_a_label_are_beside_train_and_test(tmp_path):
+    written = write_split(tmp_path)
+    for seed, name in ((11, "b.png"), (10, "a.png")):
+        written[name] = pixels(seed)
+        save(tmp_path / "unlabelled" / name, written[name])
+    data = load(tmp_path)
+    assert data.y_train.tolist() == [0, 0, 1, 1, -1, -1] and data.y_test.tolist() == [0, 1]
+    np.testing.assert_array_equal(data.x_train[4:], [written["a.png"], written["b.png"]])
+    np.testing.assert_array_equal(data.x_test, [written["test/cat/x.png"], written["test/dog/x.png"]])
+    assert data.class_names == ("cat", "dog")
+    (tmp_path / "unlabelled" / "notes.txt").write_text("no image")
+    with pytest.raises(UserError, match=r"notes\.txt is not an image"):
+        load(tmp_path)
+
+
 def test_without_a_test_set_every_fifth_image_of_a_class_is_one(tmp_path):
     for row in range(11):
         save(tmp_path / "b" / f"{row:02}.png", np.full((4, 4), row, np.uint8))

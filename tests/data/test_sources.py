@@ -193,6 +193,14 @@ BAD_ARRAYS = {
     "label out of range": ({"y_test": np.array([0, 1, 2, 99])}, ["largest is 99", "label 3"]),
     "labels from 1": ({"y_train": np.arange(9) % 3 + 1, "y_test": np.arange(4) % 3 + 1}, ["label 0"]),
     "one class": ({"y_train": ZEROS(9, int), "y_test": ZEROS(4, int)}, ["2 classes"]),
+    "signals of 32 steps": (
+        {"x_train": ZEROS((9, 32, 2), np.float32), "x_test": ZEROS((4, 32, 2), np.float32)},
+        ["x_test is float32 (4, 32, 2), 32 views of each example", "x_test[:, 0]", "save 32 x 2 numbers as [N, 64]"],
+    ),
+    "float images without channels": (
+        {"x_train": ZEROS((9, 28, 28)), "x_test": ZEROS((4, 28, 28))},
+        ["28 views of each example", "images as uint8"],
+    ),
     "pickled objects": ({"y_train": np.array([{}] * 9, dtype=object)}, ["y_train cannot be read"]),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl.run import choices, programs
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import remove_torn
+from fedjax_ssl.run.observe.clock import doing
 from tests.helpers.runs import make_tiny_config
 
 
@@ -22,16 +23,17 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_start_says_how_long_compiling_took_the_last_time(cache, monkeypatch, capfd):
-    experiment, clock = build_experiment(make_tiny_config()), iter([0.0, 22.4, 30.0, 40.0, 43.0, 50.0])
+def test_a_start_says_how_long_compiling_took_when_the_cache_did_not_have_it(cache, monkeypatch, capfd):
+    experiment, clock = build_experiment(make_tiny_config()), iter([0.0, 22.4, 23.0, 30.0, 33.0, 40.0, 60.5, 61.0])
     monkeypatch.setattr(programs.time, "monotonic", lambda: next(clock))
     compiled = {"the first state": 1, "the rounds": 2, "the outputs on test images": 3}
-    monkeypatch.setattr(programs, "_compile", lambda *_: compiled)
-    for said in ("compiling (a later", "compiling (last time this took 22 s; a later"):
+    known = "compiling (about 22 s, or less if the cache has these programs)"
+    for said, cached in (("compiling (a later", set()), (known, set(compiled)), (known, {"the first state"})):
+        monkeypatch.setattr(programs, "_compile", lambda *_, cached=cached: (compiled, cached))
         programs.compile_program(mock.Mock(), [experiment], True, None)
         assert capfd.readouterr().err.startswith(said)
     shape = experiment.data.inputs.shape[1:]
-    assert choices.recall_seconds(experiment.problem.config, shape) == 3.0
+    assert choices.recall_seconds(experiment.problem.config, shape) == 20.5  # not the 3 s of a start from the cache
     assert choices.recall_seconds(experiment.problem.config, (9, 9, 1)) is None
 
 
@@ -51,37 +53,56 @@ def test_remembered_seconds_are_few_and_a_damaged_file_is_as_none(cache, tmp_pat
     choices.remember_seconds(config, (8, 8, 1), 5.0)
 
 
-def test_programs_that_a_kill_has_cut_short_are_compiled_and_kept_again(tmp_path):
-    """JAX reads such a file in vain, and writes none in its place."""
-    own = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+@pytest.fixture
+def jax_cache(tmp_path):
+    """A folder in which JAX caches every program."""
+    own = {"jax_compilation_cache_dir": str(tmp_path), "jax_persistent_cache_min_compile_time_secs": 0.0}
     before = {name: jax.config.values[name] for name in own}
-    jax.config.update(own[0], str(tmp_path))
-    jax.config.update(own[1], 0.0)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()
+
+    def use(settings):
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        jax.experimental.compilation_cache.compilation_cache.reset_cache()
+
+    use(own)
+    yield tmp_path
+    use(before)
+
+
+def test_compilers_know_what_the_cache_had(jax_cache):
+    def names(*factors):
+        with programs.Compilers() as compilers, doing("compiling") as task:
+            for factor in factors:
+                lowered = jax.jit(lambda x, factor=factor: x * factor + 1).lower(np.zeros(7))
+                compilers.compile(f"times {factor}", lowered, aside=factor == 2)
+            compilers.wait(task)
+        return compilers.from_cache
+
+    assert names(2, 3) == set()
+    assert names(2, 3, 4) == {"times 2", "times 3"}
+
+
+def test_programs_that_a_kill_has_cut_short_are_compiled_and_kept_again(jax_cache):
+    """JAX reads such a file in vain, and writes none in its place."""
 
     def compiled():
         jax.jit(lambda x: x * 3 + 1).lower(np.zeros(7)).compile()
-        (entry,) = tmp_path.glob("*-cache")
+        (entry,) = jax_cache.glob("*-cache")
         return entry
 
-    try:
-        remove_torn(tmp_path)
-        entry = compiled()
-        whole = entry.read_bytes()
-        for kept in (whole[:-9], b""):
-            entry.write_bytes(kept)
-            with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
-                assert compiled().read_bytes() == kept
-            remove_torn(tmp_path)
-            assert not entry.exists()
-            assert len(compiled().read_bytes()) > len(whole) // 2
-        remove_torn(tmp_path)
-        assert entry.exists()
-        entry.write_bytes(b"")
-        os.utime(entry, (0, 0))  # looked at before
-        remove_torn(tmp_path)
-        assert entry.exists()
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        jax.experimental.compilation_cache.compilation_cache.reset_cache()
+    remove_torn(jax_cache)
+    entry = compiled()
+    whole = entry.read_bytes()
+    for kept in (whole[:-9], b""):
+        entry.write_bytes(kept)
+        with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
+            assert compiled().read_bytes() == kept
+        remove_torn(jax_cache)
+        assert not entry.exists()
+        assert len(compiled().read_bytes()) > len(whole) // 2
+    remove_torn(jax_cache)
+    assert entry.exists()
+    entry.write_bytes(b"")
+    os.utime(entry, (0, 0))  # looked at before
+    remove_torn(jax_cache)
+    assert entry.exists()

@@ -85,8 +85,8 @@ def defaults() -> Section:
     # G, each with a replica of the server; 1: one mean of the server and all users. The code has 2 for 10 and 20
     # users, 3 for 30, 5 for 47.
     section.groups = whole(2, least=1)
-    # How groups are formed: 'random', the users are assigned to places at random in each round, and the first M / G
-    # places are the first group and so on; or 'fixed', clients with neighbouring numbers.
+    # How groups are formed: 'random', the users are assigned to places at random in each round; or 'fixed', clients
+    # with neighbouring numbers.
     section.grouping = word("fixed", "random")
     # The mean from which users continue: their group's, or with 'global_mean' the replicas'.
     section.users_go_on_from = word("group_mean", "global_mean")

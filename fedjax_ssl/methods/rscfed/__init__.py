@@ -92,8 +92,7 @@ def defaults() -> Section:
     # Squared errors are divided by the images 'present' in a batch, or always by the 'batch_size'.
     section.loss_over = word("present", *DIVISORS)
     section.labelled_factor = real(6.0, above=0)  # factor of a labelled client's weight, after its distance
-    # Whether the factor also enters the mean from which distances are measured, so that it counts squared. No command
-    # of the authors does this; runs from before this default was corrected have True.
+    # Whether the factor also enters the mean from which distances are measured, so that it counts squared.
     section.factor_in_mean = False
     # The weight is exp(-beta d / n) for an upload at distance d with n images, in a group without labels.
     section.beta = real(1e4, least=0)
