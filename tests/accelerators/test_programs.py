@@ -8,18 +8,14 @@ import contextlib
 import pytest
 
 from fedjax_ssl.methods import METHODS, NAMES
-from tests.accelerators.process import Compiler, accelerators
+from tests.accelerators.process import Compiler, accelerators, is_number
 
 
 def kinds(name):
-    """(variant, labels): each place of the labels, and each variant that sets more than numbers.
-
-    Numbers alone change no program but for its constants.
-    """
+    """(variant, labels): each place of the labels, and each variant that sets more than numbers."""
     entry = METHODS[name]
     words = {
-        variant: any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in fields.values())
-        for variant, fields in entry.variants.items()
+        variant: not all(is_number(value) for value in fields.values()) for variant, fields in entry.variants.items()
     }
     return [("", labels) for labels in entry.settings] + [(variant, None) for variant in words if words[variant]]
 
