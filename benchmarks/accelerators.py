@@ -1,4 +1,4 @@
-"""Compiles a run's programs for TPUs and a GPU that are not here, and says what the compiler makes of them.
+"""Compiles a run's programs for TPUs and GPUs that are not here, and says what the compiler makes of them.
 
     python benchmarks/accelerators.py                      # the whole table, hours of a processor
     python benchmarks/accelerators.py --target=v5e --chips=1 --model=wrn28_2 --method=fedanchor --lanes=4 --part=step
@@ -6,7 +6,7 @@
 Nothing is run: every figure is the compiler's. Milliseconds and shares of a chip's peak are ESTIMATES: the sum of the
 cycles by which the TPU's compiler schedules, at the chip's clock. No hardware stands behind them. For a GPU there is no
 such estimate, only the program's text and its memory. Each program is compiled by a process of its own, for a crash of
-a compiler ends its process. TPUs take the extra `accelerators` (libtpu), the GPU the extra `cuda12`.
+a compiler ends its process. TPUs take the extra `accelerators` (libtpu), GPUs the extra `cuda12`.
 
 Options with several values take them with commas; every combination is compiled. Other fields of the configuration
 follow as for the command line, such as --config.client.batch_size=20. The data are random images of CIFAR-10's shape,
@@ -60,19 +60,47 @@ TARGETS = {
     "v6e": Target("tpu", {1: "v6e:1x1", 4: "v6e:2x2"}, "v6e-4", 1.75e9, 918e12, 32e9),
     "v5p": Target("tpu", {1: "v5p:1x1x1", 4: "v5p:2x2x1"}, "v5p-8", 1.75e9, 459e12, 95e9),
     "h100": Target("gpu", {1: "1x1x1"}, "", 1.98e9, 989e12, 80e9),
+    "a100": Target("gpu", {1: "1x1x1"}, "", 1.41e9, 312e12, 40e9),
+    "l4": Target("gpu", {1: "1x1x1"}, "", 2.04e9, 121e12, 24e9),
+    "t4": Target("gpu", {1: "1x1x1"}, "", 1.59e9, 65e12, 16e9),  # a peak in float16, for it has no bfloat16
 }
-# XLA's GpuTargetConfigProto.
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-  block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3"
+# XLA's GpuTargetConfigProto, and what differs between GPUs; by XLA's own files, of the L4 and T4 by the data sheets and
+# the CUDA C++ Programming Guide.
+GPU = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  {fields}
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }} device_description_str: "{name}"
 """
+GPUS = {
+    "h100": (
+        "NVIDIA H100 80GB HBM3",
+        "cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES } core_count: 132 "
+        "fpus_per_core: 128 threads_per_core_limit: 2048 shared_memory_per_core: 233472 "
+        "shared_memory_per_block_optin: 232448 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 "
+        "clock_rate_ghz: 1.98 device_memory_size: 84942979072",
+    ),
+    "a100": (
+        "NVIDIA A100-SXM4-40GB",
+        "cuda_compute_capability { major: 8 } core_count: 108 fpus_per_core: 64 threads_per_core_limit: 2048 "
+        "shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912 memory_bandwidth: 1555200000000 "
+        "l2_cache_size: 41943040 clock_rate_ghz: 1.41 device_memory_size: 42331013120",
+    ),
+    "l4": (
+        "NVIDIA L4",
+        "cuda_compute_capability { major: 8 minor: 9 } core_count: 58 fpus_per_core: 128 threads_per_core_limit: 1536 "
+        "shared_memory_per_core: 102400 shared_memory_per_block_optin: 101376 memory_bandwidth: 300000000000 "
+        "l2_cache_size: 50331648 clock_rate_ghz: 2.04 device_memory_size: 23600000000",
+    ),
+    "t4": (
+        "Tesla T4",
+        "cuda_compute_capability { major: 7 minor: 5 } core_count: 40 fpus_per_core: 64 threads_per_core_limit: 1024 "
+        "shared_memory_per_core: 65536 shared_memory_per_block_optin: 65536 memory_bandwidth: 320000000000 "
+        "l2_cache_size: 4194304 clock_rate_ghz: 1.59 device_memory_size: 15800000000",
+    ),
+}
 ESTIMATE = "times and shares are estimates of the compiler, no hardware stands behind them"
 
 
@@ -123,7 +151,9 @@ def machine_for(target: str, chips: int, lanes: int, form: str = ""):
         words = {"topology_name": name, **({"chips_per_host_bounds": (1, 1, 1)} if chips == 1 else {})}
         devices = topologies.get_topology_desc(platform="tpu", **words).devices
     else:
-        devices = topologies.get_topology_desc(platform="cuda", target_config=H100, topology=name).devices
+        described, fields = GPUS[target]
+        text = GPU.format(name=described, fields=fields)
+        devices = topologies.get_topology_desc(platform="cuda", target_config=text, topology=name).devices
     if len(devices) != chips:
         raise SystemExit(f"{target} with {chips} chips has {len(devices)} devices")
     mesh = Mesh(np.array(devices), (AXIS,)) if chips > 1 else None
@@ -279,7 +309,7 @@ def experiment_for(options: dict):
 
     config = base_config()
     config.data.source, config.data.path, config.data.flip = "npz", options["images"], True
-    config = apply_arguments(config, f"{options['method']},{options['model']}")
+    config = apply_arguments(config, ",".join(filter(None, (options["method"], options["model"], options["words"]))))
     config.model.dtype = options["dtype"]
     config = override(config, options["fields"])
     validate(config)
@@ -392,9 +422,10 @@ def as_table(rows: list[dict]) -> str:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=",".join(TARGETS))
-    parser.add_argument("--chips", default="1,4", help="of a TPU; the GPU is one")
+    parser.add_argument("--chips", default="1,4", help="of a TPU; a GPU is one")
     parser.add_argument("--model", default="cnn,resnet18,wrn28_2")
     parser.add_argument("--method", default="fedanchor")
+    parser.add_argument("--words", default="", help="recipes, variants and more, as after a configuration's colon")
     parser.add_argument("--lanes", default="1,4,10", help="on each chip")
     parser.add_argument("--part", default="step,dispatch")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
@@ -405,7 +436,7 @@ def main(arguments: list[str]) -> int:
     if options.compile:
         pathlib.Path(options.json).write_text(json.dumps(compile_one(json.loads(options.compile))))
         return 0
-    names = ("target", "chips", "model", "method", "lanes", "part")
+    names, shared = ("target", "chips", "model", "method", "lanes", "part"), ("dtype", "form", "words")
     rows = [dict(zip(names, values)) for values in itertools.product(*(vars(options)[n].split(",") for n in names))]
     unknown = [row["target"] for row in rows if row["target"] not in TARGETS]
     unknown += [row["part"] for row in rows if row["part"] not in ("step", "dispatch")]
@@ -413,7 +444,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: unknown: {unknown[0]}; targets: {', '.join(TARGETS)}; parts: step, dispatch", file=sys.stderr)
         return 2
     rows = [
-        {**row, "chips": int(row["chips"]), "lanes": int(row["lanes"]), "dtype": options.dtype, "form": options.form}
+        {**row, "chips": int(row["chips"]), "lanes": int(row["lanes"]), **{n: vars(options)[n] for n in shared}}
         for row in rows
     ]
     rows = [row for row in rows if row["chips"] in TARGETS[row["target"]].topologies]

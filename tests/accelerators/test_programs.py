@@ -15,8 +15,7 @@ def kinds(name):
     """(variant, labels): each place of the labels, and each variant that sets more than numbers."""
     entry = METHODS[name]
     words = {
-        variant: not all(is_number(value) for value in fields.values())
-        for variant, fields in entry.variants.items()
+        variant: not all(is_number(value) for value in fields.values()) for variant, fields in entry.variants.items()
     }
     return [("", labels) for labels in entry.settings] + [(variant, None) for variant in words if words[variant]]
 

@@ -16,11 +16,13 @@ from fedjax_ssl.learning.devices import use_platform
         ("cpu", None, 65, 33),
         ("gpu", None, 200, 200),
         ("gpu", None, 1001, 334),  # at most 500
+        ("tpu", None, 200, 200),
+        ("tpu", None, 1001, 250),  # all chunks of all passes of one size
         ("cpu", 100, 200, 100),  # what is asked for
         ("cpu", 500, 7, 7),
     ],
 )
-def test_rows_come_in_even_chunks_of_what_is_fast_on_the_platform(platform, batch_size, count, chunk):
+def test_rows_come_in_chunks_of_what_is_fast_on_the_platform(platform, batch_size, count, chunk):
     seen = []
 
     def double(rows):
