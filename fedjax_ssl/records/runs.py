@@ -41,6 +41,7 @@ from fedjax_ssl.records.workdir import (
     CLASS_COUNTS,
     CONFIG,
     METRICS,
+    ROWS,
     SNAPSHOTS,
     TEST_INPUTS,
     TIMINGS,
@@ -415,7 +416,8 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
     times: collections.Counter[tuple[str, int]] = collections.Counter()
     seen, skipped = set(), []
     for folder in folders:
-        for path in find_runs(folder):
+        rows = _sweep_rows(folder)
+        for path in sorted(find_runs(folder), key=lambda path: _place(rows, folder, path)):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
@@ -428,12 +430,31 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
             same = (_but_the_seed(run.config), run.config["seed"])
             times[same] += 1
             names, runs = groups.setdefault((same[0], times[same]), ([], []))
-            names.append(_name(folder, path))
+            names.append(rows.get(_row_of(folder, path)) or _name(folder, path))
             runs.append(run)
     if not groups:
         raise UserError(skipped[0])
     named = [Group(", ".join(dict.fromkeys(names)), runs) for names, runs in groups.values()]
     return _tell_apart(named), skipped
+
+
+def _sweep_rows(folder: pathlib.Path) -> dict[str, str]:
+    """The rows of a sweep, see `ROWS`; {} for another folder, or if the file is damaged: then folders give names."""
+    try:
+        rows = read_json(folder / ROWS)
+        return {place: printable(name) for place, name in rows.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _row_of(folder: pathlib.Path, run: pathlib.Path) -> str:
+    """The folder of a run's row, as seen from the sweep's."""
+    return run.parent.relative_to(folder).as_posix() if run != folder else ""
+
+
+def _place(rows: dict[str, str], folder: pathlib.Path, run: pathlib.Path) -> int:
+    row = _row_of(folder, run)
+    return list(rows).index(row) if row in rows else len(rows)
 
 
 def _but_the_seed(config: dict[str, Any]) -> str:

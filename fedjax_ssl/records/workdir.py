@@ -38,6 +38,7 @@ METRICS_SUM = "metrics_sha256"  # in the summary: of the records that it is of
 CLIENTS = "clients.sqlite"  # the clients' memory, where it is not in the checkpoints
 ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"
 LOCK, TENSORBOARD = ".lock", "tensorboard"
+ROWS = "rows.json"  # of a sweep: a row's folder -> its name, in the table's order
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
 

@@ -11,14 +11,15 @@ of values and each seed comes first, in WORKDIR/warm_up/VALUES/seed_N, and every
 
 import fnmatch
 import functools
+import json
 import os
 import pathlib
 from collections.abc import Sequence
 
 from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.errors import TrainingError, UserError
-from fedjax_ssl.files import expanded
-from fedjax_ssl.records.workdir import REPORT, refuse_links
+from fedjax_ssl.files import expanded, replace_file
+from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links
 from fedjax_ssl.report.look import to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
@@ -111,6 +112,8 @@ def run_sweep(
 def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
     """Rewrites the table's files from the finished runs; returns the Markdown."""
     workdir.mkdir(parents=True, exist_ok=True)
+    rows = {cell.folder.relative_to(workdir).as_posix(): cell.path_name() for cell in cells}
+    replace_file(workdir / ROWS, json.dumps(rows, indent=2) + "\n")
     return to_markdown(write_tables(workdir / "table", [cell.row() for cell in cells], sweep.target_accuracy))
 
 

@@ -67,6 +67,11 @@ class Cell(NamedTuple):
         """Name and values."""
         return ", ".join([self.name, *(f"{field} {value}" for field, value in self.grid.items())])
 
+    def path_name(self) -> str:
+        """Name and values in the place of the folder that holds the runs, as reports show it."""
+        values = ", ".join(f"{field.rpartition('.')[2]}={value}" for field, value in self.grid.items())
+        return "/".join(filter(None, [self.name, values.replace("_", " ")]))
+
     def row(self) -> Row:
         """Its finished runs."""
         runs = [read_run(self.folder / f"seed_{seed}") for seed in self.seeds if is_finished(self, seed)]

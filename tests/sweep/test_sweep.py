@@ -7,6 +7,7 @@ import pathlib
 import queue
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import launch
 from fedjax_ssl.config import for_seed
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
+from fedjax_ssl.records.runs import read_groups
 from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep, work
@@ -115,6 +117,21 @@ def test_the_table_says_what_the_runs_say(finished_sweep):
         assert all(summary["labels_revealed"] == (name == "Centralised") for summary in summaries)
     page = (finished_sweep / "report.html").read_text()
     assert "2 configurations, 6 runs" in page and "FedAnchor/server labels=40" in page
+
+
+def test_a_report_of_a_sweep_has_its_names_and_its_order(finished_sweep, tmp_path):
+    def names(folder):
+        return [group.name for group in read_groups([folder])[0]]
+
+    rows = ["FedAnchor/server labels=40", "Centralised/server labels=40"]
+    assert names(finished_sweep) == rows
+    copy = shutil.copytree(finished_sweep, tmp_path / "copy")
+    renamed = dict(zip(json.loads((copy / "rows.json").read_text()), ["Ours, with \x1b", "Centralised"]))
+    (copy / "rows.json").write_text(json.dumps(renamed))
+    assert names(copy) == ["Ours, with \\x1b", "Centralised"]
+    for damaged in ("[", "[1]", '{"FedAnchor/server_labels=40": 3}'):
+        (copy / "rows.json").write_text(damaged)
+        assert names(copy) == rows[::-1]
 
 
 def test_the_seeds_that_are_left_of_a_row_are_trained_together(sweep_file, tmp_path, monkeypatch):
@@ -361,13 +378,11 @@ def test_the_sweeps_of_the_page_are_what_it_says(tmp_path, monkeypatch, capsys):
         if language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
             (tmp_path / name[1]).write_text(text)
     commands = [line for language, text in blocks if not language for line in text.splitlines()]
-    (listed,) = (text for language, text in blocks if language == "text")
-    mine, by_data = (line for line in commands if line.endswith(" --dry_run"))
-    assert launch.main(mine.split()[2:]) == 0
-    lines = capsys.readouterr().out.splitlines(keepends=True)
+    (listed,) = re.findall(r"such as\s+`(runs/[^`]+)`", page)
+    (command,) = (line for line in commands if line.endswith(" --dry_run"))
+    assert launch.main(command.split()[2:]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == listed and len(lines) == 12
-    assert launch.main(by_data.split()[2:]) == 0
-    assert capsys.readouterr().out.count("to do") == 6
     assert {f"`{name}`" for name in Sweep._fields} == set(re.findall(r"^\| (`\w+`) \|", page, re.MULTILINE))
 
 
