@@ -24,9 +24,10 @@ test-official: .venv/installed
 	.venv/bin/python tests/official/table.py .pytest_cache/official > docs/official_code.md
 
 # A tiny round of every method compiled for TPUs and a GPU that are not here; takes the extras accelerators and cuda12,
-# and skips what is not installed. An hour or two of a processor.
+# and skips what is not installed. An hour or two of a processor; PART selects tests as pytest's -k does.
+PART ?=
 test-accelerators: .venv/installed
-	.venv/bin/python -m pytest -n 0 tests/accelerators
+	.venv/bin/python -m pytest -n 0 tests/accelerators -k '$(PART)'
 
 # The documentation as a site, in site/.
 docs: .venv/installed
