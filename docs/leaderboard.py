@@ -62,6 +62,9 @@ same seed, with its 95 % confidence interval. Methods in bold cannot be told fro
 interval of their paired difference holds 0. `MB` are both ways, of all clients and rounds; seconds
 are those of the rounds, without compiling, on machines that may have had other work. *All labels*
 sees the labels of all clients and has no rank.
+
+FedAvg-Semi and SemiAnAgg are made for clients that have labels for all their images or for none.
+Where each client has a few, nearly all of their steps are on pseudo-labels.
 """
 
 
