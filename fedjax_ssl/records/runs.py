@@ -417,7 +417,8 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
     seen, skipped = set(), []
     for folder in folders:
         rows = _sweep_rows(folder)
-        for path in sorted(find_runs(folder), key=lambda path: _place(rows, folder, path)):
+        places = {row: place for place, row in enumerate(rows)}
+        for path in sorted(find_runs(folder), key=lambda path: places.get(_row_of(folder, path), len(places))):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
@@ -448,13 +449,8 @@ def _sweep_rows(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _row_of(folder: pathlib.Path, run: pathlib.Path) -> str:
-    """The folder of a run's row, as seen from the sweep's."""
+    """The folder of a run's row relative to the sweep's; '' for the sweep's folder itself."""
     return run.parent.relative_to(folder).as_posix() if run != folder else ""
-
-
-def _place(rows: dict[str, str], folder: pathlib.Path, run: pathlib.Path) -> int:
-    row = _row_of(folder, run)
-    return list(rows).index(row) if row in rows else len(rows)
 
 
 def _but_the_seed(config: dict[str, Any]) -> str:
