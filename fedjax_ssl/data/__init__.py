@@ -7,7 +7,14 @@ from fedjax_ssl.data.owners import Partition, class_counts
 from fedjax_ssl.data.partition import make_partition
 from fedjax_ssl.data.partition_file import load_partition, save_partition
 from fedjax_ssl.data.partition_schemes import PARTITIONS
-from fedjax_ssl.data.sources import NORMALISATIONS, SOURCES, Dataset, dataset_facts, load_dataset
+from fedjax_ssl.data.sources import (
+    NORMALISATIONS,
+    SOURCES,
+    Dataset,
+    dataset_facts,
+    feature_statistics,
+    load_dataset,
+)
 
 __all__ = [
     "FITS",
@@ -23,6 +30,7 @@ __all__ = [
     "class_counts",
     "clients_may_have_labels",
     "dataset_facts",
+    "feature_statistics",
     "federate",
     "load_dataset",
     "load_partition",

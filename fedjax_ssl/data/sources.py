@@ -155,13 +155,12 @@ def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
     if np.issubdtype(x_train.dtype, np.integer):
         num_tokens = int(max(x_train.max(), x_test.max())) + 1
         return {**fields, **tables.as_texts(x_train, x_test, num_tokens, config.weak_views, {})}
-    first = x_train.reshape(len(x_train), -1, x_train.shape[-1])[:, 0].astype(np.float64)
-    std = first.std(axis=0)
+    mean, std = feature_statistics(x_train.reshape(len(x_train), -1, x_train.shape[-1]))
     return {
         **fields,
         "kind": "features",
-        "mean": tuple(first.mean(axis=0).tolist()),
-        "std": tuple(np.where(std == 0, 1.0, std).tolist()),
+        "mean": mean,
+        "std": std,
         "details": {
             "shape": list(x_train.shape[1:]),
             "weak_views": tables.checked_views(config.weak_views, x_train),
@@ -195,6 +194,25 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
         "num_train": len(dataset.x_train),
         "num_test": len(dataset.x_test),
     }
+
+
+def feature_statistics(views: np.ndarray, of_one_unit: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Computes the mean and the standard deviation of each feature over all views of all examples.
+
+    Args:
+        views: float32 [N, V, D].
+        of_one_unit: whether the features have the same unit, as those of an encoder do. They then get one deviation,
+            the root of their mean variance: with one for each, a feature that is almost constant would weigh as much
+            as any other, and be thousands of deviations large in some view.
+
+    Returns:
+        Mean and standard deviation, D values each. A constant feature gets the standard deviation 1.
+    """
+    mean = views.mean(axis=(0, 1), dtype=np.float64)
+    # A view at a time: the differences are in float64.
+    variance = np.mean([np.square(view - mean).mean(axis=0) for view in np.moveaxis(views, 1, 0)], axis=0)
+    std = np.sqrt(np.full_like(variance, variance.mean()) if of_one_unit else variance)
+    return tuple(mean.tolist()), tuple(np.where(std == 0, 1.0, std).tolist())
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -21,7 +21,7 @@ class Features(NamedTuple):
     """Float vectors, stored as float32; of V views the first stands for the example."""
 
     shape: tuple[int, ...]  # (D,) or (V, D)
-    # mean and std: of each of the D features over the training set.
+    # mean and std: of each of the D features over all views of the training set.
     mean: np.ndarray
     std: np.ndarray
 

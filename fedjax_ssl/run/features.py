@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import image_views
-from fedjax_ssl.data import SOURCES, Dataset, load_dataset
+from fedjax_ssl.data import SOURCES, Dataset, feature_statistics, load_dataset
 from fedjax_ssl.data.unknown import has_unknown, set_apart
 from fedjax_ssl.encoders import checksum, encode, find_encoder, load_weights
 from fedjax_ssl.errors import UserError, first_line
@@ -155,13 +155,13 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
                     block[:, view] = of_view(images[rows], rows, view, progress.add)
                 if file is not None:
                     _write(file, block)
-    train, plain = arrays["train"], arrays["train"][:, 0]
-    std = plain.std(axis=0, dtype=np.float64)
+    train = arrays["train"]
+    mean, std = feature_statistics(train, of_one_unit=True)
     return dataset._replace(
         x_train=train,
         x_test=arrays["test"],
-        mean=tuple(plain.mean(axis=0, dtype=np.float64).tolist()),
-        std=tuple(np.where(std == 0, 1.0, std).tolist()),
+        mean=mean,
+        std=std,
         flip=False,
         kind="features",
         details={

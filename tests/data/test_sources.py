@@ -10,7 +10,7 @@ import pytest
 from ml_collections import config_dict
 
 from fedjax_ssl.data import SOURCES, load_dataset, npz
-from fedjax_ssl.data.sources import channel_statistics
+from fedjax_ssl.data.sources import channel_statistics, feature_statistics
 from fedjax_ssl.errors import UserError
 
 
@@ -94,6 +94,24 @@ def test_statistics_of_a_constant_channel_divide_by_one():
     np.testing.assert_allclose(mean, (images / 255).mean((0, 1, 2)), rtol=1e-12)
     np.testing.assert_allclose(np.array(std)[[0, 2]], (images / 255).std((0, 1, 2))[[0, 2]], rtol=1e-12)
     assert std[1] == 1.0
+
+
+def test_statistics_of_features_are_over_all_of_their_views(tmp_path):
+    views = np.random.default_rng(0).normal(size=(50, 3, 4)).astype(np.float32)
+    views[:, :, 1] = 7.0  # constant
+    views[:, 0, 2] *= 1e-4  # almost constant in the plain views, as many of an encoder's features are on MNIST
+    labels = np.arange(50) % 2
+    np.savez(tmp_path / "f.npz", x_train=views, y_train=labels, x_test=views[:8, 0], y_test=labels[:8])
+    config = data_config(path=tmp_path / "f.npz")
+    config.weak_views = 1
+    dataset, rows = load_dataset(config), views.reshape(-1, 4).astype(np.float64)
+    np.testing.assert_allclose(dataset.mean, rows.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(np.array(dataset.std)[[0, 2, 3]], rows.std(axis=0)[[0, 2, 3]], rtol=1e-12)
+    assert dataset.std[1] == 1.0
+    mean, together = feature_statistics(views, of_one_unit=True)
+    np.testing.assert_allclose(together, [np.sqrt(rows.var(axis=0).mean())] * 4, rtol=1e-12)
+    assert mean == dataset.mean and np.square((rows - mean) / together).sum(axis=1).mean() == pytest.approx(4)
+    assert feature_statistics(np.ones((3, 2, 4), np.float32), of_one_unit=True)[1] == (1.0,) * 4
 
 
 @pytest.mark.parametrize("channels", [(), (1,), (3,)])
