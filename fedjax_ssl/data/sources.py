@@ -209,8 +209,10 @@ def feature_statistics(views: np.ndarray, of_one_unit: bool = False) -> tuple[tu
         Mean and standard deviation, D values each. A constant feature gets the standard deviation 1.
     """
     mean = views.mean(axis=(0, 1), dtype=np.float64)
-    # A view at a time: the differences are in float64.
-    variance = np.mean([np.square(view - mean).mean(axis=0) for view in np.moveaxis(views, 1, 0)], axis=0)
+    squares = np.zeros_like(mean)
+    for start in range(0, len(views), 1024):  # in blocks: the differences are in float64
+        squares += np.square(views[start : start + 1024] - mean).sum(axis=(0, 1))
+    variance = squares / (views.shape[0] * views.shape[1])
     std = np.sqrt(np.full_like(variance, variance.mean()) if of_one_unit else variance)
     return tuple(mean.tolist()), tuple(np.where(std == 0, 1.0, std).tolist())
 

@@ -47,7 +47,10 @@ def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
         raise UserError(f"there is no file {source}")
     weights = {}
     for theirs, array in read(source).items():
-        found = encoder.translate(theirs, array)
+        try:
+            found = encoder.translate(theirs, array)
+        except ValueError as error:
+            raise UserError(f"{source}: {theirs} of shape {np.shape(array)} is not {name}'s") from error
         if found is not None:
             weights[found[0]] = np.asarray(found[1], np.float32)
     save_weights(out, encoder, weights)

@@ -21,12 +21,12 @@ class Features(NamedTuple):
     """Float vectors, stored as float32; of V views the first stands for the example."""
 
     shape: tuple[int, ...]  # (D,) or (V, D)
-    # mean and std: of each of the D features over all views of the training set.
+    # mean and std: of each of the D features over all views of the training set; one std for all of an encoder.
     mean: np.ndarray
     std: np.ndarray
 
     def to_network(self, inputs: jax.Array) -> jax.Array:
-        """Examples [B, D] or [B, V, D], or views [B, D], to mean 0 and deviation 1, float32 [B, D]."""
+        """Examples [B, D] or [B, V, D], or views [B, D], less `mean` and divided by `std`, float32 [B, D]."""
         return (first(inputs) - self.mean) / self.std
 
     @staticmethod
@@ -65,7 +65,7 @@ def strong_view(
 
 
 def noisy(key: jax.Array, inputs: jax.Array, noise: float, std: np.ndarray) -> jax.Array:
-    """Gaussian noise, of so many deviations of each feature."""
+    """Gaussian noise, of so many of the deviations `std`."""
     return inputs + noise * std * jax.random.normal(key, inputs.shape) if noise else inputs
 
 

@@ -54,6 +54,8 @@ class ClientRows:
             self._file.executescript(_TABLES)
             self._check(run, from_round)
             self._file.execute("BEGIN")
+        self._written: list[tuple[int, int]] = []  # (client, round) of rows that may hide older ones
+        self._knows_all = from_round is None  # not of rows from before it was opened, until all are looked at once
 
     def _check(self, run: str, from_round: int | None) -> None:
         found = dict(self._file.execute("SELECT name, value FROM run"))
@@ -91,6 +93,7 @@ class ClientRows:
         row = (client, round_number, _sum(client, round_number, data), data)
         with self._one_line():
             self._file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", row)
+        self._written.append((client, round_number))
 
     def commit(self, round_number: int, kept: list[int]) -> None:
         """Ends the transaction: the file has the rows of a round on the disk, before its checkpoint is written.
@@ -103,13 +106,24 @@ class ClientRows:
             self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(round_number),))
             if kept:
                 self._file.execute("UPDATE run SET value = ? WHERE name = 'oldest'", (str(min(kept)),))
-                self._file.execute(
-                    "DELETE FROM rows WHERE EXISTS (SELECT 1 FROM rows AS newer WHERE newer.client = rows.client "
-                    "AND newer.round > rows.round AND newer.round <= ?)",
-                    (min(kept),),
-                )
+                self._delete_hidden(min(kept))
             self._file.execute("COMMIT")
             self._file.execute("BEGIN")
+
+    def _delete_hidden(self, oldest: int) -> None:
+        """Deletes the rows that no checkpoint from this round on sees: older than another of the client until it."""
+        if self._knows_all:
+            hiding = [row for row in self._written if row[1] <= oldest]
+            self._file.executemany("DELETE FROM rows WHERE client = ? AND round < ?", hiding)
+        else:
+            self._file.execute(
+                "DELETE FROM rows WHERE EXISTS (SELECT 1 FROM rows AS newer WHERE newer.client = rows.client "
+                "AND newer.round > rows.round AND newer.round <= ?)",
+                (oldest,),
+            )
+            self._written += self._file.execute("SELECT client, round FROM rows WHERE round > ?", (oldest,)).fetchall()
+            self._knows_all = True
+        self._written = [row for row in self._written if row[1] > oldest]
 
     def close(self) -> None:
         """Rows that were not committed are lost, as if the process had been killed."""

@@ -3,11 +3,13 @@
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from fedjax_ssl import load, train
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.encoders import Adapted, encode, load_weights, save_weights
 from fedjax_ssl.encoders import encoder as table
+from fedjax_ssl.encoders.convert import convert
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.models.vit import ViT
 from fedjax_ssl.run import features
@@ -40,6 +42,12 @@ def make_config(weights, **overrides):
     return make_fedanchor_config(**{**fields, **overrides})
 
 
+def test_weights_of_another_shape_are_one_line(tmp_path):
+    save_file({"conv1.weight": np.zeros((), np.float32)}, tmp_path / "theirs.safetensors")
+    with pytest.raises(UserError, match=r"conv1\.weight of shape \(\) is not resnet50's"):
+        convert(tmp_path / "theirs.safetensors", "resnet50", tmp_path / "ours.safetensors")
+
+
 def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypatch, capfd):
     config = make_config(weights)
     images = load_dataset(config.data)
@@ -51,6 +59,9 @@ def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypat
     plain = encode(encoder, load_weights(weights, encoder, SIDE), images.x_train[:5] / np.float32(255), SIDE)
     np.testing.assert_allclose(first.x_train[:5, 0], plain, atol=1e-5)
     assert all(np.abs(first.x_train[:, view] - first.x_train[:, 0]).max() > 0.1 for view in (1, 2))  # views differ
+    rows = first.x_train.reshape(-1, 16).astype(np.float64)
+    np.testing.assert_allclose(first.mean, rows.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(first.std, [np.sqrt(rows.var(axis=0).mean())] * 16, rtol=1e-6)
 
     encoded = []
     monkeypatch.setattr(features._Progress, "add", lambda self, number: encoded.append(number))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 import pytest
 
 from fedjax_ssl.errors import UserError
@@ -50,6 +51,28 @@ def test_room_on_the_disk_is_used_again(tmp_path):
         rows.commit(number, [number - 2, number - 1])
     # Of each client the rows of the checkpoints that are kept, and of the round that is written.
     assert path.stat().st_size < 4.5 * length * number_of_clients
+    rows.close()
+
+
+def test_the_rows_that_stay_are_those_that_a_kept_checkpoint_sees(tmp_path):
+    random, path, kept, written = np.random.default_rng(0), tmp_path / "clients.sqlite", [], set()
+    rows = ClientRows(path, "run", None)
+    for number in range(1, 60):
+        if number in (20, 21, 40):  # opened again after a stop
+            rows.close()
+            rows = ClientRows(path, "run", number - 1)
+        for client in random.choice(12, 4, replace=False).tolist():
+            rows.write(client, number, b"row")
+            written.add((client, number))
+        rows.commit(number, kept)
+        oldest = min(kept, default=0)
+        seen = {
+            max((row for row in written if row[0] == client and row[1] <= oldest), default=None) for client in range(12)
+        }
+        with sqlite3.connect(path) as file:
+            found = set(file.execute("SELECT client, round FROM rows").fetchall())
+        assert found == (seen - {None}) | {row for row in written if row[1] > oldest}
+        kept = [*kept, number][-3:]
     rows.close()
 
 
