@@ -236,7 +236,8 @@ def _loaded() -> list[str]:
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {str(entry.parent) for entry in _metadata_folders()}  # of users, of clusters
     folders = tuple(f"{path}{os.sep}" for path in {*installed, *map(os.path.realpath, installed)})
-    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}
+    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    paths = {path for path in named if path and os.path.isabs(path)}  # modules made at run time have other names
     # Real paths of thousands of installed modules would take a tenth of a second.
     others = {path for path in paths if path.endswith(".py") and (_in_library(path) or not path.startswith(folders))}
     found = map(os.path.realpath, others)
