@@ -54,8 +54,8 @@ class ClientRows:
             self._file.executescript(_TABLES)
             self._check(run, from_round)
             self._file.execute("BEGIN")
-        self._written: list[tuple[int, int]] = []  # (client, round) of rows that may hide older ones
-        self._knows_all = from_round is None  # not of rows from before it was opened, until all are looked at once
+        self._written: list[tuple[int, int]] = []  # (client, round) of rows that will hide older ones
+        self._knows_all = from_round is None  # after a resume not before the first look at all rows
 
     def _check(self, run: str, from_round: int | None) -> None:
         found = dict(self._file.execute("SELECT name, value FROM run"))
@@ -111,7 +111,7 @@ class ClientRows:
             self._file.execute("BEGIN")
 
     def _delete_hidden(self, oldest: int) -> None:
-        """Deletes the rows that no checkpoint from this round on sees: older than another of the client until it."""
+        """Deletes each row that has a newer one of the same client which the oldest kept checkpoint already sees."""
         if self._knows_all:
             hiding = [row for row in self._written if row[1] <= oldest]
             self._file.executemany("DELETE FROM rows WHERE client = ? AND round < ?", hiding)
