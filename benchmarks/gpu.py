@@ -3,10 +3,12 @@
     python benchmarks/gpu.py --npz=cifar10.npz          # with real CIFAR-10: x_train, y_train, x_test, y_test
     python benchmarks/gpu.py --minutes=2                # random images, which time the same; no accuracy of use
     python benchmarks/gpu.py --tiny --out=tiny.json     # every part on any machine in minutes, to see that it runs
+    python benchmarks/gpu.py --parts=steps,torch --backbones=wrn28_2 --dtypes=bfloat16 --lanes=10,1 --forms=grouped,packed
 
 It needs no network and no configuration file. Each part has a process and --minutes of its own; what it has measured by
 then stays in --out. The same command again measures what is missing there, and at the end prints all of it as one
-table. For 45 minutes of a GPU: the parts stand in the order of their worth. Parts:
+table. Programs are compiled side by side, which takes most of the time: on an H100 with 16 cores about a minute for
+three steps. All is for 45 minutes of a GPU, the fourth command for ten. Parts, in the order of their worth:
 
   rounds  whole rounds of FedAnchor and of SemiFL on CIFAR-10 (100 clients, LDA 0.1, 10 a round, 5 epochs in batches of
           10), in both dtypes: seconds a round, and the share of this GPU's matrix products and of its memory's rate
@@ -22,6 +24,7 @@ Milliseconds a step are those of one client: the time of all lanes, divided by t
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import functools
 import itertools
@@ -54,7 +57,7 @@ STEP, ROUND = "ms a step", "s a round"
 def rounds(options):
     """Rounds of whole programs."""
     for backbone, dtype, method in itertools.product(
-        options.backbones.split(","), ("bfloat16", "float32"), ("fedanchor", "semifl")
+        options.backbones.split(","), options.dtypes.split(","), ("fedanchor", "semifl")
     ):
         config = functools.partial(cifar10_config, method, backbone, dtype, options)
         yield f"{method}, {backbone}, {dtype}", functools.partial(time_rounds, config, 500, options)
@@ -62,18 +65,24 @@ def rounds(options):
 
 def pfl_rounds(options):
     """The same of pfl-research's configuration."""
-    for dtype in ("bfloat16", "float32"):
+    for dtype in options.dtypes.split(","):
         config = functools.partial(pfl_config, dtype, options)
         yield f"FedAvg, pfl-research's CNN, {dtype}", functools.partial(time_rounds, config, 1500, options)
 
 
-def time_rounds(make_config, whole: int, options) -> dict:
-    """Seconds a round, and how far that is from the floors; a run has `whole` rounds."""
+def time_rounds(make_config, whole: int, options):
+    """Compiles rounds. The function that it returns measures seconds a round, and how far that is from the floors.
+
+    Args:
+        make_config: of the experiment.
+        whole: the rounds of a run.
+        options: of the command line.
+    """
     import jax
     import jax.numpy as jnp
 
     from fedjax_ssl.run.experiment import build_experiment, initialise
-    from fedjax_ssl.run.machine import use_machine
+    from fedjax_ssl.run.machine import use, use_machine
     from fedjax_ssl.run.observe.profiling import step_flops
     from fedjax_ssl.run.programs import compile_dispatch
 
@@ -85,34 +94,40 @@ def time_rounds(make_config, whole: int, options) -> dict:
         started = time.perf_counter()
         dispatch = compile_dispatch(machine, [experiment])
         compile_seconds = time.perf_counter() - started
-        state = jax.jit(functools.partial(initialise, experiment))(experiment.data)
-        flops = step_flops(experiment, state)
-        arguments = experiment.data, experiment.hidden_labels
-        state = jax.block_until_ready(dispatch(state, *arguments, jnp.int32(options.warm_rounds)).state)
-        seconds, steps = [], []
-        for _ in range(options.repeats):
-            started = time.perf_counter()
-            result = jax.block_until_ready(dispatch(state, *arguments, jnp.int32(options.rounds)))
-            seconds.append((time.perf_counter() - started) / options.rounds)
-            state = result.state
-            local_steps = jax.device_get(result.results.metrics["local_steps"])
-            steps.append(float(local_steps[: options.rounds].sum()) / options.rounds)
-        lanes = machine.lanes(config.clients_per_round)
-    dtype, second, step = config.model.dtype, statistics.median(seconds), statistics.mean(steps)
-    # A step reads and writes parameters, momentum and gradient; activations come on top.
-    numbers = sum(leaf.size for leaf in jax.tree.leaves(state.model.params))
-    return {
-        STEP: 1e3 * second / step,
-        ROUND: second,
-        "more": {
-            "lanes": lanes,
-            "compile s": compile_seconds,
-            f"{whole} rounds, min": whole * second / 60,
-            "local steps a round": step,
-            "share of matrix products": flops * step / second / matrix_product_rate(dtype),
-            "share of memory rate": 5 * 4 * numbers * step / second / memory_rate(),
-        },
-    }
+        init = jax.jit(functools.partial(initialise, experiment)).lower(experiment.data).compile()
+
+    def measured() -> dict:
+        with use(machine):
+            state = init(experiment.data)
+            flops = step_flops(experiment, state)
+            arguments = experiment.data, experiment.hidden_labels
+            state = jax.block_until_ready(dispatch(state, *arguments, jnp.int32(options.warm_rounds)).state)
+            seconds, steps = [], []
+            for _ in range(options.repeats):
+                started = time.perf_counter()
+                result = jax.block_until_ready(dispatch(state, *arguments, jnp.int32(options.rounds)))
+                seconds.append((time.perf_counter() - started) / options.rounds)
+                state = result.state
+                local_steps = jax.device_get(result.results.metrics["local_steps"])
+                steps.append(float(local_steps[: options.rounds].sum()) / options.rounds)
+            lanes = machine.lanes(config.clients_per_round)
+        dtype, second, step = config.model.dtype, statistics.median(seconds), statistics.mean(steps)
+        # A step reads and writes parameters, momentum and gradient; activations come on top.
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(state.model.params))
+        return {
+            STEP: 1e3 * second / step,
+            ROUND: second,
+            "more": {
+                "lanes": lanes,
+                "compile s": compile_seconds,
+                f"{whole} rounds, min": whole * second / 60,
+                "local steps a round": step,
+                "share of matrix products": flops * step / second / matrix_product_rate(dtype),
+                "share of memory rate": 5 * 4 * numbers * step / second / memory_rate(),
+            },
+        }
+
+    return measured
 
 
 def torch_steps(options):
@@ -129,37 +144,45 @@ def torch_steps(options):
     }
     for backbone in options.backbones.split(","):
         time_one = functools.partial(time_peer, peer, backbone, options)
-        for dtype in ("bfloat16", "float32"):
+        for dtype in options.dtypes.split(","):
             yield f"ours, {backbone}, {dtype}", functools.partial(time_one, "ours", dtype=dtype)
         for name in reversed(forms):
             yield f"PyTorch, {backbone}, {name}", functools.partial(time_one, "torch", **forms[name])
 
 
-def time_peer(peer, backbone: str, options, side: str, **form) -> dict:
-    """A cohort's round by one of both sides."""
+def time_peer(peer, backbone: str, options, side: str, **form):
+    """A cohort's round by one of both sides. PyTorch's compiler runs with the first call, for it allows no threads."""
+    import jax
     from harness import seconds_of
 
     words = argparse.Namespace(
         clients=options.clients, images=options.images or 100, epochs=1, batch_size=10, devices=1
     )  # fmt: skip
     with peer.both_sides(backbone, words, **form) as sides:
+        if side == "ours":
+            jax.block_until_ready(sides.functions[side]())
+
+    def measured() -> dict:
         seconds = seconds_of({side: sides.functions[side]}, options.repeats)[side]
-    more = {"lanes": sides.lanes} if side == "ours" else {"device": sides.device}
-    return {STEP: 1e3 * statistics.median(seconds) / sides.local_steps, "more": more}
+        more = {"lanes": sides.lanes} if side == "ours" else {"device": sides.device}
+        return {STEP: 1e3 * statistics.median(seconds) / sides.local_steps, "more": more}
+
+    return measured
 
 
 def steps(options):
     """Forms of the lanes' convolutions."""
     from fedjax_ssl.models.passes import LANE_FORMS
 
-    lanes = list(map(int, options.lanes.split(",")))
-    for dtype, number, form in itertools.product(("bfloat16", "float32"), lanes, LANE_FORMS):
+    dtypes, lanes = options.dtypes.split(","), list(map(int, options.lanes.split(",")))
+    forms = options.forms.split(",") if options.forms else LANE_FORMS
+    for dtype, number, form in itertools.product(dtypes, lanes, forms):
         backbone = options.backbones.split(",")[0]
         what = f"{backbone}, {dtype}, {number} lanes, {form}"
         yield what, functools.partial(time_lane_step, backbone, dtype, number, form, options.repeats)
 
 
-def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, number: int = 20) -> dict:
+def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, number: int = 20):
     """A loop of local steps over all lanes."""
     import jax
     import jax.numpy as jnp
@@ -189,16 +212,24 @@ def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, n
 
     with use_lane_form(form):
         over_lanes = jax.vmap(step)
-        run = jax.jit(lambda model: jax.lax.fori_loop(0, number, lambda _, m: over_lanes(m), model))
         model = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(1), lanes))
+        loop = jax.jit(lambda model: jax.lax.fori_loop(0, number, lambda _, m: over_lanes(m), model))
+        lowered, started = loop.lower(model), time.perf_counter()
+        run = lowered.compile()
+        compile_seconds = time.perf_counter() - started
+
+    def measured() -> dict:
         seconds = seconds_of({"step": functools.partial(run, model)}, repeats)["step"]
-    return {STEP: 1e3 * min(seconds) / number / lanes, "more": {}}
+        return {STEP: 1e3 * min(seconds) / number / lanes, "more": {"compile s": compile_seconds}}
+
+    return measured
 
 
 def run(options):
     """The whole experiment."""
     backbone = options.backbones.split(",")[0]
-    yield f"fedanchor, {backbone}, {options.run_rounds} rounds", functools.partial(whole_run, backbone, options)
+    measured = functools.partial(whole_run, backbone, options)
+    yield f"fedanchor, {backbone}, {options.run_rounds} rounds", lambda: measured
 
 
 def whole_run(backbone: str, options) -> dict:
@@ -317,24 +348,30 @@ def rows_of(path: pathlib.Path) -> list[dict]:
 
 
 def measure(part: str, options) -> None:
-    """Measures what of a part is not in the file, and writes each figure as soon as it is there."""
+    """Measures what of a part is not in the file, and writes each figure as soon as it is there.
+
+    Programs are compiled side by side, `options.compilers` of them, and then measured one after the other.
+    """
     from harness import describe
 
     path = pathlib.Path(options.out)
-    for what, function in PARTS[part](options):
-        others = [row for row in rows_of(path) if (row["part"], row["what"]) != (part, what)]
-        before = [row for row in rows_of(path) if row not in others]
-        if before and "failed" not in before[0]["more"]:
-            continue
-        try:
-            row = {"part": part, "what": what, **function()}
-        except Exception as error:  # such as too little memory: the others are measured all the same
-            why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            row = {"part": part, "what": what, "more": {"failed": why}}
-        print(text_of(row), flush=True)
-        whole = json.dumps({"machine": describe(), "rows": [*others, row]}, indent=2) + "\n"
-        path.with_suffix(".part").write_text(whole)
-        path.with_suffix(".part").replace(path)
+    there = {(row["part"], row["what"]) for row in rows_of(path) if "failed" not in row["more"]}
+    missing = [(what, function) for what, function in PARTS[part](options) if (part, what) not in there]
+    for start in range(0, len(missing), options.compilers):
+        some = missing[start : start + options.compilers]
+        with concurrent.futures.ThreadPoolExecutor(len(some)) as threads:
+            compiled = [(what, threads.submit(function)) for what, function in some]
+        for what, measured in compiled:
+            try:
+                row = {"part": part, "what": what, **measured.result()()}
+            except Exception as error:  # such as too little memory: the others are measured all the same
+                why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                row = {"part": part, "what": what, "more": {"failed": why}}
+            print(text_of(row), flush=True)
+            others = [old for old in rows_of(path) if (old["part"], old["what"]) != (part, what)]
+            whole = json.dumps({"machine": describe(), "rows": [*others, row]}, indent=2) + "\n"
+            path.with_suffix(".part").write_text(whole)
+            path.with_suffix(".part").replace(path)
 
 
 def cells_of(row: dict) -> list[str]:
@@ -362,7 +399,9 @@ def main() -> int:
     parser.add_argument("--out", default="gpu.json")
     parser.add_argument("--tiny", action="store_true", help="every part as small as can be")
     parser.add_argument("--backbones", default="wrn28_2,resnet18")
+    parser.add_argument("--dtypes", default="bfloat16,float32", help="of ours")
     parser.add_argument("--lanes", default="10,1,4,30", help="of the part 'steps'")
+    parser.add_argument("--forms", default="", help="of the part 'steps'; all without it")
     parser.add_argument("--num_clients", type=int, default=100)
     parser.add_argument("--clients", type=int, default=10, help="of a round")
     parser.add_argument("--images", type=int, default=0, help="for each client; 0: all")
@@ -371,6 +410,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--run_rounds", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compilers", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="programs at once")
     parser.add_argument("--in_this_process", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.tiny:
