@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --npz=cifar10.npz          # with real CIFAR-10: x_train, y_train, x_test, y_test
     python benchmarks/gpu.py --minutes=2                # random images, which time the same; no accuracy of use
     python benchmarks/gpu.py --tiny --out=tiny.json     # every part on any machine in minutes, to see that it runs
-    python benchmarks/gpu.py --parts=steps,torch --backbones=wrn28_2 --dtypes=bfloat16 --lanes=10,1 --forms=grouped,packed
+    python benchmarks/gpu.py --parts=steps,torch --backbones=wrn28_2 --dtypes=bfloat16 --lanes=10,1 --forms=grouped
 
 It needs no network and no configuration file. Each part has a process and --minutes of its own; what it has measured by
 then stays in --out. The same command again measures what is missing there, and at the end prints all of it as one
