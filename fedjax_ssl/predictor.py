@@ -17,12 +17,12 @@ from fedjax_ssl.config import complete, ranges
 from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
 from fedjax_ssl.data.tables import read_columns
-from fedjax_ssl.encoders import backbone_of
+from fedjax_ssl.encoders import backbone_of, checksum, frozen
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.imports import is_own
-from fedjax_ssl.kinds import IMAGE, Kind, kind_name, kind_of
+from fedjax_ssl.kinds import IMAGE, KINDS, Kind, kind_name, kind_of
 from fedjax_ssl.kinds.table import encode, is_missing
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, find_method
@@ -53,6 +53,7 @@ class Predictor(NamedTuple):
     model: Model  # its numbers, as the network takes them
     outputs: Callable[..., Any]  # examples [BATCH_SIZE, ...] -> (probabilities, embeddings), compiled
     fit: str  # how images of another shape are brought to this one, see `fedjax_ssl.data.folder`
+    encoder: ConfigDict | None = None  # `config.encoder` of a model of a frozen encoder's features
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.shape))
@@ -84,11 +85,15 @@ class Predictor(NamedTuple):
 
         Args:
             inputs: images uint8 [B, H, W, C], or [B, H, W] with one channel; or floats of the same range, 0 to 255.
-                Features, numbers [B, D]. Of a table its columns by name, or numbers [B, F]. Texts, or token ids [B, L].
+                Features, numbers [B, D]; of a frozen encoder also images [B, H, W, C], which are encoded first. Of a
+                table its columns by name, or numbers [B, F]. Texts, or token ids [B, L].
 
         Raises:
-            UserError: the inputs are of another shape than the model's, or not as above.
+            UserError: the inputs are of another shape than the model's, or not as above; or the encoder's weights are
+                not those of the training.
         """
+        if self.encoder is not None and np.ndim(inputs) == 4:
+            inputs = self.encode(inputs)
         examples = self.kind.given(inputs, self.facts)
         found = []
         for start in range(0, len(examples), BATCH_SIZE):
@@ -99,6 +104,31 @@ class Predictor(NamedTuple):
         probabilities, embeddings = outputs
         labels = np.argmax(probabilities, axis=-1).astype(np.int32)
         return Prediction(labels, np.array(self.class_names)[labels], probabilities, embeddings)
+
+    def encode(self, images: Any) -> np.ndarray:
+        """The features of images [B, H, W, C] by the frozen encoder of the training, float32 [B, D].
+
+        Raises:
+            UserError: the images are not in the training's form, or the weights are not those of the training.
+        """
+        assert self.encoder is not None
+        weights = expanded(self.encoder.weights)
+        features_of = frozen(self.encoder)
+        if checksum(weights) != self.facts["weights"]:
+            raise UserError(f"{weights} are not the weights that the model was trained with")
+        images = KINDS[IMAGE].given(images, {"image_shape": self.image_shape})
+        size, found = self.encoder.batch_size, []
+        for start in range(0, len(images), size):
+            chunk = images[start : start + size]
+            padded = np.pad(chunk, [(0, size - len(chunk)), (0, 0), (0, 0), (0, 0)])
+            found.append(np.asarray(features_of(jnp.asarray(padded)))[: len(chunk)])
+        return np.concatenate(found)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """(height, width, channels) of the images that it takes, itself or by its encoder; None: it takes none."""
+        shape = self.facts.get("image_shape" if self.encoder is None else "encoded_images")
+        return None if shape is None else tuple(shape)
 
 
 def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor:
@@ -151,7 +181,8 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
-    return Predictor(facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit)
+    encoder = config.encoder if "encoded_images" in facts else None
+    return Predictor(facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit, encoder)
 
 
 class Predicted(NamedTuple):
@@ -211,13 +242,14 @@ def predict_file(
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} are {len(given)} places for inputs; give one of them")
     predictor = load(workdir, allow_code)
-    if images and kind_name(predictor.facts) != IMAGE:
+    if images and predictor.image_shape is None:
         raise UserError(f"--images is for images, but the model takes {predictor.kind.noun}")
     if csv:
         inputs, files, labels = _of_csv(predictor, csv)
     else:
         inputs, files, labels = _of_folder(predictor, images) if images else _of_npz(predictor, npz, key)
-    found = Predicted(predictor(inputs), files, labels, kind_name(predictor.facts) == IMAGE)
+    of_images = np.ndim(inputs) == 4 if predictor.encoder else kind_name(predictor.facts) == IMAGE
+    found = Predicted(predictor(inputs), files, labels, of_images)
     path = pathlib.Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +273,7 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
     text = io.StringIO()
     writer = csv_files.writer(text, lineterminator="\n")
     labels = found.true_labels
-    what = "image" if kind_name(predictor.facts) == IMAGE else "row"
+    what = "image" if found.of_images else "row"
     writer.writerow([what, "class", "probability", *(["true class"] if labels is not None else [])])
     best = found.prediction.probabilities.max(axis=1)
     for row, (name, probability) in enumerate(zip(found.prediction.classes, best)):
@@ -252,8 +284,8 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
     """A folder's images, their files, and their labels where the folder has one for each class."""
-    height, width, channels = predictor.shape
-    found = load_pictures(folder, (height, width, channels), predictor.fit, "images")
+    assert predictor.image_shape is not None
+    found = load_pictures(folder, predictor.image_shape, predictor.fit, "images")
     if found.classes is None:
         return found.images, found.files, None
     names = predictor.class_names

@@ -85,6 +85,9 @@ def _wrong(facts: Facts) -> str:
             return f"{name} must be {shape[-1]} finite numbers{' above 0' if name == 'std' else ''}, one a feature"
     if type(num_weak) is not int or not 1 <= num_weak <= (shape[0] if len(shape) == 2 else 1):
         return f"weak_views is {num_weak!r}; it must be one of the views' numbers"
+    encoded = facts.get("encoded_images")  # [H, W, C] of the images that a frozen encoder saw
+    if encoded is not None and not (are_sizes(encoded, 3) and isinstance(facts.get("weights"), str)):
+        return f"encoded_images is {encoded!r}; it must be [height, width, channels], with the weights' checksum"
     return ""
 
 

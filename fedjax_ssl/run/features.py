@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.augment import image_views
 from fedjax_ssl.data import SOURCES, Dataset, feature_statistics, load_dataset
 from fedjax_ssl.data.unknown import has_unknown, set_apart
-from fedjax_ssl.encoders import checksum, encode, find_encoder, load_weights
+from fedjax_ssl.encoders import checksum, find_encoder, frozen
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import expanded, private_cache, refuse_link, replaced
 from fedjax_ssl.kinds import IMAGE
@@ -85,9 +85,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     Raises:
         UserError: the weights do not fit the encoder.
     """
-    options, encoder = config.encoder, find_encoder(config.encoder.name)
-    side, weights = options.side or encoder.side, expanded(options.weights)
-    variables = load_weights(weights, encoder, side)
+    options, features_of = config.encoder, frozen(config.encoder)
     views = image_views(config, dataset.x_train.shape[1:], dataset.flip)
     sides = {"train": (dataset.x_train, options.weak_views, options.strong_views), "test": (dataset.x_test, 1, 0)}
 
@@ -103,10 +101,6 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
         kind = jnp.where(number == 0, 0, jnp.where(number < options.weak_views, 1, 2))
         return jax.lax.switch(kind, [lambda: pixels, lambda: each(views.weak), lambda: each(views.strong)])
 
-    @jax.jit
-    def features_of(variables: Any, pixels: jax.Array) -> jax.Array:
-        return encode(encoder, variables, pixels.astype(jnp.float32) / 255, side)
-
     def of_view(pixels: np.ndarray, rows: np.ndarray, number: int, tell: Callable[[int], None]) -> np.ndarray:
         """Features float32 [n, F], computed in batches of one size; `tell` is told how many images each had."""
         size, found = options.batch_size, []
@@ -114,23 +108,23 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
             short = size - len(rows[start : start + size])
             batch = np.pad(pixels[start : start + size], [(0, short), (0, 0), (0, 0), (0, 0)])
             at = jnp.asarray(np.pad(rows[start : start + size], (0, short)))
-            found.append(np.asarray(features_of(variables, views_of(jnp.asarray(batch), at, number)))[: size - short])
+            found.append(np.asarray(features_of(views_of(jnp.asarray(batch), at, number)))[: size - short])
             tell(size - short)
         return np.concatenate(found)
 
-    width = jax.eval_shape(features_of, variables, jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), np.uint8))
+    width = jax.eval_shape(features_of, jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), np.uint8))
     total = sum(len(images) * (weak + strong) for images, weak, strong in sides.values())
     folder = private_cache("features", MOST_CACHE_BYTES)
     kept = f"kept in {folder}" if folder else "not kept: the user's cache is not writable, or others can write into it"
     size = total * width.shape[-1] * 4
     say(f"{options.name}: {total:,} views, {size / 1e6:,.0f} MB of features in memory, {kept}")
-    weights_sum = checksum(weights)
+    weights_sum = checksum(expanded(options.weights))
     settings = json.dumps(
         {
             "version": 1,
             "encoder": options.name,
             "weights": weights_sum,
-            "side": side,
+            "side": options.side or find_encoder(options.name).side,
             "flip": bool(dataset.flip),
             "augment": [config.augment[name] for name in _AUGMENTATION],
             "seed": options.seed,
@@ -169,6 +163,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
             "weak_views": options.weak_views,
             "encoder": options.name,
             "weights": weights_sum,
+            "encoded_images": list(dataset.x_train.shape[1:]),
         },
     )
 

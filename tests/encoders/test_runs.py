@@ -12,6 +12,7 @@ from fedjax_ssl.encoders import encoder as table
 from fedjax_ssl.encoders.convert import convert
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.models.vit import ViT
+from fedjax_ssl.predictor import predict_file
 from fedjax_ssl.run import features
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import make_fedanchor_config
@@ -93,6 +94,19 @@ def test_a_run_on_features(weights, tmp_path):
     assert not jax.tree.leaves(state.model.params.get("backbone", {}))
     predictor = load(tmp_path / "run")
     assert predictor(np.zeros((3, 16), np.float32)).labels.shape == (3,)
+
+    # Images are encoded by the training's weights, and no others.
+    data = load_dataset(config.data)
+    of_features = predictor(features.through_encoder(config, data).x_test)
+    np.testing.assert_array_equal(predictor(data.x_test).probabilities, of_features.probabilities)
+    np.savez(tmp_path / "images.npz", images=data.x_test)
+    predict_file(tmp_path / "run", tmp_path / "found.csv", npz=str(tmp_path / "images.npz"))
+    assert (tmp_path / "found.csv").read_text().startswith("image,class,probability\n0,")
+    with pytest.raises(UserError, match=r"images of shape \(2, 5, 5, 1\); the model takes .* 8x8x1"):
+        predictor(np.zeros((2, 5, 5, 1), np.uint8))
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\x80\x3f")
+    with pytest.raises(UserError, match="are not the weights that the model was trained with"):
+        predictor(data.x_test)
 
 
 def test_adapters_alone_are_trained_and_sent(weights, tmp_path):

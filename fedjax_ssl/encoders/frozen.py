@@ -1,0 +1,34 @@
+"""The frozen encoder of a configuration, as a function from images to features."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.encoders.encoder import encode, find_encoder
+from fedjax_ssl.encoders.weights import load_weights
+from fedjax_ssl.files import expanded
+
+
+def frozen(options: Any) -> Callable[[jax.Array], jax.Array]:
+    """An encoder with its weights, compiled for each shape that it is called with.
+
+    Args:
+        options: `config.encoder`.
+
+    Returns:
+        Images, uint8 [B, H, W, C], to features, float32 [B, F].
+
+    Raises:
+        UserError: there is no such encoder or file, or the weights do not fit.
+    """
+    encoder = find_encoder(options.name)
+    side = options.side or encoder.side
+    variables = load_weights(expanded(options.weights), encoder, side)
+
+    @jax.jit
+    def features_of(variables: Any, pixels: jax.Array) -> jax.Array:
+        return encode(encoder, variables, pixels.astype(jnp.float32) / 255, side)
+
+    return lambda pixels: features_of(variables, pixels)
