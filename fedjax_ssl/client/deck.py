@@ -83,10 +83,13 @@ class Deck(NamedTuple):
         return self.at(epoch, number * batch_size + jnp.arange(batch_size))
 
     def at(self, epoch: jax.Array, places: jax.Array) -> Batch:
-        """The examples at some places in an epoch's list, int32 [B]; those beyond `size` are padding."""
+        """The examples at some places in an epoch's list, int32 [B].
+
+        Those beyond `size` are padding: the deck's examples once more, for a view may take values from other rows.
+        """
         mask = places < self.size
+        positions = self.order[epoch % len(self.order), places % jnp.maximum(self.size, 1)]
         places = jnp.minimum(places, self.order.shape[-1] - 1)
-        positions = self.order[epoch % len(self.order), places]
         return Batch(self.rows[positions], positions, places, mask, epoch)
 
 

@@ -2,7 +2,7 @@
 
 A row is float32 [F]; a category is its code, and NaN is a missing value. A view corrupts a row: weak views add a little
 noise to numbers, strong ones replace a share of the values by those of other rows, and hide a share. The other rows are
-of the same batch, for a client holds no rows but its own; where a batch is short its padding takes part as well.
+of the same batch, for a client holds no rows but its own; a short batch is padded with rows of the same client.
 
 Source: Bahri et al., "SCARF: Self-Supervised Contrastive Learning using Random Feature Corruption", ICLR 2022, which
 draws from the column's values in the whole training set.

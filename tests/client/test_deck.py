@@ -68,6 +68,15 @@ def test_every_epoch_has_each_included_example_once(examples, kind):
         assert again.epoch == EPOCHS
 
 
+def test_padding_has_examples_of_the_deck(examples):
+    """Views of tables take values from other rows of a batch: those of row 0 of the whole table are not the client's."""
+    for included, job, own in ((examples.present, 0, {7, 3}), (examples.labelled, 1, {2, 1})):
+        deck, _ = deck_of(examples, included, job)
+        found = deck.batch(jnp.int32(0), 5)
+        assert found.mask.tolist() == [True] * 2 + [False] * 3 and set(found.rows.tolist()) == own
+        assert found.rows[2:].tolist() == [*found.rows[:2].tolist(), int(found.rows[0])]
+
+
 def test_an_empty_deck_has_no_step_and_only_padding(examples):
     for included, job in ((examples.present, 2), (examples.labelled, 0)):
         deck, steps = deck_of(examples, included, job)
